@@ -49,34 +49,23 @@ help:
 # What ARGS mean to Snakemake: sets `results` to results/<experiment>, to nothing in a dry run; one sentence for a wrong one.
 FIND_RESULTS = results=$$($(BIN)/python workflow/results_folder.py $(ARGS)) || exit 1
 
-# The report is written again when it is missing or when a table, a figure or a caption is newer.
-define WRITE_REPORT_IF_OLD
-$(FIND_RESULTS); report="$$results/report.html"; \
-if [ -n "$$results" ] && { [ ! -e "$$report" ] || \
-	[ -n "$$(find "$$results" workflow/report \( -name '*.csv' -o -name '*.png' -o -name '*.rst' \) -newer "$$report" -print -quit)" ]; }; then \
-	$(MAKE) --no-print-directory report; \
-fi
-endef
+# Snakemake writes the report after a run, also if there was nothing to do. With a dry run it would write one of files that may be missing.
+REPORT = $${results:+--report "$$results/report.html" --report-stylesheet workflow/report/stylesheet.css}
+AFTER_RUN = $(REPORT) $${results:+--report-after-run}
 
 arguments: $(STAMP)
 	@$(FIND_RESULTS)
 
-# First, tables that someone changed are set aside; Snakemake makes them again, as it makes what is missing.
 reproduce: $(STAMP)
-	@$(FIND_RESULTS); [ -z "$$results" ] || $(BIN)/python -m lantern_pipeline.archive.repair "$$results"; \
-	trap 'echo "interrupted: run the same command again, which goes on" >&2; exit 130' INT; \
-	echo "$(SNAKEMAKE) $(ARGS)"; $(SNAKEMAKE) $(ARGS)
-	@$(WRITE_REPORT_IF_OLD)
+	@$(FIND_RESULTS); trap 'echo "interrupted: run the same command again, which goes on" >&2; exit 130' INT; \
+	set -x; $(SNAKEMAKE) $(AFTER_RUN) $(ARGS)
 
 # The shell gets the prompt from the environment, as text, and never as a part of a command.
 sample: $(STAMP)
 	@$(BIN)/lantern sample $(ARGS) -- "$$PROMPT"
 
-# Snakemake writes the report in place: the rename makes it whole or absent.
 report: $(STAMP)
-	@$(FIND_RESULTS); [ -n "$$results" ] || exit 0; $(BIN)/python -m lantern_pipeline.archive.repair --check "$$results"; \
-	$(SNAKEMAKE) $(ARGS) --report "$$results/.report.html" --report-stylesheet workflow/report/stylesheet.css; \
-	mv "$$results/.report.html" "$$results/report.html"
+	@$(FIND_RESULTS); [ -z "$$results" ] || $(SNAKEMAKE) $(REPORT) $(ARGS)
 
 train: arguments $(STAMP)
 	$(SNAKEMAKE) --configfile experiments/embedded_training.yaml $(ARGS) --forcerun publish_weights -- publish_weights
@@ -124,14 +113,13 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/snakefmt Snakefile workflow/rules
 
-# While a run goes on in this folder, `--unlock` refuses (workflow/lantern_pipeline/runtime/locks.py), and nothing is started.
-# A job that ended after a kill -9 of Snakemake left files without a record of what they were made with, so that no later change
-# of the config would make them again: they are made again now.
+# Only if no run goes on in this folder. A job that ended after a kill -9 of Snakemake left files without a record of what they were made
+# with, so that no later change of the config would make them again: they are made again now.
 resume: arguments $(STAMP)
 	$(SNAKEMAKE) --unlock $(ARGS)
-	@unrecorded=$$($(SNAKEMAKE) --summary $(ARGS) | awk -F'\t' '$$1 ~ "^results/" && $$2 != "-" && $$4 == "-" { print $$1 }'); \
-	set -x; $(SNAKEMAKE) $${unrecorded:+--forcerun $$unrecorded} --rerun-incomplete $(ARGS)
-	@$(WRITE_REPORT_IF_OLD)
+	@$(FIND_RESULTS); \
+	unrecorded=$$($(SNAKEMAKE) --summary $(ARGS) | awk -F'\t' '$$1 ~ "^results/" && $$2 != "-" && $$4 == "-" { print $$1 }'); \
+	set -x; $(SNAKEMAKE) $${unrecorded:+--forcerun $$unrecorded} --rerun-incomplete $(AFTER_RUN) $(ARGS)
 
 # --- installation --------------------------------------------------------------------------------------------------------------
 
@@ -177,9 +165,7 @@ lock:
 	rm .lock.tmp
 	@$(FIND_PYTHON); "$$python" .ci/pin_environment.py
 
-# Not while a run goes on here; without an environment none does.
 clean:
-	@[ ! -e .snakemake/lantern.lock ] || [ ! -x $(BIN)/python ] || $(BIN)/python -m lantern_pipeline.runtime.locks
 	rm -rf results .snakemake
 
 distclean: clean

@@ -24,6 +24,10 @@ if "resources" not in config:  # Snakemake skips both lines where a module gets 
     include: "workflow/rules/defaults.smk"
 
 
+# Of all jobs with `--sdm apptainer`, in the folder of the run; docs/cluster.md says how to build it from the Containerfile.
+container: "lantern.sif"
+
+
 pathvars:
     results=f"results/{config['experiment']}",
     logs="<results>/logs",
@@ -36,9 +40,9 @@ include: "workflow/rules/common.smk"
 
 
 scattergather:
-    shards=config["generation"]["num_shards"],
-    text_shards=config["text"]["num_shards"],
-    image_shards=config["data"]["num_shards"],
+    shards=CONFIG.generation.num_shards,
+    text_shards=CONFIG.text.num_shards,
+    image_shards=CONFIG.data.num_shards,
 
 
 wildcard_constraints:
@@ -52,16 +56,13 @@ wildcard_constraints:
     split="train|val",
 
 
+include: "workflow/rules/inputs.smk"
 include: "workflow/rules/data.smk"
-include: "workflow/rules/world.smk"
 include: "workflow/rules/models.smk"
-include: "workflow/rules/trees.smk"
 include: "workflow/rules/generate.smk"
 include: "workflow/rules/evaluate.smk"
-include: "workflow/rules/pages.smk"
 include: "workflow/rules/report.smk"
-include: "workflow/rules/publish.smk"
-include: "workflow/rules/study.smk"
+include: "workflow/rules/extras.smk"
 include: "workflow/rules/variants.smk"
 
 

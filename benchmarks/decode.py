@@ -289,8 +289,7 @@ def make_case(name: str, options: argparse.Namespace) -> dict[str, Any]:
         return case | RANDOM_CASES[name] | {"methods": common_methods(1000)}
     config, results = yaml.safe_load(options.config.read_text()), options.results
     seed = config["repeats"]["training_seeds"][0]
-    tables = [path for path in (results / "codebook").glob("*.safetensors") if path.name.count(".") == 1]
-    tables += (results / "codebook").glob(f"*.s{seed}.safetensors")
+    tables = (results / "codebook").glob("*.safetensors")
     models = {"target": results / "target", "draft": results / "drafter"}
     files = {name: str(folder / f"s{seed}" / "model.safetensors") for name, folder in models.items()}
     prompts = results / "prompts" / f"{config['metrics']['headline_prompt_set']}.jsonl"

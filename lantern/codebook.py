@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
 
-DISTANCES = ("l2", "l2_normalised", "random")  # what the codebook alone decides
+DISTANCES = ("l2", "l2_normalised", "random")
 
 
 def code_dtype(vocab: int) -> torch.dtype:
@@ -72,33 +71,6 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
         distance[torch.arange(chunk.stop - begin), torch.arange(begin, chunk.stop)] = float("inf")
         table[chunk] = distance.argsort(dim=-1, stable=True)[:, :k]
     return table
-
-
-def co_varying_codes(batches: Iterable[torch.Tensor], k: int) -> torch.Tensor:
-    """Table of the codes whose probabilities rise and fall together, neighbours in the eyes of the target model: of
-    target probabilities of many contexts, each batch (contexts, vocab), to (vocab, k) as `nearest_codes`.
-
-    Codes stand in the order of falling Pearson correlation over contexts, ties with the lower code first. A code whose
-    probability never changes correlates with none.
-
-    Raises:
-        ValueError: k out of range, or fewer than two contexts.
-    """
-    count, total, products = 0, torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-    for probs in batches:
-        probs = probs.double()
-        count, total, products = count + len(probs), total + probs.sum(0), products + probs.T @ probs
-    if count < 2:
-        raise ValueError(f"co-varying codes need at least 2 contexts, got {count}")
-    vocab = len(total)
-    _check_k(k, vocab)
-    covariance = products / count - torch.outer(total, total) / count**2  # (vocab, vocab)
-    varies = covariance.diagonal() > 1e-12 * products.diagonal() / count  # less is rounding
-    deviation = covariance.diagonal().clamp(min=0).sqrt()
-    correlation = covariance / torch.outer(deviation, deviation)
-    correlation = correlation.masked_fill(~(varies[:, None] & varies), 0.0)
-    order = correlation.fill_diagonal_(-torch.inf).argsort(dim=-1, descending=True, stable=True)
-    return order[:, :k].to(code_dtype(vocab))
 
 
 def _check_k(k: int, vocab: int) -> None:

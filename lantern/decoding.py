@@ -110,11 +110,6 @@ class Decoder:
 
     @staticmethod
     def _make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
-        if spec.tree is not None and spec.tree_shape is None:
-            raise ValueError(
-                f"method {spec.method_id or spec.name} uses tree {spec.tree!r}, not chosen yet: pass tree_shape, or a "
-                "fixed tree such as chain3"
-            )
         if spec.needs_draft_model and models.draft is None:
             raise ValueError(f"method {spec.method_id or spec.name} needs a draft model; got none")
         make = load_class(spec.drafts_row.path).make

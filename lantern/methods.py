@@ -24,7 +24,7 @@ from typing import Any
 
 from lantern.tree_shapes import DynamicTreeOptions, JointTree, TreeShape, joint_choices, tree_choices
 
-NEIGHBOURS = ("l2", "l2_normalised", "probability", "random")
+NEIGHBOURS = ("l2", "l2_normalised", "random")
 OFFICIAL_RESIDUALS = ("official", "official_lumina")
 RESIDUALS = ("paper", *OFFICIAL_RESIDUALS, "matched")
 
@@ -119,7 +119,7 @@ class DraftsRow:
     Attributes:
         path: its class, "module:Class".
         trees: the kinds of trees that it fills: "static", "chains" (of one length below the root), "joint" (two static
-            ones), "dynamic", "tuned" (one that a run chooses); none if it drafts nothing.
+            ones), "dynamic"; none if it drafts nothing.
         parameters: by name.
         needs_draft_model: whether a draft model makes the drafts, or some of them.
         is_sampled: whether drafts are drawn from a known distribution with noise of their own; above temperature 0
@@ -149,34 +149,32 @@ NO_DRAFTS = DraftsRow("lantern.drafters.base:NoDrafter", trees=())
 DRAFTS = {
     "sampled": DraftsRow(
         "lantern.drafters.eagle:EagleDrafter",
-        ("static", "tuned"),
         needs_draft_model=True,
         is_sampled=True,
         paper=_EAGLE,
     ),
     "top": DraftsRow(
         "lantern.drafters.eagle:EagleDrafter",
-        ("static", "dynamic", "tuned"),
+        ("static", "dynamic"),
         needs_draft_model=True,
         paper="EAGLE-2, arXiv 2406.16858",
     ),
     "coupled": DraftsRow(
         "lantern.drafters.eagle:EagleDrafter",
-        ("static", "dynamic", "tuned"),
+        ("static", "dynamic"),
         needs_draft_model=True,
         is_coupled=True,
         paper=f"{_FIXED_NOISE}; the coupling: Daliri et al. 2024, arXiv 2408.07978",
     ),
     "jacobi": DraftsRow(
         "lantern.drafters.jacobi:JacobiDrafter",
-        ("static", "tuned"),
         is_coupled=True,
         has_twins=True,
         paper=f"{_FIXED_NOISE}; the pool of earlier samples and trees of them: ours",
     ),
     "hybrid": DraftsRow(
         "lantern.drafters.jacobi:HybridDrafter",
-        ("joint", "tuned"),
+        ("joint",),
         needs_draft_model=True,
         is_coupled=True,
         has_twins=True,
@@ -408,7 +406,7 @@ class MethodSpec:
     Attributes:
         name: of a preset, or of the config's choice.
         tree: "dynamic", the name of a static tree, two of them as "chain9+chain3" (Jacobi's and the draft model's) for
-            hybrid drafts, or "tuned"; None where there are no drafts.
+            hybrid drafts; None where there are no drafts.
         drafts: of DRAFTS, or a user's own class; None for autoregressive decoding.
         acceptance: of ACCEPTANCE, or a user's own class.
         residual: what a rejection leaves: "paper", or what the authors' code does, "official" for LlamaGen and
@@ -417,7 +415,7 @@ class MethodSpec:
         parameters: those that the parts declare, by name.
         method_id: unique within a config, safe as a file name.
         tree_shape: choices of the static tree, or options of the dynamic one (also as JSON values); by default what
-            `tree` stands for. None for autoregressive decoding, and for a tuned tree not chosen yet.
+            `tree` stands for. None for autoregressive decoding.
         code: checksum of a user's own classes.
 
     Raises:
@@ -598,7 +596,7 @@ _TREES_FOR = {
 
 
 def _kind_of(tree: str) -> str:
-    if tree in ("dynamic", "tuned"):
+    if tree == "dynamic":
         return tree
     if "+" in tree:
         return "joint"
@@ -645,7 +643,7 @@ def _check_parameters(spec: MethodSpec) -> None:
 
 def _shape_of(spec: MethodSpec) -> TreeShape | None:
     shape = spec.tree_shape
-    if spec.tree is None or isinstance(shape, DynamicTreeOptions | JointTree) or (spec.tree, shape) == ("tuned", None):
+    if spec.tree is None or isinstance(shape, DynamicTreeOptions | JointTree):
         return shape
     if spec.drafts == "hybrid":
         if isinstance(shape, Mapping):

@@ -112,7 +112,6 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
             "chain1, chain2, ...",
             "chain9k3d2, ...",
             "chain11x2, ...",
-            "tuned",
             *_LISTED,
             *(named or {}),
         ]

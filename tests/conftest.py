@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 from collections.abc import Iterable
@@ -17,8 +18,9 @@ from lantern.methods import MethodSpec
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.config.validate import load_yaml, validate_config
+from lantern_pipeline.config.validate import check_keys, load_yaml, validate_config
 from lantern_pipeline.data.model_cards import card_sections, hub_entries
+from lantern_pipeline.settings.run_config import RunConfig
 
 torch.set_num_threads(1)
 
@@ -60,6 +62,11 @@ def load_config(paths) -> dict:
     update_config(config, given)
     validate_config(config)
     return config
+
+
+def typed_config(config: dict) -> RunConfig:
+    """Return a config as rules get it, without the rules between its keys."""
+    return check_keys(copy.deepcopy(config))
 
 
 def load_config_of_all_figures() -> dict:

@@ -65,7 +65,7 @@ def test_whole_images_of_a_finished_run_are_measured(tmp_path):
     save_model(tmp_path / "target" / "s0" / "model.safetensors", target)
     save_model(tmp_path / "drafter" / "s0" / "model.safetensors", DraftModel.from_target(target, 0))
     table = nearest_codes(torch.randn(12, 4), k=11)
-    for name in ("l2_normalised", "probability.s0", "probability.s1"):
+    for name in ("l2", "l2_normalised"):
         save_tensors(tmp_path / "codebook" / f"{name}.safetensors", {"nearest_codes": table})
     (tmp_path / "prompts").mkdir()
     (tmp_path / "prompts" / "seen.jsonl").write_text('{"id": "a", "text": "a red square", "more": 1}\n')
@@ -75,7 +75,7 @@ def test_whole_images_of_a_finished_run_are_measured(tmp_path):
     options = {"config": tmp_path / "config.yaml", "results": tmp_path, "temperature": 1.0}
     case = decode.make_case("embedded", SimpleNamespace(**options))
     tables = [path.rsplit("/", 1)[1] for path in case["files"]["tables"]]
-    assert tables == ["l2_normalised.safetensors", "probability.s0.safetensors"]
+    assert tables == ["l2.safetensors", "l2_normalised.safetensors"]
 
     methods = [{"name": "autoregressive"}, {"name": "proximity", "k": 10, "tree": "chain2"}, {"name": "unheard"}]
     bench = decode.Bench(json.loads(json.dumps(case | {"methods": methods})))

@@ -12,7 +12,7 @@ from tiny_run import Workflow, copy_run
 PROFILE = ROOT / "profiles" / "slurm"
 ENTRIES = yaml.safe_load((PROFILE / "config.yaml").read_text())
 PARTITIONS = yaml.safe_load((PROFILE / "partitions.yaml").read_text())["partitions"]
-DECODING = ("generate_images", "measure_latency", "measure_total_variation", "tune_tree", "run_ablation")
+DECODING = ("generate_images", "measure_latency", "measure_total_variation", "run_ablation")
 # Jobs of all shards ask for the same.
 ONE_SHARD = ["shards=1", "text_shards=1", "image_shards=1"]
 
@@ -74,7 +74,7 @@ def test_a_job_that_fits_no_partition_ends_the_run_before_any_job(finished, tmp_
 
 
 def test_jobs_that_time_have_a_node_of_their_own(tmp_path):
-    assert {job["rule"] for job in plan(tmp_path, []) if job["is_alone"]} == {"measure_latency", "tune_tree"}
+    assert {job["rule"] for job in plan(tmp_path, []) if job["is_alone"]} == {"measure_latency"}
 
 
 def test_what_re_runs_is_the_same_as_on_one_machine():

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import toy_slurm
-from conftest import load_config
+from conftest import load_config, typed_config
 from faults import held_run
 from lantern.records import load_records
 from lantern_pipeline.config.resources import JobSizes
@@ -118,7 +118,7 @@ def test_images_and_table_are_a_local_runs(cluster_run, local_run):
 
 
 def test_a_cancelled_job_is_sent_again_with_more_and_goes_on_behind_its_finished_images(cluster_run):
-    sizes = JobSizes(load_config([ROOT / "config.yaml", TINY, SMALL]), has_gpu=False)
+    sizes = JobSizes(typed_config(load_config([ROOT / "config.yaml", TINY, SMALL])), has_gpu=False)
     mega, minutes = sizes.decoding_mb(), sizes.decoding_minutes(4, 2)
     cancelled, again, unseen = cluster_run.disturbed
     assert [job["JobState"] for job in (cancelled, again, unseen)] == ["CANCELLED", "COMPLETED", "COMPLETED"]

@@ -74,13 +74,6 @@ def test_the_deepest_accepted_node_is_as_deep_as_its_step_is_long(drafts, tree):
         assert found[:-1].tolist() == emitted[:-1].tolist() and found[-1] >= emitted[-1]  # the image ends in a step
 
 
-def test_a_tuned_tree_must_be_chosen_before_anything_is_decoded():
-    with pytest.raises(
-        ValueError, match="method a uses tree 'tuned', not chosen yet: pass tree_shape, or a fixed tree"
-    ):
-        decoder_of(MethodSpec.of("a", tree="tuned", drafts="coupled"))
-
-
 def test_records_say_how_they_were_made_and_autoregressive_ones_hold_the_targets_margins():
     records = make_records(decoder_of(), 2)
     metadata = records.metadata

@@ -10,7 +10,7 @@ import pytest
 from tiny_transformers import make_tiny
 
 import lantern
-from conftest import ROOT, load_config
+from conftest import ROOT, load_config, typed_config
 from families import SPECIALS, environment_of, save_tokenizer
 from hub_server import HubServer
 from lantern import loading
@@ -37,7 +37,7 @@ def test_the_shipped_card_is_what_the_default_config_and_the_weights_say():
     card = read_card(EMBEDDED)
     files = {part: f"{part}.safetensors" for part in ("target", "drafter", "tokenizer")}
     assert card.files == files and card.name == "embedded" and card.licence == "Apache-2.0"
-    planned = {**card_of(config).to_dict(), "name": "embedded", "licence": "Apache-2.0"}
+    planned = {**card_of(typed_config(config)).to_dict(), "name": "embedded", "licence": "Apache-2.0"}
     made = make_run_card(planned, config["text"], "scenes", EMBEDDED / "target.safetensors", files)
     assert made == card
     target = lantern.load("embedded").models.target.config

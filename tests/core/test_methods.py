@@ -67,14 +67,6 @@ def test_a_tree_is_what_its_name_stands_for_or_what_is_given():
         tree_choices("chain9k40d9")
 
 
-def test_a_tuned_tree_has_no_shape_until_one_is_given():
-    assert MethodSpec.of("a", tree="tuned", drafts="coupled").tree_shape is None
-    assert MethodSpec.of("a", tree="tuned", drafts="hybrid").tree_shape is None
-    assert MethodSpec.of("a", tree="tuned", drafts="coupled", tree_shape=[[0], [0, 0]]).tree_shape == ((0,), (0, 0))
-    with pytest.raises(ValueError, match=r"tree must be one of .*tuned.*got 'tuned'"):
-        tree_choices("tuned")
-
-
 @pytest.mark.parametrize(
     ("drafts", "acceptance", "residual", "temperature", "kept"),
     [
@@ -98,15 +90,13 @@ CONFLICTS = [
     ("sjd", {"coupling": "tight"}, "coupling of sjd must be one of none, gumbel, maximal, got 'tight'"),
     ("sjd", {"labels": None}, "sjd with drafts sjd and acceptance exact needs labels, one of point, uniform"),
     ("sjd", {"drafts": "top"}, "drafts top and acceptance exact takes no coupling, got none; it takes no parameters"),
-    ("sjd", {"tree": "tuned"}, "sjd drafts need a tree that is static, got tuned for sjd; name a static tree"),
-    ("sjd", {"tree": "dynamic"}, "sjd drafts need a tree that is static, got dynamic for sjd"),
+    ("sjd", {"tree": "dynamic"}, "sjd drafts need a tree that is static, got dynamic for sjd; name a static tree"),
     ("sjd_pp", {"threshold": -1.0}, "threshold of sjd_pp must be >= 0, got -1.0; 0 keeps all"),
     ("sjd_pp", {"acceptance": "additive"}, "sjd_pp drafts are verified in a way of their own, got acceptance additive"),
     ("path_relax", {"tree": "chain15"}, "that is chains, got chain15 for path_relax; name one like chain11x2"),
     ("cool", {}, "cool with drafts sampled and acceptance weighted needs omega, > 0: mean weight"),
     ("cool", {"omega": 0.0}, "omega of cool must be > 0, got 0.0; 1 is exact where fall is 0"),
     ("cool", {"omega": 1.1, "tree": "static"}, "weighted needs a chain, got tree naive_extend_57 for cool"),
-    ("cool", {"omega": 1.1, "tree": "tuned"}, "weighted needs a chain, got tree tuned for cool"),
     ("cool", {"omega": 1.1, "residual": "paper"}, "weighted needs residual matched, got paper for cool"),
     ("cool", {"omega": 1.1, "drafts": "top"}, "weighted needs drafts sampled or sjd, got top for cool"),
     ("eagle2", {"residual": "matched"}, "matched needs drafts sampled or sjd, got top for eagle2; where a draft"),
@@ -124,8 +114,8 @@ CONFLICTS = [
     ),
     ("autoregressive", {"tree": "chain3"}, "has a tree and no drafts to fill it, got tree chain3; remove it"),
     ("autoregressive", {"acceptance": "proximity", "k": 3}, "relaxes drafts but has none; set tree and drafts"),
-    ("hybrid", {"tree": "chain9"}, "hybrid drafts need a tree that is joint or tuned, got chain9 for hybrid; name two"),
-    ("jacobi", {"tree": "dynamic"}, "jacobi drafts need a tree that is static or tuned, got dynamic for jacobi"),
+    ("hybrid", {"tree": "chain9"}, "hybrid drafts need a tree that is joint, got chain9 for hybrid; name two"),
+    ("jacobi", {"tree": "dynamic"}, "jacobi drafts need a tree that is static, got dynamic for jacobi"),
     ("gsd", {"h": 0}, "h of gsd must be a whole number >= 1, got 0"),
     ("gsd", {"p_max": 0.0}, "p_max of gsd must be > 0, got 0.0; for exact decoding use acceptance exact"),
     ("gsd", {"d_max": -1.0}, "d_max of gsd must be > 0, got -1.0"),

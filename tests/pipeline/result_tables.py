@@ -47,7 +47,6 @@ def make_tables(methods=METHODS, temperatures=(1.0,), has_scenes=True, repeat="s
     generator = np.random.default_rng(0)
     nll, accuracy, ids = generator.normal(3.5 + drift, 0.2, NUM), np.full(NUM, 0.9), [f"p-{i:05d}" for i in range(NUM)]
     quality, images, latency, distances = [], [], [], []
-    fixed = {name + end: value for name, value in FIXED.items() for end in ("", "_low", "_high")}
     for temperature in temperatures:
         place = {"prompt_set": "seen", "temperature": temperature, "repeat": repeat}
         for method_id, (spec, forwards, worse, lost, seconds) in methods.items():
@@ -55,7 +54,7 @@ def make_tables(methods=METHODS, temperatures=(1.0,), has_scenes=True, repeat="s
             parts = method_columns(spec.to_dict())
             kept = (accuracy - lost * (np.arange(NUM) < 5)) if has_scenes else np.full(NUM, np.nan)
             is_equal = spec.is_exact and spec.drafts != "sampled"
-            quality.append({**head, **parts, "cfg_scale": 3.0, "dtype": dtype, "num_images": NUM, **fixed})
+            quality.append({**head, **parts, "cfg_scale": 3.0, "dtype": dtype, "num_images": NUM, **FIXED})
             counts = {"num_tokens": 64, "target_forwards": forwards, "substitutions": 2.0}
             exact = {"is_equal": is_equal, "is_near_tie": False, "margin_at_difference": np.nan if is_equal else 0.02}
             columns = {"nll": nll + worse, "clip_score": 0.9, "prompt_accuracy": kept, "is_all_correct": kept.round()}
@@ -68,7 +67,7 @@ def make_tables(methods=METHODS, temperatures=(1.0,), has_scenes=True, repeat="s
                 tv = {"tv_mean": 0.2 + drift, "tv_mean_low": 0.1 + drift, "tv_mean_high": 0.3 + drift, "tv_max": 0.5}
                 distances.append({**head, **tv})
         head = {"method_id": "real", **place}
-        quality.append({**head, "method": "real", "cfg_scale": 3.0, "num_images": NUM, **fixed})
+        quality.append({**head, "method": "real", "cfg_scale": 3.0, "num_images": NUM, **FIXED})
         columns = {"nll": np.nan, "clip_score": 0.95, "prompt_accuracy": 0.97, "is_all_correct": 0.0}
         images.append(pd.DataFrame({**head, "prompt_id": ids, **columns}))
     distances = pd.DataFrame(distances).reindex(columns=["method_id", *place, *TV_COLUMNS])

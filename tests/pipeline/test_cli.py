@@ -32,9 +32,8 @@ def finish(results, *experiments):
         (results / name / "provenance.json").write_text(json.dumps({"config": CONFIG}))
 
 
-@pytest.mark.parametrize("command", [["sample", "a red circle on grass"], ["pack"]])
-def test_without_a_finished_experiment_one_sentence_says_what_to_do(tmp_path, command):
-    code, output = run(*command, "--results", str(tmp_path))
+def test_without_a_finished_experiment_one_sentence_says_what_to_do(tmp_path):
+    code, output = run("sample", "a red circle on grass", "--results", str(tmp_path))
     assert code == 1 and len(output.strip().splitlines()) == 1
     assert "run `make reproduce` to the end first, or name the folder of its results with --results" in output
 
@@ -45,6 +44,12 @@ def test_of_several_experiments_one_is_to_be_chosen(tmp_path, chosen):
     code, output = run("sample", "a red circle on grass", "--results", str(tmp_path), *chosen)
     assert code == 1 and "2 finished experiments: choose with --experiment first | second" in output
     assert ("holds no third but" in output) == bool(chosen)
+
+
+def test_the_former_pack_names_what_replaced_it():
+    code, output = run("pack", "--experiment", "mine", "--output", "mine.zip")
+    assert code == 1 and output.count("\n") == 1 and "`zip -r FILE results/NAME` makes what `lantern verify" in output
+    assert "pack" not in run("--help")[1]
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["sample", "--help"]])

@@ -3,8 +3,6 @@
 import io
 import json
 import re
-import subprocess
-import sys
 import zipfile
 
 import numpy as np
@@ -25,25 +23,6 @@ from lantern_pipeline.figures.image_grid import draw_pictures, wrap_prompt
 from lantern_pipeline.figures.style import save_figure
 
 # --- what the code may call and import ------------------------------------------------------------
-
-
-def test_ruff_refuses_what_runs_foreign_code_or_knows_the_network():
-    lines = [
-        *("eval('1')", "exec(text)", "pickle.load(file)", "import dill", "yaml.load(text)", "torch.jit.load(path)"),
-        *("torch.load(path)", "np.load(path)", "import requests", "from urllib.request import urlopen"),
-        *("from urllib import request", "import http.client", "subprocess.run(command, shell=True)", "os.system(x)"),
-        *("subprocess.getoutput(x)", "open_clip.create_model('ViT-B-32')", "from pickle import loads", "import socket"),
-    ]
-    allowed = ["model.eval()", "re.compile('a')", "import urllib.parse", "yaml.safe_load(text)"]
-    imports = "import os, pickle, re, subprocess, numpy as np, open_clip, torch, yaml"
-    text = "\n".join([imports, *lines, *allowed]) + "\n"
-    for folder, is_banned in (("lantern", True), ("workflow/lantern_pipeline/data", True), ("tests", False)):
-        command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format", "json"]
-        command += ["--stdin-filename", f"{folder}/some.py", "-"]
-        result = subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True)
-        problems = [problem for problem in json.loads(result.stdout) if problem["code"].startswith(("S", "TID"))]
-        found = {problem["location"]["row"] - 2 for problem in problems} - {-1}
-        assert found == (set(range(len(lines))) if is_banned else set())
 
 
 def test_no_archive_is_unpacked_and_no_model_hub_is_asked():

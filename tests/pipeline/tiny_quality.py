@@ -9,17 +9,12 @@ from lantern.models.image_tokenizer import ImageTokenizer, TokenizerConfig
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.records import GenerationRecords
 from lantern.text_encoders.words import WordEmbeddingEncoder
+from lantern_pipeline.measure.evaluate_images import score_method
+from lantern_pipeline.measure.quality import measure_quality
+from lantern_pipeline.settings.run_config import FidelitySettings
 
 NUM, TOKENS, VOCAB = 6, 16, 32
-SETTINGS = {
-    "num_reference": 8,
-    "kid_subset_size": 4,
-    "kid_subsets": 2,
-    "prc_neighbours": 1,
-    "fidelity_resamples": 5,
-    "batch_size": 4,
-    "near_tie_margin": 1e-4,
-}
+SETTINGS = FidelitySettings(num_reference=8, kid_subset_size=4, kid_subsets=2, prc_neighbours=1)
 OPTIONS = {"settings": SETTINGS, "prompt_set": "seen", "split": "seen", "repeat": "s0n0", "seed": 0}
 BASELINE = make_method("autoregressive")
 EXACT = make_method("coupled", tree="chain3")
@@ -37,6 +32,7 @@ def make_parts(vocabulary=None):
         "tokenizer": ImageTokenizer(tokenizer).eval(),
         "target_model": TargetModel(target).eval(),
         "text_encoder": WordEmbeddingEncoder(vocabulary, 8, 16),
+        "batch_size": 4,
     }
 
 
@@ -54,3 +50,14 @@ def make_records(codes, spec, prompts):
         margins=torch.ones(num, TOKENS if is_slow else 0),
         metadata={"method": spec.to_dict(), "temperature": 1.0, "cfg_scale": 3.0, "dtype": "float32"},
     )
+
+
+def score_all(records, prompts, models):
+    """What the jobs of all methods write: method id -> scores."""
+    baseline = records["autoregressive"]
+    return {name: score_method(record, baseline, prompts, models) for name, record in records.items()}
+
+
+def measure(records, prompts, source, models, **options):
+    """Scores every method, then measures: what the jobs of a prompt set make, (rows, images)."""
+    return measure_quality(records, score_all(records, prompts, models), prompts, source, models, **options)

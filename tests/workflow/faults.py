@@ -17,7 +17,7 @@ TABLE = "results/tiny/summary.csv"
 # Of the second repeat: the laws and the pictures are of the first, so that only quality and the tables follow.
 SHARD = "generation/eagle2/seen/T1/s0n1/1-of-1.safetensors"
 SUMMARIES = [TABLE, "results/tiny/paired.csv"]
-FOLLOWERS = {"measure_quality", "summarise"}
+FOLLOWERS = {"score_images", "measure_quality", "summarise"}
 
 # Jobs that generate keep each batch at once; while the file `hold` is there, they then stop and say who they are.
 HOLD = """
@@ -45,7 +45,7 @@ def check_table(workflow, finished):
 
 def resume(workflow):
     """Runs `make resume` up to the table, without the report; returns its output."""
-    code, output = workflow.make("resume", TABLE, WRITE_REPORT_IF_OLD=":")
+    code, output = workflow.make("resume", TABLE, REPORT="", AFTER_RUN="")
     assert code == 0, output + workflow.logs()
     return output
 

@@ -70,7 +70,7 @@ def test_ablations_hold_their_points_beside_autoregressive_decoding(finished):
     neighbours, steps = (
         read_table(finished.result(f"ablations/{name}.csv")) for name in ("neighbours", "drafter_steps")
     )
-    assert neighbours["method_id"].tolist() == ["autoregressive", "proximity-probability-k4", "proximity-random-k4"]
+    assert neighbours["method_id"].tolist() == ["autoregressive", "proximity-l2-k4", "proximity-random-k4"]
     jacobi = read_table(finished.result("ablations/jacobi_relaxed.csv")).set_index("method_id")
     assert jacobi.index.tolist() == ["autoregressive", "jacobi-chain3k2d1", "proximity-chain3-jacobi-k20"]
     assert jacobi["tokens_equal_autoregressive"].iloc[1] == 1 and jacobi["tv_mean"].notna().tolist() == [
@@ -78,7 +78,7 @@ def test_ablations_hold_their_points_beside_autoregressive_decoding(finished):
         False,
         True,
     ]
-    assert finished.result("codebook/probability.s0.safetensors").is_file()
+    assert finished.result("codebook/l2.safetensors").is_file()
     assert steps["method_id"].tolist() == ["autoregressive", "coupled", "coupled"]
     assert steps["drafter_steps"].fillna(0).tolist() == [0, 3, 0]
     assert (steps["nll_change"] == 0).all() and (steps["tokens_equal_autoregressive"] == 1).all()

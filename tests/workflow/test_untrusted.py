@@ -157,7 +157,7 @@ def test_a_script_in_a_prompt_is_text_in_study_and_report(hostile):
         page.wait_for_load_state()
         assert page.title() != "stolen" and page.inner_text("body").strip()
         page.set_viewport_size({"width": 390, "height": 844})
-        assert page.evaluate("document.querySelector('.front').getBoundingClientRect().right") <= 390
+        assert page.evaluate("document.querySelector('.next').getBoundingClientRect().right") <= 390
         page.click(".next >> text=figures")
         page.wait_for_selector("text=(a) Same prompts, same noise, every method")  # visible, at the latest in 30 s
         assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []

@@ -59,48 +59,41 @@ def sample(
     typer.echo(f"{table_of(samples)}\nwrote {output}")
 
 
-@app.command()
-def pack(
-    output: Annotated[Path | None, typer.Option(help="Archive to write; <experiment>.zip by default.")] = None,
-    experiment: Annotated[str | None, typer.Option(help="Which one, where several are finished.")] = None,
-    results: Annotated[Path, typer.Option(help="Folder of results.")] = RESULTS,
-) -> None:
-    """Packs a finished experiment into one archive that others can verify: tables, figures, models, codes, config."""
-    from lantern_pipeline.archive.archive import pack_experiment
-
+@app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def pack() -> None:
+    """Name what replaced this command."""
     with _one_sentence():
-        folder = _finished_experiment(results, experiment)
-        output = output or Path(f"{folder.name}.zip")
-        num_files, sha256 = pack_experiment(folder, output)
-        typer.echo(f"wrote {output}: {num_files} files, {output.stat().st_size / 1e6:.1f} MB")
-        typer.echo(f"sha256 of its SHA256SUMS, to be published beside it: {sha256}")
+        raise ValueError("pack is gone: `zip -r FILE results/NAME` makes what `lantern verify FILE` checks")
 
 
 @app.command()
 def verify(
-    archive: Annotated[Path, typer.Argument(help="Archive that `lantern pack` wrote.")],
-    images: Annotated[int, typer.Option(help="Images to draw again; 0 checks the sums only.", min=0)] = 4,
+    results: Annotated[Path, typer.Argument(help="results/<experiment> of a finished run, or a zip file of it.")],
+    images: Annotated[int, typer.Option(help="Images to draw again; 0 compares the checksums only.", min=0)] = 4,
     seed: Annotated[int, typer.Option(help="Of the choice of these images.")] = 0,
     models: Annotated[
-        Path | None, typer.Option(help="results/<experiment>/ with converted models that the archive leaves out.")
+        Path | None, typer.Option(help="results/<experiment> with converted models that the results lack.")
     ] = None,
     device: Annotated[str, typer.Option(help="Where to draw: auto, cpu or cuda.")] = "cpu",
 ) -> None:
-    """Checks every sum of an archive, draws a sample of its images again and compares their codes."""
+    """Compare results with the checksums in their provenance.json, then draw a sample of their images again."""
     from tempfile import TemporaryDirectory
 
-    from lantern_pipeline.archive.archive import files_outside, find_experiment, unpack
-    from lantern_pipeline.archive.provenance import compare_code
+    from lantern_pipeline.archive.provenance import FILE_NAME, compare_code
     from lantern_pipeline.archive.redraw import redraw
+    from lantern_pipeline.archive.verify import check_files, files_outside, open_results, read_provenance, shorten
+    from lantern_pipeline.fetch.manifest import describe_file
     from lantern_pipeline.runtime.job import resolve_device
 
     outcomes: Counter = Counter()
     with _one_sentence(), TemporaryDirectory(prefix="lantern-") as workplace:
-        num_files, sha256 = unpack(archive, Path(workplace))
-        typer.echo(f"sums: {num_files} files are as packed (sha256 of SHA256SUMS: {sha256})")
-        folder, provenance = find_experiment(Path(workplace), archive)
+        folder = open_results(results, Path(workplace))
+        provenance = read_provenance(folder)
+        num_files = check_files(folder, provenance)
+        sha256 = describe_file(folder / FILE_NAME)["sha256"]
+        typer.echo(f"sums: {num_files} files are those of {FILE_NAME} (its own SHA-256: {sha256})")
         if outside := files_outside(folder, provenance):
-            typer.echo(f"outside its provenance, as packed: {_printable(_shorten(outside))}")
+            typer.echo(f"not named in {FILE_NAME}, hence not compared: {_printable(shorten(outside))}")
         typer.echo(f"code: {compare_code(provenance, 'generate_images.py')}")
         is_exact = provenance["config"].get("generation", {}).get("dtype") == "float32"
         options = {"seed": seed, "models": models, "device": resolve_device(device)}
@@ -112,7 +105,7 @@ def verify(
             typer.echo(f"{outcome}: {_printable(name)}: {int(is_same.sum())} of {len(is_same)} tokens{where}")
         if outcomes["differs"]:
             raise ValueError(
-                f"{outcomes['differs']} of {images} images drawn again differ from those of {archive}; where another "
+                f"{outcomes['differs']} of {images} images drawn again differ from those of {results}; where another "
                 "kind of CPU or GPU drew them, a near-tie of two tokens may fall the other way"
             )
     found = ", ".join(f"{num} {outcome}" for outcome, num in outcomes.items())
@@ -153,12 +146,6 @@ def _one_sentence() -> Iterator[None]:
         reason = error.strerror if isinstance(error, OSError) and error.filename is None and error.strerror else error
         typer.echo(f"lantern: {_printable(str(reason))}", err=True)
         raise typer.Exit(1) from error
-
-
-def _shorten(names: list[str]) -> str:
-    """The first three names, and how many more there are."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
 
 
 def _printable(text: str) -> str:

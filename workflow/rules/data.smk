@@ -3,14 +3,14 @@
 
 rule fetch_resource:
     input:
-        lambda wildcards: RESOURCES[wildcards.resource].inputs,
+        lambda wildcards: RUN.resources[wildcards.resource].inputs,
     output:
         # The files themselves are no output: Snakemake would delete gigabytes before it runs the rule again.
         "resources/{resource}.json",
     log:
         "<logs>/fetch_resource.{resource}.log",
     wildcard_constraints:
-        resource="|".join(RESOURCES) or "none",
+        resource="|".join(RUN.resources) or "none",
     # First of all, so that a missing file or network stops the run before anything is computed.
     priority: 100
     # Where jobs run elsewhere: the machine that starts Snakemake is the one with a network.
@@ -26,8 +26,8 @@ rule fetch_resource:
 
 rule write_prompts:
     input:
-        lambda wildcards: resource_of(config["prompts"][wildcards.prompt_set].get("file"), RESOURCES),
-        tokenizer=PROMPT_TOKENIZER,
+        lambda wildcards: RUN.input_of(CONFIG.prompt_sets[wildcards.prompt_set].file),
+        tokenizer=RUN.prompt_tokenizer,
     output:
         "<results>/prompts/{prompt_set}.jsonl",
     log:
@@ -48,7 +48,7 @@ rule write_prompts:
 
 rule write_captions:
     input:
-        file=resource_of(config["data"]["captions"]["file"], RESOURCES) if SOURCE == "captions" else [],
+        file=RUN.input_of(CONFIG.data.captions.file) if CONFIG.data.source == "captions" else [],
     output:
         train="<results>/captions/train.jsonl",
         val="<results>/captions/val.jsonl",
@@ -60,9 +60,9 @@ rule write_captions:
         ENVIRONMENT
     params:
         code=code("write_captions.py"),
-        num_val=config["target"]["num_eval"],
+        num_val=CONFIG.target.num_eval,
         source=DATA,
-        captions=config["data"]["captions"],
+        captions=CONFIG.data.captions and CONFIG.data.captions.model_dump(),
         seed=SEED,
     script:
         "../scripts/write_captions.py"
@@ -72,7 +72,7 @@ rule write_captions:
 rule encode_prompts:
     input:
         prompts="<results>/prompts/{prompt_set}.jsonl",
-        t5=resource_of(config["text"]["checkpoint"], RESOURCES),
+        t5=RUN.input_of(CONFIG.text.checkpoint),
     output:
         "<results>/text/{prompt_set}/features-{scatteritem}.safetensors",
     log:
@@ -87,7 +87,7 @@ rule encode_prompts:
         gpu=GPU,
     params:
         code=code("encode_prompts.py"),
-        settings=settings_of("text", "caption_dim", "max_tokens"),
+        settings=CONFIG.text.model_dump(include={"caption_dim", "max_tokens"}),
     script:
         "../scripts/encode_prompts.py"
 
@@ -95,7 +95,7 @@ rule encode_prompts:
 use rule encode_prompts as encode_captions with:
     input:
         prompts="<results>/captions/{split}.jsonl",
-        t5=resource_of(config["text"]["checkpoint"], RESOURCES),
+        t5=RUN.input_of(CONFIG.text.checkpoint),
     output:
         "<results>/captions/{split}/features-{scatteritem}.safetensors",
     log:
@@ -113,7 +113,7 @@ rule encode_images:
     conda:
         ENVIRONMENT
     # Held-out images are few: their job fits beside another.
-    threads: lambda wildcards: TRAINING_THREADS if wildcards.split == "train" else 1
+    threads: lambda wildcards: RUN.training_threads if wildcards.split == "train" else 1
     resources:
         mem_mb=growing(3000),
         runtime=growing(240),
@@ -121,7 +121,7 @@ rule encode_images:
     params:
         code=code("encode_images.py"),
         source=DATA,
-        ends_lines=config["target"]["line_end"] is not None,
+        ends_lines=CONFIG.target.line_end is not None,
         seed=SEED,
     script:
         "../scripts/encode_images.py"

@@ -1,19 +1,57 @@
 """Evaluation: quality, ambiguity, output distributions, ablations."""
 
+from lantern_pipeline.settings.run_config import FidelitySettings, MetricChoices, TotalVariationNodes
 
+# The few images of an ablation's point are no set to compare with another one.
+ABLATION_METRICS = CONFIG.metrics.model_copy(update={"fidelity": None})
+
+
+METRIC_INPUTS = PLAN.metric_inputs(CONFIG.metrics)
+# On a CPU the published models lie in the same memory.
+SCORING_MB = SIZES.scoring_mb(10000 if RUN.metric_files and not GPU else 0)
+# Images of a method, prompt set, temperature and repeat.
+RECORDS = rules.generate_images.output[0]
+
+
+# One job per method, so that many GPUs have work. What sets of images are compared with is not read here.
+rule score_images:
+    input:
+        **{name: file for name, file in METRIC_INPUTS.items() if not name.startswith("reference")},
+        checked="<results>/reference/metric_weights.json" if RUN.metric_files else [],
+        records=gather.shards(RECORDS, allow_missing=True),
+        baseline=gather.shards(RECORDS, method="autoregressive", allow_missing=True),
+        prompts=rules.write_prompts.output[0],
+        text=text_features_of("{prompt_set}"),
+        tokenizer=TOKENIZER,
+        target=target_of("{training_seed}"),
+    output:
+        "<results>/quality/{method}/{prompt_set}/T{temperature}/s{training_seed}n{noise_seed}.safetensors",
+    log:
+        "<logs>/score_images.{method}.{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.log",
+    conda:
+        ENVIRONMENT
+    resources:
+        mem_mb=SCORING_MB,
+        runtime=scoring_minutes,
+        gpu=GPU,
+    params:
+        **TEXT_PARAMS,
+        code=code("score_images.py", *loading_modules(CONFIG.metrics)),
+        metrics=CONFIG.metrics.keys_of(MetricChoices),
+    script:
+        "../scripts/score_images.py"
+
+
+# Joins the scores of all methods, and compares sets of images.
 rule measure_quality:
     input:
-        **PLAN.metric_inputs(config["metrics"]),
-        checked="<results>/reference/metric_weights.json" if METRIC_FILES else [],
-        records=lambda wildcards: shards_of(
-            PLAN.records_of(
-                wildcards.prompt_set, wildcards.temperature, f"s{wildcards.training_seed}n{wildcards.noise_seed}"
-            )
-        ),
+        **METRIC_INPUTS,
+        scores=expand(rules.score_images.output, method=methods_at, allow_missing=True),
+        records=expand(gather.shards(RECORDS, allow_missing=True), method=methods_at, allow_missing=True),
         prompts=rules.write_prompts.output[0],
-        text=lambda wildcards: text_features_of(wildcards.prompt_set),
+        text=text_features_of("{prompt_set}"),
         tokenizer=TOKENIZER,
-        target=lambda wildcards: target_of(wildcards.training_seed),
+        target=target_of("{training_seed}"),
     output:
         table="<results>/quality/{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.csv",
         images="<results>/quality/{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.images.csv",
@@ -22,23 +60,18 @@ rule measure_quality:
     conda:
         ENVIRONMENT
     resources:
-        # On a CPU the published models lie in the same memory.
-        mem_mb=SIZES.scoring_mb(10000 if METRIC_FILES and not GPU else 0),
-        runtime=lambda wildcards, attempt: SIZES.scoring_minutes(num_measured(wildcards))(wildcards, attempt),
+        mem_mb=SCORING_MB,
+        runtime=scoring_minutes,
         gpu=GPU,
     params:
-        code=code("measure_quality.py", *loading_modules(config["metrics"])),
-        metrics={
-            **MEASURED_WITH,
-            **settings_of(
-                "metrics", "num_reference", "kid_subset_size", "kid_subsets", "prc_neighbours", "fidelity_resamples"
-            ),
-        },
+        code=code("measure_quality.py", *loading_modules(CONFIG.metrics)),
+        metrics=CONFIG.metrics.keys_of(MetricChoices),
+        fidelity=CONFIG.metrics.keys_of(FidelitySettings),
         repeat="s{training_seed}n{noise_seed}",
-        split=lambda wildcards: config["prompts"][wildcards.prompt_set].get("split") or "val",
+        split=lambda wildcards: CONFIG.prompt_sets[wildcards.prompt_set].split or "val",
         text=TEXT,
         # Published text features know the prompts only: no ceilings of held-out images then.
-        source=DATA if HAS_HELD_OUT else {"data": {"source": "none"}},
+        source=DATA if RUN.has_held_out_images else {"data": {"source": "none"}},
         seed=SEED,
     script:
         "../scripts/measure_quality.py"
@@ -47,16 +80,16 @@ rule measure_quality:
 rule measure_ambiguity:
     input:
         # Held-out images; where a run has none, the autoregressive ones of the headline prompt set.
-        codes=codes_of("val") if HAS_HELD_OUT else [],
-        captions=rules.write_captions.output.val if HAS_HELD_OUT else [],
+        codes=codes_of("val") if RUN.has_held_out_images else [],
+        captions=rules.write_captions.output.val if RUN.has_held_out_images else [],
         records=(
             []
-            if HAS_HELD_OUT
-            else shards_of(PLAN.records_of(**SAMPLED, repeat=PLAN.repeats[0], methods=["autoregressive"]))
+            if RUN.has_held_out_images
+            else shards_of(PLAN.records_of(**PLAN.sampled, repeat=PLAN.repeats[0], methods=["autoregressive"]))
         ),
-        prompts=f"<results>/prompts/{SAMPLED['prompt_set']}.jsonl",
-        text=text_features_of(SAMPLED["prompt_set"]),
-        target=target_of(FIRST["training_seed"]),
+        prompts=f"<results>/prompts/{PLAN.sampled['prompt_set']}.jsonl",
+        text=text_features_of(PLAN.sampled["prompt_set"]),
+        target=target_of(PLAN.first["training_seed"]),
     output:
         "<results>/quality/ambiguity.csv",
     log:
@@ -69,8 +102,8 @@ rule measure_ambiguity:
     params:
         **TEXT_PARAMS,
         code=code("measure_ambiguity.py"),
-        num_images=config["metrics"]["num_ambiguity"],
-        cfg_scale=config["sampling"]["cfg_scale"],
+        num_images=CONFIG.metrics.num_ambiguity,
+        cfg_scale=CONFIG.sampling.cfg_scale,
     script:
         "../scripts/measure_ambiguity.py"
 
@@ -78,18 +111,15 @@ rule measure_ambiguity:
 # One job per grid, which draws and measures all its points.
 rule run_ablation:
     input:
-        # The few images of an ablation's point are no set to compare with another.
-        **PLAN.metric_inputs({**config["metrics"], "fidelity": None}),
-        prompts=f"<results>/prompts/{HEADLINE['prompt_set']}.jsonl",
-        text=text_features_of(HEADLINE["prompt_set"]),
-        target=target_of(FIRST["training_seed"]),
+        **PLAN.metric_inputs(ABLATION_METRICS),
+        prompts=f"<results>/prompts/{PLAN.headline['prompt_set']}.jsonl",
+        text=text_features_of(PLAN.headline["prompt_set"]),
+        target=target_of(PLAN.first["training_seed"]),
         drafters=lambda wildcards: [*PLAN.drafters_of(wildcards.ablation).values()],
-        nearest_codes=lambda wildcards: tables_of(
-            [point.spec for point in PLAN.ablations[wildcards.ablation]], FIRST["training_seed"]
-        ),
+        nearest_codes=lambda wildcards: tables_of(point.spec for point in PLAN.ablations[wildcards.ablation]),
         tokenizer=TOKENIZER,
     output:
-        table=report(
+        table=in_report(
             "<results>/ablations/{ablation}.csv",
             caption="../report/ablations.rst",
             category="Ablations",
@@ -106,34 +136,32 @@ rule run_ablation:
         gpu=GPU,
     params:
         **TEXT_PARAMS,
-        code=code("run_ablation.py", *loading_modules({**config["metrics"], "fidelity": None})),
+        code=code("run_ablation.py", *loading_modules(ABLATION_METRICS)),
         points=lambda wildcards: [
             (asdict(point.spec), point.temperature, point.sampling, point.drafter_steps)
             for point in PLAN.ablations[wildcards.ablation]
         ],
         drafters=lambda wildcards: [*PLAN.drafters_of(wildcards.ablation)],
-        num_prompts=lambda wildcards: config["ablations"]["grids"][wildcards.ablation].get(
-            "num_prompts", config["ablations"]["num_prompts"]
-        ),
-        dtype=config["generation"]["dtype"],
-        metrics={**MEASURED_WITH, "fidelity": None, **settings_of("metrics", "bootstrap_resamples")},
-        total_variation=settings_of("total_variation", "num_images", "max_nodes", "num_samples"),
-        noise_seed=FIRST["noise_seed"],
+        num_prompts=lambda wildcards: CONFIG.grids[wildcards.ablation].num_prompts or CONFIG.ablations.num_prompts,
+        dtype=CONFIG.generation.dtype,
+        metrics=ABLATION_METRICS.keys_of(MetricChoices),
+        bootstrap_resamples=CONFIG.metrics.bootstrap_resamples,
+        total_variation=CONFIG.total_variation.keys_of(TotalVariationNodes),
+        noise_seed=PLAN.first["noise_seed"],
     script:
         "../scripts/run_ablation.py"
 
 
 rule measure_total_variation:
     input:
-        records=shards_of(PLAN.records_of(**SAMPLED, repeat=PLAN.repeats[0])),
-        prompts=f"<results>/prompts/{SAMPLED['prompt_set']}.jsonl",
-        text=text_features_of(SAMPLED["prompt_set"]),
+        records=shards_of(PLAN.records_of(**PLAN.sampled, repeat=PLAN.repeats[0])),
+        prompts=f"<results>/prompts/{PLAN.sampled['prompt_set']}.jsonl",
+        text=text_features_of(PLAN.sampled["prompt_set"]),
         tokenizer=TOKENIZER,
-        target=target_of(FIRST["training_seed"]),
-        drafter=drafter_for(PLAN.specs.values(), FIRST["training_seed"]),
-        nearest_codes=tables_of(PLAN.specs.values(), FIRST["training_seed"]),
-        trees=trees_of(PLAN.specs.values(), FIRST["training_seed"]),
-        nearest=f"<results>/codebook/{config['codebook']['neighbours']}.safetensors",
+        target=target_of(PLAN.first["training_seed"]),
+        drafter=drafter_for(PLAN.specs.values(), PLAN.first["training_seed"]),
+        nearest_codes=tables_of(PLAN.specs.values()),
+        nearest=f"<results>/codebook/{CONFIG.codebook.neighbours}.safetensors",
     output:
         methods=result_table(
             "<results>/total_variation/methods.csv", "total_variation", "Total variation of every method"
@@ -147,16 +175,16 @@ rule measure_total_variation:
     resources:
         mem_mb=SIZES.scoring_mb(1000),
         runtime=SIZES.decoding_minutes(
-            len(PLAN.runs) * config["total_variation"]["num_images"], config["generation"]["batch_size"], 120
+            len(PLAN.runs) * CONFIG.total_variation.num_images, CONFIG.generation.batch_size, 120
         ),
         gpu=GPU,
     params:
         **DECODING_PARAMS,
         code=code("measure_total_variation.py"),
-        runs=PLAN.run_params(SAMPLED["temperature"]),
-        settings=config["total_variation"],
-        bootstrap_resamples=config["metrics"]["bootstrap_resamples"],
-        place={**SAMPLED, "temperature": float(SAMPLED["temperature"]), "repeat": PLAN.repeats[0]},
-        noise_seed=FIRST["noise_seed"],
+        runs=PLAN.run_params(PLAN.sampled["temperature"]),
+        settings=CONFIG.total_variation.model_dump(),
+        bootstrap_resamples=CONFIG.metrics.bootstrap_resamples,
+        place={**PLAN.sampled, "temperature": float(PLAN.sampled["temperature"]), "repeat": PLAN.repeats[0]},
+        noise_seed=PLAN.first["noise_seed"],
     script:
         "../scripts/measure_total_variation.py"

@@ -14,35 +14,10 @@ rule build_nearest_codes:
         mem_mb=growing(2000),
     params:
         code=code("build_nearest_codes.py"),
-        num_neighbours=config["codebook"]["num_neighbours"],
+        num_neighbours=CONFIG.codebook.num_neighbours,
         seed=SEED,
     script:
         "../scripts/build_nearest_codes.py"
-
-
-rule build_co_varying_codes:
-    input:
-        codes=codes_of("val"),
-        captions=rules.write_captions.output.val,
-        text=caption_features_of("val"),
-        target=lambda wildcards: target_of(wildcards.training_seed),
-    output:
-        "<results>/codebook/probability.s{training_seed}.safetensors",
-    log:
-        "<logs>/build_co_varying_codes.s{training_seed}.log",
-    conda:
-        ENVIRONMENT
-    resources:
-        mem_mb=SIZES.scoring_mb(),
-        gpu=GPU,
-    params:
-        **TEXT_PARAMS,
-        code=code("build_co_varying_codes.py"),
-        num_neighbours=config["codebook"]["num_neighbours"],
-        num_images=config["metrics"]["num_ambiguity"],
-        cfg_scale=config["sampling"]["cfg_scale"],
-    script:
-        "../scripts/build_co_varying_codes.py"
 
 
 # For a draft model that learns from its target's own images.
@@ -52,7 +27,7 @@ rule sample_codes:
         val_captions=rules.write_captions.output.val,
         text=caption_features_of("train"),
         val_text=caption_features_of("val"),
-        target=lambda wildcards: target_of(wildcards.training_seed),
+        target=target_of("{training_seed}"),
     output:
         train="<results>/samples/s{training_seed}/train-{scatteritem}.safetensors",
         val="<results>/samples/s{training_seed}/val-{scatteritem}.safetensors",
@@ -68,7 +43,6 @@ rule sample_codes:
         **DECODING_PARAMS,
         code=code("sample_codes.py"),
         method=asdict(PLAN.specs["autoregressive"]),
-        training_seed=lambda wildcards: int(wildcards.training_seed),
     script:
         "../scripts/sample_codes.py"
 
@@ -76,11 +50,10 @@ rule sample_codes:
 rule generate_images:
     input:
         prompts=rules.write_prompts.output[0],
-        text=lambda wildcards: text_features_of(wildcards.prompt_set),
-        target=lambda wildcards: target_of(wildcards.training_seed),
+        text=text_features_of("{prompt_set}"),
+        target=target_of("{training_seed}"),
         drafter=lambda wildcards: drafter_for([PLAN.specs[wildcards.method]], wildcards.training_seed),
-        nearest_codes=lambda wildcards: table_of(PLAN.specs[wildcards.method], wildcards.training_seed),
-        trees=lambda wildcards: trees_of([PLAN.specs[wildcards.method]], wildcards.training_seed),
+        nearest_codes=lambda wildcards: table_of(PLAN.specs[wildcards.method]),
     output:
         "<results>/generation/{method}/{prompt_set}/T{temperature}/s{training_seed}n{noise_seed}/{scatteritem}.safetensors",
     log:
@@ -90,14 +63,13 @@ rule generate_images:
     resources:
         mem_mb=SIZES.decoding_mb(),
         runtime=lambda wildcards, attempt: SIZES.decoding_minutes(
-            num_drawn(wildcards), config["generation"]["batch_size"]
+            SIZES.images_of(wildcards.prompt_set, CONFIG.generation.num_shards), CONFIG.generation.batch_size
         )(wildcards, attempt),
         gpu=GPU,
     params:
         **DECODING_PARAMS,
         code=code("generate_images.py"),
         method=lambda wildcards: asdict(PLAN.specs[wildcards.method]),
-        noise_seed=lambda wildcards: int(wildcards.noise_seed),
     script:
         "../scripts/generate_images.py"
 
@@ -105,12 +77,11 @@ rule generate_images:
 # A rule of its own that owns the machine: all methods interleaved image by image at batch 1.
 rule measure_latency:
     input:
-        prompts=expand(rules.write_prompts.output, prompt_set=config["latency"]["prompt_sets"]),
-        text=text_features_of(*config["latency"]["prompt_sets"]),
-        target=lambda wildcards: target_of(wildcards.training_seed),
-        drafter=lambda wildcards: drafter_for(PLAN.specs.values(), wildcards.training_seed),
-        nearest_codes=lambda wildcards: tables_of(PLAN.specs.values(), wildcards.training_seed),
-        trees=lambda wildcards: trees_of(PLAN.specs.values(), wildcards.training_seed),
+        prompts=expand(rules.write_prompts.output, prompt_set=CONFIG.latency.prompt_sets),
+        text=text_features_of(*CONFIG.latency.prompt_sets),
+        target=target_of("{training_seed}"),
+        drafter=drafter_for(PLAN.specs.values(), "{training_seed}"),
+        nearest_codes=tables_of(PLAN.specs.values()),
     output:
         table="<results>/latency/s{training_seed}n{noise_seed}.csv",
         images="<results>/latency/s{training_seed}n{noise_seed}.images.safetensors",
@@ -118,13 +89,13 @@ rule measure_latency:
         "<logs>/measure_latency.s{training_seed}n{noise_seed}.log",
     conda:
         ENVIRONMENT
-    threads: 1 if IS_VARIANT else workflow.cores  # variants are not compared by their times
+    threads: 1 if RUN.is_variant else workflow.cores  # variants are not compared by their times
     resources:
         mem_mb=SIZES.decoding_mb(),
         runtime=SIZES.decoding_minutes(
             len(PLAN.runs)
-            * len(config["latency"]["prompt_sets"])
-            * (config["latency"]["num_rounds"] * config["latency"]["num_images"] + config["latency"]["num_warmup"]),
+            * len(CONFIG.latency.prompt_sets)
+            * (CONFIG.latency.num_rounds * CONFIG.latency.num_images + CONFIG.latency.num_warmup),
             1,
         ),
         gpu=GPU,
@@ -132,9 +103,8 @@ rule measure_latency:
         **DECODING_PARAMS,
         code=code("measure_latency.py"),
         runs=PLAN.run_params(),
-        settings=config["latency"],
-        temperature=float(HEADLINE["temperature"]),
-        noise_seed=lambda wildcards: int(wildcards.noise_seed),
+        settings=CONFIG.latency.model_dump(),
+        temperature=float(PLAN.headline["temperature"]),
         repeat="s{training_seed}n{noise_seed}",
     script:
         "../scripts/measure_latency.py"

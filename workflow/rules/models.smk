@@ -1,13 +1,138 @@
-"""Image tokenizer, target and draft model: trained or, where the config names a `checkpoint`, converted."""
+"""Models that are trained or, where the config names a `checkpoint`, converted: what measures images, image tokenizer,
+target, draft model. Weights and real images from elsewhere are looked at here, too."""
+
+from lantern_pipeline.settings.run_config import MetricChoices
+from lantern_pipeline.settings.run_config import TargetTraining
 
 TARGET_SIZES = asdict(SIZES.sizes)
-NO_TRAINING = ("name", "checkpoint", "size", *TARGET_KEYS)  # keys of config section `target`
 
-if config["tokenizer"]["checkpoint"]:
+
+METRIC_MODELS = {"attribute_classifier": CONFIG.attribute_classifier, "clip": CONFIG.clip}
+
+
+rule convert_measuring_model:
+    input:
+        checkpoint=lambda wildcards: RUN.input_of(METRIC_MODELS[wildcards.model].checkpoint),
+    output:
+        model="<results>/{model}/model.safetensors",
+        report="<results>/{model}/report.json",
+    log:
+        "<logs>/convert_measuring_model.{model}.log",
+    wildcard_constraints:
+        model="|".join(name for name, model in METRIC_MODELS.items() if model.checkpoint) or "none",
+    conda:
+        ENVIRONMENT
+    resources:
+        mem_mb=growing(2000),
+    params:
+        code=code("convert_measuring_model.py"),
+        sizes=lambda wildcards: {
+            "data.image_size": CONFIG.data.image_size,
+            **{f"{wildcards.model}.{key}": value for key, value in METRIC_MODELS[wildcards.model]},
+        },
+    script:
+        "../scripts/convert_measuring_model.py"
+
+
+if CONFIG.attribute_classifier.checkpoint is None:
+
+    rule train_attribute_classifier:
+        output:
+            model="<results>/attribute_classifier/model.safetensors",
+            report="<results>/attribute_classifier/report.json",
+        log:
+            "<logs>/train_attribute_classifier.log",
+        conda:
+            ENVIRONMENT
+        resources:
+            mem_mb=growing(2000),
+            runtime=growing(60),
+        params:
+            code=code("train_attribute_classifier.py"),
+            settings=CONFIG.attribute_classifier.model_dump(),
+            data=CONFIG.data.model_dump(include={"image_size", "num_train"}),
+            seed=SEED,
+        script:
+            "../scripts/train_attribute_classifier.py"
+
+
+if CONFIG.clip.checkpoint is None:
+
+    rule train_clip:
+        output:
+            model="<results>/clip/model.safetensors",
+            report="<results>/clip/report.json",
+        log:
+            "<logs>/train_clip.log",
+        conda:
+            ENVIRONMENT
+        resources:
+            mem_mb=growing(2000),
+            runtime=growing(60),
+            gpu=GPU,
+        params:
+            code=code("train_clip.py"),
+            settings=CONFIG.clip.model_dump(),
+            source=DATA,
+            seed=SEED,
+        script:
+            "../scripts/train_clip.py"
+
+
+# Features of the real images behind FID, KID, precision and recall; only where metrics.fidelity is inception.
+rule measure_reference:
+    input:
+        images=RUN.input_of(CONFIG.metrics.published.reference.images),
+        inception_weights=RUN.input_of(CONFIG.metrics.published.inception),
+        vgg16_weights=RUN.input_of(CONFIG.metrics.published.vgg16),
+    output:
+        "<results>/reference/features.safetensors",
+    log:
+        "<logs>/measure_reference.log",
+    conda:
+        ENVIRONMENT
+    resources:
+        mem_mb=growing(6000),
+        # 25 KB an image: Inception's and VGG16's features in float32, of COCO's 40,504 validation images.
+        runtime=growing(240),
+        gpu=GPU,
+    params:
+        code=code("measure_reference.py"),
+        reference_name=CONFIG.metrics.published.reference.name,
+        preprocessing=CONFIG.metrics.published.preprocessing,
+        vgg16_layer=CONFIG.metrics.published.vgg16_layer,
+    script:
+        "../scripts/measure_reference.py"
+
+
+if RUN.metric_files:
+
+    # Ahead of all generation by its priority, not as an input of it: another weight file must not generate everything again.
+    # (As an `ancient` input, Snakemake 9 would end a run after this rule whenever it is the one that has to run again.)
+    rule check_metric_weights:
+        input:
+            **RUN.metric_files,
+        output:
+            "<results>/reference/metric_weights.json",
+        log:
+            "<logs>/check_metric_weights.log",
+        priority: 100
+        conda:
+            ENVIRONMENT
+        resources:
+            mem_mb=growing(12000 if CONFIG.metrics.hps else 3000),
+        params:
+            code=code("check_metric_weights.py", *loading_modules(CONFIG.metrics)),
+            metrics=CONFIG.metrics.keys_of(MetricChoices),
+        script:
+            "../scripts/check_metric_weights.py"
+
+
+if CONFIG.tokenizer.checkpoint:
 
     rule convert_tokenizer:
         input:
-            checkpoint=resource_of(config["tokenizer"]["checkpoint"], RESOURCES),
+            checkpoint=RUN.input_of(CONFIG.tokenizer.checkpoint),
         output:
             model=TOKENIZER,
             report="<results>/tokenizer/report.json",
@@ -20,8 +145,8 @@ if config["tokenizer"]["checkpoint"]:
         params:
             code=code("convert_tokenizer.py"),
             sizes={
-                **settings_of("tokenizer", "grid", "codebook_size", "code_dim"),
-                "size": config["data"]["image_size"],
+                **CONFIG.tokenizer.model_dump(include={"grid", "codebook_size", "code_dim"}),
+                "size": CONFIG.data.image_size,
             },
         script:
             "../scripts/convert_tokenizer.py"
@@ -38,25 +163,25 @@ else:
             "<logs>/train_tokenizer.log",
         conda:
             ENVIRONMENT
-        threads: TRAINING_THREADS
+        threads: RUN.training_threads
         resources:
             mem_mb=growing(3000),
             runtime=growing(60),
         params:
             code=code("train_tokenizer.py"),
-            settings=config["tokenizer"],
+            settings=CONFIG.tokenizer.model_dump(),
             source=DATA,
             seed=SEED,
         script:
             "../scripts/train_tokenizer.py"
 
 
-if config["target"]["checkpoint"]:
+if CONFIG.target.checkpoint:
 
     rule convert_target:
         input:
-            checkpoint=resource_of(config["target"]["checkpoint"], RESOURCES),
-            tokenizer=PROMPT_TOKENIZER,
+            checkpoint=RUN.input_of(CONFIG.target.checkpoint),
+            tokenizer=RUN.prompt_tokenizer,
         output:
             model="<results>/target/s{training_seed}/model.safetensors",
             report="<results>/target/s{training_seed}/report.json",
@@ -70,7 +195,7 @@ if config["target"]["checkpoint"]:
             code=code("convert_target.py"),
             sizes=TARGET_SIZES,
             text=TEXT,
-            dtype=config["generation"]["dtype"],
+            dtype=CONFIG.generation.dtype,
         script:
             "../scripts/convert_target.py"
 
@@ -90,7 +215,7 @@ else:
             "<logs>/train_target.s{training_seed}.log",
         conda:
             ENVIRONMENT
-        threads: TRAINING_THREADS
+        threads: RUN.training_threads
         resources:
             mem_mb=SIZES.training_mb(),
             runtime=growing(120),
@@ -99,17 +224,16 @@ else:
             **TEXT_PARAMS,
             code=code("train_target.py"),
             sizes=TARGET_SIZES,
-            settings={key: value for key, value in config["target"].items() if key not in NO_TRAINING},
-            training_seed=lambda wildcards: int(wildcards.training_seed),
+            settings=CONFIG.target.keys_of(TargetTraining),
         script:
             "../scripts/train_target.py"
 
 
-if config["drafter"]["checkpoint"]:
+if CONFIG.drafter.checkpoint:
 
     rule convert_drafter:
         input:
-            checkpoint=resource_of(config["drafter"]["checkpoint"], RESOURCES),
+            checkpoint=RUN.input_of(CONFIG.drafter.checkpoint),
             target="<results>/target/s{training_seed}/model.safetensors",
         output:
             model="<results>/drafter/s{training_seed}/model.safetensors",
@@ -122,7 +246,7 @@ if config["drafter"]["checkpoint"]:
             mem_mb=growing(4000),
         params:
             code=code("convert_drafter.py"),
-            dtype=config["generation"]["dtype"],
+            dtype=CONFIG.generation.dtype,
         script:
             "../scripts/convert_drafter.py"
 
@@ -130,24 +254,24 @@ if config["drafter"]["checkpoint"]:
 # Ablations over training steps train drafters of their own, also beside a published one: s0-40steps.
 rule train_drafter:
     input:
-        codes=lambda wildcards: drafter_codes_of("train", drafter_seed(wildcards.drafter)),
-        val_codes=lambda wildcards: drafter_codes_of("val", drafter_seed(wildcards.drafter)),
+        codes=drafter_codes_of("train"),
+        val_codes=drafter_codes_of("val"),
         captions=rules.write_captions.output.train,
         val_captions=rules.write_captions.output.val,
         features=caption_features_of("train"),
         val_features=caption_features_of("val"),
-        target=lambda wildcards: target_of(drafter_seed(wildcards.drafter)),
+        target=target_of("{training_seed}"),
     output:
-        model="<results>/drafter/{drafter}/model.safetensors",
-        report="<results>/drafter/{drafter}/report.json",
+        model="<results>/drafter/s{training_seed}{steps}/model.safetensors",
+        report="<results>/drafter/s{training_seed}{steps}/report.json",
     log:
-        "<logs>/train_drafter.{drafter}.log",
+        "<logs>/train_drafter.s{training_seed}{steps}.log",
     wildcard_constraints:
-        drafter=r"s\d+(-\d+steps)" + ("" if config["drafter"]["checkpoint"] else "?"),
+        steps=r"(-\d+steps)" + ("" if CONFIG.drafter.checkpoint else "?"),
     conda:
         ENVIRONMENT
     # An ablation's short training leaves the other core to generation.
-    threads: lambda wildcards: 1 if "-" in wildcards.drafter else TRAINING_THREADS
+    threads: lambda wildcards: 1 if wildcards.steps else RUN.training_threads
     resources:
         mem_mb=SIZES.training_mb(),
         runtime=growing(1440 if SIZES.is_large else 120, MOST_MINUTES),
@@ -155,8 +279,7 @@ rule train_drafter:
     params:
         **TEXT_PARAMS,
         code=code("train_drafter.py"),
-        settings=lambda wildcards: drafter_settings(wildcards.drafter, config["drafter"]),
-        cfg_scale=config["sampling"]["cfg_scale"],
-        training_seed=lambda wildcards: drafter_seed(wildcards.drafter),
+        settings=lambda wildcards: drafter_settings(wildcards.steps, CONFIG.drafter),
+        cfg_scale=CONFIG.sampling.cfg_scale,
     script:
         "../scripts/train_drafter.py"

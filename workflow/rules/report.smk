@@ -1,23 +1,29 @@
-"""What a run comes to: tables, figures, provenance."""
+"""What a run comes to: tables, figures, pages for readers, provenance."""
 
 from lantern_pipeline.archive.provenance import results_config
+from lantern_pipeline.config.figures import GENERALITY
+from lantern_pipeline.data.model_cards import FROM_FILES
+from lantern_pipeline.measure.registry import trained_models
+
+# The setting that captions of figures name.
+SETTING = {**PLAN.headline, "cfg_scale": f"{CONFIG.sampling.cfg_scale:g}"}
 
 
 rule summarise:
     input:
-        **{name: f"<results>/{name}/report.json" for name in trained_models(config["metrics"])},
+        **{name: f"<results>/{name}/report.json" for name in trained_models(CONFIG.metrics)},
         quality=PLAN.quality_tables("csv"),
         images=PLAN.quality_tables("images.csv"),
         latency=PLAN.latency_tables("csv"),
         total_variation=rules.measure_total_variation.output.methods,
         curves=rules.measure_total_variation.output.curves,
         tokenizer="<results>/tokenizer/report.json",
-        target=[f"<results>/target/s{seed}/report.json" for seed in config["repeats"]["training_seeds"]],
+        target=[f"<results>/target/s{seed}/report.json" for seed in CONFIG.repeats.training_seeds],
     output:
         summary=result_table("<results>/summary.csv", "summary", "Every method: speed and quality"),
         paired=result_table("<results>/paired.csv", "paired", "Differences from autoregressive decoding"),
         claims="<results>/claims.json",
-        page=report(
+        page=in_report(
             "<results>/results.html",
             caption="../report/results.rst",
             category="Overview",
@@ -30,8 +36,8 @@ rule summarise:
     params:
         code=code("summarise.py"),
         settings=TABLE_SETTINGS,
-        training_seeds=config["repeats"]["training_seeds"],
-        trained=trained_models(config["metrics"]),
+        training_seeds=CONFIG.repeats.training_seeds,
+        trained=trained_models(CONFIG.metrics),
         seed=SEED,
     script:
         "../scripts/summarise.py"
@@ -49,14 +55,14 @@ rule compare_published:
     params:
         code=code("compare_published.py", "tables/published_results.csv"),
         settings=TABLE_SETTINGS,
-        model=config["target"]["name"],
+        model=CONFIG.target.name,
     script:
         "../scripts/compare_published.py"
 
 
 # Figures read stored results only, so that `make figures` redraws without generating. Their inputs are paths and not
 # outputs of rules: a rule that is named there may run where only drawing is allowed.
-for name, figure in FIGURES.items():
+for name, figure in RUN.figures.items():
 
     rule:
         name:
@@ -66,7 +72,7 @@ for name, figure in FIGURES.items():
             # What stands under a figure of the summary is known with it, elsewhere from the config.
             claims="<results>/claims.json" if "summary" in figure.files else [],
         output:
-            png=report(
+            png=in_report(
                 f"<results>/figures/fig_{figure.letter}_{name}.png",
                 caption=f"../report/fig_{figure.letter}_{name}.rst",
                 category="Figures",
@@ -87,21 +93,46 @@ for name, figure in FIGURES.items():
                 *(["tables/published_results.csv"] if name == "published" else []),
             ),
             figure=name,
-            dpi=config["figures"]["dpi"],
+            dpi=CONFIG.figures.dpi,
             settings=figure.settings,
             numbers=claim_numbers if "summary" in figure.files else SETTING,
         script:
             "../scripts/draw_figure.py"
 
 
-# After the tables and figures, whose change makes it anew.
+rule build_race:
+    input:
+        images=f"<results>/latency/{PLAN.repeats[0]}.images.safetensors",
+        prompts=[f"<results>/prompts/{name}.jsonl" for name in CONFIG.latency.prompt_sets],
+        tokenizer=TOKENIZER,
+    output:
+        page=in_report(
+            "<results>/race.html",
+            caption="../report/race.rst",
+            category="Overview",
+            labels={"page": "Watch the methods draw"},
+        ),
+        picture="<results>/race.png",
+    log:
+        "<logs>/build_race.log",
+    conda:
+        ENVIRONMENT
+    resources:
+        mem_mb=growing(3500),
+        runtime=growing(90),
+    params:
+        code=code("build_race.py", *page_templates("race")),
+    script:
+        "../scripts/build_race.py"
+
+
 # What `lantern.load` reads of a finished run.
 rule write_card:
     input:
-        target=target_of(FIRST["training_seed"]),
-        drafter=drafter_of(FIRST["training_seed"]) if PLAN.needs_draft_model else [],
+        target=target_of(PLAN.first["training_seed"]),
+        drafter=drafter_of(PLAN.first["training_seed"]) if PLAN.needs_draft_model else [],
         tokenizer=TOKENIZER,
-        text=resource_of(config["text"]["checkpoint"], RESOURCES) if config["text"]["encoder"] in FROM_FILES else [],
+        text=RUN.input_of(CONFIG.text.checkpoint) if CONFIG.text.encoder in FROM_FILES else [],
     output:
         card="<results>/card.json",
     log:
@@ -111,7 +142,7 @@ rule write_card:
     params:
         **TEXT_PARAMS,
         code=code("write_card.py"),
-        card=card_of(config).to_dict(),
+        card=card_of(CONFIG).to_dict(),
     script:
         "../scripts/write_card.py"
 
@@ -124,9 +155,8 @@ rule write_provenance:
         tables=[
             *rules.summarise.output,
             *PLAN.report_files(),
-            *rules.write_front_page.output,
             *rules.compare_published.output,
-            *([GENERALITY] if config["variants"] else []),
+            *([GENERALITY] if CONFIG.variants else []),
             *rules.measure_total_variation.output,
             *rules.measure_ambiguity.output,
             *PLAN.quality_tables("csv"),
@@ -139,7 +169,7 @@ rule write_provenance:
         resources=PLAN.files_from_elsewhere(),
     output:
         provenance=result_table("<results>/provenance.json", "provenance", "What made these results, whole"),
-        page=report(
+        page=in_report(
             "<results>/provenance.html",
             caption="../report/provenance.rst",
             category="Overview",

@@ -4,7 +4,7 @@ from copy import deepcopy
 
 from snakemake.utils import update_config
 
-for variant, changes in config["variants"].items():
+for variant, changes in CONFIG.variants.items():
     prefix = f"{variant}_"
     varied = deepcopy(config)
     update_config(varied, changes)
@@ -13,7 +13,7 @@ for variant, changes in config["variants"].items():
     module:
         name: variant
         pathvars:
-            results=f"results/{config['experiment']}/variants/{variant}",
+            results=f"results/{CONFIG.experiment}/variants/{variant}",
         snakefile:
             f"{HERE}/Snakefile"
         config:
@@ -22,14 +22,14 @@ for variant, changes in config["variants"].items():
     use rule * from variant as prefix*
 
 
-if config["variants"]:
+if CONFIG.variants:
 
     rule compare_variants:
         input:
             **PLAN.variant_tables(),
         output:
             table=result_table(GENERALITY, "generality", "Every method on many targets"),
-            page=report(
+            page=in_report(
                 "<results>/generality.html",
                 caption="../report/generality.rst",
                 category="Overview",
@@ -41,9 +41,9 @@ if config["variants"]:
             ENVIRONMENT
         params:
             code=code("compare_variants.py"),
-            targets={"base": {}, **config["variants"]},
+            targets={"base": {}, **CONFIG.variants},
             settings=TABLE_SETTINGS,
-            cfg_scale=config["sampling"]["cfg_scale"],
+            cfg_scale=CONFIG.sampling.cfg_scale,
             seed=SEED,
         script:
             "../scripts/compare_variants.py"

@@ -3,8 +3,9 @@
 from lantern.io import write_json
 from lantern_pipeline.measure.measuring_models import check_metric_weights
 from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.settings.run_config import MetricChoices
 
 with job_log(snakemake) as log:
-    hashes = check_metric_weights(snakemake.params.settings, dict(snakemake.input.items()))
+    hashes = check_metric_weights(MetricChoices(**snakemake.params.metrics), dict(snakemake.input.items()))
     write_json(snakemake.output[0], hashes)
     log.info("what images are measured with can be loaded: %s", hashes)

@@ -9,11 +9,12 @@ from lantern.io import save_tensors
 from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.shards import select_shard
-from lantern_pipeline.runtime.job import job_log, resolve_device
+from lantern_pipeline.runtime.job import execution_of, job_log
 
 with job_log(snakemake) as log, torch.inference_mode():
     params = snakemake.params
-    source, device = make_source(params.source["data"], params.seed), resolve_device(snakemake.config["device"])
+    source = make_source(params.source["data"], params.seed)
+    device = execution_of(snakemake).device
     chunk = min(128, max(1, 16 * 256**2 // source.image_size**2))  # images; larger chunks page-fault, or fill a GPU
     tokenizer = load_tokenizer(snakemake.input.tokenizer).to(device)
     split, captions = snakemake.wildcards.split, read_prompts(snakemake.input.captions)

@@ -5,7 +5,7 @@ from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.shards import select_shard
 from lantern_pipeline.data.text_features import write_text_features
 from lantern_pipeline.fetch.manifest import resource_path, resource_sha256
-from lantern_pipeline.runtime.job import job_log, resolve_device
+from lantern_pipeline.runtime.job import execution_of, job_log
 
 with job_log(snakemake) as log:
     params, settings = snakemake.params, snakemake.params.settings
@@ -14,7 +14,7 @@ with job_log(snakemake) as log:
         resource_path(snakemake.input.t5),
         caption_dim=settings["caption_dim"],
         max_tokens=settings["max_tokens"],
-        device=resolve_device(snakemake.config["device"]),
+        device=execution_of(snakemake).device,
     )
     _, mask, is_truncated = encoder.tokenize([prompt.text for prompt in prompts])
     is_empty = mask.sum(1) == 1  # the end token alone

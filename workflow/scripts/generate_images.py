@@ -7,29 +7,28 @@ from lantern.generation import decode_timed, generate_records, load_decoding_mod
 from lantern.methods import MethodSpec
 from lantern.records import save_records
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.data.decoders import resolve_tree
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.shards import select_shard
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.runtime.job import PARTIAL_EVERY_S, job_log, partial_records, resolve_device
+from lantern_pipeline.runtime.job import PARTIAL_EVERY_S, execution_of, job_log, partial_records
 
 with job_log(snakemake) as log, partial_records(snakemake) as partial:
     params, files, temperature = snakemake.params, snakemake.input, float(snakemake.wildcards.temperature)
-    generation = snakemake.config["generation"]  # how it runs: no parameters, so that a change re-runs nothing
-    spec = resolve_tree(MethodSpec(**params.method), temperature, files.get("trees") or None)
+    execution = execution_of(snakemake)
+    spec = MethodSpec(**params.method)
     draft, table = files.get("drafter") or None, files.get("nearest_codes") or None
-    models = load_decoding_models(files.target, draft, table, resolve_device(snakemake.config["device"]), params.dtype)
+    models = load_decoding_models(files.target, draft, table, execution.device, params.dtype)
     sampling = SamplingConfig(temperature=temperature, **params.sampling)
     prompts = select_shard(read_prompts(files.prompts), snakemake.wildcards.scatteritem)
-    decoder = make_decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=generation["stepping"])
+    decoder = make_decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=execution.stepping)
     encoder = make_text_encoder(params.text, params.source, files.text)
-    decode_timed(decoder, prompts[:1], encoder, params.noise_seed)  # does not count
+    decode_timed(decoder, prompts[:1], encoder, int(snakemake.wildcards.noise_seed))  # does not count
     records = generate_records(
         decoder,
         prompts,
         encoder,
-        run_seed=params.noise_seed,
-        batch_size=generation["batch_size"],
+        run_seed=int(snakemake.wildcards.noise_seed),
+        batch_size=execution.batch_size,
         partial=partial,
         partial_every_s=PARTIAL_EVERY_S,
     )

@@ -7,7 +7,7 @@ from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.measure.likelihood import measure_ambiguity
-from lantern_pipeline.runtime.job import job_log, resolve_device
+from lantern_pipeline.runtime.job import execution_of, job_log
 
 with job_log(snakemake):
     params, files, num_images = snakemake.params, snakemake.input, snakemake.params.num_images
@@ -19,9 +19,13 @@ with job_log(snakemake):
     else:
         held_out = load_codes(files.codes, files.captions, encoder)
         codes, texts = held_out.codes, held_out.captions
-    target = load_target(files.target).to(resolve_device(snakemake.config["device"]))
-    scales, batch_size = (1.0, params.cfg_scale), snakemake.config["metrics"]["batch_size"]
+    execution = execution_of(snakemake)
     frame = measure_ambiguity(
-        target, encoder, codes[:num_images], texts[:num_images], cfg_scales=scales, batch_size=batch_size
+        load_target(files.target).to(execution.device),
+        encoder,
+        codes[:num_images],
+        texts[:num_images],
+        cfg_scales=(1.0, params.cfg_scale),
+        batch_size=execution.scoring_batch_size,
     )
     write_table(snakemake.output[0], frame)

@@ -1,26 +1,36 @@
-"""Measures the images of all methods on one prompt set at one temperature, and the ceilings."""
+"""Measures the images of all methods on one prompt set at one temperature by their scores, and the ceilings."""
 
 from lantern.records import load_shards
 from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
+from lantern_pipeline.measure.evaluate_images import load_scores
 from lantern_pipeline.measure.measuring_models import load_measuring_models
 from lantern_pipeline.measure.quality import measure_quality
-from lantern_pipeline.runtime.job import job_log, resolve_device
+from lantern_pipeline.runtime.job import execution_of, job_log
+from lantern_pipeline.settings.run_config import FidelitySettings, MetricChoices
 
 with job_log(snakemake):
-    params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.config["device"])
+    params, files = snakemake.params, snakemake.input
+    execution = execution_of(snakemake)
     prompts = read_prompts(files.prompts)
-    source, metrics = params.source["data"]["source"], params.metrics
-    encoder = make_text_encoder(params.text, source, files.text)
-    models = load_measuring_models(files.tokenizer, files.target, encoder, dict(files.items()), metrics, device)
+    models = load_measuring_models(
+        files.tokenizer,
+        files.target,
+        make_text_encoder(params.text, params.source["data"]["source"], files.text),
+        dict(files.items()),
+        MetricChoices(**params.metrics),
+        execution.device,
+        execution.scoring_batch_size,
+    )
     rows, images = measure_quality(
         load_shards(files.records, [prompt.id for prompt in prompts]),
+        {found.method_id: found for found in map(load_scores, files.scores)},
         prompts,
         make_source(params.source["data"], params.seed),
         models,
-        settings={**metrics, "batch_size": snakemake.config["metrics"]["batch_size"]},
+        settings=FidelitySettings(**params.fidelity),
         prompt_set=snakemake.wildcards.prompt_set,
         split=params.split,
         repeat=params.repeat,

@@ -12,19 +12,21 @@ from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.measure.total_variation import TotalVariationStudy, tv_curves
-from lantern_pipeline.runtime.job import job_log, resolve_device
+from lantern_pipeline.runtime.job import execution_of, job_log
+from lantern_pipeline.settings.run_config import TotalVariation
 
 with job_log(snakemake):
-    params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.config["device"])
+    params, files = snakemake.params, snakemake.input
+    device = execution_of(snakemake).device
     prompts = read_prompts(files.prompts)
     records = load_shards(files.records, [prompt.id for prompt in prompts])
-    settings = params.settings
+    settings = TotalVariation(**params.settings)
     options = {"num_resamples": params.bootstrap_resamples, "seed": params.noise_seed}
     study = TotalVariationStudy(
         target_model=load_target(files.target).to(device),
         encoder=make_text_encoder(params.text, params.source, files.text),
-        prompts=prompts[: settings["num_images"]],
-        tested_prompts=prompts[: settings["num_tested"]],
+        prompts=prompts[: settings.num_images],
+        tested_prompts=prompts[: settings.num_tested],
         codebook=load_tokenizer(files.tokenizer).decoded_codebook.detach(),
         settings=settings,
         options=options,
@@ -35,6 +37,12 @@ with job_log(snakemake):
     curves = pd.DataFrame(columns=["rule", "delta"])
     if files.drafter:
         nodes, nearest = study.common_nodes(decoders[0]), load_nearest_codes(files.nearest, device)
-        wanted = {name: settings[name] for name in ("k", "deltas", "num_children")}
-        curves = tv_curves(nodes, nearest, **wanted, options=options)
+        curves = tv_curves(
+            nodes,
+            nearest,
+            k=settings.k,
+            deltas=settings.deltas,
+            num_children=settings.num_children,
+            options=options,
+        )
     write_table(snakemake.output.curves, curves)

@@ -6,8 +6,9 @@ from pathlib import Path
 from lantern.io import atomic_path, read_json, write_json
 from lantern_pipeline.data.tables import read_table, write_table
 from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.tables.documents import publish
 from lantern_pipeline.tables.generality import find_generality_claims
-from lantern_pipeline.tables.markdown import publish, results_table
+from lantern_pipeline.tables.markdown import results_table
 
 with job_log(snakemake) as log:
     files, section, docs = snakemake.input, snakemake.params.section, Path(snakemake.params.root, "docs")

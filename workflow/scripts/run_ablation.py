@@ -10,29 +10,36 @@ from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.measure.ablation_point import AblationPoint
 from lantern_pipeline.measure.ablations import AblationStudy
 from lantern_pipeline.measure.measuring_models import load_measuring_models
-from lantern_pipeline.runtime.job import job_log, resolve_device
+from lantern_pipeline.runtime.job import execution_of, job_log
+from lantern_pipeline.settings.run_config import MetricChoices, TotalVariationNodes
 
 with job_log(snakemake):
-    params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.config["device"])
-    generation = snakemake.config["generation"]
+    params, files = snakemake.params, snakemake.input
+    execution = execution_of(snakemake)
     encoder = make_text_encoder(params.text, params.source, files.text)
     drafters = {None: None, **dict(zip(params.drafters, files.drafters, strict=True))}
     study = AblationStudy(
         models={
-            steps: load_decoding_models(files.target, drafter, device=device, dtype=params.dtype)
+            steps: load_decoding_models(files.target, drafter, device=execution.device, dtype=params.dtype)
             for steps, drafter in drafters.items()
         },
-        tables=load_tables(files.nearest_codes, device),
+        tables=load_tables(files.nearest_codes, execution.device),
         measuring=load_measuring_models(
-            files.tokenizer, files.target, encoder, dict(files.items()), params.metrics, device
+            files.tokenizer,
+            files.target,
+            encoder,
+            dict(files.items()),
+            MetricChoices(**params.metrics),
+            execution.device,
+            execution.scoring_batch_size,
         ),
         cross_entropy=(read_metadata(files.target) or {}).get("val_cross_entropy"),
         prompts=read_prompts(files.prompts)[: params.num_prompts],
-        settings={**params.metrics, "batch_size": snakemake.config["metrics"]["batch_size"]},
-        total_variation=params.total_variation,
-        batch_size=generation["batch_size"],
+        total_variation=TotalVariationNodes(**params.total_variation),
+        bootstrap_resamples=params.bootstrap_resamples,
+        batch_size=execution.batch_size,
         seed=params.noise_seed,
-        stepping=generation["stepping"],
+        stepping=execution.stepping,
     )
     points = [AblationPoint(MethodSpec(**method), *others) for method, *others in params.points]
     rows, images = study.run(snakemake.wildcards.ablation, points)

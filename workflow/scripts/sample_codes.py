@@ -10,15 +10,15 @@ from lantern.sampling import SamplingConfig
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.shards import select_shard
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.runtime.job import PARTIAL_EVERY_S, job_log, partial_records, resolve_device
+from lantern_pipeline.runtime.job import PARTIAL_EVERY_S, execution_of, job_log, partial_records
 
 with job_log(snakemake) as log, partial_records(snakemake) as partial:
     params, files = snakemake.params, snakemake.input
-    generation = snakemake.config["generation"]  # how it runs: no parameters, so that a change re-runs nothing
+    execution = execution_of(snakemake)
     encoder = make_text_encoder(params.text, params.source, [*files.text, *files.val_text])
-    models = load_decoding_models(files.target, device=resolve_device(snakemake.config["device"]), dtype=params.dtype)
+    models = load_decoding_models(files.target, device=execution.device, dtype=params.dtype)
     sampling = SamplingConfig(temperature=1.0, **params.sampling)
-    decoder = make_decoder(models, MethodSpec(**params.method), sampling, stepping=generation["stepping"])
+    decoder = make_decoder(models, MethodSpec(**params.method), sampling, stepping=execution.stepping)
     captions = {"train": files.captions, "val": files.val_captions}
     shards = {
         split: select_shard(read_prompts(path), snakemake.wildcards.scatteritem) for split, path in captions.items()
@@ -28,8 +28,8 @@ with job_log(snakemake) as log, partial_records(snakemake) as partial:
         decoder,
         prompts,
         encoder,
-        run_seed=params.training_seed,
-        batch_size=generation["batch_size"],
+        run_seed=int(snakemake.wildcards.training_seed),
+        batch_size=execution.batch_size,
         partial=partial,
         partial_every_s=PARTIAL_EVERY_S,
     )

@@ -7,7 +7,7 @@ from lantern_pipeline.data.tables import read_table, read_tables, write_table
 from lantern_pipeline.runtime.job import job_log
 from lantern_pipeline.tables.claims import describe_run, find_claims
 from lantern_pipeline.tables.comparisons import build_paired
-from lantern_pipeline.tables.markdown import claim_cells, html_page, method_cells, results_table
+from lantern_pipeline.tables.markdown import best_cells, claim_cells, html_page, method_cells, results_table
 from lantern_pipeline.tables.summary import build_summary
 
 with job_log(snakemake):
@@ -27,5 +27,6 @@ with job_log(snakemake):
     write_json(snakemake.output.claims, claims)
     table = results_table(summary, params.settings)
     folded = {"What it comes to, in numbers (claims.json)": claim_cells(claims)}
-    page = html_page("What came out", describe_run(claims["setting"]), method_cells(table), folded=folded)
+    blocks = (describe_run(claims["setting"]), best_cells(claims), method_cells(table))
+    page = html_page("What came out", *blocks, folded=folded)
     write_text(snakemake.output.page, page)

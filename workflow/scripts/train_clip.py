@@ -3,7 +3,7 @@
 from lantern.checkpoints.native import save_model
 from lantern.io import write_json
 from lantern_pipeline.data.image_sources import make_source
-from lantern_pipeline.runtime.job import job_log, resolve_device, training_checkpoint
+from lantern_pipeline.runtime.job import execution_of, job_log, training_checkpoint
 from lantern_pipeline.training.clip import RECIPE, train_clip
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
@@ -14,7 +14,7 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
         RECIPE | params.settings,
         seed=params.seed,
         checkpoint=checkpoint,
-        device=resolve_device(snakemake.config["device"]),
+        device=execution_of(snakemake).device,
     )
     save_model(snakemake.output.model, model, report)
     write_json(snakemake.output.report, report)

@@ -8,7 +8,7 @@ from lantern.models.draft import DraftModel
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.data.code_dataset import load_codes
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.runtime.job import job_log, resolve_device, training_checkpoint
+from lantern_pipeline.runtime.job import execution_of, job_log, training_checkpoint
 from lantern_pipeline.training.drafter import DrafterTrainer
 from lantern_pipeline.training.drafter_loss import DrafterValidation
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
@@ -28,9 +28,9 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
         )
     )
     recipe = pick(DrafterTraining, params.settings, cfg_scale=sampling.cfg_scale).resolve(len(data))
-    target = load_target(files.target, device=resolve_device(snakemake.config["device"]))
-    draft = DraftModel.from_target(target, params.training_seed)
-    trainer = DrafterTrainer(draft, target, data, recipe, params.training_seed)
+    target = load_target(files.target, device=execution_of(snakemake).device)
+    draft = DraftModel.from_target(target, int(snakemake.wildcards.training_seed))
+    trainer = DrafterTrainer(draft, target, data, recipe, int(snakemake.wildcards.training_seed))
     history = run_training(
         trainer,
         recipe.num_steps,

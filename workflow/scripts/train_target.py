@@ -9,7 +9,7 @@ from lantern.models.target import TargetConfig, TargetModel
 from lantern.text_encoders.encoders import describe_features
 from lantern_pipeline.data.code_dataset import load_codes
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.runtime.job import job_log, resolve_device, training_checkpoint
+from lantern_pipeline.runtime.job import execution_of, job_log, training_checkpoint
 from lantern_pipeline.training.loop import Pace, run_training
 from lantern_pipeline.training.target import TargetTrainer, TargetTraining, evaluate_target
 
@@ -20,9 +20,9 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     encoder = make_text_encoder(params.text, params.source, files.text)
     data = load_codes(files.train, files.captions, encoder)
     held_out = load_codes(files.val, files.val_captions, encoder)
-    torch.manual_seed(params.training_seed)
-    model = TargetModel(TargetConfig(**params.sizes)).to(resolve_device(snakemake.config["device"]))
-    trainer = TargetTrainer(model, data, pick(TargetTraining, settings), params.training_seed)
+    torch.manual_seed(int(snakemake.wildcards.training_seed))
+    model = TargetModel(TargetConfig(**params.sizes)).to(execution_of(snakemake).device)
+    trainer = TargetTrainer(model, data, pick(TargetTraining, settings), int(snakemake.wildcards.training_seed))
     features = {"text": describe_features(params.text["encoder"])}
     history = run_training(
         trainer,

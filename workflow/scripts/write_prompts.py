@@ -6,10 +6,10 @@ from lantern_pipeline.data.prompt_files import load_prompt_set, write_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder, unknown_words
 from lantern_pipeline.fetch.manifest import resource_path
 from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.settings.run_config import RunConfig
 
 with job_log(snakemake) as log:
     params, settings = snakemake.params, snakemake.params.settings
-    config = snakemake.config  # for a check only: what stands in params re-runs everything when it changes
     source = make_source(params.source["data"], params.seed)
     if settings.get("file"):
         prompts = load_prompt_set(resource_path(snakemake.input[0]), settings, params.seed)
@@ -24,6 +24,7 @@ with job_log(snakemake) as log:
         words = unknown_words(texts, source.captions("train", range(source.num_train)))
         if words:
             log.warning("no training caption has the words %s: what they mean is not drawn", ", ".join(words)[:500])
-    check_prompt_count(snakemake.wildcards.prompt_set, len(prompts), config["metrics"], config["figures"])
+    # Only checks read the rest of the config: as a parameter, it would generate everything again when it changes.
+    check_prompt_count(snakemake.wildcards.prompt_set, len(prompts), RunConfig(**snakemake.config))
     write_prompts(snakemake.output[0], prompts)
     log.info("wrote %d prompts", len(prompts))

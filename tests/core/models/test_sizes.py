@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-import yaml
 
-from conftest import ROOT
+from conftest import ROOT, load_config, typed_config
 from lantern.cards.card import card_from
 from lantern.cards.published import CARDS
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, draft_parameters, head_parameters, target_parameters
@@ -60,12 +59,15 @@ def test_published_sizes():
 
 
 def test_named_sizes():
-    section = yaml.safe_load((ROOT / "config.yaml").read_text())["target"]
-    assert TargetConfig(**target_fields({**section, "checkpoint": None}, "words")) == TargetConfig()
-    found = TargetConfig(**target_fields({**section, "size": "XL"}, "words"))
+    config = load_config([ROOT / "config.yaml"])
+    config["target"]["checkpoint"] = None
+    assert TargetConfig(**target_fields(typed_config(config))) == TargetConfig()
+    config["target"]["size"] = "XL"
+    found = TargetConfig(**target_fields(typed_config(config)))
     assert (found.dim, found.num_layers, found.num_heads, found.ffn_hidden) == (1280, 36, 20, XL.ffn_hidden)
-    with pytest.raises(ValueError, match=r"target\.size must be one of B, L, XL, .* got 'XM'"):
-        target_fields({**section, "size": "XM"}, "words")
+    config["target"]["size"] = "XM"
+    with pytest.raises(ValueError, match=r"target\.size must be one of None, B, L, XL, .* got 'XM'"):
+        typed_config(config)
 
 
 def test_cards_have_the_sizes_of_the_published_models():

@@ -1,4 +1,4 @@
-"""Images of an archive drawn again: what counts as equal, what is found, what is refused."""
+"""Images of an experiment drawn again: what counts as equal, what is found, what is refused."""
 
 import json
 import random
@@ -10,23 +10,21 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from conftest import ROOT, load_config
+from conftest import ROOT, load_config, typed_config
 from lantern.checkpoints.native import save_model
 from lantern.decoding import make_decoder
 from lantern.generation import generate_records, load_decoding_models
-from lantern.io import load_tensors, save_tensors, write_json
+from lantern.io import load_tensors, save_tensors
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
 from lantern.records import save_records
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.archive import redraw as redrawing
-from lantern_pipeline.archive.archive import pack_experiment
 from lantern_pipeline.archive.provenance import FILE_PARTS, KIND, describe_code, hash_files
 from lantern_pipeline.archive.redraw import choose_records
 from lantern_pipeline.cli import app
 from lantern_pipeline.config.methods import expand_methods
-from lantern_pipeline.data.decoders import resolve_tree
 from lantern_pipeline.data.prompt_files import write_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
 
@@ -59,8 +57,8 @@ def make_experiment(folder, config, *, dtype="float32"):
     save_model(files["drafter"], DraftModel(DraftConfig.of(target.config)))
     write_prompts(folder / "prompts/seen.jsonl", PROMPTS)
     encoder = make_text_encoder(text, "scenes")
-    for run in expand_methods(config):
-        spec = resolve_tree(run.spec, run.temperature, folder / "trees/s0.json")
+    for run in expand_methods(typed_config(config)):
+        spec = run.spec
         models = load_decoding_models(files["target"], files["drafter"] if spec.drafts else None, dtype=dtype)
         decoder = make_decoder(models, spec, SamplingConfig(temperature=run.temperature, **config["sampling"]))
         records = generate_records(decoder, PROMPTS, encoder, run_seed=0, batch_size=2)
@@ -83,10 +81,8 @@ def write_provenance(folder, config):
 
 
 def verify(folder, *arguments):
-    """Packs an experiment and verifies the archive; returns (exit code, everything printed)."""
-    archive = folder.parent.parent / "tiny.zip"
-    pack_experiment(folder, archive)
-    result = CliRunner().invoke(app, ["verify", str(archive), *arguments])
+    """Verifies an experiment; returns (exit code, everything printed)."""
+    result = CliRunner().invoke(app, ["verify", str(folder), *arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.output
 
@@ -98,29 +94,14 @@ def change(path, edit, metadata=None):
     save_tensors(path, tensors, {**found, **(metadata or {})})
 
 
-def test_an_untouched_archive_is_verified(experiment):
+def test_untouched_results_are_verified(experiment):
     code, output = verify(experiment, "--images", "3")
     assert code == 0, output
-    assert "sums: 7 files are as packed" in output and "outside its provenance" not in output
-    assert "what generate_images.py runs is the same as behind the archive" in output
+    assert "sums: 6 files are those of provenance.json" in output and "not compared" not in output
+    assert "what generate_images.py runs is the same as behind the results" in output
     assert output.count("equal: ") == 3 and "16 of 16 tokens" in output
     assert "equal: autoregressive seen T1 s0n0 seen-" in output and "equal: coupled seen T1 s0n0 seen-" in output
     assert "verified: sums; images drawn again: 3 equal" in output
-
-
-def test_a_tuned_tree_is_the_archives_own(tmp_path, config):
-    folder = tmp_path / "results" / "tiny"
-    config["methods"] = [{"preset": "eagle1", "tree": "tuned"}]  # its images depend on the tree
-    write_json(folder / "trees/s0.json", {"methods": {"eagle1-tuned T1": {"tree_shape": [[0], [1], [0, 0]]}}})
-    make_experiment(folder, config)
-    code, output = verify(folder, "--images", "2")
-    assert code == 0 and output.count("equal: eagle1-tuned seen T1") == 2, output
-    write_json(folder / "trees/s0.json", {"methods": {}})
-    code, output = verify(folder, "--images", "2")
-    assert code != 0 and "s0.json holds no tree of eagle1-tuned T1" in output
-    write_json(folder / "trees/s0.json", {})
-    code, output = verify(folder, "--images", "2")
-    assert code == 1 and "Traceback" not in output
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -140,13 +121,14 @@ def test_a_code_that_the_models_do_not_draw_is_found_though_all_hashes_fit(tmp_p
         assert code == 0 and "not comparable: coupled" in output
 
 
-def test_models_that_the_archive_leaves_out_are_taken_from_a_folder_if_they_are_the_same(experiment, config, tmp_path):
+def test_models_that_the_results_lack_are_taken_from_a_folder_if_they_are_the_same(experiment, config, tmp_path):
     config["target"]["checkpoint"] = "llamagen_stage1"
     write_provenance(experiment, config)
-    code, output = verify(experiment)
-    assert code == 1 and "leaves out target/s0/model.safetensors (sha256 " in output and "--models" in output
     own = tmp_path / "own"
     shutil.copytree(experiment / "target", own / "target")
+    (experiment / "target/s0/model.safetensors").unlink()
+    code, output = verify(experiment)
+    assert code == 1 and "lack target/s0/model.safetensors (sha256 " in output and "--models" in output
     code, output = verify(experiment, "--models", str(own))
     assert code == 0, output
     change(own / "target/s0/model.safetensors", lambda tensors: tensors["head.weight"].mul_(2))
@@ -162,37 +144,33 @@ def test_prompts_that_do_not_fit_the_records_are_one_sentence(experiment, config
     assert code == 1 and ("unknown word" in output or "has no prompt" in output) and "Traceback" not in output
 
 
-def test_a_class_that_an_archive_names_is_not_imported(experiment, config, tmp_path, monkeypatch):
-    """In its config, in the records of an image, in a table."""
-    name = "own_of_archive:Capped"
+def test_a_class_that_results_name_is_not_imported(experiment, config, tmp_path, monkeypatch):
+    """In its config, and in the records of an image."""
+    name = "own_of_results:Capped"
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "own_of_archive.py").write_text("raise RuntimeError('imported')")
-    table, own = experiment / "summary.csv", {"name": "mine", "tree": "chain3", "drafts": "top"}
+    (tmp_path / "own_of_results.py").write_text("raise RuntimeError('imported')")
+    own = {"name": "mine", "tree": "chain3", "drafts": "top"}
     methods = config["methods"]
     config["methods"] = [*methods, {**own, "acceptance": ["exact", name]}]
     write_provenance(experiment, config)
     code, output = verify(experiment)
-    assert code == 1 and "provenance.json: acceptance must be one of Lantern's own in an archive, got" in output
+    assert code == 1 and "provenance.json: acceptance must be one of Lantern's own, got" in output
+    assert verify(experiment, "--images", "0")[0] == 0  # sums need no class
     config["methods"] = methods
-    table.write_text(f"method,drafts,acceptance\nmine,{name},exact\n")
-    write_provenance(experiment, config)
-    code, output = verify(experiment)
-    assert code == 1 and "summary.csv: drafts must be one of Lantern's own" in output
-    table.write_text("method\ncoupled\n")
     for file in (AUTOREGRESSIVE, COUPLED):
         change(experiment / file, lambda tensors: None, {"method": {"acceptance": name}})
     write_provenance(experiment, config)
     code, output = verify(experiment)
     assert code == 1 and "1-of-1.safetensors: acceptance must be one of Lantern's own" in output
-    assert "own_of_archive" not in sys.modules
+    assert "own_of_results" not in sys.modules
 
 
 def test_what_is_beside_the_provenance_is_named(experiment, config):
     for number in range(5):
         (experiment / f"note{number}.txt").write_text("anything")
     code, output = verify(experiment, "--images", "0")
-    names = "tiny/note0.txt, tiny/note1.txt, tiny/note2.txt"
-    assert code == 0 and f"outside its provenance, as packed: {names} and 2 more" in output, output
+    names = "note0.txt, note1.txt, note2.txt"
+    assert code == 0 and f"not named in provenance.json, hence not compared: {names} and 2 more" in output, output
 
 
 def test_a_sample_has_as_many_methods_as_it_can(tmp_path):

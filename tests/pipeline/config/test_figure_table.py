@@ -7,7 +7,7 @@ from string import ascii_lowercase
 
 import pytest
 
-from conftest import ROOT, load_config_of_all_figures
+from conftest import ROOT, load_config_of_all_figures, typed_config
 from lantern_pipeline.config.figures import figure_table
 from lantern_pipeline.config.paths import RunPlan
 from lantern_pipeline.fetch.entries import parse_entries
@@ -16,7 +16,7 @@ DEFAULT = load_config_of_all_figures()
 
 
 def table_of(config):
-    return figure_table(RunPlan(config, parse_entries(config["resources"])), config)
+    return figure_table(RunPlan(typed_config(config), parse_entries(config["resources"])))
 
 
 FIGURES = table_of(DEFAULT)

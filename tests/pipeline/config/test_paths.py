@@ -4,19 +4,18 @@ import copy
 
 import pytest
 
-from conftest import ROOT, load_config
+from conftest import ROOT, load_config, typed_config
 from lantern_pipeline.config.paths import (
     RunPlan,
     answer_files,
     drafter_for,
     drafter_of,
-    drafter_seed,
     drafter_settings,
     table_of,
     tables_of,
-    trees_of,
 )
 from lantern_pipeline.fetch.entries import parse_entries
+from lantern_pipeline.settings.run_config import Drafter
 
 DEFAULT = load_config([ROOT / "config.yaml"])
 
@@ -25,15 +24,15 @@ def plan(**sections):
     config = copy.deepcopy(DEFAULT)
     for name, section in sections.items():
         config[name] = {**config[name], **section} if isinstance(section, dict) else section
-    return RunPlan(config, parse_entries(config["resources"]))
+    return RunPlan(typed_config(config), parse_entries(config["resources"]))
 
 
 def test_a_drafter_of_an_ablation_has_a_name_and_steps_of_its_own():
-    section = {"num_steps": 350, "num_epochs": 2, "batch_size": 8}
-    short = {"num_steps": 40, "num_epochs": None, "batch_size": 8}
-    for name, steps, settings in (("s13", None, section), ("s13-40steps", 40, short)):
-        assert drafter_of(13, steps) == f"<results>/drafter/{name}/model.safetensors"
-        assert drafter_seed(name) == 13 and drafter_settings(name, section) == settings
+    section = Drafter(**{**DEFAULT["drafter"], "num_steps": 350, "num_epochs": 2})
+    short = {**section.model_dump(), "num_steps": 40, "num_epochs": None}
+    for name, steps, settings in (("", None, section.model_dump()), ("-40steps", 40, short)):
+        assert drafter_of(13, steps) == f"<results>/drafter/s13{name}/model.safetensors"
+        assert drafter_settings(name, section) == settings
 
 
 def test_an_ablation_over_drafters_names_its_models_once():
@@ -47,13 +46,13 @@ def test_an_ablation_over_drafters_names_its_models_once():
 
 def test_only_relaxed_methods_read_a_table():
     specs = plan(methods=[{"preset": ["autoregressive", "eagle2"]}, {"preset": "proximity", "k": [5, 20]}]).specs
-    assert table_of(specs["eagle2"], 0) == []
-    assert tables_of(specs.values(), 0) == [table_of(specs["proximity-k5"], 0)]
-    assert tables_of(specs.values(), 0)[0].startswith("<results>/codebook/")
-    kinds = {"k": [5, 20], "neighbours": ["random", "probability", "l2_normalised", "l2"]}
+    assert table_of(specs["eagle2"]) == []
+    assert tables_of(specs.values()) == [table_of(specs["proximity-k5"])]
+    assert tables_of(specs.values())[0].startswith("<results>/codebook/")
+    kinds = {"k": [5, 20], "neighbours": ["random", "l2_normalised", "l2"]}
     specs = plan(methods=[{"preset": "autoregressive"}, {"preset": "proximity", **kinds}]).specs
-    names = ["l2", "l2_normalised", "probability.s3", "random"]
-    assert tables_of(specs.values(), 3) == [f"<results>/codebook/{name}.safetensors" for name in names]
+    names = ["l2", "l2_normalised", "random"]
+    assert tables_of(specs.values()) == [f"<results>/codebook/{name}.safetensors" for name in names]
 
 
 def test_a_run_is_every_method_at_its_temperatures():
@@ -68,7 +67,7 @@ def test_repeats_and_prompt_sets_name_the_files():
     planned = plan(
         methods=[{"preset": "autoregressive"}],
         repeats={"training_seeds": [4], "noise_seeds": [0, 7]},
-        prompts={"seen": {"split": "val", "num": 4}, "unseen": None},
+        prompts={"seen": {"split": "seen", "num": 4}, "unseen": None},
     )
     assert planned.repeats == ["s4n0", "s4n7"] and planned.first == {"training_seed": 4, "noise_seed": 0}
     assert planned.prompt_sets == ["seen"]
@@ -107,25 +106,6 @@ def test_a_run_of_jacobi_drafts_has_no_draft_model():
     both = plan(methods=[{"preset": ["autoregressive", "jacobi", "hybrid"]}], ablations=ablations)
     assert drafter_for(both.specs.values(), 3) == drafter_of(3)
     assert drafter_for([both.specs["jacobi"]], 3) == [] and both.drafters_of("jacobi") == {}
-
-
-def test_tuned_trees_are_read_by_those_who_take_them():
-    named = plan(methods=[{"preset": ["autoregressive", "coupled"], "temperatures": [0, 1]}])
-    assert trees_of(named.specs.values(), 0) == []
-    assert not any("/trees/" in file for file in named.model_files())
-    tuned = plan(
-        methods=[
-            {"preset": ["autoregressive", "coupled"]},
-            {"preset": "jacobi", "tree": "tuned", "temperatures": [0, 1]},
-        ],
-        repeats={"training_seeds": [0, 2], "noise_seeds": [0]},
-    )
-    assert trees_of([tuned.specs["coupled"]], 2) == []
-    assert trees_of(tuned.specs.values(), 2) == "<results>/trees/s2.json"
-    runs = tuned.tuned_params()
-    assert [run[:2] for run in runs] == [("jacobi-tuned", 0.0), ("jacobi-tuned", 1.0)]
-    assert [(method["tree"], len(method["tree_shape"])) for method in runs[0][2]][:2] == [("chain7", 7), ("chain9", 9)]
-    assert {"<results>/trees/s0.json", "<results>/trees/s2.json"} <= set(tuned.model_files())
 
 
 def test_files_from_elsewhere_are_those_that_the_run_uses():

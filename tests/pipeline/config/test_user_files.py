@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from conftest import ROOT, load_config
+from conftest import ROOT, load_config, typed_config
 from lantern_pipeline.config import user_files
 from lantern_pipeline.config.user_files import check_user_files
 from lantern_pipeline.fetch.entries import parse_entries
@@ -22,7 +22,7 @@ def changed(**sections):
 
 
 def check(config, **options):
-    check_user_files(config, parse_entries(config["resources"]), **options)
+    check_user_files(typed_config(config), parse_entries(config["resources"]), **options)
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,9 @@ def test_a_gpu_is_missed_before_any_job_where_jobs_run_on_this_machine(monkeypat
 def test_without_prompt_files_no_torch_is_imported():
     command = """
 import sys
-from lantern_pipeline.config.validate import load_yaml
+from lantern_pipeline.config.validate import check_keys, load_yaml
 from lantern_pipeline.config.user_files import check_user_files
-config = load_yaml("config.yaml")
+config = check_keys(load_yaml("config.yaml") | load_yaml("workflow/resources.yaml"))
 check_user_files(config, {})
 sys.exit("torch" in sys.modules)
 """

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from lantern.checkpoints.native import save_model
-from lantern.io import save_tensors, write_json
+from lantern.io import save_tensors
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
-from lantern_pipeline.data.decoders import load_decoders, load_tables, resolve_tree
+from lantern_pipeline.data.decoders import load_decoders, load_tables
 
 SAMPLING = {"cfg_scale": 2.0, "top_k": 6, "top_p": 1.0, "filter_order": "top_k_first"}
 
@@ -35,18 +35,17 @@ def files(tmp_path):
         "drafter": tmp_path / "drafter.safetensors",
         "nearest_codes": [
             str(save_table(tmp_path / "l2.safetensors", 4)),
-            str(save_table(tmp_path / "probability.s0.safetensors", 5)),
+            str(save_table(tmp_path / "random.safetensors", 5)),
         ],
     }
 
 
-def test_tables_are_named_after_their_files_up_to_the_first_dot(tmp_path):
-    names = ["l2_normalised.safetensors", "probability.s12.safetensors", "random.safetensors"]
+def test_tables_are_named_after_their_files(tmp_path):
+    names = ["l2_normalised.safetensors", "random.safetensors"]
     tables = load_tables([save_table(tmp_path / name, columns) for columns, name in enumerate(names, 1)])
     assert {name: tuple(table.shape) for name, table in tables.items()} == {
         "l2_normalised": (12, 1),
-        "probability": (12, 2),
-        "random": (12, 3),
+        "random": (12, 2),
     }
     assert all(table.dtype == torch.int16 for table in tables.values())
     assert list(load_tables(str(save_table(tmp_path / "l2.safetensors")))) == ["l2"]  # one needs no list
@@ -58,7 +57,7 @@ def test_each_decoder_reads_the_table_of_its_method_and_all_share_the_models(fil
     runs = [
         (asdict(MethodSpec.of("autoregressive", method_id="autoregressive")), 1.0),
         (asdict(MethodSpec.of("a", neighbours="l2", method_id="a", **relaxed)), 1.0),
-        (asdict(MethodSpec.of("b", neighbours="probability", method_id="b", **relaxed)), 0.5),
+        (asdict(MethodSpec.of("b", neighbours="random", method_id="b", **relaxed)), 0.5),
     ]
     decoders = load_decoders(runs, SAMPLING, **files)
     assert [decoder.spec.method_id for decoder in decoders] == ["autoregressive", "a", "b"]
@@ -67,17 +66,3 @@ def test_each_decoder_reads_the_table_of_its_method_and_all_share_the_models(fil
     assert len({id(decoder.target) for decoder in decoders}) == 1
     assert decoders[0].models.nearest_codes is None
     assert [decoder.models.nearest_codes.shape[1] for decoder in decoders[1:]] == [4, 5]
-
-
-def test_a_tuned_tree_is_read_from_the_file_by_method_and_temperature(files, tmp_path):
-    shapes = {"a T0": [[0]], "a T0.5": [[0], [1]]}
-    path = tmp_path / "s0.json"
-    write_json(path, {"methods": {name: {"tree_shape": shape} for name, shape in shapes.items()}})
-    spec = MethodSpec.of("a", tree="tuned", drafts="coupled", method_id="a")
-    decoders = load_decoders([(asdict(spec), 0.0), (asdict(spec), 0.5)], SAMPLING, **files, trees=path)
-    assert [decoder.spec.tree_shape for decoder in decoders] == [((0,),), ((0,), (1,))]
-    assert resolve_tree(MethodSpec.of("b", tree="chain2", drafts="coupled"), 1.0, None).tree_shape == ((0,), (0, 0))
-    with pytest.raises(ValueError, match=r"s0\.json holds no tree of a T1; delete it and run rule tune_tree again"):
-        resolve_tree(spec, 1.0, path)
-    with pytest.raises(ValueError, match="no file of trees holds no tree of a T1"):
-        resolve_tree(spec, 1.0, None)

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
+from conftest import ROOT, load_config, typed_config
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
@@ -26,12 +27,12 @@ from lantern_pipeline.measure.ablations import AblationStudy
 from lantern_pipeline.measure.clip_score import ClipScore
 from lantern_pipeline.measure.measuring_models import MeasuringModels
 from lantern_pipeline.measure.prompt_accuracy import AccuracyScore
+from lantern_pipeline.settings.run_config import TotalVariationNodes
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
 
 NUM, VOCAB = 4, 24
 SAMPLING = {"cfg_scale": 2.0, "top_k": 6, "top_p": 1.0, "filter_order": "top_k_first"}
-SETTINGS = {"batch_size": 5, "near_tie_margin": 1e-4, "bootstrap_resamples": 20}
 IDENTITY = ["ablation", "method", "tree", "drafts", "acceptance", "residual", "neighbours", "k", "delta", "lambda_"]
 IDENTITY += ["method_id", "temperature", "cfg_scale", "top_k", "drafter_steps", "target_cross_entropy"]
 NEAR = {"preset": "proximity", "k": 6}
@@ -52,6 +53,7 @@ def study():
         ImageTokenizer(tokenizer).eval(),
         target,
         WordEmbeddingEncoder(source.vocabulary, 8, 16),
+        5,
         (ClipScore(ClipScorer.from_model(clip)), AccuracyScore(attribute_classifier)),
     )
 
@@ -66,17 +68,20 @@ def study():
         measuring=measuring,
         cross_entropy=3.5,
         prompts=source.prompts("seen", NUM),
-        settings=SETTINGS,
-        total_variation={"num_images": 3, "max_nodes": 30, "num_samples": 4},
+        total_variation=TotalVariationNodes(num_images=3, max_nodes=30, num_samples=4),
+        bootstrap_resamples=20,
         batch_size=3,
         seed=1,
     )
 
 
 def expand(**grid):
-    trees = {"static": "chain3", "dynamic": {"num_nodes": 6, "depth": 1, "top_k": 4}}
-    base = {"draft_tree": trees, "trees": {}, "codebook": {"neighbours": "l2"}, "sampling": SAMPLING}
-    return expand_ablations({**base, "ablations": {"grids": {"mine": grid}}})["mine"]
+    config = load_config([ROOT / "config.yaml"])
+    config["draft_tree"] = {"static": "chain3", "dynamic": {"num_nodes": 6, "depth": 1, "top_k": 4}}
+    config["codebook"]["neighbours"] = "l2"
+    config["sampling"] = SAMPLING
+    config["ablations"]["grids"] = {"mine": grid}
+    return expand_ablations(typed_config(config))["mine"]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""FID, KID, precision and recall: torch-fidelity's own numbers, their intervals, and what a reference may lack."""
+"""FID, KID, precision and recall: torch-fidelity's own numbers, and what a reference may lack."""
 
 import hashlib
 import json
@@ -6,8 +6,6 @@ import math
 import os
 import pickle
 
-import numpy as np
-import pandas as pd
 import pytest
 import torch
 import torchvision
@@ -17,20 +15,17 @@ from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorIncepti
 from torch_fidelity.feature_extractor_vgg16 import FeatureExtractorVGG16
 
 from lantern_pipeline.fetch.manifest import describe_file, make_manifest
-from lantern_pipeline.measure import distances
 from lantern_pipeline.measure.distances import Gaussian, measure_fid, measure_kid, measure_precision_recall
 from lantern_pipeline.measure.feature_extractors import classifier_features, load_extractor
 from lantern_pipeline.measure.fidelity import ClassifierFidelity, feature_scale
-from lantern_pipeline.measure.intervals import draw_parts, jackknife_error
 from lantern_pipeline.measure.reference_statistics import OF_CLASSIFIER, Reference, measure_reference
+from lantern_pipeline.settings.run_config import FidelitySettings
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from published_stand_ins import inception_weights, narrow_vgg16, vgg16_weights, write_pictures
 
-COMMON = {"num_resamples": 6, "seed": 5}
-KID = {"subset_size": 20, "num_subsets": 4, **COMMON}
-PRC = {"neighbours": 3, **COMMON}
-SETTINGS = {"kid_subset_size": 20, "kid_subsets": 5, "prc_neighbours": 3, "fidelity_resamples": 50}
-METRICS = ("fid", "kid", "precision", "recall")
+KID = {"subset_size": 20, "num_subsets": 4, "seed": 5}
+PRC = {"neighbours": 3}
+SETTINGS = FidelitySettings(num_reference=8, kid_subset_size=20, kid_subsets=5, prc_neighbours=3)
 
 
 def gaussian(n, shift=0.0, seed=0, width=6):
@@ -42,8 +37,8 @@ def gaussian(n, shift=0.0, seed=0, width=6):
 SETS = gaussian(51), gaussian(40, shift=0.7, seed=1)
 
 
-def fid(generated, reference, **changes):
-    return measure_fid(generated, Gaussian.of(reference), **{**COMMON, **changes})
+def fid(generated, reference):
+    return measure_fid(generated, Gaussian.of(reference))
 
 
 def known(reference):
@@ -51,7 +46,7 @@ def known(reference):
 
 
 def measure(generated, reference, **changes):
-    return known(reference).compare(generated, {**SETTINGS, **changes}, 0)
+    return known(reference).compare(generated, SETTINGS.model_copy(update=changes), 0)
 
 
 def kernel(x, y):
@@ -71,16 +66,14 @@ def test_precision_counts_generated_images_and_recall_real_ones():
     # the real images fill two clusters, the generated ones one of them: all are plausible, half is missed
     real = torch.cat([gaussian(40), gaussian(40, shift=100.0, seed=1)])
     generated = gaussian(40, seed=2)
-    (precision, *_), (recall, *_) = measure_precision_recall(generated, real, **PRC)
+    precision, recall = measure_precision_recall(generated, real, **PRC)
     assert precision > 0.6 and recall < 0.55
-    (other_precision, *_), (other_recall, *_) = measure_precision_recall(real, generated, **PRC)
-    assert (other_precision, other_recall) == (recall, precision)
+    assert measure_precision_recall(real, generated, **PRC) == (recall, precision)
 
 
 def test_a_set_against_itself():
     found = measure(gaussian(50), gaussian(50))
-    columns = [name for metric in METRICS for name in (metric, f"{metric}_low", f"{metric}_high")]
-    assert set(found) == {*columns, "kid_std", "kid_subset_size"}
+    assert set(found) == {"fid", "kid", "kid_std", "kid_subset_size", "precision", "recall"}
     assert found["fid"] == pytest.approx(0.0, abs=1e-5)
     assert (found["precision"], found["recall"]) == (1.0, 1.0)
 
@@ -90,102 +83,14 @@ def test_a_subset_holds_no_more_images_than_there_are_and_the_record_says_so(num
     generated, reference = gaussian(num).double(), SETS[1][:others].double()
     found = measure(generated, reference)
     assert found["kid_subset_size"] == used
-    expected = measure_kid(generated, reference, subset_size=used, num_subsets=5, num_resamples=50, seed=0)
-    assert (found["kid"], found["kid_std"]) == (expected[0], expected[3])
+    expected = measure_kid(generated, reference, subset_size=used, num_subsets=5, seed=0)
+    assert (found["kid"], found["kid_std"]) == expected
     if num == used == others:  # the whole set: all pairs
         assert found["kid"] == pytest.approx(unbiased_kid(generated, reference), rel=1e-9)
 
 
-# --- intervals ---------------------------------------------------------------------------------------
-
-
-def test_intervals_are_made_of_the_metrics_of_parts(monkeypatch):
-    # the metric itself on every random half of the images, by torch-fidelity or from all pairs: its spread is the error
-    a, b = (features.double() for features in SETS)
-    parts = draw_parts(len(a), **COMMON)
-
-    def half_width(measure_part):
-        return 1.959964 * jackknife_error(torch.tensor([measure_part(a[part]) for part in parts]).double(), len(a))
-
-    value, _, high = fid(a, b)
-    assert high - value == pytest.approx(half_width(lambda part: fid(part, b)[0]), rel=1e-5)
-    of_kid, of_recall = measure_kid(a, b, **KID), measure_precision_recall(a, b, **PRC)
-    value, low, _, spread = of_kid
-    error = math.hypot(half_width(lambda part: unbiased_kid(part, b)), 1.959964 * spread / 2)  # 4 subsets
-    assert value - low == pytest.approx(error, rel=1e-5)
-    value, low, _ = of_recall[1]
-    assert value - low == pytest.approx(half_width(lambda part: measure_precision_recall(part, b, **PRC)[1][0]), 1e-6)
-    for name in ("KERNEL_BLOCK", "DISTANCE_BLOCK"):  # whatever is held at once
-        monkeypatch.setattr(distances, name, 7)
-    assert measure_kid(a, b, **KID) == pytest.approx(of_kid, rel=1e-9)
-    for found, other in zip(measure_precision_recall(a, b, **PRC), of_recall, strict=True):
-        assert found == pytest.approx(other, rel=1e-9)
-
-
-def test_intervals_cover_what_this_many_images_have_on_average():
-    # The truth of each metric is its mean over 400 further sets of 48 images. At a true coverage of 0.95, fewer than 88
-    # hits of 100 would come up less than once in 600 times. Intervals of FID are wider than they need to be.
-    reference = known(gaussian(200, seed=1))
-
-    def measure_sets(count, first, num_resamples):
-        settings = {**SETTINGS, "fidelity_resamples": num_resamples}
-        sets = [gaussian(48, shift=0.5, seed=first + i) * 0.9 for i in range(count)]
-        return pd.DataFrame([reference.compare(features, settings, 0) for features in sets])
-
-    truth, found = measure_sets(400, 1000, 2).mean(), measure_sets(100, 5000, 60)
-    for name in METRICS:
-        hits = ((found[f"{name}_low"] <= truth[name]) & (truth[name] <= found[f"{name}_high"])).sum()
-        assert hits >= 88, (name, hits)
-
-
-def test_fewer_images_than_features_do_not_blow_up_the_error_of_fid():
-    # the spread of FID over 60 further sets; a bootstrap's error is several times that, since resamples differ in rank
-    reference = Gaussian.of(gaussian(200, seed=1, width=64))
-    sets = [gaussian(48, seed=100 + i, width=64) for i in range(60)]
-    spread = np.std([measure_fid(x, reference, num_resamples=2, seed=0)[0] for x in sets])
-    found = np.array([measure_fid(x, reference, num_resamples=60, seed=0) for x in sets[:10]])
-    assert 0.7 * spread < (found[:, 2] - found[:, 0]).mean() / 1.96 < 1.6 * spread
-    found = measure(gaussian(25, width=40), gaussian(25, width=40, seed=1))
-    assert all(found[f"{name}_low"] <= found[name] <= found[f"{name}_high"] for name in METRICS)
-
-
-def test_an_interval_of_fid_ends_at_zero_and_that_of_kid_may_reach_below():
-    generated, reference = gaussian(12), gaussian(200, seed=1)
-    value, low, high = fid(generated, reference, num_resamples=60)
-    assert low == 0 < value < high
-    assert measure_kid(generated, reference, **KID)[1] < 0
-
-
-def test_too_few_images_have_no_interval():
-    few, (_, reference) = gaussian(3), SETS
-    for value, low, high, *_ in (fid(few, reference), measure_kid(few, reference, **KID)):
-        assert math.isfinite(value) and math.isnan(low) and math.isnan(high)
-    enough = gaussian(4)  # halves of two
-    for value, low, high, *_ in (fid(enough, reference), measure_kid(enough, reference, **KID)):
-        assert low < value < high
-    assert math.isnan(measure_precision_recall(gaussian(6), reference, **PRC)[1][1])  # halves of three neighbours
-    assert math.isfinite(measure_precision_recall(gaussian(8), reference, **PRC)[1][1])
-    precision, recall = measure_precision_recall(gaussian(7), reference, **PRC)
-    assert math.isfinite(recall[0]) and math.isnan(recall[1]) and math.isnan(recall[2])
-    assert precision[1] < precision[0] <= precision[2]
-
-
 def test_two_images_can_be_compared():
-    assert math.isfinite(fid(gaussian(2), SETS[1])[0]) and math.isfinite(measure_kid(gaussian(2), SETS[1], **KID)[0])
-
-
-@pytest.mark.parametrize("num", [4, 6, 30])
-def test_the_fid_of_a_part_is_the_metrics_with_fewer_images_than_features_and_with_more(num):
-    part, reference = gaussian(num).double(), Gaussian.of(SETS[1])
-    found = distances._fid_of_part(part, reference)
-    assert found == pytest.approx(measure_fid(part, reference, **COMMON)[0], rel=1e-6)
-
-
-def test_a_real_image_on_the_edge_of_a_ball_is_recalled():
-    generated, real = torch.tensor([[0.0], [1.0], [10.0], [12.0]]), torch.tensor([[2.0], [20.0]])
-    parts = torch.tensor([[0, 1], [2, 3]])  # balls of radius 1 about 0 and 1, of radius 2 about 10 and 12
-    found = distances._recall_error(generated.double(), real.double(), parts, 1)
-    assert found == jackknife_error(torch.tensor([0.5, 0.0]), 4)
+    assert math.isfinite(fid(gaussian(2), SETS[1])) and math.isfinite(measure_kid(gaussian(2), SETS[1], **KID)[0])
 
 
 def test_features_of_either_format_are_computed_in_float64_and_seeds_may_be_large():
@@ -193,8 +98,8 @@ def test_features_of_either_format_are_computed_in_float64_and_seeds_may_be_larg
     assert fid(*features) == fid(*doubled) and Gaussian.of(features[0]).covariance.dtype == torch.float64
     assert measure_kid(*features, **KID) == measure_kid(*doubled, **KID)
     assert measure_precision_recall(*features, **PRC) == measure_precision_recall(*doubled, **PRC)
-    large = measure_kid(*SETS, **{**KID, "seed": KID["seed"] + 2**32})
-    assert (large[0], large[3]) == (measure_kid(*SETS, **KID)[0], measure_kid(*SETS, **KID)[3])  # of the same subsets
+    large = {**KID, "seed": KID["seed"] + 2**32}
+    assert measure_kid(*SETS, **large) == measure_kid(*SETS, **KID)  # of the same subsets
 
 
 @pytest.mark.parametrize(
@@ -231,8 +136,7 @@ def test_every_comparison_checks_both_sets(compare):
 def test_what_is_not_known_of_the_reference_is_not_measured():
     reference = gaussian(30, seed=1)
     found = Reference({}, Gaussian.of(reference), None, None).compare(gaussian(40), SETTINGS, 0)
-    assert tuple(found) == ("fid", "fid_low", "fid_high")
-    assert found["fid"] == measure(gaussian(40), reference)["fid"]
+    assert found == {"fid": measure(gaussian(40), reference)["fid"]}
 
 
 def test_precision_and_recall_compare_features_of_their_own_where_there_are_more():
@@ -339,7 +243,7 @@ def test_metrics_are_those_that_torch_fidelity_measures_on_files(inception_file,
         measure_reference(place, place.name, {"inception": extractor}, "none", batch_size=5)[0]["inception"]
         for place in (generated, real)
     ]
-    settings = {"kid_subset_size": 8, "kid_subsets": 4, "prc_neighbours": 3, "fidelity_resamples": 4}
+    settings = SETTINGS.model_copy(update={"kid_subset_size": 8, "kid_subsets": 4})
     found = known(features[1]).compare(features[0], settings, 3)
     assert found["fid"] == pytest.approx(direct["frechet_inception_distance"], rel=1e-3)
     # torch-fidelity stays in float32, whose digits end at 1e-7

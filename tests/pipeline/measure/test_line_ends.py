@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conftest import ROOT, load_config, make_models, make_prompts
+from conftest import ROOT, load_config, make_models, make_prompts, typed_config
 from figure_tables import COUPLED, make_records
 from lantern.codebook import add_line_ends, drop_line_ends
 from lantern.decoding import make_decoder
@@ -71,5 +71,7 @@ def test_images_get_their_line_ends_for_training(drawn):
 
 
 def test_sizes_of_jobs_count_the_token():
-    sizes = card_of(load_config([ROOT / "config.yaml", ROOT / "experiments" / "lumina_mgpt.yaml"])).target_config()
+    sizes = card_of(
+        typed_config(load_config([ROOT / "config.yaml", ROOT / "experiments" / "lumina_mgpt.yaml"]))
+    ).target_config()
     assert (sizes.vocab_size, sizes.num_codes, sizes.num_image_tokens) == (8193, 8192, 2352)

@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import save_file
 from tiny_quality import BASELINE, EXACT, RELAXED, TOKENS, VOCAB, make_parts, make_records
 from tiny_quality import SETTINGS as OF_QUALITY
+from tiny_quality import measure as measure_all
 from torch import nn
 
+from conftest import ROOT, load_config
 from lantern.checkpoints.native import load_model, save_model
 from lantern.io import save_tensors
 from lantern.prompts import Prompt
@@ -23,9 +25,10 @@ from lantern_pipeline.measure.feature_extractors import Extractor
 from lantern_pipeline.measure.fidelity import ClassifierFidelity
 from lantern_pipeline.measure.measuring_models import MeasuringModels, load_measuring_models, load_parts
 from lantern_pipeline.measure.prompt_accuracy import AccuracyScore
-from lantern_pipeline.measure.quality import hash_prompts, measure_quality
+from lantern_pipeline.measure.quality import hash_prompts
 from lantern_pipeline.measure.reference_statistics import measure_reference
 from lantern_pipeline.measure.registry import DECODING, FIDELITY, METRICS
+from lantern_pipeline.settings.run_config import MetricChoices
 from lantern_pipeline.tables.comparisons import build_paired
 from lantern_pipeline.tables.markdown import markdown_table, method_cells, results_table
 from lantern_pipeline.tables.summary import TV_COLUMNS, build_summary
@@ -35,17 +38,13 @@ from published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
 
 NUM, WAY = 10, "centre_lanczos_32"
 NEAR = replace(RELAXED, method_id="near")
-SETTINGS = {
-    **OF_QUALITY,
-    "prc_neighbours": 3,
-    "bootstrap_resamples": 20,
-    "headline_prompt_set": "coco",
-    "headline_temperature": 1.0,
-}
+FIDELITY_SETTINGS = OF_QUALITY.model_copy(update={"prc_neighbours": 3})
+SETTINGS = {"bootstrap_resamples": 20, "headline_prompt_set": "coco", "headline_temperature": 1.0}
 PROMPTS = [Prompt(f"coco-{i}", f"a photo of {i} dogs in the snow") for i in range(NUM)]
 PLACE = {"prompt_set": "coco", "split": "val", "repeat": "s0n0", "seed": 0}
 ALL = {"fidelity": "inception", "clip": "openai", "hps": True}
 OFF = {"fidelity": None, "clip": None, "prompt_accuracy": False, "hps": False}
+NOTHING = load_config([ROOT / "config.yaml"])["metrics"]["published"]
 
 
 class Colours(nn.Module):
@@ -101,6 +100,7 @@ def measure(files, models, records, extractors, monkeypatch):
 
     def run(reference="features.safetensors", **metrics):
         published = {
+            **NOTHING,
             "preprocessing": WAY,
             "clip_architecture": str(files / "tiny-clip.json"),
             "clip_prefix": "A photo depicts ",
@@ -109,10 +109,10 @@ def measure(files, models, records, extractors, monkeypatch):
             "reference": {"name": "coco_val", "images": "coco", "statistics": None},
         }
         paths = {"clip_weights": files / "clip.safetensors", "hps_weights": files / "hps.safetensors"}
-        found, metrics = {**paths, "reference": files / reference}, {**OFF, "published": published, **metrics}
-        parts = load_parts(metrics, found, "cpu")
+        found = {**paths, "reference": files / reference}
+        parts = load_parts(MetricChoices(**{**OFF, "published": published, **metrics}), found, "cpu")
         measuring = MeasuringModels(**models, fidelity=parts.pop(FIDELITY, None), scores=list(parts.values()))
-        return measure_quality(records, PROMPTS, None, measuring, settings=SETTINGS, **PLACE)
+        return measure_all(records, PROMPTS, None, measuring, settings=FIDELITY_SETTINGS, **PLACE)
 
     return run
 
@@ -138,7 +138,7 @@ def test_every_published_metric_is_in_the_rows_with_what_it_was_measured_with(me
     quality = measure(**ALL)
     rows = quality[0].set_index("method_id")
     assert rows.index.tolist() == ["autoregressive", "coupled", "near"]  # no source of held-out images, no ceilings
-    measured = ["nll", "clip_score", "hps", "fid", "fid_low", "fid_high", "kid", "kid_std", "precision", "recall_high"]
+    measured = ["nll", "clip_score", "hps", "fid", "kid", "kid_std", "precision", "recall"]
     assert np.isfinite(rows[measured].to_numpy(float)).all()
     assert rows.loc["coupled", measured].tolist() == rows.loc["autoregressive", measured].tolist()
     assert not {"prompt_accuracy", "all_correct"} & set(rows)
@@ -150,9 +150,9 @@ def test_every_published_metric_is_in_the_rows_with_what_it_was_measured_with(me
     assert row.clip_extractor == 'tiny-clip, prefix "A photo depicts "' and row.hps_extractor == "tiny-clip"
     assert row.clip_weights_sha256 != row.hps_weights_sha256 and len(row.reference_sha256) == 64
     rows = measure(reference="statistics.npz", fidelity="inception")[0]  # statistics alone give FID alone
-    assert np.isfinite(rows[["fid", "fid_low", "fid_high"]].to_numpy()).all()
+    assert np.isfinite(rows["fid"]).all()
     assert rows["num_reference"].isna().all()
-    assert not {"kid", "kid_std", "precision", "recall", "recall_low"} & set(rows)
+    assert not {"kid", "kid_std", "precision", "recall"} & set(rows)
 
 
 def test_images_are_those_of_their_prompts(measure, files, models, records):
@@ -196,7 +196,7 @@ def test_the_attribute_classifier_needs_held_out_images(models, records):
     reader = AttributeClassifier(AttributeClassifierConfig(width=8, num_features=8)).eval()
     measuring = MeasuringModels(**models, fidelity=ClassifierFidelity(reader))
     with pytest.raises(ValueError, match=r"compares with held-out images, and data\.source gives none"):
-        measure_quality(records, PROMPTS, None, measuring, settings=SETTINGS, **PLACE)
+        measure_all(records, PROMPTS, None, measuring, settings=FIDELITY_SETTINGS, **PLACE)
 
 
 def test_what_the_embedded_world_chooses_is_what_is_put_together_by_hand(tmp_path, models, records):
@@ -208,16 +208,16 @@ def test_what_the_embedded_world_chooses_is_what_is_put_together_by_hand(tmp_pat
     clip = ClipModel(ClipConfig(source.vocabulary, True, embed_dim=8, width=4, text_width=32, text_layers=1))
     save_model(paths["clip"], clip, {"num_steps": 1})
     save_model(paths["target"], models["target_model"])
-    metrics = {**OFF, "fidelity": "attribute_classifier", "clip": "own", "prompt_accuracy": True}
+    own = {"fidelity": "attribute_classifier", "clip": "own", "prompt_accuracy": True}
+    metrics = MetricChoices(**{**OFF, **own, "published": NOTHING})
     files, encoder = {name: str(path) for name, path in paths.items()}, models["text_encoder"]
-    metrics["published"] = {}
-    loaded = load_measuring_models(paths["tokenizer"], paths["target"], encoder, files, metrics, torch.device("cpu"))
+    loaded = load_measuring_models(paths["tokenizer"], paths["target"], encoder, files, metrics, "cpu", 4)
     scorer = ClipScorer.from_checkpoint(paths["clip"], device="cpu")
     reader = load_model(paths["attribute_classifier"], AttributeClassifier)
     scores, fidelity = (ClipScore(scorer), AccuracyScore(reader)), ClassifierFidelity(reader)
-    direct = MeasuringModels(loaded.tokenizer, loaded.target_model, encoder, scores, fidelity)
+    direct = MeasuringModels(loaded.tokenizer, loaded.target_model, encoder, 4, scores, fidelity)
     rows = [
-        measure_quality(records, PROMPTS, source, measuring, settings=SETTINGS, **PLACE)[0]
+        measure_all(records, PROMPTS, source, measuring, settings=FIDELITY_SETTINGS, **PLACE)[0]
         for measuring in (direct, loaded)
     ]
     hashes = [name for name in rows[0] if name.endswith("_weights_sha256")]

@@ -19,17 +19,20 @@ from tiny_quality import (
     VOCAB,
     make_parts,
     make_records,
+    measure,
+    score_all,
 )
 
+from lantern.io import DamagedFileError, save_tensors
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.measure.clip_score import ClipScore
-from lantern_pipeline.measure.evaluate_images import ImageScores, _number_distinct, score_records
+from lantern_pipeline.measure.evaluate_images import ImageScores, load_scores, save_scores, score_records
 from lantern_pipeline.measure.feature_extractors import classifier_features
 from lantern_pipeline.measure.fidelity import ClassifierFidelity, feature_scale
 from lantern_pipeline.measure.likelihood import score_tokens
 from lantern_pipeline.measure.measuring_models import MeasuringModels
 from lantern_pipeline.measure.prompt_accuracy import AccuracyScore
-from lantern_pipeline.measure.quality import _mean_scores, measure_quality
+from lantern_pipeline.measure.quality import _mean_scores
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
 
@@ -73,7 +76,7 @@ def records(source):
 @pytest.fixture(scope="module")
 def measured(records, source, models):
     arguments = (records, source.prompts("seen", NUM), source, models)
-    return measure_quality(*arguments, **OPTIONS)
+    return measure(*arguments, **OPTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +91,8 @@ def test_one_row_per_method_and_ceiling_and_equal_codes_have_equal_numbers(measu
     assert (images["repeat"] == "s0n0").all() and (rows.cfg_scale == 3.0).all()
     identity = rows.loc["proximity-k5", ["method", "tree", "drafts", "k"]]
     assert identity.tolist() == ["proximity", "chain3", "coupled", 5]
-    quality = ["nll", "precision", "recall", "recall_high", "clip_score", "prompt_accuracy"]
-    quality += ["frechet_distance", "frechet_distance_low", "kernel_distance"]
+    quality = ["nll", "precision", "recall", "clip_score", "prompt_accuracy"]
+    quality += ["frechet_distance", "kernel_distance"]
     assert rows.loc["coupled", quality].equals(rows.loc["autoregressive", quality].rename("coupled"))
     assert rows.loc["proximity-k5", "nll"] != rows.loc["autoregressive", "nll"]
     assert rows.tokens_equal_autoregressive.tolist()[:4] == pytest.approx([1, 1, 4 / 6, 4 / 6])
@@ -115,9 +118,8 @@ def test_scores_are_those_of_every_image_alone(measured, records, models, prompt
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_batch_size_does_not_matter(batch_size, measured, records, source, models):
-    arguments = (records, source.prompts("seen", NUM), source, models)
-    settings = {**SETTINGS, "batch_size": batch_size}
-    again = measure_quality(*arguments, **{**OPTIONS, "settings": settings})
+    arguments = (records, source.prompts("seen", NUM), source, replace(models, batch_size=batch_size))
+    again = measure(*arguments, **OPTIONS)
     pd.testing.assert_frame_equal(again[0], measured[0], rtol=1e-3, atol=1e-5)
     pd.testing.assert_frame_equal(again[1], measured[1], rtol=1e-3, atol=1e-5)
 
@@ -129,33 +131,35 @@ def test_distances_are_from_the_autoregressive_image_of_the_same_prompt(measured
     expected = (pixels["pp"] - pixels["coupled"]).square().mean(dim=(1, 2, 3))
     assert images.loc["pp", "pixel_mse"].to_numpy() == pytest.approx(expected.numpy(), rel=1e-4, abs=1e-9)
     assert (expected[:2] > 0).all()
-    codes = models.tokenizer.encode(source.images("seen", range(NUM, NUM + SETTINGS["num_reference"])))
+    codes = models.tokenizer.encode(source.images("seen", range(NUM, NUM + SETTINGS.num_reference)))
     _, std = feature_scale(classifier_features(classifier, models.tokenizer.decode(codes).float()))
     features = {name: classifier_features(classifier, 2 * value - 1) for name, value in pixels.items()}
     distance = ((features["pp"] - features["coupled"]) / std).norm(dim=1) / features["pp"].shape[1] ** 0.5
     assert images.loc["pp", "feature_distance"].to_numpy() == pytest.approx(distance.numpy(), rel=1e-3, abs=1e-6)
 
 
-def test_scores_do_not_depend_on_which_methods_are_scored_together_and_shared_images_are_held_once(
-    records, models, prompts
-):
-    together = score_records(records, prompts, models, 5)
-    pair = score_records({name: records[name] for name in ("pp", "autoregressive")}, prompts, models, 1)
+def test_a_method_is_scored_where_it_differs_whatever_is_scored_beside_it(records, models, prompts, tmp_path):
+    scores = score_all(records, prompts, replace(models, batch_size=5))
+    numbers = {name: found.prompts.tolist() for name, found in scores.items()}
+    assert numbers == {"autoregressive": [*range(NUM)], "coupled": [], "proximity-k5": [0, 1], "pp": [0, 1]}
+    two = {name: records[name] for name in ("pp", "autoregressive")}
+    pair = score_records(two, prompts, replace(models, batch_size=1))
     for name, column in pair["pp"].columns.items():
-        assert torch.allclose(column, together["pp"].columns[name], atol=1e-5), name
-    assert len(together.distinct.features) == NUM + 2
-    # prompt by prompt, the autoregressive image first
-    numbers = {name: rows.tolist() for name, rows in together.numbers.items()}
-    assert numbers["autoregressive"] == numbers["coupled"] == [0, 2, 4, 5, 6, 7]
-    assert numbers["pp"] == numbers["proximity-k5"] == [1, 3, 4, 5, 6, 7]
+        found = scores["pp"].complete(scores["autoregressive"].scores).columns[name]
+        assert torch.allclose(column, found, atol=1e-5), name
+    for name, found in scores.items():  # as the job's file holds them
+        save_scores(tmp_path / "scores.safetensors", found)
+        stored = load_scores(tmp_path / "scores.safetensors")
+        assert stored.method_id == name and stored.prompts.equal(found.prompts)
+        assert stored.scores.features.equal(found.scores.features)
+        assert [*stored.scores.columns] == [*found.scores.columns]
+        assert all(stored.scores.columns[key].equal(column) for key, column in found.scores.columns.items())
 
 
-def test_images_are_scored_in_the_order_of_their_codes(records, prompts):
-    several = {"autoregressive": records["autoregressive"]}
-    for name, code in (("c", 300), ("b", 2), ("a", 70000)):  # bytes of little-endian numbers would sort otherwise
-        several[name] = make_records(torch.full((NUM, TOKENS), code), RELAXED, prompts)
-    _, numbers = _number_distinct(several)
-    assert [rows[:2].tolist() for rows in numbers.values()] == [[0, 4], [2, 6], [1, 5], [3, 7]]
+def test_a_file_of_something_else_is_named(tmp_path):
+    save_tensors(tmp_path / "codes.safetensors", {"codes": torch.zeros(2)})
+    with pytest.raises(DamagedFileError, match=r"codes\.safetensors holds no scores of images"):
+        load_scores(tmp_path / "codes.safetensors")
 
 
 class Redness:
@@ -170,7 +174,7 @@ class Redness:
 
 def test_an_unknown_column_is_named(records, source, models, prompts):
     with pytest.raises(ValueError, match=r"redness is measured but has no row in metrics\.registry\.METRICS"):
-        measure_quality(records, prompts, source, replace(models, scores=(Redness(),)), **OPTIONS)
+        measure(records, prompts, source, replace(models, scores=(Redness(),)), **OPTIONS)
 
 
 @pytest.mark.gpu
@@ -180,11 +184,12 @@ def test_a_gpu_gives_the_same_numbers(measured, records, source, models, classif
     on_gpu = MeasuringModels(
         *(copy.deepcopy(model).cuda() for model in (models.tokenizer, models.target_model)),
         models.text_encoder,
+        models.batch_size,
         (ClipScore(copy.deepcopy(clip_scorer).to("cuda")), AccuracyScore(reader)),
         ClassifierFidelity(reader),
     )
     arguments = (records, source.prompts("seen", NUM), source, on_gpu)
-    rows = measure_quality(*arguments, **OPTIONS)[0]
+    rows = measure(*arguments, **OPTIONS)[0]
     columns = ["nll", "clip_score", "prompt_accuracy"]
     assert rows[columns].to_numpy() == pytest.approx(measured[0][columns].to_numpy(), rel=1e-2, abs=1e-3, nan_ok=True)
 
@@ -196,8 +201,8 @@ def test_a_mean_is_over_the_images_that_have_a_value():
 
 def test_without_held_out_images_there_are_no_ceilings_and_no_reference_of_the_classifier(records, models, prompts):
     with pytest.raises(ValueError, match="compares with held-out images, and data"):
-        measure_quality(records, prompts, None, models, **OPTIONS)
-    rows, images = measure_quality(records, prompts, None, replace(models, fidelity=None), **OPTIONS)
+        measure(records, prompts, None, models, **OPTIONS)
+    rows, images = measure(records, prompts, None, replace(models, fidelity=None), **OPTIONS)
     assert rows["method_id"].tolist() == list(records) and len(images) == len(records) * NUM
     absent = {"frechet_distance", "precision", "reference", "feature_distance"}
     assert not absent & {*rows.columns, *images.columns} and rows["clip_score"].notna().all()

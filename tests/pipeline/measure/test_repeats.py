@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lantern_pipeline.measure.intervals import NON_NEGATIVE, SHARE
 from lantern_pipeline.measure.repeats import combine_repeats, repeat_groups, stack_prompts, training_seed
 
 
@@ -30,33 +29,33 @@ def test_training_seed_of_a_repeat():
 
 
 def test_repeats_combine_by_the_stated_formula():
-    # errors 1 and 1 of the two, values 10 and 14: variance between them 8
-    z = 1.959964
-    value, low, high = combine_repeats([10, 14], [10 - z, 14 - z], [10 + z, 14 + z])
-    assert value == 12.0
-    assert (low, high) == pytest.approx((12 - z * math.sqrt(4.5), 12 + z * math.sqrt(4.5)))
+    # errors 0.01 and 0.01 of the two, values 0.40 and 0.44: variance between them 8e-4
+    z = 0.01959964
+    value, low, high = combine_repeats([0.40, 0.44], [0.40 - z, 0.44 - z], [0.40 + z, 0.44 + z])
+    assert value == pytest.approx(0.42)
+    assert (low, high) == pytest.approx((0.42 - z * math.sqrt(4.5), 0.42 + z * math.sqrt(4.5)))
 
 
 def test_an_end_cut_off_at_one_does_not_shrink_the_error():
-    whole = combine_repeats([0.95, 0.95], [0.85, 0.85], [1.05, 1.05], SHARE)
-    assert combine_repeats([0.95, 0.95], [0.85, 0.85], [1.0, 1.0], SHARE) == pytest.approx(whole)
+    whole = combine_repeats([0.95, 0.95], [0.85, 0.85], [1.05, 1.05])
+    assert combine_repeats([0.95, 0.95], [0.85, 0.85], [1.0, 1.0]) == pytest.approx(whole)
     assert whole[2] == 1.0
 
 
 def test_the_interval_of_repeats_ends_where_the_quantity_does():
-    value, low, high = combine_repeats([2.0, 14.0], [0.0, 12.0], [4.0, 16.0], NON_NEGATIVE)
-    assert low == 0.0 < value == 8.0 < high
+    value, low, high = combine_repeats([0.02, 0.14], [0.0, 0.12], [0.04, 0.16])
+    assert low == 0.0 < value == 0.08 < high
 
 
 def test_combined_interval_covers():
-    # 4 repeats whose true values spread by 1, each measured with error 1. The formula counts the error twice, hence the
-    # high coverage: with a true one of 0.93, fewer than 355 of 400 would come up less than once in 500 times.
+    # 4 repeats whose true values spread by 0.01, each measured with error 0.01. The formula counts the error twice,
+    # hence the high coverage: with a true one of 0.93, fewer than 355 of 400 would come up less than once in 500 times.
     generator = np.random.default_rng(0)
     hits = 0
     for _ in range(400):
-        values = generator.normal(0, 1, 4) + generator.normal(0, 1, 4)
-        _, low, high = combine_repeats(values, values - 1.96, values + 1.96)
-        hits += low <= 0 <= high
+        values = generator.normal(0.5, 0.01, 4) + generator.normal(0, 0.01, 4)
+        _, low, high = combine_repeats(values, values - 0.0196, values + 0.0196)
+        hits += low <= 0.5 <= high
     assert hits >= 355
 
 

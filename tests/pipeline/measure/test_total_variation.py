@@ -14,6 +14,7 @@ from lantern.sampling import SamplingConfig
 from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern.tree_shapes import DynamicTreeOptions
 from lantern_pipeline.measure.total_variation import COLUMNS, TotalVariationStudy
+from lantern_pipeline.settings.run_config import TotalVariationNodes
 
 PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass", "sand"])]
 ENCODER = WordEmbeddingEncoder(None, 16, 5, 0)
@@ -56,7 +57,7 @@ def measure(names, temperature=1.0):
             PROMPTS[:3],
             PROMPTS,
             torch.randn(12, 4, generator=torch.Generator().manual_seed(0)),
-            {"max_nodes": 48, "num_samples": 20},
+            TotalVariationNodes(num_images=3, max_nodes=48, num_samples=20),
             {"num_resamples": 20, "seed": 3},
             batch_size=3,
         )

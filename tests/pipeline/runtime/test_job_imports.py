@@ -15,7 +15,7 @@ SLOW = ("torch", "torchvision", "torch_fidelity", "open_clip", "transformers")
     "scripts, wanted",
     [
         (["draw_figure", "summarise", "compare_published", "publish_readme", "analyse_study"], []),
-        (["generate_images", "measure_quality", "run_ablation", "measure_latency"], ["torch"]),
+        (["generate_images", "score_images", "measure_quality", "run_ablation", "measure_latency"], ["torch"]),
     ],
     ids=["tables", "models"],
 )

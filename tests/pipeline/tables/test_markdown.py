@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
-from result_tables import METHODS, SETTINGS, join, make_tables
+from result_tables import METHODS, SETTINGS, join, make_tables, with_changes
 
-from conftest import ROOT
 from lantern.methods import make_method
 from lantern_pipeline.measure.registry import METRICS
-from lantern_pipeline.tables import markdown
+from lantern_pipeline.tables.claims import claims_of_rows
 from lantern_pipeline.tables.markdown import (
     README_COLUMNS,
     README_PLAIN,
+    best_cells,
     claim_cells,
     html_page,
     markdown_table,
@@ -26,7 +25,7 @@ from lantern_pipeline.tables.markdown import (
     update_marked_block,
     with_interval,
 )
-from lantern_pipeline.tables.summary import build_summary
+from lantern_pipeline.tables.summary import build_summary, select_headline
 
 
 def shown(tables=None):
@@ -63,6 +62,34 @@ def test_the_full_table(table):
     bounded.loc[table["method_id"] == "coupled", names] = 0.03, 0.02, 0.04
     for plain, expected in (((), "≤ 0.030 [0.020, 0.040]"), (README_PLAIN, "≤ 0.030")):
         assert next(row for row in method_cells(bounded, plain=plain) if row[0] == "coupled")[-1] == expected
+
+
+def best(*changes, **columns):
+    """The rows of `best_cells` for METHODS with `changes` of some, and columns of their table replaced."""
+    tables = make_tables(with_changes(**{"coupled": (31, 0, 0, 0.7), **dict(changes)}))  # emits more than EAGLE-1
+    summary = build_summary(*tables, settings=SETTINGS, seed=0).assign(**columns)
+    return best_cells(claims_of_rows(select_headline(summary, SETTINGS)))[1:]
+
+
+def test_the_best_methods_are_shown_with_their_cost():
+    exact, relaxed = best()
+    assert exact == ["exact", "coupled", "2.06", "1.43", "none: the tokens of autoregressive decoding"]
+    assert relaxed[:3] == ["relaxed", "LANTERN chain k 20, δ 0.1", "3.20"]
+    assert relaxed[4].startswith("TV 0.20 [0.10, 0.30]; NLL 3.") and " → " in relaxed[4]
+    assert "; prompt accuracy -1.0 [" in relaxed[4] and relaxed[4].endswith("] points")
+    exact, _ = best(("eagle1", (30, 0, 0, 0.5)))  # exact, with other tokens
+    assert exact[1:3] == ["EAGLE-1 (chain5)", "2.13"] and exact[4] == "none: the distribution of the target"
+
+
+def test_the_best_methods_say_what_is_missing():
+    bad = [("lantern_a", (20, 1, 0.9, 0.5)), ("lantern_b", (16, 1, 0.9, 0.3))]
+    assert best(*bad)[1] == ["relaxed", "none was run that keeps the prompt accuracy", "–", "–", "–"]
+    assert best(num_timed=2)[0][3] == "1.43 (only 2 prompts timed: too few to tell)"
+    assert best(speedup=np.nan, num_timed=np.nan)[0][2:4] == ["2.06", "–"]
+    known = {"substitution_rate": 0.03, "substitution_rate_low": 0.02, "substitution_rate_high": 0.04}
+    assert best(tv_mean=np.nan, **known)[1][4].startswith("TV ≤ 0.03 [0.02, 0.04]; NLL")
+    assert best(tv_mean=np.nan)[1][4].startswith("TV –; NLL")
+    assert "prompt accuracy" not in best(prompt_accuracy_change=np.nan)[1][4]
 
 
 def test_every_metric_is_shown_with_its_digits_and_shares_in_percent():
@@ -171,12 +198,3 @@ def test_a_marked_block_is_replaced_and_only_it(tmp_path):
         with pytest.raises(ValueError, match="must hold the marker"):
             update_marked_block(path, new, "results")
         assert path.read_text() == text
-
-
-def test_a_paragraph_about_a_run_is_broken_before_the_121st_letter(tmp_path, monkeypatch):
-    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns(".*"))
-    shutil.copy(ROOT / "README.md", tmp_path)
-    monkeypatch.setattr(markdown, "describe_run", lambda setting: " ".join(["word", "long"] * 30 + ["a"] * 200))
-    assert set(markdown.publish(tmp_path)) == {"README.md", "docs/results.md"}
-    lines = [line for line in (tmp_path / "README.md").read_text().splitlines() if line.startswith(("word", "a a"))]
-    assert [len(line) for line in lines[:2]] == [119, 119] and max(map(len, lines)) == 119

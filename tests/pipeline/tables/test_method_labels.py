@@ -6,9 +6,8 @@ from collections import defaultdict
 
 import pandas as pd
 import pytest
-from snakemake.utils import update_config
 
-from conftest import ROOT
+from conftest import ROOT, load_config, typed_config
 from lantern.methods import PRESETS, MethodSpec, make_method
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.validate import load_yaml
@@ -38,9 +37,8 @@ def nature_of(row):
 
 def published_methods():
     for name in (None, *PUBLISHED):
-        config = load_yaml(ROOT / "config.yaml")
-        if name:
-            update_config(config, load_yaml(ROOT / "experiments" / f"{name}.yaml"))
+        overlays = [ROOT / "experiments" / f"{name}.yaml"] if name else []
+        config = typed_config(load_config([ROOT / "config.yaml", *overlays]))
         specs = [run.spec for run in expand_methods(config)]
         specs += [point.spec for points in expand_ablations(config).values() for point in points]
         yield from (method_columns(spec.to_dict()) for spec in specs)
@@ -70,7 +68,7 @@ CASES = [
     ("EAGLE-1 (naive_extend_57)", "eagle1", {}),
     ("EAGLE-1 (chain5)", "eagle1", {"tree": "chain5"}),
     ("Jacobi", "jacobi", {"tree": "chain9"}),
-    ("Jacobi (tuned)", "jacobi", {"tree": "tuned"}),
+    ("Jacobi (chain3)", "jacobi", {"tree": "chain3"}),
     ("SCD, Gumbel (chain9)", "scd_gumbel", {"tree": "chain9"}),
     ("COOL-SD ω 2", "cool", {"omega": 2}),
     ("COOL-SD ω 2, fall 0", "cool", {"fall": 0, "omega": 2}),

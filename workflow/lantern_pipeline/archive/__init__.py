@@ -1,1 +1,1 @@
-"""What made a result, one archive of it, and its images drawn again."""
+"""What made a result, its files compared with their checksums, and its images drawn again."""

@@ -132,10 +132,10 @@ def compare_code(provenance: Provenance, script: str) -> str:
     theirs, ours = provenance["code"], describe_code()
     commit = f"version {theirs['version']}, commit {theirs['commit'] or 'unknown'}"
     if script not in ours["fingerprints"]:
-        return f"no {script} beside this installation to compare with the one behind the archive ({commit})"
+        return f"no {script} beside this installation to compare with the one behind the results ({commit})"
     if ours["fingerprints"][script] == theirs["fingerprints"].get(script):
-        return f"what {script} runs is the same as behind the archive ({commit})"
-    return f"what {script} runs is not the same as behind the archive ({commit}): check that commit out to compare"
+        return f"what {script} runs is the same as behind the results ({commit})"
+    return f"what {script} runs is not the same as behind the results ({commit}): check that commit out to compare"
 
 
 def describe_environment() -> Environment:

@@ -1,4 +1,4 @@
-"""Draws a sample of an unpacked experiment's images again, from its models, prompts and config; compares the codes."""
+"""A sample of an experiment's images, drawn again from its models, prompts and config; their codes are compared."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch
 
 from lantern.generation import decode_timed
 from lantern.records import GenerationRecords, load_records
-from lantern_pipeline.archive.archive import refuse_own_classes
-from lantern_pipeline.archive.provenance import Provenance
-from lantern_pipeline.config.methods import expand_methods, table_file
+from lantern_pipeline.archive.provenance import FILE_NAME, Provenance
+from lantern_pipeline.archive.verify import refuse_own_classes
+from lantern_pipeline.config.methods import expand_methods
 from lantern_pipeline.config.validate import check_keys
 from lantern_pipeline.data.decoders import load_decoders
 from lantern_pipeline.data.prompt_files import read_prompts
@@ -35,9 +35,25 @@ def redraw(
     models: Path | None = None,
     device: torch.device | str = "cpu",
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Draws images of results/<experiment>, chosen by `seed`, again; `models` is that of a run that converted the
-    models it lacks. Gives each image's name and of each token, bool (tokens,), whether it is the archive's.
+    """Draw images of an experiment again.
+
+    Args:
+        folder: results/<experiment>.
+        provenance: of these results.
+        num_images: how many; 0 reads nothing.
+        seed: of the choice of images.
+        models: results/<experiment> of a run that converted the models that `folder` lacks.
+        device: where to draw.
+
+    Yields:
+        An image's name, and for each token, bool (tokens,), whether it equals the stored one.
+
+    Raises:
+        ValueError: the config or the records name a class of a user's own, or an image cannot be drawn again.
     """
+    if not num_images:
+        return
+    refuse_own_classes(provenance["config"], FILE_NAME)
     check_keys(provenance["config"])  # not the rules between keys: they look for the user's own files
     draw = random.Random(seed)
     for name in choose_records(folder, num_images, draw):
@@ -81,7 +97,7 @@ def _redraw(
     models: Path | None,
     device: torch.device | str,
 ) -> torch.Tensor:
-    config = provenance["config"]
+    config = check_keys(provenance["config"])
     method_id, prompt_set, temperature, seed, noise_seed = _parts_of(name)
     specs = {(run.spec.method_id, f"{run.temperature:g}"): run.spec for run in expand_methods(config)}
     if (spec := specs.get((method_id, temperature))) is None:
@@ -95,29 +111,28 @@ def _redraw(
         path = models / file if models else None
         if path is None or not path.is_file():
             raise ValueError(
-                f"the archive leaves out {file} (sha256 {sha256}), converted from published weights; let rules "
+                f"the results lack {file} (sha256 {sha256}), converted from published weights; let rules "
                 "convert_target, convert_drafter and convert_tokenizer make it and name its experiment's folder with "
                 "--models"
             )
         if (found := describe_file(path)["sha256"]) != sha256:
-            raise ValueError(f"{path} should have sha256 {sha256} as in the archive, found {found}")
+            raise ValueError(f"{path} should have sha256 {sha256} as in {FILE_NAME}, found {found}")
         return path
 
     (decoder,) = load_decoders(
         [(asdict(spec), float(temperature))],
-        config["sampling"],
+        config.sampling.model_dump(),
         target=find(f"target/s{seed}/model.safetensors"),
         drafter=find(f"drafter/s{seed}/model.safetensors") if spec.needs_draft_model else None,
-        nearest_codes=[find(f"codebook/{table_file(spec.neighbours, seed)}")] if spec.neighbours else [],
+        nearest_codes=[find(f"codebook/{spec.neighbours}.safetensors")] if spec.neighbours else [],
         device=device,
-        dtype=config["generation"]["dtype"],
-        trees=find(f"trees/s{seed}.json") if spec.tree == "tuned" else None,
+        dtype=config.generation.dtype,
     )
     prompts = {prompt.id: prompt for prompt in read_prompts(folder / f"prompts/{prompt_set}.jsonl")}
     (prompt_id,) = record.prompt_ids
     if prompt_id not in prompts:
         raise ValueError(f"prompts/{prompt_set}.jsonl has no prompt {prompt_id!r:.100}, which {name} has")
     features = sorted(map(str, folder.glob(f"text/{prompt_set}/*.safetensors")))
-    encoder = make_text_encoder(config["text"], config["data"]["source"], features)
+    encoder = make_text_encoder(config.text.model_dump(), config.data.source, features)
     generation, _ = decode_timed(decoder, [prompts[prompt_id]], encoder, int(noise_seed))
     return generation.codes[0].cpu() == record.codes[0].long()

@@ -6,101 +6,125 @@ Read while Snakemake builds the workflow: no torch here.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from lantern.methods import OFFICIAL_RESIDUALS
 from lantern.models.config import OVERSHOOT
 from lantern.tree_shapes import DynamicTreeOptions, JointTree, check_choices, tree_choices
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.prompt_counts import check_prompt_count
-from lantern_pipeline.config.wording import closest
 from lantern_pipeline.data.model_cards import ENCODERS, FROM_FILES, target_fields
 from lantern_pipeline.fetch.entries import check_reference, parse_entries
 from lantern_pipeline.measure.registry import trained_models
+from lantern_pipeline.settings.wording import closest
 
 if TYPE_CHECKING:
     from lantern.methods import MethodSpec
     from lantern.tree_shapes import TreeShape
+    from lantern_pipeline.settings.run_config import MetricModel, PromptSet, RunConfig
 
 
-def check_between_keys(config: dict[str, Any]) -> None:
-    """Rules that need two keys or the table of methods; a ValueError says the first that is broken.
+def check_between_keys(config: RunConfig) -> None:
+    """Check the rules that need two keys or the table of methods.
 
-    Each function below yields what it finds; a later one may rely on what an earlier one has looked at.
+    Each function below yields a sentence per broken rule; a later one may rely on what an earlier one has checked.
+
+    Raises:
+        ValueError: the first rule that is broken.
     """
     rules = (_resources, _prompts, _sizes, _trees, _methods, _source, _stepping)
     for problem in (problem for rule in rules for problem in rule(config)):
         raise ValueError(f"config key {problem}")
 
 
-def _prompts(config: dict[str, Any]) -> Iterator[str]:
-    sets = {name: entry for name, entry in config["prompts"].items() if entry is not None}
+def _prompts(config: RunConfig) -> Iterator[str]:
+    sets = config.prompt_sets
     if not sets:
         yield "prompts must hold at least one prompt set that is not null"
     for name, entry in sets.items():
         yield from _prompt_set(name, entry, config)
     for key, names in {
-        "metrics.headline_prompt_set": [config["metrics"]["headline_prompt_set"]],
-        "latency.prompt_sets": config["latency"]["prompt_sets"],
+        "metrics.headline_prompt_set": [config.metrics.headline_prompt_set],
+        "latency.prompt_sets": config.latency.prompt_sets,
     }.items():
         for name in names:
             if name not in sets:
                 yield f"{key} names no prompt set, got {name!r}; {closest(name, list(sets))}"
 
 
-def _prompt_set(name: str, entry: dict[str, Any], config: dict[str, Any]) -> Iterator[str]:
-    if entry.get("num") is not None:
-        num_prompts = entry["num"] * (entry.get("copies") or 1)
-        check_prompt_count(name, num_prompts, config["metrics"], config["figures"])
-        # A shard has at least one prompt; only T5's features are stored in shards.
-        for section in ("generation", "text") if config["text"]["encoder"] == "t5" else ("generation",):
-            if (num_shards := config[section]["num_shards"]) > num_prompts:
-                yield f"{section}.num_shards must be at most {num_prompts}, the prompts of set {name}, got {num_shards}"
+def _prompt_set(name: str, entry: PromptSet, config: RunConfig) -> Iterator[str]:
+    if entry.num is None:
+        return
+    num_prompts = entry.num * (entry.copies or 1)
+    check_prompt_count(name, num_prompts, config)
+    # A shard has at least one prompt; only T5's features are stored in shards.
+    shards = {"generation": config.generation.num_shards}
+    if config.text.encoder == "t5":
+        shards["text"] = config.text.num_shards
+    for section, num_shards in shards.items():
+        if num_shards > num_prompts:
+            yield f"{section}.num_shards must be at most {num_prompts}, the prompts of set {name}, got {num_shards}"
 
 
-def _resources(config: dict[str, Any]) -> Iterator[str]:
-    """Entries of `resources`, every key that names one, and what goes with a finished model."""
-    resources = parse_entries(config["resources"])
-    for section in ("tokenizer", "target", "drafter", "text", *measuring_sections(config)):
-        check_reference(f"{section}.checkpoint", config[section]["checkpoint"], resources)
-    for name, entry in config["prompts"].items():
-        check_reference(f"prompts.{name}.file", (entry or {}).get("file"), resources)
-    check_reference("data.captions.file", (config["data"]["captions"] or {}).get("file"), resources)
-    encoder, num_seeds = config["text"]["encoder"], len(config["repeats"]["training_seeds"])
+def _resources(config: RunConfig) -> Iterator[str]:
+    """Check the entries of `resources`, every key that names one, and what goes with a finished model."""
+    resources = parse_entries(config.resource_entries)
+    checkpoints = {
+        "tokenizer": config.tokenizer.checkpoint,
+        "target": config.target.checkpoint,
+        "drafter": config.drafter.checkpoint,
+    }
+    metric_models = {name: model.checkpoint for name, model in metric_models_of(config).items()}
+    for section, checkpoint in {**checkpoints, "text": config.text.checkpoint, **metric_models}.items():
+        check_reference(f"{section}.checkpoint", checkpoint, resources)
+    for name, entry in config.prompt_sets.items():
+        check_reference(f"prompts.{name}.file", entry.file, resources)
+    if config.data.captions:
+        check_reference("data.captions.file", config.data.captions.file, resources)
+    encoder = config.text.encoder
+    num_seeds = len(config.repeats.training_seeds)
     if encoder not in ENCODERS:
         yield f"text.encoder must be one of {', '.join(ENCODERS)}, got {encoder!r}; {closest(encoder, list(ENCODERS))}"
-    if encoder in FROM_FILES and config["text"]["checkpoint"] is None:
+    if encoder in FROM_FILES and config.text.checkpoint is None:
         what = "T5's weights" if encoder == "t5" else "the target's tokenizer.json"
         yield f"text.checkpoint must name {what} where text.encoder is {encoder}"
     for section in ("target", "drafter"):
-        if config[section]["checkpoint"] and num_seeds > 1:
+        if checkpoints[section] and num_seeds > 1:
             yield (
                 f"repeats.training_seeds must be one seed where {section}.checkpoint is set: a finished model has one "
                 f"training, got {num_seeds} seeds"
             )
-    if config["target"]["checkpoint"] and not config["tokenizer"]["checkpoint"]:
+    if checkpoints["target"] and not checkpoints["tokenizer"]:
         yield "tokenizer.checkpoint is missing: a finished target speaks its own codes"
-    if config["drafter"]["checkpoint"] and not config["target"]["checkpoint"]:
+    if checkpoints["drafter"] and not checkpoints["target"]:
         yield "target.checkpoint is missing: a finished drafter belongs to one target"
 
 
-def measuring_sections(config: dict[str, Any]) -> list[str]:
-    """Sections of the measuring models that the run has; a tokenizer is trained with the attribute classifier."""
-    of_training = set() if config["tokenizer"]["checkpoint"] else {"attribute_classifier"}
-    return sorted(of_training.union(trained_models(config["metrics"])))
+def metric_models_of(config: RunConfig) -> dict[str, MetricModel]:
+    """Return the sections of the metric models that a run has, by name.
+
+    The attribute classifier is also needed to train a tokenizer.
+    """
+    needed = set(trained_models(config.metrics))
+    if not config.tokenizer.checkpoint:
+        needed.add("attribute_classifier")
+    models = {"attribute_classifier": config.attribute_classifier, "clip": config.clip}
+    return {name: model for name, model in models.items() if name in needed}
 
 
-def _source(config: dict[str, Any]) -> Iterator[str]:
-    """What a run may train, and which prompts it has, with the images and captions that it has."""
-    source, encoder = config["data"]["source"], config["text"]["encoder"]
+def _source(config: RunConfig) -> Iterator[str]:
+    """Check what a run trains, and which prompts it has, against the images and captions that it has."""
+    source = config.data.source
+    encoder = config.text.encoder
     reads_captions = encoder in ("words", "word_ids") or (encoder == "classes" and source == "scenes")
-    if not reads_captions and config["metrics"]["fidelity"] == "attribute_classifier":
+    if not reads_captions and config.metrics.fidelity == "attribute_classifier":
         yield (
             f"metrics.fidelity must be inception or null where text.encoder is {encoder}: the attribute classifier "
             "compares with held-out images of the embedded data set or of a folder whose captions are read word by word"
         )
-    for name, entry in config["prompts"].items():
-        if source == "folder" and entry and entry.get("split") == "unseen":
+    for name, entry in config.prompt_sets.items():
+        if source == "folder" and entry.split == "unseen":
             yield (
                 f"prompts.{name}.split must be seen where data.source is folder, got 'unseen': a folder knows no "
                 f"combinations held out of training; set prompts.{name} to null"
@@ -109,37 +133,40 @@ def _source(config: dict[str, Any]) -> Iterator[str]:
         yield from _without_images(config, source)
 
 
-def _without_images(config: dict[str, Any], source: str) -> Iterator[str]:
+def _without_images(config: RunConfig, source: str) -> Iterator[str]:
     runs = [*expand_methods(config), *(point for points in expand_ablations(config).values() for point in points)]
-    has_samples = source == "captions" and config["drafter"]["codes"] == "samples"
-    needs_drafter = not has_samples and any(run.spec.needs_draft_model for run in runs)
-    for section in ("tokenizer", "target", *(["drafter"] if needs_drafter else [])):
-        if config[section]["checkpoint"] is None:
+    has_samples = source == "captions" and config.drafter.codes == "samples"
+    checkpoints = {"tokenizer": config.tokenizer.checkpoint, "target": config.target.checkpoint}
+    if not has_samples and any(run.spec.needs_draft_model for run in runs):
+        checkpoints["drafter"] = config.drafter.checkpoint
+    for section, checkpoint in checkpoints.items():
+        if checkpoint is None:
             yield (
                 f"{section}.checkpoint must be set: with data.source {source} there are no images to train on"
                 + ("; a drafter learns from captions alone with drafter.codes samples" if section == "drafter" else "")
             )
-    for name, entry in config["prompts"].items():
-        if entry and entry.get("split"):
+    for name, entry in config.prompt_sets.items():
+        if entry.split:
             yield f"prompts.{name}.split needs images; with data.source {source}, give a file"
-    if any(run.spec.neighbours == "probability" for run in runs):
-        yield f"methods: neighbours probability needs held-out images; data.source is {source}, choose another"
 
 
-def _sizes(config: dict[str, Any]) -> Iterator[str]:
-    source, codebook_size = config["data"]["source"], config["tokenizer"]["codebook_size"]
-    target = target_fields(config["target"], config["text"]["encoder"])
+def _sizes(config: RunConfig) -> Iterator[str]:
+    source = config.data.source
+    codebook_size = config.tokenizer.codebook_size
+    target = target_fields(config)
     upper_bounds = {
         "codebook.num_neighbours": ("tokenizer.codebook_size - 2", codebook_size - 2),
-        "total_variation.k": ("codebook.num_neighbours", config["codebook"]["num_neighbours"]),
-        "drafter.num_eval": ("target.num_eval", config["target"]["num_eval"]),
+        "total_variation.k": ("codebook.num_neighbours", config.codebook.num_neighbours),
+        "drafter.num_eval": ("target.num_eval", config.target.num_eval),
     }
     if source != "none":  # a shard has at least one held-out image
-        upper_bounds["data.num_shards"] = ("target.num_eval", config["target"]["num_eval"])
+        upper_bounds["data.num_shards"] = ("target.num_eval", config.target.num_eval)
     for key, (name, bound) in upper_bounds.items():
-        if (value := _get(config, key)) > bound:
+        value = attrgetter(key)(config)
+        if value > bound:
             yield f"{key} must be at most {name} = {bound}, got {value}"
-    image_size, twice_grid = config["data"]["image_size"], 2 * config["tokenizer"]["grid"]
+    image_size = config.data.image_size
+    twice_grid = 2 * config.tokenizer.grid
     dim, num_heads, num_kv_heads = (target[name] for name in ("dim", "num_heads", "num_kv_heads"))
     if image_size % twice_grid:
         yield f"data.image_size must be a multiple of 2 * tokenizer.grid = {twice_grid}, got {image_size}"
@@ -147,26 +174,20 @@ def _sizes(config: dict[str, Any]) -> Iterator[str]:
         yield f"target.num_kv_heads must be a divisor of target.num_heads = {num_heads}, or 0, got {num_kv_heads}"
     if dim % num_heads:
         yield f"target.num_heads must be a divisor of target.dim = {dim}, got {num_heads}"
-    if config["text"]["encoder"] == "word_ids" and source != "scenes":
+    if config.text.encoder == "word_ids" and source != "scenes":
         yield (
             "data.source must be scenes where text.encoder is word_ids: only the embedded data set's words have "
             f"numbers, got {source!r}"
         )
 
 
-def _stepping(config: dict[str, Any]) -> Iterator[str]:
-    if config["generation"]["stepping"] == "graph" and config["device"] == "cpu":
+def _stepping(config: RunConfig) -> Iterator[str]:
+    if config.generation.stepping == "graph" and config.device == "cpu":
         yield "generation.stepping must be auto or eager where device is cpu, got 'graph': CUDA graphs need a GPU"
 
 
-def _get(config: dict[str, Any], key: str) -> Any:
-    for part in key.split("."):
-        config = config[part]
-    return config
-
-
-def _trees(config: dict[str, Any]) -> Iterator[str]:
-    for name, choices in config["trees"].items():
+def _trees(config: RunConfig) -> Iterator[str]:
+    for name, choices in config.trees.items():
         if _is_known_tree(name):
             yield f"trees.{name}: methods know another tree by that name; choose a new one"
         try:
@@ -179,12 +200,12 @@ def _is_known_tree(name: str) -> bool:
     try:
         tree_choices(name)
     except ValueError:
-        return name in ("static", "dynamic", "tuned")
+        return name in ("static", "dynamic")
     return True
 
 
-def _methods(config: dict[str, Any]) -> Iterator[str]:
-    """Expands the methods, which checks each of them, and compares them with other keys."""
+def _methods(config: RunConfig) -> Iterator[str]:
+    """Expand the methods, which checks each of them, and compare them with other keys."""
     runs = expand_methods(config)
     yield from _sizes_of_methods("methods", [run.spec for run in runs], config)
     for name, points in expand_ablations(config).items():
@@ -201,20 +222,20 @@ def _methods(config: dict[str, Any]) -> Iterator[str]:
             "methods must hold a method at a temperature above 0: the distribution of the emitted token is measured "
             "where tokens are sampled"
         )
-    headline = config["metrics"]["headline_temperature"]
+    headline = config.metrics.headline_temperature
     if headline not in temperatures:
         yield f"metrics.headline_temperature must be one of {temperatures}, got {headline}"
     known = [run.spec.method_id for run in runs if run.temperature == headline]
     for key in ("figures.sample_methods", "study.methods"):
         shown = [name for name in known if key != "study.methods" or name != "autoregressive"]  # beside which they are
-        for name in _get(config, key) or []:
+        for name in attrgetter(key)(config) or []:
             if name not in shown:
                 yield f"{key} names no method that runs, got {name!r}; {closest(name, shown)}"
 
 
-def _sizes_of_methods(key: str, specs: list[MethodSpec], config: dict[str, Any]) -> Iterator[str]:
-    """Neighbours against their table, depth against the rotary table."""
-    columns = config["codebook"]["num_neighbours"]
+def _sizes_of_methods(key: str, specs: list[MethodSpec], config: RunConfig) -> Iterator[str]:
+    """Compare the neighbours of methods with their table, and their depth with the rotary table."""
+    columns = config.codebook.num_neighbours
     for spec in specs:
         if (depth := _depth(spec.tree_shape)) > OVERSHOOT:
             yield (

@@ -12,12 +12,12 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from lantern_pipeline.config.run_config import RunConfig
+from lantern_pipeline.settings.run_config import RunConfig
 
 SCHEMA_PATH = Path(__file__).with_name("schema.yaml")
 _HEADER = """\
-# Types and bounds of config.yaml's keys, for editors. Made from the models in run_config.py, which check a run;
-# after a change of them, run `PYTHONPATH=.. python -m lantern_pipeline.config.editor_schema` in workflow/.
+# Types and bounds of config.yaml's keys, for editors. Made from the models in settings/run_config.py, which check a
+# run; after a change of them, run `PYTHONPATH=.. python -m lantern_pipeline.config.editor_schema` in workflow/.
 """
 # Bounds of values that a function reads first have pydantic's names.
 _BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}

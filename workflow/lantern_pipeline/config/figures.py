@@ -31,11 +31,12 @@ class Figure:
         return "records" in self.files
 
 
-def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
+def figure_table(plan: RunPlan) -> dict[str, Figure]:
     """The figures that a run draws, by name, without those of what its config leaves out (ablations, draft models)."""
-    of_rows = {"settings": {key: config["metrics"][key] for key in ("headline_prompt_set", "headline_temperature")}}
-    of_samples = {"settings": {key: config["figures"][key] for key in ("sample_prompts", "sample_methods")}}
-    of_proximity = {"settings": {"proximity_prompts": config["figures"]["proximity_prompts"]}, "seed": config["seed"]}
+    config = plan.config
+    of_rows = {"settings": config.metrics.model_dump(include={"headline_prompt_set", "headline_temperature"})}
+    of_samples = {"settings": config.figures.model_dump(include={"sample_prompts", "sample_methods"})}
+    of_proximity = {"settings": config.figures.model_dump(include={"proximity_prompts"}), "seed": config.seed}
     prompts = f"<results>/prompts/{plan.headline['prompt_set']}.jsonl"
     records = {"records": plan.records_of(**plan.headline, repeat=plan.repeats[0]), "prompts": prompts}
     images = {**records, "tokenizer": TOKENIZER}
@@ -67,6 +68,6 @@ def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
     is_off = {
         "total_variation": not plan.needs_draft_model,
         "ablations": not ablations,
-        "generality": not config["variants"],
+        "generality": not config.variants,
     }
     return {name: figure for name, figure in figures.items() if not is_off.get(name)}

@@ -6,14 +6,17 @@ Read while Snakemake builds the workflow: no torch here.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lantern.methods import PARAMETERS, PRESETS, MethodSpec, acceptance_of
-from lantern.tree_shapes import joint_choices, tree_choices
+from lantern.tree_shapes import DynamicTreeOptions, TreeShape, joint_choices, tree_choices
 from lantern_pipeline.measure.ablation_point import AblationPoint
 from lantern_pipeline.measure.registry import CEILINGS
+
+if TYPE_CHECKING:
+    from lantern_pipeline.settings.run_config import Grid, RunConfig
 
 
 @dataclass(frozen=True)
@@ -24,12 +27,19 @@ class MethodRun:
     temperature: float
 
 
-def expand_methods(config: dict[str, Any], key: str = "methods") -> list[MethodRun]:
-    """Expands the config's methods in their order: every combination of an entry's lists is a method, at each of its
-    temperatures; `key` says where they stand in the user's config.
+def expand_methods(config: RunConfig) -> list[MethodRun]:
+    """Return the methods of a run in their order: every combination of an entry's lists, at each of its temperatures.
+
+    Raises:
+        ValueError: an entry is wrong, or two entries give the same method; names the config key.
     """
+    return _expand_entries(config.methods, "methods", config)
+
+
+def _expand_entries(entries: Sequence[dict[str, Any]], key: str, config: RunConfig) -> list[MethodRun]:
+    """Return the methods of some entries, which are at a key of the user's config."""
     runs: dict[tuple[str, float], MethodRun] = {}
-    for position, entry in enumerate(config["methods"]):
+    for position, entry in enumerate(entries):
         where = f"config key {key}[{position}]: "
         try:
             for run in _expand_entry(entry, config):
@@ -44,37 +54,31 @@ def expand_methods(config: dict[str, Any], key: str = "methods") -> list[MethodR
     return list(runs.values())
 
 
-def expand_ablations(config: dict[str, Any]) -> dict[str, list[AblationPoint]]:
-    """Expands the config's ablations that are not null: methods x sampling settings x drafters.
+def expand_ablations(config: RunConfig) -> dict[str, list[AblationPoint]]:
+    """Return the points of each ablation: methods x sampling settings x draft models.
 
     Autoregressive decoding is added wherever it is missing: every point is compared with it under the same settings.
     """
-    return {name: _expand_ablation(name, grid, config) for name, grid in config["ablations"]["grids"].items() if grid}
+    return {name: _expand_ablation(name, grid, config) for name, grid in config.grids.items()}
 
 
-def _expand_ablation(name: str, grid: dict[str, Any], config: dict[str, Any]) -> list[AblationPoint]:
-    runs = expand_methods({**config, "methods": grid["methods"]}, f"ablations.grids.{name}.methods")
+def _expand_ablation(name: str, grid: Grid, config: RunConfig) -> list[AblationPoint]:
+    runs = _expand_entries(grid.methods, f"ablations.grids.{name}.methods", config)
     baseline = MethodSpec("autoregressive", method_id="autoregressive")
     temperatures = dict.fromkeys(run.temperature for run in runs)
-    if any(run.spec.tree == "tuned" for run in runs):
-        raise ValueError(
-            f"config key ablations.grids.{name}.methods: tree tuned is chosen for config key methods alone, under the "
-            "run's own settings; name another tree"
-        )
     drafted = [run for run in runs if run.spec.needs_draft_model]
     alone = [run for run in runs if run.spec.drafts is not None and not run.spec.needs_draft_model]
-    changes = {key: value if isinstance(value, list) else [value] for key, value in grid.get("sampling", {}).items()}
     points = []
-    for values in itertools.product(*changes.values()):
-        sampling = {**config["sampling"], **dict(zip(changes, values, strict=True))}
+    for changes in grid.sampling.combinations():
+        sampling = {**config.sampling.model_dump(), **changes}
         points += [AblationPoint(baseline, temperature, sampling) for temperature in temperatures]
         points += [AblationPoint(run.spec, run.temperature, sampling) for run in alone]
-        for steps in grid.get("drafter_steps", [None]):
+        for steps in grid.drafter_steps:
             points += [AblationPoint(run.spec, run.temperature, sampling, steps) for run in drafted]
     return points
 
 
-def _expand_entry(entry: dict[str, Any], config: dict[str, Any]) -> Iterator[MethodRun]:
+def _expand_entry(entry: dict[str, Any], config: RunConfig) -> Iterator[MethodRun]:
     preset = entry.get("preset")
     if isinstance(preset, list):
         for name in preset:
@@ -90,15 +94,13 @@ def _expand_entry(entry: dict[str, Any], config: dict[str, Any]) -> Iterator[Met
     for values in itertools.product(*lists.values()):
         parts = dict(zip(lists, values, strict=True))
         if "k" in acceptance_of(parts.get("acceptance", "exact")).parameters:
-            parts.setdefault("neighbours", config["codebook"].get("neighbours", "l2_normalised"))
+            parts.setdefault("neighbours", config.codebook.neighbours)
         if parts.get("tree") == "static":
-            parts["tree"] = config["draft_tree"]["static"]
+            parts["tree"] = config.draft_tree.static
         shape = _tree_shape(parts.get("tree"), parts.get("drafts"), config)
         spec = MethodSpec.of(entry.get("name", preset), tree_shape=shape, **parts)
         _check_name(spec)
         spec = replace(spec, method_id=_method_id(spec, given, defaults))
-        if spec.tree == "tuned":
-            candidates_of(spec, config)  # which checks them
         for temperature in entry.get("temperatures", [1.0]):
             yield MethodRun(spec, float(temperature))
 
@@ -114,29 +116,15 @@ def _check_name(spec: MethodSpec) -> None:
         )
 
 
-def _tree_shape(tree: str | None, drafts: str | None, config: dict[str, Any]) -> Any:
-    """What a tree's name stands for in this config; None for a tree that the run itself chooses."""
-    if tree in (None, "tuned"):
+def _tree_shape(tree: str | None, drafts: str | None, config: RunConfig) -> TreeShape | None:
+    """Return the shape of a tree by its name in this config; None if there is no tree."""
+    if tree is None:
         return None
     if drafts == "hybrid":
-        return joint_choices(str(tree), config["trees"])
-    return config["draft_tree"]["dynamic"] if tree == "dynamic" else tree_choices(str(tree), config["trees"])
-
-
-def candidates_of(spec: MethodSpec, config: dict[str, Any]) -> list[MethodSpec]:
-    """The trees that a tuned method may take, as methods that are named after them.
-
-    Raises:
-        ValueError: a tree that the method cannot take; names the config key.
-    """
-    key = spec.drafts if spec.drafts in ("jacobi", "hybrid") else "draft_model"
-    try:
-        return [
-            replace(spec, tree=tree, method_id=tree, tree_shape=_tree_shape(tree, spec.drafts, config))
-            for tree in config["tree_tuning"][key]
-        ]
-    except ValueError as error:
-        raise ValueError(f"config key tree_tuning.{key}: {error}") from error
+        return joint_choices(tree, config.trees)
+    if tree == "dynamic":
+        return DynamicTreeOptions(**config.draft_tree.dynamic.model_dump())
+    return tree_choices(tree, config.trees)
 
 
 def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]) -> str:
@@ -156,8 +144,3 @@ def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]
         elif name in ("k", "delta", "lambda_") or value != defaults.get(name):
             words.append(f"{name.strip('_')}{value:g}")
     return "-".join([spec.name, *words])
-
-
-def table_file(neighbours: str, training_seed: int | str) -> str:
-    """Names the file of a table of nearest codes; only the one by probability depends on the target and its seed."""
-    return f"{neighbours}.s{training_seed}.safetensors" if neighbours == "probability" else f"{neighbours}.safetensors"

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from lantern.methods import MethodSpec
-from lantern_pipeline.config.methods import candidates_of, expand_ablations, expand_methods, table_file
+from lantern_pipeline.config.cross_checks import metric_models_of
+from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.data.model_cards import FROM_FILES
 from lantern_pipeline.fetch.entries import Resource, resource_of
 from lantern_pipeline.measure.registry import TRAINED, metric_files, published_files, trained_models
+from lantern_pipeline.settings.run_config import Drafter, MetricChoices, RunConfig
 
 # A path and not an output by name, since the config decides whether the model is trained or converted.
 TOKENIZER = "<results>/tokenizer/model.safetensors"
@@ -41,51 +43,41 @@ def drafter_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | 
     return drafter_of(training_seed) if any(spec.needs_draft_model for spec in specs) else []
 
 
-def drafter_seed(drafter: str) -> int:
-    """Training seed of a drafter, from a name such as s0 or s0-40steps."""
-    return int(drafter.partition("-")[0].removeprefix("s"))
+def drafter_settings(steps: str, section: Drafter) -> dict[str, Any]:
+    """Config section `drafter` of a draft model; an ablation's has training steps of its own, "-40steps"."""
+    settings, num_steps = section.model_dump(), steps.removeprefix("-").removesuffix("steps")
+    return {**settings, "num_steps": int(num_steps), "num_epochs": None} if num_steps else settings
 
 
-def drafter_settings(drafter: str, section: Mapping[str, Any]) -> dict[str, Any]:
-    """Config section `drafter` of a drafter; an ablation's has a number of training steps of its own."""
-    steps = drafter.partition("-")[2].removesuffix("steps")
-    return {**section, "num_steps": int(steps), "num_epochs": None} if steps else dict(section)
-
-
-def table_of(spec: MethodSpec, training_seed: int | str) -> str | list[str]:
+def table_of(spec: MethodSpec) -> str | list[str]:
     """Table of nearest codes that a method reads; no file for an exact method."""
-    return f"<results>/codebook/{table_file(spec.neighbours, training_seed)}" if spec.neighbours else []
+    return f"<results>/codebook/{spec.neighbours}.safetensors" if spec.neighbours else []
 
 
-def tables_of(specs: Iterable[MethodSpec], training_seed: int | str) -> list[str]:
+def tables_of(specs: Iterable[MethodSpec]) -> list[str]:
     """Tables of nearest codes that some methods read."""
-    return sorted({table_of(spec, training_seed) for spec in specs if spec.neighbours})
-
-
-def trees_of(specs: Iterable[MethodSpec], training_seed: int | str) -> str | list[str]:
-    """File of tuned trees that some methods read; no file where no tree is tuned."""
-    return f"<results>/trees/s{training_seed}.json" if any(spec.tree == "tuned" for spec in specs) else []
+    return sorted({table_of(spec) for spec in specs if spec.neighbours})
 
 
 class RunPlan:
     """What a checked config runs."""
 
-    def __init__(self, config: Mapping[str, Any], resources: Mapping[str, Resource]) -> None:
-        self.config, self.resources = config, resources
+    def __init__(self, config: RunConfig, resources: Mapping[str, Resource]) -> None:
+        self.config = config
+        self.resources = resources
         # (method, temperature as text), in the config's order
         self.runs = [(run.spec, f"{run.temperature:g}") for run in expand_methods(config)]
         self.specs = {spec.method_id: spec for spec, _ in self.runs}
-        self.tuned_specs = [spec for spec in self.specs.values() if spec.tree == "tuned"]  # whose tree the run chooses
         self.temperatures = sorted({temperature for _, temperature in self.runs}, key=float)
         self.ablations = expand_ablations(config)
-        training_seeds, noise_seeds = (config["repeats"][name] for name in ("training_seeds", "noise_seeds"))
+        training_seeds = config.repeats.training_seeds
+        noise_seeds = config.repeats.noise_seeds
         self.repeats = [f"s{t}n{n}" for t in training_seeds for n in noise_seeds]
         # Seeds of the first repeat, which ablations, output distributions and pictures are of.
         self.first = {"training_seed": training_seeds[0], "noise_seed": noise_seeds[0]}
-        self.prompt_sets = [name for name, entry in config["prompts"].items() if entry is not None]
-        metrics = config["metrics"]
-        temperature = f"{metrics['headline_temperature']:g}"
-        self.headline = {"prompt_set": metrics["headline_prompt_set"], "temperature": temperature}
+        self.prompt_sets = list(config.prompt_sets)
+        temperature = f"{config.metrics.headline_temperature:g}"
+        self.headline = {"prompt_set": config.metrics.headline_prompt_set, "temperature": temperature}
         # Where output distributions are measured: at a greedy headline, the highest temperature that runs.
         self.sampled = {**self.headline, "temperature": self.temperatures[-1]} if temperature == "0" else self.headline
 
@@ -101,14 +93,6 @@ class RunPlan:
     def run_params(self, temperature: str | None = None) -> list[tuple]:
         """(Fields of the method, temperature) of all runs, or of those at a temperature."""
         return [(asdict(spec), float(found)) for spec, found in self.runs if temperature in (None, found)]
-
-    def tuned_params(self) -> list[tuple]:
-        """(Method id, temperature, fields of the method with each tree it may take) of all runs whose tree is tuned."""
-        return [
-            (spec.method_id, float(temperature), [asdict(found) for found in candidates_of(spec, self.config)])
-            for spec, temperature in self.runs
-            if spec.tree == "tuned"
-        ]
 
     def drafters_of(self, ablation: str) -> dict[int | None, str]:
         """Draft models that an ablation needs, by their number of training steps; None is the run's own."""
@@ -149,26 +133,23 @@ class RunPlan:
             "images": f"quality/{place['prompt_set']}.T{place['temperature']}.{repeat}.images.csv",
             "ambiguity": "quality/ambiguity.csv",
         }
-        folders = ["<results>", *(f"<results>/variants/{name}" for name in self.config["variants"])]
+        folders = ["<results>", *(f"<results>/variants/{name}" for name in self.config.variants)]
         return {kind: [f"{folder}/{file}" for folder in folders] for kind, file in tables.items()}
 
-    def metric_inputs(self, metrics: Mapping[str, Any]) -> dict[str, str]:
-        """Names and paths of the inputs by which images are measured, as a config section `metrics` wants it."""
+    def metric_inputs(self, metrics: MetricChoices) -> dict[str, str]:
+        """Names and paths of the inputs by which images are measured."""
         trained = {name: model_of(name) for name in TRAINED}
         return metric_files(metrics, trained, self.resources, "<results>/reference/features.safetensors")
 
     def model_files(self) -> list[str]:
-        """Weights, tables of codes and tuned trees that the run made or converted, and decodes or measures with."""
+        """Weights and tables of codes that the run made or converted, and decodes or measures with."""
         specs = [*self.specs.values(), *(point.spec for points in self.ablations.values() for point in points)]
-        files = [TOKENIZER, *map(model_of, trained_models(self.config["metrics"]))]
-        for seed in self.config["repeats"]["training_seeds"]:
+        files = [TOKENIZER, *map(model_of, trained_models(self.config.metrics))]
+        for seed in self.config.repeats.training_seeds:
             files.append(target_of(seed))
             files += [drafter_of(seed)] if self.needs_draft_model else []
-            files += tables_of(self.specs.values(), seed)
-            files += [trees_of(self.tuned_specs, seed)] if self.tuned_specs else []
-        first = self.first["training_seed"]
         files += [file for name in self.ablations for file in self.drafters_of(name).values()]
-        return list(dict.fromkeys([*files, *tables_of(specs, first)]))
+        return list(dict.fromkeys([*files, *tables_of(specs)]))
 
     def report_files(self) -> list[str]:
         """What was reported of each model that the run made or converted."""
@@ -177,13 +158,16 @@ class RunPlan:
 
     def files_from_elsewhere(self) -> list[str]:
         """Files from elsewhere that the run used: manifests, or the user's own copies."""
-        sections = ["tokenizer", "target"] + ["text"] * (self.config["text"]["encoder"] in FROM_FILES)
-        sections += ["drafter"] * (self.needs_draft_model or any(map(self.drafters_of, self.ablations)))
-        sections += trained_models(self.config["metrics"])
-        values = [self.config[section]["checkpoint"] for section in sections]
-        values += [self.config["prompts"][name].get("file") for name in self.prompt_sets]
+        config = self.config
+        values = [config.tokenizer.checkpoint, config.target.checkpoint]
+        if config.text.encoder in FROM_FILES:
+            values.append(config.text.checkpoint)
+        if self.needs_draft_model or any(map(self.drafters_of, self.ablations)):
+            values.append(config.drafter.checkpoint)
+        values += [model.checkpoint for model in metric_models_of(config).values()]
+        values += [entry.file for entry in config.prompt_sets.values()]
         found = [resource_of(value, self.resources) for value in values if value]
-        published = published_files(self.config["metrics"], self.resources)
+        published = published_files(config.metrics, self.resources)
         return list(dict.fromkeys([*found, *published.values()]))
 
     def _places(self) -> list[tuple[str, str, str]]:

@@ -5,14 +5,19 @@ Apart from `config.cross_checks`: the script that writes prompts uses it, and ed
 
 from __future__ import annotations
 
-from typing import Any
+from lantern_pipeline.settings.run_config import RunConfig
 
 
-def check_prompt_count(name: str, num: int, metrics: dict[str, Any], figures: dict[str, Any]) -> None:
-    """Checks that a prompt set of `num` prompts is large enough for `metrics` and `figures` (config sections)."""
+def check_prompt_count(name: str, num: int, config: RunConfig) -> None:
+    """Check that prompt set `name` of `num` prompts is large enough for the metrics and figures of a run.
+
+    Raises:
+        ValueError: it is too small; names the config key that needs more.
+    """
+    is_headline = name == config.metrics.headline_prompt_set
     needs = {
-        "metrics.prc_neighbours": metrics["prc_neighbours"] + 1,
-        "figures.sample_prompts": figures["sample_prompts"] if name == metrics["headline_prompt_set"] else 0,
+        "metrics.prc_neighbours": config.metrics.prc_neighbours + 1,
+        "figures.sample_prompts": config.figures.sample_prompts if is_headline else 0,
     }
     for key, needed in needs.items():
         if num < needed:

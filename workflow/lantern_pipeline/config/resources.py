@@ -13,6 +13,7 @@ from typing import Any
 from lantern.models.config import DraftConfig, draft_parameters, target_parameters
 from lantern.models.families import FAMILIES
 from lantern_pipeline.data.model_cards import card_of
+from lantern_pipeline.settings.run_config import RunConfig
 
 # Measured: 600 MB for a process with PyTorch and this package, 320 MB for the two Snakemake processes around a
 # cluster's job; rounded up.
@@ -44,22 +45,24 @@ def growing(first: int, most: float = math.inf) -> Callable[..., int]:
     return resource
 
 
-def draft_sizes(config: dict[str, Any]) -> DraftConfig:
+def draft_sizes(config: RunConfig) -> DraftConfig:
     """Return the sizes of the config's draft model. Published ones of Chameleon's family see the prompt's ids."""
-    family = FAMILIES.get(config["text"]["encoder"])
+    family = FAMILIES.get(config.text.encoder)
     is_chameleon = family is not None and family.layers_class == "ChameleonModel"
-    is_published = is_chameleon and config["drafter"]["checkpoint"] is not None
+    is_published = is_chameleon and config.drafter.checkpoint is not None
     return (DraftConfig.of_chameleon if is_published else DraftConfig.of)(card_of(config).target_config())
 
 
 class JobSizes:
     """Megabytes and minutes of jobs that hold a target; a GPU's memory is not counted."""
 
-    def __init__(self, config: dict[str, Any], has_gpu: bool) -> None:
-        self.config, self.has_gpu, self.sizes = config, has_gpu, card_of(config).target_config()
+    def __init__(self, config: RunConfig, has_gpu: bool) -> None:
+        self.config = config
+        self.has_gpu = has_gpu
+        self.sizes = card_of(config).target_config()
         self.drafter = draft_sizes(config)
         self.num_drafter = draft_parameters(self.drafter)
-        self.value_bytes = 2 if config["generation"]["dtype"] == "bfloat16" else FLOAT32_BYTES
+        self.value_bytes = 2 if config.generation.dtype == "bfloat16" else FLOAT32_BYTES
         self.is_large = target_parameters(self.sizes) > 50e6  # the embedded world's have 4 million, LlamaGen B has 111
 
     def decoding_mb(self, more: int = 0) -> Callable[..., int]:
@@ -67,7 +70,7 @@ class JobSizes:
         tensor by tensor; noise of two streams, of the images that are drawn and of those that are next.
         """
         noise = min(4 * self.sizes.num_image_tokens * self.sizes.vocab_size, NOISE_BYTES)
-        noise_mb = math.ceil(2 * 2 * self.config["generation"]["batch_size"] * noise / 1e6)
+        noise_mb = math.ceil(2 * 2 * self.config.generation.batch_size * noise / 1e6)
         return growing(max(2000, self._host_mb(self.value_bytes) + noise_mb) + more, MOST_MB)
 
     def scoring_mb(self, more: int = 0) -> Callable[..., int]:
@@ -85,7 +88,7 @@ class JobSizes:
     def training_mb(self) -> Callable[..., int]:
         """Host memory of drafter training: a frozen target, and weights, gradients and two moments of the drafter."""
         drafter = self.num_drafter * 16 / 1e6
-        target_bytes = FLOAT32_BYTES if self.config["drafter"]["precision"] == "float32" else self.value_bytes
+        target_bytes = FLOAT32_BYTES if self.config.drafter.precision == "float32" else self.value_bytes
         return growing(max(3000, self._host_mb(target_bytes) + math.ceil(drafter)), MOST_MB)
 
     def decoding_minutes(self, num_images: int, batch_size: int, first: int = 60) -> Callable[..., int]:
@@ -100,8 +103,8 @@ class JobSizes:
 
     def images_of(self, prompt_set: str, num_shards: int = 1) -> int:
         """Images of a prompt set, or of one of its shards; a set that takes its whole file counts as 5,000 prompts."""
-        entry = self.config["prompts"][prompt_set]
-        return math.ceil((entry.get("num") or 5000) * (entry.get("copies") or 1) / num_shards)
+        entry = self.config.prompt_sets[prompt_set]
+        return math.ceil((entry.num or 5000) * (entry.copies or 1) / num_shards)
 
     def _host_mb(self, bytes_per_parameter: int) -> int:
         parameters = target_parameters(self.sizes) + self.num_drafter

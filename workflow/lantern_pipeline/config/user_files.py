@@ -11,29 +11,40 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from lantern.models.config import COMPARED_SIZES
-from lantern_pipeline.config.cross_checks import measuring_sections
+from lantern_pipeline.config.cross_checks import metric_models_of
 from lantern_pipeline.config.validate import has_gpu
 from lantern_pipeline.data.model_cards import card_of
 from lantern_pipeline.fetch.entries import Resource
+from lantern_pipeline.settings.run_config import PromptSet, RunConfig
 
 MAX_BYTES = 10**7  # of a prompt file that is read at once; a larger one is left to its job
 
 
-def check_user_files(config: Mapping[str, Any], resources: Mapping[str, Resource], is_local: bool = True) -> None:
-    """Checks what would otherwise stop a job after minutes; `is_local` says that jobs run on this machine."""
-    data = config["data"]
-    if is_local and config["device"] == "cuda" and not has_gpu():
+def check_user_files(config: RunConfig, resources: Mapping[str, Resource], is_local: bool = True) -> None:
+    """Check what would otherwise stop a job after minutes.
+
+    Args:
+        config: the checked config.
+        resources: its resources, by name.
+        is_local: whether jobs run on this machine.
+
+    Raises:
+        ValueError: a file or a device is wrong; names the config key.
+    """
+    if is_local and config.device == "cuda" and not has_gpu():
         raise ValueError("config key device must be auto or cpu on this machine, got 'cuda': it shows no GPU")
-    if data["source"] == "folder" and not Path(data["folder"]).is_dir():
+    if config.data.source == "folder" and not Path(config.data.folder or "").is_dir():
         raise ValueError(
-            f"config key data.folder: {data['folder']} is not a folder; give one of name.png and name.txt files"
+            f"config key data.folder: {config.data.folder} is not a folder; give one of name.png and name.txt files"
         )
-    for section in ("tokenizer", "target", *measuring_sections(config)):
-        _check_weights(section, config, resources)
-    for name, entry in config["prompts"].items():
-        file = (entry or {}).get("file")
-        path = resources[file].path if file in resources else file
-        if path is None or entry.get("member") or Path(path).stat().st_size > MAX_BYTES:
+    checkpoints = {"tokenizer": config.tokenizer.checkpoint, "target": config.target.checkpoint}
+    metric_models = {name: model.checkpoint for name, model in metric_models_of(config).items()}
+    for section, checkpoint in {**checkpoints, **metric_models}.items():
+        path = resources[checkpoint].path if checkpoint in resources else checkpoint
+        _check_weights(section, path, config)
+    for name, entry in config.prompt_sets.items():
+        path = resources[entry.file].path if entry.file in resources else entry.file
+        if path is None or entry.member or Path(path).stat().st_size > MAX_BYTES:
             continue  # no file, one to be fetched, or a published collection
         try:
             _check_prompts(Path(path), entry, config)
@@ -41,10 +52,9 @@ def check_user_files(config: Mapping[str, Any], resources: Mapping[str, Resource
             raise ValueError(f"config key prompts.{name}.file: {error}") from error
 
 
-def _check_weights(section: str, config: Mapping[str, Any], resources: Mapping[str, Resource]) -> None:
-    """Compare the sizes in the header of a file in our own layout with the config's; the job compares all of them."""
-    checkpoint, card = config[section]["checkpoint"], card_of(config)
-    path = resources[checkpoint].path if checkpoint in resources else checkpoint
+def _check_weights(section: str, path: Path | str | None, config: RunConfig) -> None:
+    """Compare the sizes in the header of a file in Lantern's layout with the config's; the job compares all of them."""
+    card = card_of(config)
     wanted = {**asdict(card.images), "image_size": card.images.size}
     if section == "target":
         target = card.target_config()
@@ -57,10 +67,11 @@ def _check_weights(section: str, config: Mapping[str, Any], resources: Mapping[s
             )
 
 
-def _config_key(name: str, config: Mapping[str, Any]) -> str:
+def _config_key(name: str, config: RunConfig) -> str:
     """Return the config key of a size, which most often has the size's own name."""
     name = {"vocab_size": "codebook_size", "num_text_tokens": "max_tokens"}.get(name, name)
-    return next(f"{section}.{name}" for section in ("data", "tokenizer", "text", "target") if name in config[section])
+    sections = ("data", "tokenizer", "text", "target")
+    return next(f"{section}.{name}" for section in sections if hasattr(getattr(config, section), name))
 
 
 def _header_sizes(path: Path | str | None) -> dict[str, Any]:
@@ -74,13 +85,13 @@ def _header_sizes(path: Path | str | None) -> dict[str, Any]:
         return {}
 
 
-def _check_prompts(path: Path, entry: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Imports torch, which takes a second that only runs with own prompt files spend."""
+def _check_prompts(path: Path, entry: PromptSet, config: RunConfig) -> None:
+    """Check the prompts of a file. Importing torch takes a second, which only runs with custom prompt files spend."""
     from lantern_pipeline.data.prompt_files import load_prompt_set
     from lantern_pipeline.data.text_encoders import make_text_encoder
 
-    prompts = load_prompt_set(path, entry, config["seed"])
-    if config["text"]["encoder"] in ("words", "word_ids", "classes"):  # others know every word, and cut long prompts
-        encoder = make_text_encoder(config["text"], config["data"]["source"])
+    prompts = load_prompt_set(path, entry.model_dump(), config.seed)
+    if config.text.encoder in ("words", "word_ids", "classes"):  # others know every word, and cut long prompts
+        encoder = make_text_encoder(config.text.model_dump(), config.data.source)
         for prompt in prompts:
             encoder.check(prompt.text)

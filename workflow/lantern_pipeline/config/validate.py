@@ -5,7 +5,6 @@ Imported while Snakemake reads the workflow, once per job: no torch, no pandas h
 
 from __future__ import annotations
 
-import hashlib
 import math
 import sys
 from collections.abc import Iterable, Iterator
@@ -17,10 +16,10 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from lantern_pipeline.config.cross_checks import check_between_keys
-from lantern_pipeline.config.key_types import LIST_OF_VALUES, ONE_VALUE, Section, to_integer
-from lantern_pipeline.config.method_entry import MethodEntry
-from lantern_pipeline.config.run_config import RunConfig
-from lantern_pipeline.config.wording import closest, show
+from lantern_pipeline.settings.key_types import LIST_OF_VALUES, ONE_VALUE, Section, to_integer
+from lantern_pipeline.settings.method_entry import MethodEntry
+from lantern_pipeline.settings.run_config import RunConfig
+from lantern_pipeline.settings.wording import closest, show
 
 # Names of earlier versions -> what to write today: sections, keys of a section, values of a key.
 _GONE = "gone, since it followed public code where that is not exact; remove it"
@@ -28,9 +27,13 @@ RENAMED_KEYS = {
     ("law",): "now total_variation; rename it",
     ("recogniser",): "now attribute_classifier; rename it",
     ("data", "max_words"): "now text.max_tokens; move it there",
+    ("metrics", "fidelity_resamples"): "gone, since distances between sets have no intervals; remove it",
+    ("tree_tuning",): "gone, since a run no longer chooses trees; remove it, and name a tree in place of tree: tuned",
 }
 RENAMED_VALUES = {
     ("fidelity", "recogniser"): "now attribute_classifier; rename it",
+    ("tree", "tuned"): "gone, since a run no longer chooses trees; name one, such as chain9",
+    ("neighbours", "probability"): "gone; name l2_normalised or l2",
     ("neighbours", "cosine"): "now l2_normalised; rename it",
     ("acceptance", "none"): "now exact; rename it",
     ("acceptance", "budget"): "now bounded; rename it",
@@ -124,14 +127,13 @@ def validate_config(config: dict[str, Any]) -> RunConfig:
     """Check the whole configuration of a run.
 
     Args:
-        config: changed in place: integers written 96.0 become 96, and missing variants an empty section.
+        config: changed in place: integers written 96.0 become 96.
 
     Raises:
         ValueError: the first key that is wrong, in one sentence.
     """
     checked = check_keys(config)
-    config["variants"] = config["variants"] or {}
-    check_between_keys(config)
+    check_between_keys(checked)
     return checked
 
 
@@ -184,26 +186,6 @@ def _replace_integers(value: Any, checked: Any) -> Any:
 def has_gpu() -> bool:
     """Tells, without torch, whether this machine shows a GPU: NVIDIA's, or what WSL and ROCm show in its place."""
     return any(file for name in ("nvidia[0-9]*", "dxg", "kfd") for file in Path("/dev").glob(name))
-
-
-def uses_gpu(device: str, is_remote: bool) -> bool:
-    """Tell whether rules ask the scheduler for a GPU.
-
-    Args:
-        device: config key `device`.
-        is_remote: whether jobs run on other machines, such as a cluster's nodes. "auto" then asks for a GPU.
-    """
-    return device == "cuda" or (device == "auto" and (is_remote or has_gpu()))
-
-
-def describe_folder(folder: str | None) -> str | None:
-    """Hashes the names, sizes and dates of a folder's files, so that a change of the user's images is noticed."""
-    if folder is None or not Path(folder).is_dir():
-        return None  # one that should be there is missed before any job
-    # A link to nothing is looked at itself: whoever reads the image says what is missing.
-    stats = ((file, file.stat() if file.exists() else file.lstat()) for file in Path(folder).rglob("*"))
-    files = sorted((file.relative_to(folder).as_posix(), stat.st_size, stat.st_mtime_ns) for file, stat in stats)
-    return hashlib.sha256(repr(files).encode()).hexdigest()[:16]
 
 
 def _sentence(problem: ErrorDetails) -> str:

@@ -12,10 +12,9 @@ import torch
 from lantern.cards.card import SamplingSettings
 from lantern.decoding import Decoder, make_decoder
 from lantern.generation import load_decoding_models, load_nearest_codes
-from lantern.io import read_json
 from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.runtime.job import Job, resolve_device
+from lantern_pipeline.runtime.job import Job, execution_of
 
 
 def load_decoders(
@@ -28,16 +27,15 @@ def load_decoders(
     device: torch.device | str = "cpu",
     dtype: str = "float32",
     stepping: str = "auto",
-    trees: Path | str | None = None,
 ) -> list[Decoder]:
     """Makes a decoder of every run (all fields of a `MethodSpec`, temperature) with the config section `sampling`; the
-    models are read once, the tables of nearest codes as `load_tables` does, tuned trees as `resolve_tree` does.
+    models are read once, the tables of nearest codes as `load_tables` does.
     """
     shared = load_decoding_models(target, drafter, device=device, dtype=dtype)
     tables = load_tables(nearest_codes, device)
     decoders = []
     for method, temperature in runs:
-        spec = resolve_tree(MethodSpec(**method), temperature, trees)
+        spec = MethodSpec(**method)
         models = replace(shared, nearest_codes=tables.get(spec.neighbours or ""))
         options = SamplingConfig(temperature=temperature, **sampling)
         decoders.append(make_decoder(models, spec, options, stepping=stepping))
@@ -55,38 +53,15 @@ def load_job_decoders(
         target=files.target,
         drafter=files.drafter or None,
         nearest_codes=files.nearest_codes,
-        device=resolve_device(snakemake.config["device"]),
+        device=execution_of(snakemake).device,
         dtype=params.dtype,
-        trees=files.get("trees") or None,
         stepping=stepping,
     )
-
-
-def tuned_name(method_id: str, temperature: float) -> str:
-    """How the file of tuned trees calls a method at a temperature."""
-    return f"{method_id} T{temperature:g}"
-
-
-def resolve_tree(spec: MethodSpec, temperature: float, trees: Path | str | None) -> MethodSpec:
-    """The method with the shape of its tree: where it is tuned, the one that rule tune_tree chose and wrote into the
-    file `trees`; other methods stay as they are.
-    """
-    if spec.tree != "tuned":
-        return spec
-    name = tuned_name(spec.method_id, temperature)
-    found = read_json(Path(trees))["methods"] if trees else {}
-    if name not in found:
-        raise ValueError(
-            f"{trees or 'no file of trees'} holds no tree of {name}; delete it and run rule tune_tree again"
-        )
-    return replace(spec, tree_shape=found[name]["tree_shape"])
 
 
 def load_tables(
     paths: Path | str | Sequence[Path | str], device: torch.device | str = "cpu"
 ) -> dict[str, torch.Tensor]:
-    """Reads tables of nearest codes, int64 (vocab, columns); each is named after its file up to the first dot:
-    "l2_normalised", "probability".
-    """
+    """Reads tables of nearest codes, int64 (vocab, columns); each is named after its file, as in "l2_normalised"."""
     paths = [paths] if isinstance(paths, str | Path) else paths
-    return {Path(path).name.partition(".")[0]: load_nearest_codes(path, device) for path in paths}
+    return {Path(path).stem: load_nearest_codes(path, device) for path in paths}

@@ -12,12 +12,10 @@ from lantern.cards.card import ImageSettings, ModelCard, PromptSettings
 from lantern.cards.published import CARDS, HUB_FILES, card_of_family
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES
 from lantern.models.families import FAMILIES
+from lantern_pipeline.settings.run_config import RunConfig, TargetSizes
 
 FROM_FILES = ("t5", *FAMILIES)  # those of text.encoder that read text.checkpoint
 ENCODERS = ("words", "word_ids", "classes", *FROM_FILES)
-# Keys of config section `target` that are fields of a `TargetConfig`.
-TARGET_KEYS = ("dim", "num_layers", "num_heads", "num_kv_heads", "ffn_width", "rope", "has_qk_norm", "has_mlp_head")
-TARGET_KEYS += ("line_end", "small_grid")
 
 
 def card_sections(name: str | None) -> dict[str, dict[str, Any]]:
@@ -49,7 +47,7 @@ def card_sections(name: str | None) -> dict[str, dict[str, Any]]:
         "target": {
             "checkpoint": files["target"],
             "name": card.name,
-            **{key: value for key, value in card.target.items() if key in TARGET_KEYS},
+            **{key: value for key, value in card.target.items() if key in TargetSizes.model_fields},
         },
         "drafter": {"checkpoint": files.get("drafter")},
         "sampling": dict(card.sampling),
@@ -74,35 +72,31 @@ def prompt_settings(text: Mapping[str, Any]) -> PromptSettings:
     return PromptSettings(encoder, text["max_tokens"], caption_dim=text["caption_dim"] if has_features else 0)
 
 
-def card_of(config: Mapping[str, Any]) -> ModelCard:
+def card_of(config: RunConfig) -> ModelCard:
     """Return the card of a config's model, without files."""
-    images = {key: config["tokenizer"][key] for key in ("grid", "codebook_size", "code_dim")}
-    published = CARDS.get(config["model"])
+    tokenizer = config.tokenizer
+    published = CARDS.get(config.model or "")
     return ModelCard(
-        config["target"]["name"] or config["experiment"],
-        prompt_settings(config["text"]),
-        ImageSettings(config["data"]["image_size"], **images),
-        target_fields(config["target"], config["text"]["encoder"]),
-        dict(config["sampling"]),
-        dict(config["draft_tree"]),
-        config["codebook"]["neighbours"],
+        config.target.name or config.experiment,
+        prompt_settings(config.text.model_dump()),
+        ImageSettings(config.data.image_size, tokenizer.grid, tokenizer.codebook_size, tokenizer.code_dim),
+        target_fields(config),
+        config.sampling.model_dump(),
+        config.draft_tree.model_dump(),
+        config.codebook.neighbours,
         licence="" if published is None else published.licence,
     )
 
 
-def target_fields(target: Mapping[str, Any], encoder: str) -> dict[str, Any]:
-    """Return the fields of a `TargetConfig` that config section `target` decides, and of a family its ids.
-
-    Raises:
-        ValueError: target.size is unknown; lists the known ones.
-    """
-    found = {key: target[key] for key in TARGET_KEYS}
-    if (size := target["size"]) is not None:
-        if str(size) not in LLAMAGEN_SIZES:
-            raise ValueError(f"config key target.size must be one of {', '.join(LLAMAGEN_SIZES)}, got {size!r}")
-        found |= LLAMAGEN_SIZES[str(size)]
-    is_llamagen = encoder in ("t5", "classes") and target["checkpoint"] is not None
-    if size is not None or is_llamagen:
+def target_fields(config: RunConfig) -> dict[str, Any]:
+    """Return the fields of a `TargetConfig` that config section `target` decides, and of a family its ids."""
+    encoder = config.text.encoder
+    target = config.target
+    found = target.keys_of(TargetSizes)
+    if target.size is not None:
+        found |= LLAMAGEN_SIZES[target.size]
+    is_llamagen = encoder in ("t5", "classes") and target.checkpoint is not None
+    if target.size is not None or is_llamagen:
         found["ffn_multiple"] = FFN_MULTIPLE
     card = card_of_family(encoder) if encoder in FAMILIES else None
     return found if card is None else {**found, "num_prompt_ids": card.target["num_prompt_ids"]}

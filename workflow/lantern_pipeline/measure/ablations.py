@@ -28,6 +28,7 @@ from lantern_pipeline.measure.measuring_models import MeasuringModels
 from lantern_pipeline.measure.output_distribution import mean_over_nodes
 from lantern_pipeline.measure.registry import IMAGES, metrics_over
 from lantern_pipeline.measure.speed import BASELINE, mean_accepted_length
+from lantern_pipeline.settings.run_config import TotalVariationNodes
 
 PER_IMAGE = tuple(metric.per_image for metric in metrics_over(IMAGES) if not (metric.is_yes_no or metric.is_distance))
 
@@ -42,8 +43,8 @@ class AblationStudy:
     measuring: MeasuringModels  # measure images, the target among them
     cross_entropy: float | None  # the target's on held-out images, nats per token; None is unknown
     prompts: Sequence[Prompt]  # what is drawn
-    settings: Mapping[str, Any]  # config section `metrics`
-    total_variation: Mapping[str, Any]  # config section `total_variation`
+    total_variation: TotalVariationNodes  # how total variation is measured
+    bootstrap_resamples: int  # of each interval
     batch_size: int  # images decoded together
     seed: int  # of the noise fields and of the bootstrap
     stepping: str = "auto"  # how steps run, of config section `generation`
@@ -63,7 +64,7 @@ class AblationStudy:
         for group in groups.values():
             records = {self._key(point): self._draw(point) for point in group}
             baseline = records[BASELINE]
-            scores = score_records(records, self.prompts, self.measuring, self.settings["batch_size"])
+            scores = score_records(records, self.prompts, self.measuring)
             baseline_nll = scores[BASELINE].columns["nll"].numpy()
             for point, (key, record) in zip(group, records.items(), strict=True):
                 head, frame = {"ablation": name, **self._identity(point)}, self._to_frame(record, scores[key])
@@ -88,17 +89,18 @@ class AblationStudy:
         """tv_mean with its interval over images, at nodes of the first prompts; none where it is not measured."""
         if not (not point.spec.is_exact and point.temperature > 0 and knows_drafts(point.spec)):
             return dict.fromkeys(("tv_mean", "tv_mean_low", "tv_mean_high"), np.nan)
-        settings, prompts = self.total_variation, self.prompts[: self.total_variation["num_images"]]
+        settings = self.total_variation
+        prompts = self.prompts[: settings.num_images]
         nodes, _, found = measure_coupled_drafts(
             self._make_decoder(point),
             prompts,
             self.measuring.text_encoder,
             run_seed=self.seed,
-            max_nodes=settings["max_nodes"],
+            max_nodes=settings.max_nodes,
             batch_size=self.batch_size,
-            num_samples=settings["num_samples"],
+            num_samples=settings.num_samples,
         )
-        options = {"num_resamples": self.settings["bootstrap_resamples"], "seed": self.seed}
+        options = {"num_resamples": self.bootstrap_resamples, "seed": self.seed}
         return mean_over_nodes("tv_mean", found.tv_from(nodes.target_probs).cpu(), nodes.image.cpu(), options)
 
     def _draw(self, point: AblationPoint) -> GenerationRecords:
@@ -121,7 +123,7 @@ class AblationStudy:
         return pd.DataFrame(columns)
 
     def _summarise(self, frame: pd.DataFrame) -> dict[str, float]:
-        options = {"num_resamples": self.settings["bootstrap_resamples"], "seed": self.seed}
+        options = {"num_resamples": self.bootstrap_resamples, "seed": self.seed}
         forwards = (frame["num_tokens"].to_numpy(int), frame["target_forwards"].to_numpy(int))
         values = {"num_images": len(frame), **mean_accepted_length(*forwards, **options)}
         for name in (*PER_IMAGE, "nll_change", "substitutions"):

@@ -24,6 +24,7 @@ from lantern.prompts import Prompt
 from lantern_pipeline.data.image_files import NONE, Preprocessing, map_images, to_uint8
 from lantern_pipeline.fetch.manifest import resource_sha256
 from lantern_pipeline.measure.feature_extractors import describe_weights, read_published
+from lantern_pipeline.settings.run_config import MetricChoices
 from lantern_pipeline.world.clip import ClipScorer
 
 # OpenAI trained with the fast approximation of GELU: under the name without it, the same weights score differently.
@@ -48,22 +49,22 @@ class ClipScore:
         return {self.column: self.scorer.score(images, [prompt.text for prompt in prompts], batch_size=len(prompts))}
 
 
-def load_own(metrics: Mapping[str, Any], files: Mapping[str, Any], device: torch.device | str) -> ClipScore:
+def load_own(metrics: MetricChoices, files: Mapping[str, Any], device: torch.device | str) -> ClipScore:
     """Loads what metrics.clip: own measures with."""
     return ClipScore(ClipScorer.from_checkpoint(files["clip"], device=device), resource_sha256(files["clip"]))
 
 
-def load_openai(metrics: Mapping[str, Any], files: Mapping[str, Any], device: torch.device | str) -> ClipScore:
+def load_openai(metrics: MetricChoices, files: Mapping[str, Any], device: torch.device | str) -> ClipScore:
     """Loads what metrics.clip: openai measures with."""
-    published = metrics["published"]
-    options = {"prompt_prefix": published["clip_prefix"], "preprocessing": published["preprocessing"]}
-    scorer = load_open_clip(published["clip_architecture"], files["clip_weights"], **options, device=device)
+    published = metrics.published
+    options = {"prompt_prefix": published.clip_prefix, "preprocessing": published.preprocessing}
+    scorer = load_open_clip(published.clip_architecture, files["clip_weights"], **options, device=device)
     return ClipScore(scorer, resource_sha256(files["clip_weights"]))
 
 
-def load_hps(metrics: Mapping[str, Any], files: Mapping[str, Any], device: torch.device | str) -> ClipScore:
+def load_hps(metrics: MetricChoices, files: Mapping[str, Any], device: torch.device | str) -> ClipScore:
     """Loads what metrics.hps measures with."""
-    scorer = load_open_clip(metrics["published"]["hps_architecture"], files["hps_weights"], device=device)
+    scorer = load_open_clip(metrics.published.hps_architecture, files["hps_weights"], device=device)
     return ClipScore(scorer, resource_sha256(files["hps_weights"]), metric="hps", column="hps")
 
 

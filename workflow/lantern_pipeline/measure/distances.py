@@ -1,31 +1,19 @@
-"""FID, KID, precision and recall of two sets of images' features, by torch-fidelity, with intervals.
+"""FID, KID, precision and recall of two sets of images' features, by torch-fidelity.
 
-The reference is fixed: 95 % intervals are 1.96 standard errors, from the metric's values on `num_resamples` random
-halves of the generated images (`draw_parts` of `seed`), nan where a half is too small. No matrix of all images x all
-images is held on the way to a value. All values depend on the number of images and on the features: compare rows of one
-table only. torch-fidelity is imported where it is used: that takes seconds, and ablations do without.
+All values depend on the number of images and on the features: compare rows of one table only. None has an interval: a
+bootstrap draws some images twice, which shifts these metrics. No matrix of all images x all images is held on the way
+to a value. torch-fidelity is imported where it is used: that takes seconds, and ablations do without.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from lantern_pipeline.measure.intervals import (
-    NON_NEGATIVE,
-    SHARE,
-    draw_parts,
-    jackknife_error,
-    normal_interval,
-    share_interval,
-)
-
 FEWEST = 2  # images that have a covariance
-KERNEL_BLOCK, DISTANCE_BLOCK = 2048, 4096  # images whose kernel with, or distances to, all others are held at once
+DISTANCE_BLOCK = 4096  # images whose distances to all others are held at once
 
 
 @dataclass(frozen=True)
@@ -41,12 +29,6 @@ class Gaussian:
         features = features.double()
         return cls(features.mean(dim=0), torch.cov(features.T))
 
-    @cached_property
-    def root(self) -> Tensor:
-        """Square root of the covariance, (width, width)."""
-        eigenvalues, vectors = torch.linalg.eigh(self.covariance)
-        return (vectors * eigenvalues.clamp(min=0).sqrt()) @ vectors.T
-
     def to(self, device: torch.device | str) -> Gaussian:
         """The same on another device; what is compared with it is computed there."""
         return Gaussian(self.mean.to(device), self.covariance.to(device))
@@ -56,39 +38,24 @@ class Gaussian:
         return {"mu": self.mean.cpu().numpy(), "sigma": self.covariance.cpu().numpy()}
 
 
-def measure_fid(generated: Tensor, reference: Gaussian, *, num_resamples: int, seed: int) -> tuple[float, float, float]:
-    """FID of features (n, width) with the ends of its interval; the reference's device computes."""
+def measure_fid(generated: Tensor, reference: Gaussian) -> float:
+    """Measure the FID of features (n, width) on the reference's device."""
     from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_statistics_to_metric
 
     _check_features(generated, reference.covariance)
     # float64: with fewer images than features the covariances are singular, and the product's eigenvalues need digits
     generated = generated.to(reference.mean.device).double()
     statistics = Gaussian.of(generated).to_numpy()
-    value = fid_statistics_to_metric(statistics, reference.to_numpy(), verbose=False)[KEY_METRIC_FID]
-    parts, error = draw_parts(len(generated), num_resamples, seed), math.nan
-    if parts.shape[1] >= FEWEST:
-        values = [_fid_of_part(generated[rows], reference) for rows in parts]
-        error = jackknife_error(torch.tensor(values, dtype=torch.float64), len(generated))
-    return value, *normal_interval(value, error, NON_NEGATIVE)
-
-
-def _fid_of_part(part: Tensor, reference: Gaussian) -> float:
-    """FID without an eigenvalue decomposition of (width, width) for each of hundreds of parts: the trace of the root is
-    the sum of the singular values of one matrix.
-    """
-    centred = (part - part.mean(dim=0)) / math.sqrt(len(part) - 1)
-    product = centred @ reference.root
-    gram = product @ product.T if len(part) < product.shape[1] else product.T @ product
-    trace_of_root = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt().sum()
-    distance = (part.mean(dim=0) - reference.mean).square().sum()
-    return float(distance + centred.square().sum() + reference.covariance.trace() - 2 * trace_of_root)
+    return fid_statistics_to_metric(statistics, reference.to_numpy(), verbose=False)[KEY_METRIC_FID]
 
 
 def measure_kid(
-    generated: Tensor, reference: Tensor, *, subset_size: int, num_subsets: int, num_resamples: int, seed: int
-) -> tuple[float, float, float, float]:
-    """KID of features (n, width) and (m, width), mean over subsets of at most n and m images, with the ends of its
-    interval, and the standard deviation over subsets. KID is unbiased: it may lie below 0.
+    generated: Tensor, reference: Tensor, *, subset_size: int, num_subsets: int, seed: int
+) -> tuple[float, float]:
+    """Measure the KID of features (n, width) and (m, width), which is unbiased and may be below 0.
+
+    Returns:
+        The mean and the standard deviation over subsets of at most n and m images.
     """
     from torch_fidelity.metric_kid import KEY_METRIC_KID_MEAN, KEY_METRIC_KID_STD, kid_features_to_metric
 
@@ -97,12 +64,7 @@ def measure_kid(
     size = subset_size_of(subset_size, len(generated), len(reference))
     options = {"kid_subset_size": size, "kid_subsets": num_subsets, "rng_seed": seed % 2**32, "verbose": False}
     found = kid_features_to_metric(generated, reference, **options)
-    value, spread = found[KEY_METRIC_KID_MEAN], found[KEY_METRIC_KID_STD]
-    parts, error = draw_parts(len(generated), num_resamples, seed), math.nan
-    if parts.shape[1] >= FEWEST:
-        error = jackknife_error(_kid_of_parts(generated, reference, parts), len(generated))
-    # the choice of the subsets adds to what the images vary
-    return value, *normal_interval(value, math.hypot(error, spread / math.sqrt(num_subsets))), spread
+    return found[KEY_METRIC_KID_MEAN], found[KEY_METRIC_KID_STD]
 
 
 def subset_size_of(wanted: int, num_generated: int, num_reference: int) -> int:
@@ -110,32 +72,9 @@ def subset_size_of(wanted: int, num_generated: int, num_reference: int) -> int:
     return min(wanted, num_generated, num_reference)
 
 
-def _kid_of_parts(generated: Tensor, reference: Tensor, parts: Tensor) -> Tensor:
-    """Unbiased KID of every part (parts,), up to the reference's own term, which is the same for all: the kernel of all
-    images is worked out once, where torch-fidelity would take it anew for each part and only a subset of the reference.
-    """
-    num_kept = parts.shape[1]
-    chosen = generated.new_zeros(len(generated), len(parts))
-    chosen.scatter_(0, parts.T.to(generated.device), 1.0)  # (n, parts), 1 where the part has the image
-    pairs, across = generated.new_zeros(2, len(parts))
-    for first in range(0, len(generated), KERNEL_BLOCK):
-        rows = slice(first, first + KERNEL_BLOCK)
-        within = _kernel(generated[rows], generated)
-        within.diagonal(first).zero_()
-        pairs = pairs + ((within @ chosen) * chosen[rows]).sum(dim=0)
-        across = across + _kernel(generated[rows], reference).mean(dim=1) @ chosen[rows]
-    return pairs / (num_kept * (num_kept - 1)) - 2 * across / num_kept
-
-
-def _kernel(first: Tensor, second: Tensor) -> Tensor:
-    return (first @ second.T / first.shape[1] + 1).pow_(3)
-
-
-def measure_precision_recall(
-    generated: Tensor, reference: Tensor, *, neighbours: int, num_resamples: int, seed: int
-) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-    """The share of generated images (n, width) near a real one (precision) and of real ones (m, width) near a generated
-    one (recall), each with the ends of its interval, which is exact for precision.
+def measure_precision_recall(generated: Tensor, reference: Tensor, *, neighbours: int) -> tuple[float, float]:
+    """Measure the share of generated images (n, width) near a real one (precision) and of real ones (m, width) near a
+    generated one (recall).
 
     "Near" is inside the ball that reaches to the k-th nearest neighbour among the other set's own images; k is 3 as
     published. Source: Kynkäänniemi et al. (2019), Improved precision and recall metric for assessing generative models.
@@ -152,25 +91,7 @@ def measure_precision_recall(
     generated, reference = generated.to(reference.device).double(), reference.double()
     options = {"prc_neighborhood": neighbours, "prc_batch_size": DISTANCE_BLOCK, "save_cpu_ram": True, "verbose": False}
     found = prc_features_to_metric(generated, reference, **options)  # real images as input2
-    precision, recall = found[KEY_METRIC_PRECISION], found[KEY_METRIC_RECALL]
-    ends = share_interval(round(precision * len(generated)), len(generated))
-    error = _recall_error(generated, reference, draw_parts(len(generated), num_resamples, seed), neighbours)
-    return (precision, *map(float, ends)), (recall, *normal_interval(recall, error, SHARE))
-
-
-def _recall_error(generated: Tensor, reference: Tensor, parts: Tensor, neighbours: int) -> float:
-    """Standard error of recall from its values on parts, whose distances are taken once for all of them."""
-    if parts.shape[1] <= neighbours:
-        return math.nan
-    among, across = (
-        torch.cat([torch.cdist(rows, others).float().cpu() for rows in generated.split(DISTANCE_BLOCK)])
-        for others in (generated, reference)
-    )
-    recalls = []
-    for rows in parts:
-        radii = among[rows][:, rows].kthvalue(neighbours + 1).values  # an image's own distance 0 is the first
-        recalls.append((across[rows] <= radii[:, None]).any(dim=0).double().mean())
-    return jackknife_error(torch.stack(recalls), len(generated))
+    return found[KEY_METRIC_PRECISION], found[KEY_METRIC_RECALL]
 
 
 def _check_features(generated: Tensor, reference: Tensor) -> None:

@@ -1,18 +1,20 @@
 """Scores of single images: likelihood under the target, what the config chooses, distance from autoregressive ones.
 
-Exact methods emit the autoregressive decoder's codes, so that many methods share images: each distinct pair of prompt
-and codes is decoded and measured once.
+Exact methods emit the autoregressive decoder's codes, so that a method's images are scored only where they differ from
+the autoregressive ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from lantern.io import DamagedFileError, load_tensors, save_tensors
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_files import decode_images
@@ -37,42 +39,90 @@ class ImageScores:
 
 
 @dataclass(frozen=True)
-class RecordScores:
-    """Scores of several methods' images; images that methods share are held once."""
+class MethodScores:
+    """Scores of the images in which a method differs from autoregressive decoding; of that method itself, of all."""
 
-    distinct: ImageScores  # of every distinct image
-    numbers: Mapping[str, Tensor]  # method_id -> (prompts,) int64, which of them are the method's
+    method_id: str
+    prompts: Tensor  # (images,) int64, the numbers of their prompts
+    scores: ImageScores  # of these images
 
-    def __getitem__(self, method_id: str) -> ImageScores:
-        """A copy of the scores of one method, in the order of the prompts."""
-        return self.distinct.select(self.numbers[method_id])
+    def complete(self, baseline: ImageScores) -> ImageScores:
+        """Return the scores of all images, in the order of the prompts.
+
+        Args:
+            baseline: scores of all autoregressive images, in the same order.
+        """
+        found = baseline.select(torch.arange(len(baseline.features)))
+        if len(self.prompts):
+            found.features[self.prompts] = self.scores.features
+            for name, column in self.scores.columns.items():
+                found.columns[name][self.prompts] = column
+        return found
+
+
+def save_scores(path: Path, found: MethodScores) -> None:
+    """Write scores into one safetensors file, atomically."""
+    columns = {f"columns.{name}": column for name, column in found.scores.columns.items()}
+    tensors = {"prompts": found.prompts, "features": found.scores.features, **columns}
+    metadata = {"kind": "image_scores", "method_id": found.method_id, "columns": [*found.scores.columns]}
+    save_tensors(path, tensors, metadata)
+
+
+def load_scores(path: Path) -> MethodScores:
+    """Read scores.
+
+    Raises:
+        DamagedFileError: the file is damaged or holds no scores.
+    """
+    tensors, metadata = load_tensors(path)
+    if metadata.get("kind") != "image_scores":
+        raise DamagedFileError(path, "holds no scores of images")
+    columns = {name: tensors[f"columns.{name}"] for name in metadata["columns"]}
+    return MethodScores(metadata["method_id"], tensors["prompts"], ImageScores(tensors["features"], columns))
 
 
 @torch.inference_mode()
-def score_records(
-    records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt], models: MeasuringModels, batch_size: int
-) -> RecordScores:
-    """Scores every method's images, each distinct (prompt, codes) once.
+def score_method(
+    records: GenerationRecords,
+    baseline: GenerationRecords,
+    prompts: Sequence[Prompt],
+    models: MeasuringModels,
+) -> MethodScores:
+    """Score the images of a method that differ from the autoregressive ones; of autoregressive decoding, all.
 
-    `records` are of one guidance scale and of `prompts` in their order, autoregressive decoding's among them. The
-    column pixel_mse compares an image with the autoregressive one of the same prompt: the mean squared difference of
-    pixels in [0, 1]. No more than a batch of images is held at any time.
+    The column pixel_mse compares an image with the autoregressive one of the same prompt: the mean squared difference
+    of pixels in [0, 1]. No more than two batches of images are held at any time.
+
+    Args:
+        records: of the method, of `prompts` in their order.
+        baseline: of autoregressive decoding, of the same prompts and guidance scale.
+        prompts: what was drawn.
+        models: what measures.
     """
-    owners, numbers = _number_distinct(records)
-    parts, partner = [], torch.empty(0)
-    for indices in chunks(0, len(owners), batch_size, "images"):
-        places = owners[indices.start : indices.stop]
-        batch = torch.stack([records[method].codes[prompt] for method, prompt in places]).long().to(models.device)
-        chosen = [prompts[prompt] for _, prompt in places]
-        scores, pixels = _score_decoded(batch, chosen, models, records[BASELINE].metadata["cfg_scale"])
-        partners = []
-        for number, (_, prompt), image in zip(indices, places, pixels, strict=True):
-            if number == numbers[BASELINE][prompt]:  # a prompt's autoregressive image is its first one
-                partner = image
-            partners.append(partner)
-        scores.columns["pixel_mse"] = (pixels - torch.stack(partners)).square().flatten(1).mean(dim=1).cpu()
+    method_id = records.metadata["method"]["method_id"]
+    is_baseline = method_id == BASELINE
+    differs = (
+        torch.ones(len(prompts), dtype=torch.bool) if is_baseline else (records.codes != baseline.codes).any(dim=1)
+    )
+    chosen, cfg_scale = differs.nonzero().flatten(), baseline.metadata["cfg_scale"]
+    parts = []
+    for numbers in chunks(0, len(chosen), models.batch_size, "images"):
+        rows = chosen[numbers.start : numbers.stop]
+        codes, others = (found.codes[rows].long().to(models.device) for found in (records, baseline))
+        scores, pixels = _score_decoded(codes, [prompts[row] for row in rows], models, cfg_scale)
+        partners = pixels if is_baseline else _to_pixels(decode_images(models.tokenizer, others, len(others)))
+        scores.columns["pixel_mse"] = (pixels - partners).square().flatten(1).mean(dim=1).cpu()
         parts.append(scores)
-    return RecordScores(concatenate_scores(parts), numbers)
+    return MethodScores(method_id, chosen, concatenate_scores(parts))
+
+
+def score_records(
+    records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt], models: MeasuringModels
+) -> dict[str, ImageScores]:
+    """Score the images of several methods, autoregressive decoding among them; see `score_method`."""
+    baseline = records[BASELINE]
+    parts = {name: score_method(record, baseline, prompts, models) for name, record in records.items()}
+    return {name: part.complete(parts[BASELINE].scores) for name, part in parts.items()}
 
 
 def score_codes(codes: Tensor, prompts: Sequence[Prompt], models: MeasuringModels, cfg_scale: float) -> ImageScores:
@@ -90,7 +140,9 @@ def score_images(images: Tensor, prompts: Sequence[Prompt], models: MeasuringMod
 
 
 def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:
-    """Joins the scores of batches."""
+    """Join the scores of batches; none make none."""
+    if not parts:
+        return ImageScores(torch.empty(0, 0), {})
     return ImageScores(
         torch.cat([part.features for part in parts]),
         {name: torch.cat([part.columns[name] for part in parts]) for name in parts[0].columns},
@@ -103,23 +155,6 @@ def chunks(first: int, last: int, size: int, name: str) -> tqdm:
     return tqdm(ranges, desc=name, disable=None, leave=False)
 
 
-def _number_distinct(records: Mapping[str, GenerationRecords]) -> tuple[list[tuple[str, int]], dict[str, Tensor]]:
-    """Numbers the distinct images, prompt by prompt, the autoregressive one first and the others by their codes: (a
-    method and the prompt of each image, method -> numbers of its images (prompts,) int64).
-    """
-    codes = {method: record.codes.numpy() for method, record in records.items()}
-    owners: list[tuple[str, int]] = []
-    numbers: dict[str, list[int]] = {method: [] for method in codes}
-    for prompt in range(len(codes[BASELINE])):
-        # big-endian: bytes sort as the codes do
-        keys = {method: rows[prompt].astype(">i4").tobytes() for method, rows in codes.items()}
-        ordered = [keys[BASELINE], *sorted(set(keys.values()) - {keys[BASELINE]})]
-        for method, key in keys.items():
-            numbers[method].append(len(owners) + ordered.index(key))
-        owners += [(next(method for method in keys if keys[method] == key), prompt) for key in ordered]
-    return owners, {method: torch.tensor(found) for method, found in numbers.items()}
-
-
 def _score_decoded(
     codes: Tensor, prompts: Sequence[Prompt], models: MeasuringModels, cfg_scale: float
 ) -> tuple[ImageScores, Tensor]:
@@ -129,4 +164,9 @@ def _score_decoded(
         models.target_model, models.text_encoder, codes, texts, cfg_scale=cfg_scale, batch_size=len(texts)
     )
     images = decode_images(models.tokenizer, codes, len(codes))
-    return score_images(images, prompts, models, token_nll.mean(dim=1)), (images.clamp(-1, 1) + 1) / 2
+    return score_images(images, prompts, models, token_nll.mean(dim=1)), _to_pixels(images)
+
+
+def _to_pixels(images: Tensor) -> Tensor:
+    """Return images in [-1, 1] as pixels in [0, 1]."""
+    return (images.clamp(-1, 1) + 1) / 2

@@ -32,6 +32,7 @@ from lantern_pipeline.measure.reference_statistics import (
     check_images,
     load_reference,
 )
+from lantern_pipeline.settings.run_config import MetricChoices
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 
 
@@ -90,22 +91,24 @@ def feature_scale(reference: Tensor) -> tuple[Tensor, Tensor]:
     return reference.mean(dim=0), torch.where(std > 1e-6, std, torch.ones_like(std))
 
 
-def load_classifier(metrics: Mapping, files: Mapping[str, Any], device: torch.device | str) -> ClassifierFidelity:
+def load_classifier(metrics: MetricChoices, files: Mapping[str, Any], device: torch.device | str) -> ClassifierFidelity:
     """Loads what metrics.fidelity: attribute_classifier measures with."""
     classifier = load_model(files["attribute_classifier"], AttributeClassifier).to(device)
     return ClassifierFidelity(classifier, resource_sha256(files["attribute_classifier"]))
 
 
-def load_published(metrics: Mapping, files: Mapping[str, Any], device: torch.device | str) -> PublishedFidelity:
+def load_published(metrics: MetricChoices, files: Mapping[str, Any], device: torch.device | str) -> PublishedFidelity:
     """Loads what metrics.fidelity: inception measures with. Real images that a rule of its own measures later are
     looked at only: the first ones are opened as they will be.
     """
-    published = metrics["published"]
-    extractors, way = load_extractors(files, published["vgg16_layer"], device), published["preprocessing"]
+    published = metrics.published
+    extractors = load_extractors(files, published.vgg16_layer, device)
+    way = published.preprocessing
     if "reference_images" in files:
         check_images(resource_path(files["reference_images"]), way)
         real = None
-    else:
-        given = files.get("reference") or files["reference_statistics"]
-        real = load_reference(given, extractors, way, published["reference"]["name"], device)
+    elif given := files.get("reference") or files.get("reference_statistics"):
+        real = load_reference(given, extractors, way, published.reference.name, device)
+    else:  # single images are measured
+        real = None
     return PublishedFidelity(extractors, Preprocessing(way), real)

@@ -1,33 +1,22 @@
-"""95 % intervals: bootstrap over prompts and repeats, exact for shares, jackknife for metrics of whole sets of images.
+"""95 % intervals: bootstrap over prompts and repeats, exact for shares.
 
 The prompt is the unit that is resampled. Columns given together are resampled together, so a statistic of two columns
 of the same prompts (a speed-up, a difference between methods that share their noise) is paired. Where a run was
 repeated with other seeds, a repeat is a unit as well: an interval over prompts alone would speak for the seeds at hand.
-
-A metric of a whole set (FID, KID, recall) has the spread of its values on random parts, half of the images drawn
-without replacement (delete-half jackknife): of images drawn twice a bootstrap would make a covariance of lower rank.
-Estimate plus and minus 1.96 standard errors is cut off at the ends of the quantity's range (FID at 0, shares at 0 and
-1; KID is unbiased and may itself lie below 0).
+Metrics of a whole set of images (FID, KID, precision, recall) have no interval.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import betaincinv  # scipy.stats would add most of a second to every job
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Values times resamples held at once; bounds the memory of a resampled block to about 80 MB per column.
 BLOCK_SIZE = 10_000_000
 LEVEL = 0.95
 NORMAL_QUANTILE = 1.959964  # of 97.5 %
-# Ranges of quantities, at whose ends intervals are cut off.
-ANY, NON_NEGATIVE, SHARE = (-math.inf, math.inf), (0.0, math.inf), (0.0, 1.0)
 
 
 def bootstrap_interval(
@@ -96,30 +85,10 @@ def share_interval(num_hits: np.ndarray, num_trials: np.ndarray) -> tuple[np.nda
     return np.where(is_empty, np.nan, low), np.where(is_empty, np.nan, high)
 
 
-def normal_interval(value: float, error: float, limits: tuple[float, float] = ANY) -> tuple[float, float]:
-    """Computes the interval (low, high) of an estimate, 1.96 standard errors either way and within the quantity's
-    limits; an error of nan gives nan.
-    """
-    low, high = value - NORMAL_QUANTILE * error, value + NORMAL_QUANTILE * error
-    return float(np.clip(low, *limits)), float(np.clip(high, *limits))
-
-
-def draw_parts(num_images: int, num_resamples: int, seed: int) -> Tensor:
-    """Draws random halves of the images, each without replacement: (num_resamples, num_images // 2) int64."""
-    import torch  # not above: most jobs that want an interval do without
-
-    generator = torch.Generator().manual_seed(seed % 2**63)
-    return torch.rand(num_resamples, num_images, generator=generator).argsort(dim=1)[:, : num_images // 2]
-
-
-def jackknife_error(values: Tensor, num_images: int) -> float:
-    """Computes the standard error of a metric over all images from its values (num_resamples,) on `draw_parts`.
-
-    Source: Shao and Wu (1989), A general theory for jackknife variance estimation, Annals of Statistics 17, 1176-1197.
-    """
-    num_kept = num_images // 2
-    # an odd image is left out: the variance of a part is that of the whole times deleted / kept
-    return float(values.double().std()) * math.sqrt(num_kept / (num_images - num_kept))
+def normal_interval(share: float, error: float) -> tuple[float, float]:
+    """Compute the interval (low, high) of a share, 1.96 standard errors either way and within 0 and 1."""
+    low, high = share - NORMAL_QUANTILE * error, share + NORMAL_QUANTILE * error
+    return float(np.clip(low, 0.0, 1.0)), float(np.clip(high, 0.0, 1.0))
 
 
 def mean_with_interval(name: str, column: np.ndarray, **options: int) -> dict[str, float]:

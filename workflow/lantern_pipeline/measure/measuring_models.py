@@ -21,6 +21,7 @@ from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.fetch.manifest import resource_sha256
 from lantern_pipeline.measure.fidelity import ClassifierFidelity, PublishedFidelity
 from lantern_pipeline.measure.registry import FIDELITY, chosen
+from lantern_pipeline.settings.run_config import MetricChoices
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 from lantern_pipeline.world.clip import ClipModel
 
@@ -46,6 +47,7 @@ class MeasuringModels:
     tokenizer: nn.Module  # draws images from codes
     target_model: Target  # gives tokens their likelihood
     text_encoder: TextEncoder  # of the target
+    batch_size: int  # images measured together
     scores: Sequence[ImageScore] = ()  # what measures single images
     # what measures sets of images; None where nothing does
     fidelity: ClassifierFidelity | PublishedFidelity | None = None
@@ -66,8 +68,9 @@ def load_measuring_models(
     target: str,
     text_encoder: TextEncoder,
     files: Mapping[str, Any],
-    metrics: Mapping[str, Any],
+    metrics: MetricChoices,
     device: Device,
+    batch_size: int,
 ) -> MeasuringModels:
     """Loads the tokenizer and the target model, and what config section `metrics` measures with."""
     parts = load_parts(metrics, files, device)
@@ -76,23 +79,24 @@ def load_measuring_models(
         load_tokenizer(tokenizer).to(device),
         load_target(target).to(device),
         text_encoder,
+        batch_size,
         list(parts.values()),
         fidelity,
     )
 
 
-def load_parts(metrics: Mapping[str, Any], files: Mapping[str, Any], device: Device) -> dict[str, Any]:
+def load_parts(metrics: MetricChoices, files: Mapping[str, Any], device: Device) -> dict[str, Any]:
     """Loads what every key of config section `metrics` that is on measures with."""
     return {key: load_part(choice.loader, metrics, files, device) for key, choice in chosen(metrics).items()}
 
 
-def load_part(loader: str, metrics: Mapping[str, Any], files: Mapping[str, Any], device: Device) -> Any:
+def load_part(loader: str, metrics: MetricChoices, files: Mapping[str, Any], device: Device) -> Any:
     """Calls a function of a module beside this one, `Choice.loader`."""
     module, name = loader.split(":")
     return getattr(import_module(f"lantern_pipeline.measure.{module}"), name)(metrics, files, device)
 
 
-def check_metric_weights(metrics: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, str]:
+def check_metric_weights(metrics: MetricChoices, files: Mapping[str, Any]) -> dict[str, str]:
     """Loads every published model that config section `metrics` measures with, one after the other, and opens the first
     real images, before hours of generation depend on them: key of metrics.published -> SHA-256 of its weights.
     """

@@ -12,6 +12,7 @@ from lantern.checkpoints.native import load_model
 from lantern.prompts import Prompt
 from lantern_pipeline.fetch.manifest import resource_sha256
 from lantern_pipeline.measure.feature_extractors import describe_weights
+from lantern_pipeline.settings.run_config import MetricChoices
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, attribute_matches, attribute_targets
 from lantern_pipeline.world.scenes import scene_of
 
@@ -41,7 +42,7 @@ class AccuracyScore:
         return {"prompt_accuracy": share, "is_all_correct": is_all_correct}
 
 
-def load_accuracy(metrics: Mapping[str, Any], files: Mapping[str, Any], device: torch.device | str) -> AccuracyScore:
+def load_accuracy(metrics: MetricChoices, files: Mapping[str, Any], device: torch.device | str) -> AccuracyScore:
     """Loads what metrics.prompt_accuracy measures with."""
     classifier = load_model(files["attribute_classifier"], AttributeClassifier).to(device)
     return AccuracyScore(classifier, resource_sha256(files["attribute_classifier"]))

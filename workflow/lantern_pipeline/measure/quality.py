@@ -18,11 +18,11 @@ from lantern_pipeline.data.image_sources import ImageSource
 from lantern_pipeline.data.tables import method_columns
 from lantern_pipeline.measure.evaluate_images import (
     ImageScores,
+    MethodScores,
     chunks,
     concatenate_scores,
     score_codes,
     score_images,
-    score_records,
 )
 from lantern_pipeline.measure.fidelity import ClassifierFidelity
 from lantern_pipeline.measure.losslessness import Equality, compare_with_autoregressive
@@ -30,16 +30,18 @@ from lantern_pipeline.measure.measuring_models import MeasuringModels
 from lantern_pipeline.measure.reference_statistics import Reference
 from lantern_pipeline.measure.registry import CEILINGS, IMAGES, REAL, RECONSTRUCTION, metrics_over
 from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.settings.run_config import FidelitySettings
 
 
 @torch.inference_mode()
 def measure_quality(
     records: Mapping[str, GenerationRecords],
+    scores: Mapping[str, MethodScores],
     prompts: Sequence[Prompt],
     source: ImageSource | None,
     models: MeasuringModels,
     *,
-    settings: Mapping[str, Any],
+    settings: FidelitySettings,
     prompt_set: str,
     split: str,
     repeat: str,
@@ -47,29 +49,28 @@ def measure_quality(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Measures all methods on one prompt set at one temperature, and the two ceilings: (rows, images).
 
-    Rows are one per method and ceiling: what it is, the quality metrics (those over sets with `_low` and `_high`; one
-    that is switched off has no column), tokens_equal_autoregressive and num_near_ties, and what the numbers are of:
-    prompts_sha256, reference, num_reference and, of each metric, `_extractor` and `_weights_sha256`. Images are one per
-    method or ceiling x prompt: what was measured on that image; `pixel_mse` and `feature_distance` are distances from
-    the autoregressive image of the same prompt and noise.
+    Rows are one per method and ceiling: what it is, the quality metrics (one that is switched off has no column),
+    tokens_equal_autoregressive and num_near_ties, and what the numbers are of: prompts_sha256, reference, num_reference
+    and, of each metric, `_extractor` and `_weights_sha256`. Images are one per method or ceiling x prompt: what was
+    measured on that image; `pixel_mse` and `feature_distance` are distances from the autoregressive image of the same
+    prompt and noise.
 
-    `records` are of one temperature and guidance scale and of `prompts` in their order; `source` gives held-out images,
-    None none; `settings` are config section `metrics`; `split` is the source's that the prompts are of ("val" for
-    prompts from a file); `seed` is of KID's subsets and of the resampling behind the intervals.
+    `records` are of one temperature and guidance scale and of `prompts` in their order, `scores` of the same methods;
+    `source` gives held-out images, None none; `split` is the source's that the prompts are of ("val" for prompts from a
+    file); `seed` is of KID's subsets.
 
     The reference of FID, KID, precision and recall on the attribute classifier's features: reconstructions of held-out
     images of `split` that belong to none of the prompts (a folder with too few held-out images repeats them). The
     ceilings are as many images as there are prompts: "real" and "reconstruction", with their own captions.
     """
-    scores = score_records(records, prompts, models, settings["batch_size"])
-    baseline = records[BASELINE]
+    baseline, of_baseline = records[BASELINE], scores[BASELINE].scores
     reference = _make_reference(source, models, split, len(prompts), settings)
     compare = (lambda found: reference.compare(found.features, settings, seed)) if reference else (lambda found: {})
     place = {"prompt_set": prompt_set, "temperature": baseline.metadata["temperature"], "repeat": repeat}
     measured_with = {**(reference.columns if reference else {}), **models.describe()}
-    rows, images, of_baseline = [], [], scores[BASELINE]
+    rows, images = [], []
     for method_id, record in records.items():
-        found = scores[method_id]
+        found = scores[method_id].complete(of_baseline)
         head = {"method_id": method_id, **place}
         equality = compare_with_autoregressive(record.codes, baseline.codes, baseline.margins)
         exactness = {"tokens_equal_autoregressive": equality.share_equal, "num_near_ties": equality.num_near_ties}
@@ -80,7 +81,7 @@ def measure_quality(
             columns["feature_distance"] = reference.distance(found.features, of_baseline.features)
         images.append(_to_frame({**head, "prompt_id": [prompt.id for prompt in prompts]}, found, columns))
     cfg_scale = baseline.metadata["cfg_scale"]
-    for name, ceiling in _score_ceilings(source, models, split, len(prompts), settings, cfg_scale).items():
+    for name, ceiling in _score_ceilings(source, models, split, len(prompts), cfg_scale).items():
         own, head = source.prompts(split, len(prompts)), {"method_id": name, **place}
         common = {**head, "method": name, "cfg_scale": cfg_scale, "num_images": len(own)}
         values = {**_mean_scores(ceiling), **compare(ceiling)}
@@ -96,7 +97,7 @@ def hash_prompts(prompts: Sequence[Prompt]) -> dict[str, str]:
 
 
 def _make_reference(
-    source: ImageSource | None, models: MeasuringModels, split: str, first: int, settings: Mapping[str, Any]
+    source: ImageSource | None, models: MeasuringModels, split: str, first: int, settings: FidelitySettings
 ) -> Reference | None:
     """Makes what sets are compared with; held-out images begin at number `first`, behind those of the prompts."""
     if not isinstance(models.fidelity, ClassifierFidelity):
@@ -111,28 +112,23 @@ def _make_reference(
 
 
 def _reconstruct(
-    source: ImageSource, models: MeasuringModels, split: str, first: int, settings: Mapping[str, Any]
+    source: ImageSource, models: MeasuringModels, split: str, first: int, settings: FidelitySettings
 ) -> Iterator[Tensor]:
     """Batches of reconstructions (images, 3, S, S)."""
-    for indices in chunks(first, first + settings["num_reference"], settings["batch_size"], "reference"):
+    for indices in chunks(first, first + settings.num_reference, models.batch_size, "reference"):
         codes = models.tokenizer.encode(source.images(split, indices).to(models.device))
         yield decode_images(models.tokenizer, codes, len(codes))
 
 
 def _score_ceilings(
-    source: ImageSource | None,
-    models: MeasuringModels,
-    split: str,
-    num_images: int,
-    settings: Mapping[str, Any],
-    cfg_scale: float,
+    source: ImageSource | None, models: MeasuringModels, split: str, num_images: int, cfg_scale: float
 ) -> dict[str, ImageScores]:
     """Scores real images of the split and their reconstructions against their own captions; nothing without any."""
     if source is None:
         return {}
     prompts = source.prompts(split, num_images)  # a folder may have fewer
     parts: dict[str, list[ImageScores]] = {name: [] for name in CEILINGS}
-    for indices in chunks(0, len(prompts), settings["batch_size"], "ceilings"):
+    for indices in chunks(0, len(prompts), models.batch_size, "ceilings"):
         images, chosen = source.images(split, indices).to(models.device), prompts[indices.start : indices.stop]
         codes = models.tokenizer.encode(images)
         parts[REAL].append(score_images(images, chosen, models, torch.full((len(chosen),), torch.nan)))

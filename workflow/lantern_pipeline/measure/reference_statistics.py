@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from lantern_pipeline.measure.distances import (
     subset_size_of,
 )
 from lantern_pipeline.measure.feature_extractors import INCEPTION, VGG16, Extractor
+from lantern_pipeline.settings.run_config import FidelitySettings
 
 KIND = "reference_set"
 
@@ -52,9 +53,9 @@ class Reference:
     names: tuple[str, str] = OF_INCEPTION  # columns of the distance between Gaussians and of the one by a kernel
     _measured: dict[bytes, dict[str, float]] = field(default_factory=dict)
 
-    def compare(self, features: Tensor, settings: Mapping[str, Any], seed: int) -> dict[str, float]:
+    def compare(self, features: Tensor, settings: FidelitySettings, seed: int) -> dict[str, float]:
         """Compares a set of images, raw features (n, width), by what is known of the reference: columns of a row.
-        Methods that made the same images are measured once. `settings` are config section `metrics`.
+        Methods that made the same images are measured once.
         """
         key = hashlib.sha256(features.numpy()).digest()
         if key not in self._measured:
@@ -65,27 +66,22 @@ class Reference:
         """Distance of each image from another one (n,): root mean square over standardised features (n, width)."""
         return ((features - others) / self.scale[1]).square().mean(dim=1).sqrt()
 
-    def _compare(self, features: Tensor, settings: Mapping[str, Any], seed: int) -> dict[str, float]:
+    def _compare(self, features: Tensor, settings: FidelitySettings, seed: int) -> dict[str, float]:
         scaled = features if self.scale is None else (features - self.scale[0]) / self.scale[1]
         width, (frechet, kernel) = len(self.gaussian.mean), self.names
         of_distances, of_prc = (scaled, scaled) if scaled.shape[1] == width else (scaled[:, :width], scaled[:, width:])
-        options = {"num_resamples": settings["fidelity_resamples"], "seed": seed}
-        values = _with_ends(frechet, measure_fid(of_distances, self.gaussian, **options))
+        values = {frechet: measure_fid(of_distances, self.gaussian)}
         if self.of_distances is not None:
-            size, num_subsets = settings["kid_subset_size"], settings["kid_subsets"]
-            subsets = {"subset_size": size, "num_subsets": num_subsets}
-            *found, spread = measure_kid(of_distances, self.of_distances, **subsets, **options)
+            size = settings.kid_subset_size
+            value, spread = measure_kid(
+                of_distances, self.of_distances, subset_size=size, num_subsets=settings.kid_subsets, seed=seed
+            )
             size = subset_size_of(size, len(features), len(self.of_distances))
-            values |= {**_with_ends(kernel, found), f"{kernel}_std": spread, f"{kernel}_subset_size": size}
+            values |= {kernel: value, f"{kernel}_std": spread, f"{kernel}_subset_size": size}
         if self.of_prc is not None:
-            neighbours = settings["prc_neighbours"]
-            found = measure_precision_recall(of_prc, self.of_prc, neighbours=neighbours, **options)
-            values |= {**_with_ends("precision", found[0]), **_with_ends("recall", found[1])}
+            precision, recall = measure_precision_recall(of_prc, self.of_prc, neighbours=settings.prc_neighbours)
+            values |= {"precision": precision, "recall": recall}
         return values
-
-
-def _with_ends(name: str, found: Iterable[float]) -> dict[str, float]:
-    return dict(zip((name, f"{name}_low", f"{name}_high"), found, strict=True))
 
 
 def measure_reference(

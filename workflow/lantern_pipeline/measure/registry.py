@@ -5,9 +5,9 @@ it; here a row of METRICS, and one of CHOICES that names the function (where a c
 config.yaml and the schema; else under ALWAYS). All tables then follow:
 
 - quality: a metric over images is the mean of its column `per_image` in the table of images, one over sets stands in
-  the rows alone; both with `_low` and `_high` in the summary. What is switched off is an absent column.
-- summary: the columns follow the order of METRICS. An `is_yes_no` column has an exact interval; others are cut off at
-  `limits`.
+  the rows alone. What is switched off is an absent column.
+- summary: the columns follow the order of METRICS, with `_low` and `_high` but of metrics over sets. An `is_yes_no`
+  column has an exact interval.
 - comparisons: every metric over images but the yes-or-no ones is paired with autoregressive decoding; `better` says
   which sign is an improvement, and the values of an `is_distance` metric are differences already.
 - tables and figures: `title` with `digits` after the point, in percent where the title says so.
@@ -17,12 +17,11 @@ Read while Snakemake reads the workflow: no torch and no pandas here.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from lantern_pipeline.fetch.entries import Resource, check_reference, resource_of
+from lantern_pipeline.settings.run_config import MetricChoices
 
 TRAINED = ("attribute_classifier", "clip")  # models to measure with that a run trains, or brings from another
 IMAGES, SETS, DECODING = "images", "sets", "decoding"  # what a metric is over
@@ -56,7 +55,6 @@ class Metric:
     digits: int  # after the point, in tables; where `title` says per cent, those of the percentage
     key: str | None = None  # of config section `metrics`, which switches it on; None where it is always measured
     is_share: bool = False  # lies in [0, 1]
-    is_non_negative: bool = False  # cannot be below 0, although its interval might
     is_yes_no: bool = False  # of an image it is 0 or 1
     # from the autoregressive image of the same prompt: 0 for that image itself, and no mean in the rows
     is_distance: bool = False
@@ -73,9 +71,9 @@ class Metric:
         return 100.0 if "%" in self.title else 1.0
 
     @property
-    def limits(self) -> tuple[float, float]:
-        """Range of the quantity, at whose ends an interval is cut off."""
-        return 0.0 if self.is_share or self.is_non_negative else -math.inf, 1.0 if self.is_share else math.inf
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the value and of the ends of its interval; a metric over sets of images has no interval."""
+        return (self.column,) if self.over == SETS else with_ends(self.column)
 
 
 METRICS = (
@@ -87,9 +85,9 @@ METRICS = (
     # likelier tokens are not better ones: greedy images are the likeliest
     Metric("nll", "nats per token", "NLL (nats / token)", IMAGES, NEITHER, 2),
     # of Inception's features; the same formulas on features of the attribute classifier have names of their own
-    Metric("fid", "", "FID", SETS, LOWER, 1, FIDELITY, is_non_negative=True),
+    Metric("fid", "", "FID", SETS, LOWER, 1, FIDELITY),
     Metric("kid", "", "KID", SETS, LOWER, 3, FIDELITY),
-    Metric("frechet_distance", "", "Fréchet distance (shape features)", SETS, LOWER, 1, FIDELITY, is_non_negative=True),
+    Metric("frechet_distance", "", "Fréchet distance (shape features)", SETS, LOWER, 1, FIDELITY),
     Metric("kernel_distance", "", "kernel distance (shape features)", SETS, LOWER, 3, FIDELITY),
     Metric("precision", "share of images", "precision (%)", SETS, HIGHER, 1, FIDELITY, is_share=True),
     Metric("recall", "share of images", "recall (%)", SETS, HIGHER, 1, FIDELITY, is_share=True),
@@ -176,44 +174,41 @@ CHOICES: dict[str, dict[str | bool, Choice]] = {
 }
 
 
-def chosen(metrics: Mapping[str, Any]) -> dict[str, Choice]:
+def chosen(metrics: MetricChoices) -> dict[str, Choice]:
     """Looks up what config section `metrics` measures with: key -> choice, without those that are off."""
     found = {}
     for key, choices in CHOICES.items():
-        value = ALWAYS if ALWAYS in choices else metrics[key]
-        if value is None or value is False:
-            continue
-        if value not in choices:
-            known = ", ".join(str(way).lower() for way in (*choices, "null"))
-            raise ValueError(f"config key metrics.{key} must be one of {known}, got {value!r}")
-        found[key] = choices[value]
+        value = ALWAYS if ALWAYS in choices else getattr(metrics, key)
+        if value is not None and value is not False:
+            found[key] = choices[value]
     return found
 
 
-def loading_modules(metrics: Mapping[str, Any]) -> list[str]:
+def loading_modules(metrics: MetricChoices) -> list[str]:
     """Names the files, below the pipeline's folder, that load what config section `metrics` measures with."""
     return sorted({f"measure/{choice.loader.split(':')[0]}.py" for choice in chosen(metrics).values()})
 
 
-def trained_models(metrics: Mapping[str, Any]) -> tuple[str, ...]:
+def trained_models(metrics: MetricChoices) -> tuple[str, ...]:
     """Names the models that the run has to train to measure with, of TRAINED."""
     needed = {name for choice in chosen(metrics).values() for name in choice.trained}
     return tuple(name for name in TRAINED if name in needed)
 
 
-def published_sources(metrics: Mapping[str, Any]) -> dict[str, str | None]:
+def published_sources(metrics: MetricChoices) -> dict[str, str | None]:
     """Finds what measuring needs from elsewhere: `<key>_weights` of metrics.published, reference_images or
     reference_statistics -> a resource's name, a path, or None.
     """
-    published, choices = metrics["published"], chosen(metrics).values()
-    found = {f"{key}_weights": published[key] for choice in choices for key in choice.weights}
+    published = metrics.published
+    choices = chosen(metrics).values()
+    found = {f"{key}_weights": getattr(published, key) for choice in choices for key in choice.weights}
     if any(choice.has_reference for choice in choices):
-        given = "images" if published["reference"]["statistics"] is None else "statistics"
-        found[f"reference_{given}"] = published["reference"][given]
+        given = "images" if published.reference.statistics is None else "statistics"
+        found[f"reference_{given}"] = getattr(published.reference, given)
     return found
 
 
-def published_files(metrics: Mapping[str, Any], resources: Mapping[str, Resource]) -> dict[str, str]:
+def published_files(metrics: MetricChoices, resources: Mapping[str, Resource]) -> dict[str, str]:
     """Names the files from elsewhere that measuring needs, which can be looked at before anything is generated: as in
     `published_sources` -> path or manifest.
     """
@@ -221,7 +216,7 @@ def published_files(metrics: Mapping[str, Any], resources: Mapping[str, Resource
 
 
 def metric_files(
-    metrics: Mapping[str, Any], trained: Mapping[str, str], resources: Mapping[str, Resource], measured_reference: str
+    metrics: MetricChoices, trained: Mapping[str, str], resources: Mapping[str, Resource], measured_reference: str
 ) -> dict[str, str]:
     """Names the files that measuring reads, the inputs of a rule and what loaders take: one of TRAINED, or as in
     `published_files`, but for `reference`, what images are compared with. `trained` are the files of TRAINED;
@@ -234,7 +229,7 @@ def metric_files(
     return files | ({"reference": statistics} if statistics else {})
 
 
-def check_choices(metrics: Mapping[str, Any], resources: Mapping[str, Resource]) -> None:
+def check_choices(metrics: MetricChoices, resources: Mapping[str, Resource]) -> None:
     """Checks, before anything runs, that every metric has the weights and the reference that it needs."""
     for name, value in published_sources(metrics).items():
         part = name.removesuffix("_weights").replace("_", ".")
@@ -245,13 +240,13 @@ def check_choices(metrics: Mapping[str, Any], resources: Mapping[str, Resource])
             )
         check_reference(f"metrics.published.{part}", value, resources)
         if name.startswith("reference"):
-            reference = metrics["published"]["reference"]
-            if None not in (reference["images"], reference["statistics"]):
+            reference = metrics.published.reference
+            if None not in (reference.images, reference.statistics):
                 raise ValueError(
                     "config key metrics.published.reference must name either images (a folder) or statistics (a file), "
                     "got images and statistics"
                 )
-            if reference["name"] is None:
+            if reference.name is None:
                 raise ValueError(
                     "config key metrics.published.reference.name must name the set of real images, got nothing"
                 )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from lantern_pipeline.measure.intervals import ANY, NORMAL_QUANTILE, normal_interval
+from lantern_pipeline.measure.intervals import NORMAL_QUANTILE, normal_interval
 
 PLACE = ("method_id", "prompt_set", "temperature")
 KEYS = (*PLACE, "repeat")
@@ -35,12 +35,9 @@ def stack_prompts(rows: pd.DataFrame, name: str) -> np.ndarray:
     return rows.pivot(index="repeat", columns="prompt_id", values=name).to_numpy(dtype=np.float64)
 
 
-def combine_repeats(
-    values: np.ndarray, lows: np.ndarray, highs: np.ndarray, limits: tuple[float, float] = ANY
-) -> tuple[float, float, float]:
-    """Combines estimates and their 95 % intervals, each (repeats,), where no per-prompt values are at hand: the mean
-    over the repeats that have a value with its interval within the quantity's limits; that of the only one, unchanged;
-    nan for none.
+def combine_repeats(values: np.ndarray, lows: np.ndarray, highs: np.ndarray) -> tuple[float, float, float]:
+    """Combines shares and their 95 % intervals, each (repeats,), where no per-prompt values are at hand: the mean over
+    the repeats that have a value with its interval; that of the only one, unchanged; nan for none.
 
     The squared standard error is mean(se_i^2) / R + (variance between the repeats) / R. The spread between repeats
     contains that within them, so that the interval is conservative, except that two or three repeats tell little of
@@ -55,4 +52,4 @@ def combine_repeats(
     errors = np.maximum(values - lows, highs - values) / NORMAL_QUANTILE
     variance = (np.mean(errors**2) + np.var(values, ddof=1)) / len(values)
     mean = float(values.mean())
-    return (mean, *normal_interval(mean, float(np.sqrt(variance)), limits))
+    return (mean, *normal_interval(mean, float(np.sqrt(variance))))

@@ -39,6 +39,7 @@ from lantern_pipeline.measure.output_distribution import (
     record_nodes,
 )
 from lantern_pipeline.measure.registry import TV_COLUMNS
+from lantern_pipeline.settings.run_config import TotalVariationNodes
 
 ROUNDING = 1e-5  # a total variation computed in float32 counts as above its bound from here on
 COLUMNS = ("method_id", "kind", "num_images", "num_nodes", *TV_COLUMNS)
@@ -63,7 +64,7 @@ class TotalVariationStudy:
     prompts: Sequence[Prompt]  # at whose images' nodes is looked
     tested_prompts: Sequence[Prompt]  # whose whole images are tested
     codebook: torch.Tensor  # (vocab, code_dim), as the tokenizer decodes it
-    settings: Mapping[str, Any]  # config section `total_variation`
+    settings: TotalVariationNodes
     # num_resamples and seed of the bootstrap; the seed is that of the noise and the choice of nodes, too
     options: Mapping[str, int]
     batch_size: int  # images decoded together
@@ -103,7 +104,7 @@ class TotalVariationStudy:
 
     @property
     def _wanted(self) -> dict[str, int]:
-        max_nodes = self.settings["max_nodes"]
+        max_nodes = self.settings.max_nodes
         return {"run_seed": self.options["seed"], "max_nodes": max_nodes, "batch_size": self.batch_size}
 
     def _measure_nodes(self, decoder: Decoder) -> tuple[str, tuple[VerifiedNodes, OutputDistribution] | None]:
@@ -111,7 +112,8 @@ class TotalVariationStudy:
         target in full context.
         """
         spec, arguments = decoder.spec, (decoder, self.prompts, self.encoder)
-        num_samples, seed = self.settings["num_samples"], self.options["seed"]
+        num_samples = self.settings.num_samples
+        seed = self.options["seed"]
         if spec.drafts is None:
             return "none", None
         if spec.tree is None:

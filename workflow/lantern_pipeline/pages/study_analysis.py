@@ -18,7 +18,7 @@ from jsonschema.exceptions import best_match
 from scipy.stats import t
 
 from lantern.io import read_json
-from lantern_pipeline.measure.intervals import LEVEL, NORMAL_QUANTILE, SHARE, normal_interval, share_interval
+from lantern_pipeline.measure.intervals import LEVEL, NORMAL_QUANTILE, normal_interval, share_interval
 
 KEY_FORMAT, ANSWERS_FORMAT, VERSION = "lantern-study-key", "lantern-study-answers", 1
 PAIR, CHECK = "pair", "check"  # of trials
@@ -121,7 +121,7 @@ def preference_interval(chosen: np.ndarray) -> tuple[float, float]:
     """
     low, high = map(float, share_interval(chosen.sum(), np.asarray(chosen.size)))
     if min(chosen.shape) > 1:
-        ends = normal_interval(chosen.mean(), _standard_error(chosen), SHARE)
+        ends = normal_interval(chosen.mean(), _standard_error(chosen))
         low, high = min(low, ends[0]), max(high, ends[1])
     return low, high
 

@@ -21,9 +21,10 @@ import lantern
 # Folders of the packages whose code counts.
 PACKAGES = (Path(lantern.__file__).resolve().parent, Path(__file__).resolve().parents[1])
 
-# The frame of a job (log, locks, device), and the reading and writing of files: these move values and never change
-# them, since readers compare a file with the checksum in it and refuse a format that they do not know.
-LEFT_OUT = ("/lantern/io.py", "/lantern_pipeline/runtime/")
+# The frame of a job (log, locks, device), the types of its parameters, and the reading and writing of files: these move
+# values and never change them. Snakemake compares the values of parameters. Readers of files compare a file with the
+# checksum in it, and refuse a format that they do not know.
+LEFT_OUT = ("/lantern/io.py", "/lantern_pipeline/runtime/", "/lantern_pipeline/settings/")
 
 CLASS_PATH = re.compile(r"lantern[\w.]*:\w+")
 _HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

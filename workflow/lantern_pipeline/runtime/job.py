@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
@@ -136,6 +137,34 @@ def _resumable_file(snakemake: Job, folder: Path, stem: str, suffix: str) -> Ite
         stale.unlink()
     yield path
     path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a job runs. Nothing here changes what it makes, so nothing here is a parameter of a rule.
+
+    Attributes:
+        device: device of its models.
+        stepping: how a decoding step runs: "auto", "eager" or "graph".
+        batch_size: images decoded together.
+        scoring_batch_size: images measured together.
+    """
+
+    device: torch.device
+    stepping: str
+    batch_size: int
+    scoring_batch_size: int
+
+
+def execution_of(snakemake: Job) -> Execution:
+    """Return how the config says that a job runs."""
+    config = snakemake.config
+    return Execution(
+        resolve_device(config["device"]),
+        config["generation"]["stepping"],
+        config["generation"]["batch_size"],
+        config["metrics"]["batch_size"],
+    )
 
 
 def resolve_device(name: str) -> torch.device:

@@ -1,7 +1,6 @@
-"""Locks of the operating system, which end with their process however that ends: of a run, of a job, of a GPU.
+"""Locks of a job and of a GPU. The operating system holds them, so that they end with their process, however it ends.
 
-Snakemake's own lock is a file that outlives a killed run and that `--unlock` removes without asking whether a run goes
-on. Read while Snakemake builds the workflow: torch and filelock are imported where they are used.
+Snakemake's own lock is a file that outlives a killed run, and says nothing of jobs that such a run left behind.
 """
 
 from __future__ import annotations
@@ -11,29 +10,15 @@ import hashlib
 import os
 import platform
 import re
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TextIO, TypeVar
 
 T = TypeVar("T")
-LOCK_FILE = Path(".snakemake", "lantern.lock")
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
-# What Snakemake may be asked beside a run, since it changes nothing.
-_HARMLESS = {
-    "-n",
-    "--dry-run",
-    "--dryrun",
-    "--lint",
-    "--list-rules",
-    "--summary",
-    "--detailed-summary",
-    "--dag",
-    "--rulegraph",
-}
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}  # some network file systems
 
 
@@ -50,42 +35,6 @@ def try_lock(file: IO[str]) -> bool:
         if error.errno not in _UNSUPPORTED:
             raise
     return True
-
-
-class RunLock:
-    """The lock of a folder in which the workflow runs; its file stays, what counts is whether a process holds it."""
-
-    def __init__(self, path: Path | str = LOCK_FILE) -> None:
-        self._path = Path(path)
-        self._file: IO[str] | None = None
-
-    def check(self, arguments: Sequence[str]) -> None:
-        """Refuses a Snakemake command line that would get into the way of a run that goes on, and names its process."""
-        if self._path.exists() and not _HARMLESS & set(arguments):
-            with self._open() as file:
-                self._take(file)
-
-    def hold(self) -> None:
-        """Takes the lock until the process ends; refused where another process holds it."""
-        self._file = self._open()  # stays open: closing gives the lock back
-        self._take(self._file)
-        _write_holder(self._file)
-
-    def _open(self) -> IO[str]:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            return open(self._path, "a+", encoding="utf-8")
-        except OSError as error:
-            raise ValueError(
-                f"{self._path} cannot be written ({error.strerror}): make it writable, or run in a folder of your own"
-            ) from error
-
-    def _take(self, file: IO[str]) -> None:
-        if not try_lock(file):
-            raise ValueError(
-                f"a run goes on in {self._path.resolve().parents[1]} ({_read_holder(file) or 'just started'}) and this "
-                "one was not started: wait for it or stop it, then run again"
-            )
 
 
 @contextmanager
@@ -171,10 +120,3 @@ def _write_holder(file: IO[str]) -> None:
 def _read_holder(file: IO[str]) -> str:
     file.seek(0)
     return file.readline().strip()
-
-
-if __name__ == "__main__":  # `make clean`
-    try:
-        RunLock().check([])
-    except ValueError as error:
-        sys.exit(str(error))

@@ -154,10 +154,10 @@ def compare_with_published(
     """Puts this run's rows of the same method, temperature and, where the source gives them, parameters beside each
     line of published_results.csv; only where `is_same_model` may their numbers be compared.
     """
-    measures = [name for name in published.columns if name in {metric.column for metric in METRICS}]
+    measures = {metric.column: metric.columns for metric in METRICS if metric.column in published}
     rows = preferred_rows(summary)
     rows = rows[rows["prompt_set"] == settings["headline_prompt_set"]]
-    own = [name for name in with_ends(*measures) if name in rows]
+    own = [name for columns in measures.values() for name in columns if name in rows]
     lines = []
     for _, line in published.iterrows():
         found = _matching(rows, line, settings["headline_temperature"])
@@ -165,7 +165,7 @@ def compare_with_published(
         head["is_same_model"] = model is not None and line["model"] == model
         lines += [head | values for values in found[["method_id", *own]].to_dict("records") or [{}]]
     order = [*OF_A_SOURCE, "is_same_model", "method_id"]
-    order += [column for name in measures for column in (f"{name}_published", *with_ends(name))]
+    order += [column for name, columns in measures.items() for column in (f"{name}_published", *columns)]
     return pd.DataFrame(lines).reindex(columns=order)
 
 

@@ -1,10 +1,9 @@
-"""Tables for readers: generated between two markers in README.md and docs/results.md, and on pages of the report."""
+"""Tables for readers: in documents and on pages of the report."""
 
 from __future__ import annotations
 
 import html
 import re
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ import pandas as pd
 
 from lantern.io import write_text
 from lantern.methods import drafts_of
-from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.measure.registry import METRICS, REAL, Metric
 from lantern_pipeline.measure.speed import BASELINE
-from lantern_pipeline.tables.claims import describe_run, describe_setting, needs_draft_model
+from lantern_pipeline.tables.claims import MIN_TIMED, needs_draft_model, num_timed
 from lantern_pipeline.tables.generality import LENGTH
 from lantern_pipeline.tables.method_labels import label_method, preset_of
 from lantern_pipeline.tables.predict import EAGER, predict_speedup
@@ -121,6 +119,42 @@ def target_cells(table: pd.DataFrame) -> Cells:
     return [["", *targets], *lines]
 
 
+def best_cells(claims: Mapping[str, Any]) -> Cells:
+    """Make a row for the exact and one for the relaxed method with most tokens per forward pass: speed and cost."""
+    cells = [["", "method", "tokens / forward", "speed-up on this machine", "cost"]]
+    for name in ("exact", "relaxed"):
+        row = claims.get(name)
+        if row is None:
+            cells.append([name, "none was run that keeps the prompt accuracy", EMPTY, EMPTY, EMPTY])
+            continue
+        speed = with_interval(row, "speedup")
+        if row["speedup"] is not None and num_timed(row) < MIN_TIMED:
+            speed += f" (only {num_timed(row):.0f} prompts timed: too few to tell)"
+        cost = _exact_cost(row) if name == "exact" else _relaxed_cost(row, claims.get("baseline"))
+        cells.append([name, row["label"], with_interval(row, "mean_accepted_length"), speed, cost])
+    return cells
+
+
+def _exact_cost(row: Mapping[str, Any]) -> str:
+    if row["tokens_equal_autoregressive"] == 1:
+        return "none: the tokens of autoregressive decoding"
+    return "none: the distribution of the target"
+
+
+def _relaxed_cost(row: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> str:
+    """Write a relaxed method's total variation from the target, NLL and change of prompt accuracy."""
+    if row["tv_mean"] is None:
+        bound = "" if row["substitution_rate"] is None else "≤ "
+        parts = [f"TV {bound}{with_interval(row, 'substitution_rate')}"]
+    else:
+        parts = [f"TV {with_interval(row, 'tv_mean')}"]
+    if baseline is not None:
+        parts.append(f"NLL {baseline['nll']:.2f} → {with_interval(row, 'nll')}")
+    if row["prompt_accuracy_change"] is not None:
+        parts.append(f"prompt accuracy {with_interval(row, 'prompt_accuracy_change', '+.1f', 100)} points")
+    return "; ".join(parts)
+
+
 def claim_cells(claims: Mapping[str, object]) -> Cells:
     """Claims, nested numbers, one a row: "exact: speedup", its value and interval."""
     return [["claim", "value"], *_flatten(claims, "")]
@@ -153,26 +187,6 @@ def html_page(title: str, *blocks: str | Cells, folded: Mapping[str, Cells] | No
     for name, cells in (folded or {}).items():
         lines.append(f"<details><summary>{html.escape(name)}</summary>{_html_table(cells)}</details>")
     return PAGE.format(title=html.escape(title), body="\n".join(lines))
-
-
-def publish(root: Path) -> list[str]:
-    """Write tables of docs/*.csv, each after a sentence on its run, between markers of README.md and docs/results.md.
-
-    The two longest tables are left out. Returns the names of the pages that changed.
-    """
-    changed = []
-    for name in ("results", "peers", "generality"):
-        table = read_table(root / "docs" / f"{name}.csv")
-        if "differs" in table:
-            blocks = {"docs/results.md": markdown_table(target_cells(table))}
-        else:
-            run = textwrap.fill(describe_run(describe_setting(table[table["acceptance"].notna()])), 120)
-            blocks = {"docs/results.md": f"{run}\n\n{markdown_table(method_cells(table))}"}
-        if name == "results":
-            few = markdown_table(method_cells(select_few(table), README_COLUMNS, README_PLAIN))
-            blocks["README.md"] = f"{run}\n\n{few}"
-        changed += [page for page, text in blocks.items() if update_marked_block(root / page, text, name)]
-    return changed
 
 
 def update_marked_block(path: Path, text: str, name: str) -> bool:

@@ -13,7 +13,6 @@ import pandas as pd
 from scipy.stats import combine_pvalues
 
 from lantern_pipeline.measure.intervals import (
-    SHARE,
     bootstrap_interval,
     mean_with_interval,
     ratio_statistic,
@@ -58,7 +57,7 @@ SUMMARY_COLUMNS = (
         column
         for metric in METRICS
         if not metric.is_distance
-        for column in (*with_ends(metric.column), *_DETAILS.get(metric.column, ()))
+        for column in (*metric.columns, *_DETAILS.get(metric.column, ()))
     ),
     "method_id",
 )
@@ -149,15 +148,8 @@ def _combine_quality(rows: pd.DataFrame) -> dict[str, object]:
     over_sets = [metric for metric in metrics_over(SETS) if metric.column in rows]
     values = {name: rows[name].iloc[0] for name in (*METHOD_PARTS, *own_parameters(rows), *SAMPLING) if name in rows}
     values |= {"num_images": int(rows["num_images"].sum()), "num_repeats": len(rows)}
-    for metric in over_sets:
-        values |= _combine(rows, metric.column, metric.limits)
+    values |= {metric.column: float(rows[metric.column].mean()) for metric in over_sets}
     return values
-
-
-def _combine(rows: pd.DataFrame, name: str, limits: tuple[float, float]) -> dict[str, float]:
-    columns = with_ends(name)
-    values, lows, highs = (rows[column] for column in columns)
-    return dict(zip(columns, combine_repeats(values, lows, highs, limits), strict=True))
 
 
 def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
@@ -166,7 +158,8 @@ def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
     for key, group in repeat_groups(rows[rows["repeat"] != POOLED]):
         values: dict[str, object] = dict(zip(KEYS, key, strict=True))
         for name in TV_INTERVALS:
-            values |= _combine(group, name, SHARE)
+            columns = with_ends(name)
+            values |= dict(zip(columns, combine_repeats(*(group[column] for column in columns)), strict=True))
         values |= {name: group[name].max() if name == "tv_max" else group[name].mean() for name in TV_VALUES}
         p_values = group["law_p"].dropna()
         values["law_p"] = combine_pvalues(p_values).pvalue if len(p_values) else np.nan

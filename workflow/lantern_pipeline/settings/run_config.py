@@ -4,11 +4,12 @@ Defaults are in config.yaml. Editors read schema.yaml, which `editor_schema` wri
 sections are in `cross_checks`. Read while Snakemake builds the workflow: no torch here.
 """
 
+import itertools
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
-from lantern_pipeline.config.key_types import (
+from lantern_pipeline.settings.key_types import (
     Count,
     Integer,
     LearningRate,
@@ -21,12 +22,11 @@ from lantern_pipeline.config.key_types import (
     Share,
     Text,
     Unique,
-    UniqueNames,
     broken_rule,
     value_or_list,
 )
-from lantern_pipeline.config.method_entry import check_entry
-from lantern_pipeline.config.wording import show
+from lantern_pipeline.settings.method_entry import check_entry
+from lantern_pipeline.settings.wording import show
 
 # Editors do not check entries: the parameters of a user's class are known by that class only.
 MethodEntries = Annotated[
@@ -135,14 +135,9 @@ class MetricModel(Section):
     num_steps: Count = Field(description="optimiser steps")
 
 
-class Target(Section):
-    """Target model."""
+class TargetSizes(Section):
+    """Keys of section `target` that are sizes of the model."""
 
-    checkpoint: Text | None = Field(description="finished weights; null trains the model")
-    name: str | None = Field(description="name of the model in published tables")
-    size: Literal[None, "B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B"] = Field(
-        description="size of LlamaGen, in place of dim, num_layers and num_heads"
-    )
     dim: Integer = Field(ge=8, description="channels")
     num_layers: Count = Field(description="transformer layers")
     num_heads: Count = Field(description="attention heads")
@@ -155,12 +150,27 @@ class Target(Section):
         description="id of the token that ends a line of codes; null = none"
     )
     small_grid: Integer = Field(ge=0, description="codes along a side of a smaller image before; 0 = none")
+
+
+class TargetTraining(Section):
+    """Keys of section `target` that its training reads."""
+
     num_steps: Count = Field(description="optimiser steps")
     batch_size: Count = Field(description="images per step")
     learning_rate: LearningRate = Field(description="learning rate of AdamW")
     matrix_learning_rate: LearningRate = Field(description="learning rate of Muon")
     caption_dropout: Share = Field(description="share of captions replaced by the null caption")
     num_eval: Count = Field(description="number of held-out images")
+
+
+class Target(TargetTraining, TargetSizes):
+    """Target model."""
+
+    checkpoint: Text | None = Field(description="finished weights; null trains the model")
+    name: str | None = Field(description="name of the model in published tables")
+    size: Literal[None, "B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B"] = Field(
+        description="size of LlamaGen, in place of dim, num_layers and num_heads"
+    )
 
 
 class Drafter(Section):
@@ -232,15 +242,6 @@ class DraftTree(Section):
     dynamic: DynamicTree
 
 
-class TreeTuning(Section):
-    """Trees that methods with `tree: tuned` choose from."""
-
-    num_prompts: Count = Field(description="number of captions")
-    jacobi: UniqueNames = Field(description="trees of Jacobi drafts")
-    hybrid: UniqueNames = Field(description="trees of Jacobi drafts beside a draft model's")
-    draft_model: UniqueNames = Field(description="trees of a draft model's drafts")
-
-
 class Generation(Section):
     """How images are generated."""
 
@@ -263,15 +264,23 @@ class GridSampling(Section):
         default=None, description="value or values of sampling.top_p"
     )
 
+    def combinations(self) -> list[dict[str, int | float]]:
+        """Return every combination of the values given: one empty combination if none is."""
+        given = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
+        lists = [value if isinstance(value, list) else [value] for value in given.values()]
+        return [dict(zip(given, values, strict=True)) for values in itertools.product(*lists)]
+
 
 class Grid(Section):
     """An ablation: methods, sampling settings and draft models, each with each."""
 
-    num_prompts: Integer = Field(default=None, ge=2, description="number of prompts; missing = ablations.num_prompts")
+    num_prompts: Annotated[Integer, Field(ge=2)] | None = Field(
+        default=None, description="number of prompts; null = ablations.num_prompts"
+    )
     methods: MethodEntries = Field(description="methods to run")
-    sampling: GridSampling = Field(default=None)
+    sampling: GridSampling = Field(default_factory=GridSampling)
     drafter_steps: Annotated[list[Count | None], *Unique] = Field(
-        default=None, description="training steps of the draft model; null = the run's"
+        default=[None], description="training steps of the draft model; null = the run's"
     )
 
 
@@ -282,16 +291,21 @@ class Ablations(Section):
     grids: dict[Name, Grid | None] = Field(description="ablations by name; null removes one")
 
 
-class TotalVariation(Section):
-    """Distance of the emitted token's distribution from the target's."""
+class TotalVariationNodes(Section):
+    """Keys of section `total_variation` that say at how many nodes it is measured."""
 
     num_images: Integer = Field(ge=2, description="number of prompts")
-    num_tested: Integer = Field(ge=2, description="number of prompts whose images are tested")
     max_nodes: Count = Field(description="nodes per method")
+    num_samples: Integer = Field(ge=2, description="samples of a node's children")
+
+
+class TotalVariation(TotalVariationNodes):
+    """Distance of the emitted token's distribution from the target's."""
+
+    num_tested: Integer = Field(ge=2, description="number of prompts whose images are tested")
     deltas: Annotated[list[Share], Field(min_length=1)] = Field(description="bounds that are compared")
     k: Count = Field(description="nearest codes that are compared")
     num_children: Count = Field(description="drafts per node")
-    num_samples: Integer = Field(ge=2, description="samples of a node's children")
 
 
 class Latency(Section):
@@ -331,24 +345,38 @@ class PublishedMetrics(Section):
     reference: ReferenceImages
 
 
-class Metrics(Section):
-    """What images are measured with."""
+class MetricChoices(Section):
+    """Keys of section `metrics` that say which models measure images."""
 
     fidelity: Literal["attribute_classifier", "inception", None] = Field(description="features of the distances")
     clip: Literal["own", "openai", None] = Field(description="model of the CLIP score")
     prompt_accuracy: bool = Field(description="whether the attribute classifier reads the images")
     hps: bool = Field(description="whether the Human Preference Score is measured")
     published: PublishedMetrics
+
+
+class FidelitySettings(Section):
+    """Keys of section `metrics` that FID, KID, precision and recall are measured with."""
+
     num_reference: Integer = Field(ge=8, description="held-out images of the reference")
     kid_subset_size: Integer = Field(ge=2, description="images of a KID subset")
     kid_subsets: Count = Field(description="number of KID subsets")
     prc_neighbours: Count = Field(description="neighbours of precision and recall")
+
+
+class TableSettings(Section):
+    """Keys of section `metrics` that the tables of a run are made with."""
+
     bootstrap_resamples: Integer = Field(ge=20, description="resamples of each interval")
-    fidelity_resamples: Integer = Field(ge=2, description="halves of the images behind intervals of distances")
-    batch_size: Count = Field(description="images per forward pass")
-    num_ambiguity: Count = Field(description="held-out images behind the histograms of ambiguity")
     headline_prompt_set: str = Field(description="prompt set of the headline numbers")
     headline_temperature: Number = Field(ge=0, description="temperature of the headline numbers")
+
+
+class Metrics(TableSettings, FidelitySettings, MetricChoices):
+    """What images are measured with."""
+
+    batch_size: Count = Field(description="images per forward pass")
+    num_ambiguity: Count = Field(description="held-out images behind the histograms of ambiguity")
 
 
 class Figures(Section):
@@ -385,7 +413,7 @@ class ResourceEntry(Section):
 class RunConfig(Section):
     """Configuration of a Lantern run."""
 
-    variant: str = Field(default=None, description="set by the workflow: name of the variant of this config")
+    variant: str | None = Field(default=None, description="set by the workflow: name of the variant of this config")
     experiment: Name = Field(max_length=64, description="name of the folder in results/")
     publish: Literal["results", "peers", "mixing", "generality", "targets", None] = Field(
         description="section of docs/results.md that `make readme` writes"
@@ -406,12 +434,12 @@ class RunConfig(Section):
     sampling: Sampling
     draft_tree: DraftTree
     trees: dict[Name, TreeChoices] = Field(description="static trees by name: paths of child ranks from the root")
-    tree_tuning: TreeTuning
     methods: MethodEntries = Field(description="methods to run")
     generation: Generation
-    variants: dict[VariantName, Annotated[dict[str, Any], Field(min_length=1)]] | None = Field(
-        description="changes of the config by name: each is run once more with them"
-    )
+    variants: Annotated[
+        dict[VariantName, Annotated[dict[str, Any], Field(min_length=1)]] | None,
+        AfterValidator(lambda variants: variants or {}),
+    ] = Field(description="changes of the config by name: each is run once more with them")
     ablations: Ablations
     total_variation: TotalVariation
     latency: Latency
@@ -419,3 +447,18 @@ class RunConfig(Section):
     figures: Figures
     study: Study
     resources: dict[Name, ResourceEntry | None]
+
+    @property
+    def prompt_sets(self) -> dict[str, PromptSet]:
+        """The prompt sets that run, by name: those that are not null."""
+        return {name: entry for name, entry in self.prompts.items() if entry is not None}
+
+    @property
+    def resource_entries(self) -> dict[str, dict[str, Any]]:
+        """The entries of `resources` that are not null, by name."""
+        return {name: entry.model_dump() for name, entry in self.resources.items() if entry is not None}
+
+    @property
+    def grids(self) -> dict[str, Grid]:
+        """The ablations that run, by name: those that are not null."""
+        return {name: grid for name, grid in self.ablations.grids.items() if grid is not None}

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, create_model
 
 from lantern.methods import NEIGHBOURS, PARAMETERS, PRESETS, RESIDUALS, Parameter
-from lantern_pipeline.config.key_types import Integer, Name, Number, Section, value_or_list
+from lantern_pipeline.settings.key_types import Integer, Name, Number, Section, value_or_list
 
 
 def _parameter_type(parameter: Parameter) -> Any:

@@ -3,6 +3,8 @@
 Read while Snakemake builds the workflow: no torch here.
 """
 
+from __future__ import annotations
+
 from typing import Annotated, Any
 
 from pydantic import (
@@ -18,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from lantern_pipeline.config.wording import show
+from lantern_pipeline.settings.wording import show
 
 # Parts of an error's location that are no part of the key: whether a value was read as a list of values to try.
 ONE_VALUE, LIST_OF_VALUES = "<value>", "<list>"
@@ -29,6 +31,13 @@ class Section(BaseModel):
 
     # Only the whole config and a method's entry are validated, so the sections inside build no validators.
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
+
+    def keys_of(self, part: type[Section]) -> dict[str, Any]:
+        """Return the values of the keys that a part of this section has, as parameters of a rule.
+
+        Snakemake compares parameters as plain values: of a model it would see no change.
+        """
+        return self.model_dump(include=set(part.model_fields))
 
 
 def to_integer(value: Any) -> Any:
@@ -77,4 +86,3 @@ Name = Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 Unique = [AfterValidator(_check_unique), Field(min_length=1, json_schema_extra={"uniqueItems": True})]
 Seeds = Annotated[list[Seed], *Unique]
 Names = Annotated[list[str], Field(min_length=1)]
-UniqueNames = Annotated[list[str], *Unique]

@@ -1,0 +1,73 @@
+"""What runs again when: dry runs of a finished run after one change each, as docs/architecture.md has it in a table."""
+
+import subprocess
+
+import pytest
+
+from tiny_run import ROOT, copy_project, planned, re_run, with_overlay
+
+FIGURES = (
+    "ablations",
+    "ambiguity",
+    "frontier",
+    "latent_proximity",
+    "published",
+    "samples",
+    "total_variation",
+    "tradeoff",
+)
+
+# A change, and the rules that run again first; what follows from them is not listed.
+SETTINGS = {
+    "device": ({"device": "auto"}, set()),
+    "batch sizes": ({"generation": {"batch_size": 3, "stepping": "eager"}, "metrics": {"batch_size": 3}}, set()),
+    "shards of an encoder that the run has not": ({"text": {"num_shards": 2}}, set()),
+    "a key of one metric": ({"metrics": {"num_ambiguity": 3}}, {"measure_ambiguity"}),
+    "keys of three measurements": (
+        {"metrics": {"kid_subsets": 3}, "total_variation": {"max_nodes": 21}, "ablations": {"num_prompts": 4}},
+        {"measure_quality", "measure_total_variation", "run_ablation"},
+    ),
+    "sampling": ({"sampling": {"top_k": 16}}, {"generate_images", "measure_latency", "run_ablation", "write_card"}),
+    "the draft model's training": ({"drafter": {"num_steps": 7}}, {"train_drafter"}),
+    "figures": ({"figures": {"dpi": 90}}, {f"draw_{name}" for name in FIGURES}),
+}
+SCORES = "workflow/lantern_pipeline/measure/evaluate_images.py"
+EDITS = {
+    "a comma in a message of a lock": (
+        "workflow/lantern_pipeline/runtime/locks.py",
+        ("kill or scancel it", "kill, or scancel it,"),
+        set(),
+    ),
+    "an unused constant of sampling": (
+        "lantern/sampling.py",
+        ("\n\n\n", "\n\nUNUSED = 1\n\n\n"),
+        {"train_drafter", "generate_images", "run_ablation", "measure_ambiguity"},
+    ),
+    "an unused constant of scores": (SCORES, ("\n\n\n", "\n\nUNUSED = 1\n\n\n"), {"score_images", "run_ablation"}),
+}
+
+
+def check(output, expected):
+    assert re_run(output) == expected, output
+    assert ("Nothing to be done" in output) == (not expected), output
+    assert "train_target" not in planned(output), output
+
+
+@pytest.mark.parametrize(("sections", "expected"), SETTINGS.values(), ids=SETTINGS)
+def test_a_changed_key_runs_again_what_reads_it(finished, tmp_path, sections, expected):
+    code, output = with_overlay(finished, tmp_path, **sections).run("--dry-run", "--quiet", "rules")
+    assert code == 0, output
+    check(output, expected)
+
+
+@pytest.mark.parametrize(("file", "change", "expected"), EDITS.values(), ids=EDITS)
+def test_an_edit_runs_again_what_uses_it(finished, tmp_path, file, change, expected):
+    module = copy_project(tmp_path / "project") / file
+    text = module.read_text()
+    module.write_text(text.replace(*change, 1))
+    assert module.read_text() != text
+    command = finished.command("--dry-run", "--quiet", "rules")
+    snakefile = command.index(str(ROOT / "Snakefile"))
+    command[snakefile] = str(tmp_path / "project" / "Snakefile")
+    result = subprocess.run(command, capture_output=True, text=True)
+    check(result.stdout + result.stderr, expected)

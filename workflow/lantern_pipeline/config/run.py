@@ -1,0 +1,146 @@
+"""A run while Snakemake plans it: the checked config, and what rules derive from it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lantern.models.families import FAMILIES
+from lantern_pipeline.config.figures import Figure, figure_table
+from lantern_pipeline.config.paths import RunPlan
+from lantern_pipeline.config.resources import JobSizes
+from lantern_pipeline.config.user_files import check_user_files
+from lantern_pipeline.config.validate import check_config_files, has_gpu, validate_config
+from lantern_pipeline.fetch.entries import Resource, parse_entries, resource_of
+from lantern_pipeline.measure.registry import check_choices, published_files
+from lantern_pipeline.settings.run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, or a variant of one.
+
+    Attributes:
+        config: the checked config.
+        resources: files from elsewhere, by name.
+        plan: methods, prompt sets, repeats and ablations, and the paths of their files.
+        sizes: memory and time of jobs.
+        figures: figures by name.
+        uses_gpu: whether jobs ask the scheduler for a GPU.
+    """
+
+    config: RunConfig
+    resources: Mapping[str, Resource]
+    plan: RunPlan
+    sizes: JobSizes
+    figures: Mapping[str, Figure]
+    uses_gpu: bool
+
+    @property
+    def is_variant(self) -> bool:
+        """Whether this is a variant: rules read what it makes, and the report does not show it."""
+        return self.config.variant is not None
+
+    @property
+    def training_threads(self) -> int:
+        """Threads of a training; where several run side by side, each leaves a core to the others."""
+        return 1 if self.config.variants or self.is_variant else 2
+
+    @property
+    def stores_text(self) -> bool:
+        """Whether text features are stored; words are embedded when they are read."""
+        return self.config.text.encoder == "t5"
+
+    @property
+    def has_held_out_images(self) -> bool:
+        """Whether the run has captioned images that no model learns from, for ceilings and ambiguity."""
+        reads_captions = self.config.text.encoder in ("words", "word_ids", "classes")
+        return reads_captions and self.config.data.source in ("scenes", "folder")
+
+    @property
+    def prompt_tokenizer(self) -> list[str]:
+        """The tokenizer of prompts, for text encoders that have one."""
+        text = self.config.text
+        if text.checkpoint is None or text.encoder not in FAMILIES:
+            return []
+        return [str(self.input_of(text.checkpoint))]
+
+    @property
+    def metric_files(self) -> dict[str, str]:
+        """Weights and real images from elsewhere that images are measured with."""
+        return published_files(self.config.metrics, self.resources)
+
+    def input_of(self, name: str | None) -> str | list[str]:
+        """Return what a rule takes as input for a config value: the manifest of a resource, a path, or nothing."""
+        return resource_of(name, self.resources)
+
+    def data_params(self) -> dict[str, Any]:
+        """Return section `data` as a rule's parameter, with what a folder of images holds.
+
+        In how many jobs images are read is left out: it changes no image.
+        """
+        data = self.config.data
+        section = {
+            "source": data.source,
+            "folder": data.folder,
+            "image_size": data.image_size,
+            "num_train": data.num_train,
+            "max_words": self.config.text.max_tokens,
+        }
+        return {"data": section, "listing": describe_folder(data.folder)}
+
+    def text_params(self) -> dict[str, Any]:
+        """Return section `text` as a rule's parameter, with the grids of images: a prompt may state their size."""
+        section = self.config.text.model_dump(exclude={"num_shards"})
+        return {**section, "grids": [self.config.tokenizer.grid, self.config.target.small_grid]}
+
+
+def load_run(config: dict[str, Any], files: Sequence[Path | str], *, is_main: bool, is_remote: bool) -> Run:
+    """Check a config and plan its run.
+
+    Args:
+        config: the merged config; see `validate_config` for what is changed in place.
+        files: the config files, for the errors that only they show.
+        is_main: whether this is the user's own Snakemake process and not one that runs a job. Only this one looks at
+            the user's files.
+        is_remote: whether jobs run on other machines, such as a cluster's nodes.
+
+    Raises:
+        ValueError: the config is wrong, in one sentence that begins with the variant's name if it is one.
+    """
+    try:
+        if is_main:
+            check_config_files(files)
+        checked = validate_config(config)
+        resources = parse_entries(checked.resource_entries)
+        check_choices(checked.metrics, resources)
+        if is_main:
+            check_user_files(checked, resources, is_local=not is_remote)
+    except ValueError as error:
+        raise ValueError(f"variant {config['variant']}: {error}" if "variant" in config else str(error)) from error
+    plan = RunPlan(checked, resources)
+    on_gpu = uses_gpu(checked.device, is_remote)
+    return Run(checked, resources, plan, JobSizes(checked, on_gpu), figure_table(plan), on_gpu)
+
+
+def uses_gpu(device: str, is_remote: bool) -> bool:
+    """Return whether rules ask the scheduler for a GPU.
+
+    Args:
+        device: config key `device`.
+        is_remote: whether jobs run on other machines. "auto" then asks for a GPU.
+    """
+    return device == "cuda" or (device == "auto" and (is_remote or has_gpu()))
+
+
+def describe_folder(folder: str | None) -> str | None:
+    """Return a hash of the names, sizes and dates of a folder's files, which changes when the user's images do."""
+    if folder is None or not Path(folder).is_dir():
+        return None  # one that should be there is missed before any job
+    # A link to nothing is looked at itself: whoever reads the image says what is missing.
+    stats = ((file, file.stat() if file.exists() else file.lstat()) for file in Path(folder).rglob("*"))
+    listing = sorted((file.relative_to(folder).as_posix(), stat.st_size, stat.st_mtime_ns) for file, stat in stats)
+    return hashlib.sha256(repr(listing).encode()).hexdigest()[:16]

@@ -1,0 +1,164 @@
+"""Tables of README.md and docs/results.md between markers, from docs/*.csv, docs/claims.json and a benchmark."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lantern.io import read_json
+from lantern_pipeline.data.tables import read_table
+from lantern_pipeline.tables.claims import describe_run, describe_setting
+from lantern_pipeline.tables.comparisons import read_published
+from lantern_pipeline.tables.markdown import (
+    EMPTY,
+    README_COLUMNS,
+    README_PLAIN,
+    Cells,
+    markdown_table,
+    method_cells,
+    select_few,
+    target_cells,
+    update_marked_block,
+    with_interval,
+)
+
+RESULTS = "docs/results.md"
+BATCHES = Path("benchmarks", "results", "batches_2core_cpu.json")
+_BATCH_SIZES = (1, 8, 48)
+_RULES = {
+    "sampled_paper": "LANTERN's bound, one sampled draft",
+    "top_children": "LANTERN's bound for each of several top drafts",
+    "top_official": "the authors' code",
+}
+# Method in the table -> section and label of this project's row; source, method and more columns of the published row.
+_PAPERS: dict[str, tuple[str | None, str, str, str, dict[str, str]]] = {
+    "EAGLE-1": ("results", "EAGLE-1", "COOL-SD", "eagle1", {"model": "LlamaGen-XL"}),
+    "LANTERN": ("results", "LANTERN k 20, δ 0.1", "LANTERN", "lantern", {"note": "random sampling"}),
+    "LANTERN δ 0.3": (None, "", "VVS", "lantern", {"parameters": "delta 0.3"}),
+    "LANTERN++ λ 5": ("results", "LANTERN++ k 10, λ 5", "COOL-SD", "lantern_pp", {"model": "LlamaGen-XL"}),
+    "COOL-SD ω 2": ("peers", "COOL-SD ω 2", "COOL-SD", "cool", {"parameters": "omega 2"}),
+    "SJD": ("peers", "SJD", "SJD-PAC", "sjd", {"model": "Lumina"}),
+    "SCD": ("peers", "SCD", "SCD", "scd", {}),
+    "SJD-PAC": ("peers", "SJD-PAC (chain9k3d2)", "SJD-PAC", "sjd_pac", {"model": "Lumina", "dataset": "COCO"}),
+    "PathRelax": ("peers", "PathRelax (chain9x2)", "PathRelax", "path_relax", {"dataset": "COCO"}),
+    "GSD": ("peers", "GSD (chain9) d² 10000", "GSD", "gsd", {"dataset": "COCO"}),
+}
+
+
+def publish(root: Path) -> list[str]:
+    """Write the tables between markers; return the names of the pages that changed."""
+    tables = {name: read_table(root / "docs" / f"{name}.csv") for name in ("results", "peers", "generality")}
+    claims = read_json(root / "docs" / "claims.json")
+    blocks = []
+    for name, shown in {"results": ("distribution", "delta"), "peers": ("distribution", "equal_length")}.items():
+        table = tables[name]
+        run = textwrap.fill(describe_run(describe_setting(table[table["acceptance"].notna()])), 120)
+        parts = [method_cells(table), *claim_tables(claims[name], shown)]
+        blocks.append((RESULTS, name, _join(run, *parts)))
+        if name == "results":
+            few = method_cells(select_few(table), README_COLUMNS, README_PLAIN)
+            blocks.append(("README.md", name, _join(run, few)))
+    blocks.append((RESULTS, "mixing", _join(curve_cells(claims["mixing"]["equal_length"]))))
+    trends = trend_cells(claims["generality"])
+    blocks.append((RESULTS, "generality", _join(target_cells(tables["generality"]), trends)))
+    blocks.append((RESULTS, "batches", _join(batch_cells(read_json(root / BATCHES)["cases"]["embedded"]))))
+    blocks.append((RESULTS, "papers", _join(paper_cells(tables, read_published()))))
+    changed = [page for page, name, text in blocks if update_marked_block(root / page, text, name)]
+    return list(dict.fromkeys(changed))
+
+
+def _join(*parts: str | Cells) -> str:
+    return "\n\n".join(part if isinstance(part, str) else markdown_table(part) for part in parts)
+
+
+def claim_tables(claims: Mapping[str, Any], names: Sequence[str]) -> list[Cells]:
+    """Make the tables of the claims `names` of a run, without those that it does not have."""
+    makers = {"distribution": distribution_cells, "delta": bound_cells, "equal_length": curve_cells}
+    return [makers[name](claims[name]) for name in names if claims.get(name)]
+
+
+def distribution_cells(found: Mapping[str, Any]) -> Cells:
+    """Make a table of the claim `distribution`: exact methods that no test refutes, and relaxed rows told apart."""
+    refuted = ", ".join(f"{label} (p {p:.4f})" for label, p in found["refuted"].items())
+    return [
+        ["exact methods", "not refuted", "refuted", "tests", "p must be below", "relaxed rows", "told from the target"],
+        [
+            *(str(found[name]) for name in ("num_claims", "num_stand")),
+            refuted or "none",
+            *(str(found["num_tests"]), f"{found['level']:.4f}"),
+            *(str(found[name]) for name in ("num_relaxed", "num_told")),
+        ],
+    ]
+
+
+def bound_cells(found: Mapping[str, Any]) -> Cells:
+    """Make a table of the claim `delta`: total variation of the published rules at a delta."""
+    rows = [[title, with_interval(found["published"][rule], "tv_mean")] for rule, title in _RULES.items()]
+    bounded = "above" if found["ours_is_above"] else "never above"
+    rows.append(["`bounded`", f"{bounded} delta on {found['num_nodes']} nodes at {found['num_deltas']} values of it"])
+    return [["rule", f"TV from the target at delta {found['delta']:g}"], *rows]
+
+
+def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
+    """Make a table of the claim `equal_length`: two curves of NLL, compared where both emit equally many tokens."""
+    rows = []
+    for first, others in found.items():
+        for second, part in others.items():
+            if part is None:
+                rows.append([first, second, "none", EMPTY, EMPTY, EMPTY])
+                continue
+            change = f"{part['difference']:+.2f} [{part['low']:+.2f}, {part['high']:+.2f}]"
+            lengths = f"{part['shortest']:.2f} to {part['longest']:.2f}"
+            rows.append([first, second, lengths, change, *(f"{part[name]:.3f}" for name in ("tv_first", "tv_second"))])
+    titles = ["first", "second", "tokens / forward of both", "NLL of the first minus the second"]
+    return [[*titles, "TV of the first", "TV of the second"], *rows]
+
+
+def trend_cells(claims: Mapping[str, Mapping[str, Any]]) -> Cells:
+    """Make a table of the claims on many targets: the range of a method's measure, and its trend with top-10 mass."""
+    rows = []
+    for found in claims.values():
+        measure = found["measure"]
+        ranges = (f"{found[f'{name}_min']:.2f} to {found[f'{name}_max']:.2f}" for name in (measure, "nll_change"))
+        title = "gain" if measure == "gain" else "tokens / forward"
+        rows.append([found["label"], title, *ranges, f"{found['tau']:+.2f}", f"{found['p']:.2g}"])
+    return [["method", "measure", "over all targets", "NLL added", "Kendall's tau", "p"], *rows]
+
+
+def batch_cells(cases: Mapping[str, Any]) -> Cells:
+    """Make a table of images per second by batch size from the benchmark's rows of one model."""
+    batches = [f"batch {size}" for size in _BATCH_SIZES]
+    titles = ["method", *batches, "tokens / forward", "steps without refill, 8 and 48"]
+    rows = []
+    for method in cases[batches[0]]:
+        sides = [cases[batch][method]["this"] for batch in batches]
+        cells = [f"{side['images_per_s']:.2f}" for side in sides] + [f"{sides[-1]['mean_accepted_length']:.2f}"]
+        rows.append([method, *cells, ", ".join(f"{side['steps_without_refill']:.2f}" for side in sides[1:])])
+    return [titles, *rows]
+
+
+def paper_cells(tables: Mapping[str, pd.DataFrame], published: pd.DataFrame) -> Cells:
+    """Make a table of this project's speed-ups and tokens per forward next to published ones."""
+    rows = []
+    for title, (section, label, source, method, columns) in _PAPERS.items():
+        here = EMPTY
+        if section is not None and (own := tables[section][tables[section]["label"] == label]).size:
+            name = "default" if section == "results" else section
+            here = f"{_speed(own.iloc[0])} ({name})"
+        found = published[(published["source"] == source) & (published["method"] == method)]
+        for column, start in columns.items():
+            found = found[found[column].fillna("").str.startswith(start)]
+        (row,) = found.to_dict("records")
+        place = ", ".join(row[column] for column in ("model", "gpu") if isinstance(row[column], str))
+        rows.append([title, here, _speed(row), place or EMPTY, source])
+    return [["method", "here", "published", "published on", "by"], *rows]
+
+
+def _speed(row: Mapping[str, Any] | pd.Series) -> str:
+    """Write the speed-up and the tokens per forward of a row, as far as they are known."""
+    parts = [(row["speedup"], "{:.2f}x"), (row["mean_accepted_length"], "{:.2f}")]
+    return ", ".join(form.format(value) for value, form in parts if not pd.isna(value))
