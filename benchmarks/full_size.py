@@ -19,22 +19,20 @@ import argparse
 import json
 import platform
 import resource
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from kernels import count_kernels
+from timing import clock
 
 from lantern.cards.published import CARDS
 from lantern.checkpoints.native import empty_model
 from lantern.codebook import code_dtype, drop_line_ends, nearest_codes
 from lantern.decoding import Decoder, make_decoder
 from lantern.decoding_state import DecodingModels
-from lantern.generation import decode_timed, synchronise
+from lantern.generation import decode_timed
 from lantern.methods import ACCEPTANCE, PRESETS, MethodSpec, make_method
 from lantern.models.adapter import AdapterConfig, TransformersTarget
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, DraftConfig, pick
@@ -78,21 +76,27 @@ class Models(NamedTuple):
     device: torch.device
 
 
-def make_config(size: str, grid: int | None) -> TargetConfig:
-    """Sizes of a published target; its own grid, or LlamaGen's of stage 1, where none is given."""
+def make_config(size: str, grid: int | None, **changes: int) -> TargetConfig:
+    """Return the sizes of a published target.
+
+    Args:
+        size: name of the target.
+        grid: codes of an image's side; None for the target's own, or for LlamaGen's of stage 1.
+        changes: other sizes in place of a transformers model's, such as num_layers.
+    """
     if size in MODELS:
-        return make_adapter_config(size, grid)
+        return make_adapter_config(size, grid, **changes)
     sizes = {"vocab_size": 16384, "num_text_tokens": 120, "caption_dim": 2048, "ffn_multiple": FFN_MULTIPLE}
     return TargetConfig(**LLAMAGEN_SIZES[size], **sizes, grid=grid or 16)
 
 
-def make_adapter_config(size: str, grid: int | None) -> AdapterConfig:
-    """Sizes of a published model of transformers, with prompts of 128 ids."""
+def make_adapter_config(size: str, grid: int | None, **changes: int) -> AdapterConfig:
+    """Return the sizes of a published model of transformers, with prompts of 128 ids; arguments as in `make_config`."""
     import transformers
 
     card = CARDS[size]
     row = FAMILIES[card.prompts.encoder]
-    sizes = {"num_kv_heads": card.target["num_heads"], **card.target}
+    sizes = {"num_kv_heads": card.target["num_heads"], **card.target, **changes}
     names = {"hidden_size": "dim", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
     names |= {"num_key_value_heads": "num_kv_heads", "intermediate_size": "ffn_width"}
     known = {theirs: sizes[name] for theirs, name in names.items()}
@@ -142,7 +146,7 @@ def make_draft(target: TargetModel, dtype: torch.dtype) -> DraftModel | None:
 
 def make_decoding_models(options: argparse.Namespace, device: torch.device) -> DecodingModels:
     """Random models of the asked size, not prepared for decoding, without a table of nearest codes."""
-    dtype, config = getattr(torch, options.dtype), make_config(options.size, options.grid)
+    dtype, config = getattr(torch, options.dtype), make_config(options.size, options.grid, **options.sizes)
     if isinstance(config, AdapterConfig) and not options.own_layers:
         target = make_random(TransformersTarget, config, dtype, device)
     else:
@@ -170,16 +174,6 @@ def fake_models(options: argparse.Namespace) -> DecodingModels:
     num_codes = models.target.config.num_codes
     models.nearest_codes = torch.zeros(num_codes, PARAMETERS["k"], dtype=code_dtype(num_codes))
     return models
-
-
-@contextmanager
-def clock(seconds: dict[str, float], name: str, device: torch.device) -> Iterator[None]:
-    """Adds the seconds of a block to a dictionary, the device synchronised."""
-    synchronise(device)
-    begun = time.perf_counter()
-    yield
-    synchronise(device)
-    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begun
 
 
 def make_spec(name: str) -> MethodSpec:
@@ -271,7 +265,7 @@ def parse_options() -> argparse.Namespace:
 def main() -> None:
     """Builds the models once and runs every preset."""
     options = parse_options()
-    options.grid = make_config(options.size, options.grid).grid
+    options.grid, options.sizes = make_config(options.size, options.grid).grid, {}
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     device = torch.device(options.device)

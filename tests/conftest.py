@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -18,9 +19,9 @@ from lantern.methods import MethodSpec
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.config.validate import check_keys, load_yaml, validate_config
-from lantern_pipeline.data.model_cards import card_sections, hub_entries
-from lantern_pipeline.settings.run_config import RunConfig
+
+if TYPE_CHECKING:
+    from lantern_pipeline.settings.run_config import RunConfig
 
 torch.set_num_threads(1)
 
@@ -50,7 +51,11 @@ def finished(tmp_path_factory):
 
 def load_config(paths) -> dict:
     """Merge config files as the workflow does, and check the result: defaults, the model's card, then overlays."""
+    # Imported here, so that GPU tests of `tests/core` run where Snakemake and JSON Schema are not installed.
     from snakemake.utils import update_config
+
+    from lantern_pipeline.config.validate import load_yaml, validate_config
+    from lantern_pipeline.data.model_cards import card_sections, hub_entries
 
     given, defaults = {}, ROOT / "config.yaml"
     for path in paths:
@@ -66,6 +71,8 @@ def load_config(paths) -> dict:
 
 def typed_config(config: dict) -> RunConfig:
     """Return a config as rules get it, without the rules between its keys."""
+    from lantern_pipeline.config.validate import check_keys
+
     return check_keys(copy.deepcopy(config))
 
 

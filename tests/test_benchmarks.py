@@ -1,6 +1,8 @@
 """Every benchmark runs, on the smallest models and images it takes, and its last line is the JSON that it promises."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -10,10 +12,11 @@ import full_size
 import gpu_check
 import kernels
 import pytest
+import report
 import torch
 import torch.nn.functional as F
 
-from conftest import ROOT, load_yaml
+from conftest import ROOT
 from lantern.cards.published import CARDS
 from lantern.checkpoints.native import save_model
 from lantern.codebook import nearest_codes
@@ -22,6 +25,7 @@ from lantern.methods import make_method
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.vq16 import VQ16Config
+from lantern_pipeline.config.validate import load_yaml
 
 SIZE = {"dim": 64, "num_layers": 2, "num_heads": 2}
 TINY_SIZES = {**SIZE, "vocab_size": 1100, "grid": 4, "num_text_tokens": 5, "caption_dim": 16}
@@ -135,15 +139,67 @@ def test_a_published_size_is_measured(run, monkeypatch, size, tokens, more):
     assert last["memory_gib"] > 0 and last["step_operations"] > 50
 
 
-def test_a_gpu_is_checked_where_there_is_none(run, monkeypatch):
-    monkeypatch.setattr(gpu_check, "PRESETS", {name: gpu_check.PRESETS[name] for name in ("jacobi", "hybrid")})
-    found = run(gpu_check, "--device", "cpu", "--tiny")
-    assert found["capture"] == dict.fromkeys(["jacobi T0", "jacobi T1", "hybrid T0", "hybrid T1"], "not available")
-    assert set(found["near_ties"]) == {"median_margin", "coupled", "jacobi", "hybrid"}
-    assert len(found["steps"]) == 5 * 2 * 2
-    for row in found["steps"]:
-        expected = {"eager": None, "graph": "not available"}[row["stepping"]]
-        assert row.get("failed") == expected and (expected or row["seconds"] > 0)
+@pytest.mark.slow
+def test_every_part_of_the_check_of_a_gpu_runs_on_a_cpu(monkeypatch, tmp_path):
+    arguments = ["--device", "cpu", "--tiny", "--parts", "ABCDEFGH", "--output", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", ["gpu_check", *arguments])
+    gpu_check.main()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert {letter: part["state"] for letter, part in summary["parts"].items()} == dict.fromkeys("ABCDEFGH", "complete")
+    rows = summary["rows"]
+    assert rows == gpu_check.read_rows(tmp_path) and {row["part"] for row in rows} == set("ABCDEFGH")
+    failed = {row["name"].split(",")[0] for row in rows if "failed" in row}
+    assert failed <= {"cudnn", "efficient"}  # attention that a CPU has not
+    assert all("no CUDA graphs" in row["note"] for row in rows if row.get("stepping") == "eager")
+    exact = [row for row in rows if row["part"] == "D" and row["table"] == "bfloat16"]
+    assert len(exact) == 2 and all(row["is_right"] for row in exact)
+    page = (tmp_path / "page.md").read_text()
+    assert "| us | predicted_us |" in page and all(f"\n## {letter}. " in page for letter in "ABCDEFGH")
+    assert len((tmp_path / "profile.csv").read_text().splitlines()) == 1 + 3 * 10
+
+
+def check_options(tmp_path, *more):
+    return gpu_check.parse_options(["--output", str(tmp_path), "--device", "cpu", "--tiny", *more])
+
+
+def test_a_part_ends_at_its_limit_and_keeps_its_rows(tmp_path):
+    found = gpu_check.run_part("B", check_options(tmp_path), 0.2)
+    assert found["state"] == "ended at its limit of 0 s"
+    (tmp_path / "rows.jsonl").write_text(
+        '{"part": "B", "table": "images", "name": "a", "is_right": false}\n{"part": "B'
+    )
+    rows = gpu_check.write_summary(check_options(tmp_path), {"B": found})
+    assert [row["name"] for row in rows] == ["a"]
+    assert "| a | NO |" in (tmp_path / "page.md").read_text()
+
+
+def test_a_part_that_the_budget_does_not_hold_is_skipped(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("sys.argv", ["gpu_check", "--budget", "1", "--output", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        gpu_check.main()
+    assert ended.value.code == 1 and "A  What the device gives: skipped" in capsys.readouterr().out
+    states = [part["state"] for part in json.loads((tmp_path / "summary.json").read_text())["parts"].values()]
+    assert len(states) == 5 and all(state.startswith("skipped") for state in states)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [(["--parts", "AX"], "--parts must be letters of ABCDEFGH, got 'AX'"), (["--budget", "0"], "--budget must be > 0")],
+)
+def test_a_wrong_option_of_the_check_is_one_sentence(arguments, sentence, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        check_options(tmp_path, *arguments)
+    assert sentence in capsys.readouterr().err
+
+
+def test_the_check_starts_without_torch_and_without_git(monkeypatch, tmp_path):
+    code = "import sys, gpu_check; print([name for name in ('torch', 'numpy', 'lantern') if name in sys.modules])"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT / "benchmarks"
+    )
+    assert found.stdout.strip() == "[]"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert report.commit_of(ROOT) is None
 
 
 def test_kernels_are_counted_as_a_gpu_launches_them():

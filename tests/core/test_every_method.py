@@ -11,6 +11,7 @@ from functools import cache
 
 import pytest
 import torch
+from every_method import METHODS, spec_of
 from kernels import to_fake
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,40 +22,14 @@ from lantern import stepping
 from lantern.acceptance import base
 from lantern.decoding import Decoder, make_decoder
 from lantern.decoding_state import DecodingModels, Generation
-from lantern.methods import PRESETS, MethodSpec, acceptance_of, drafts_of, keeps_tokens, make_method
+from lantern.methods import keeps_tokens
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern.noise import ImageNoise, NoiseField
 from lantern.sampling import SamplingConfig
 from lantern.stepping import StepRunner
 
-VALUES = {"k": 4, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5, "window": 2}
-VALUES |= {"weight": 0.8, "budget": 0.1}
 SETTINGS = [(0.0, 2**16), (1.0, 2**16), (1.0, 0)]
-# Parts that no preset has.
-VARIANTS = {
-    # No delta of 0.2: its residual may be even over five codes, and rounding would decide whether one of them fits.
-    "lantern_official": ("lantern", {"residual": "official", "delta": 0.19}),
-    "lantern_matched": ("lantern", {"drafts": "sampled", "tree": "static", "residual": "matched"}),
-    "lantern_jensen_shannon": ("lantern", {"acceptance": "jensen_shannon"}),
-    "group_of_eagle": ("eagle1", {"acceptance": "group", "h": 2, "p_max": 0.5, "d_max": 1e9}),
-    "mixing_of_siblings": ("sjd_pac", {"acceptance": "mixing", "tree": "chain3k2d2"}),
-    "proximity_of_hybrid": ("hybrid", {"acceptance": "proximity", "k": 3}),
-    "additive_of_jacobi": ("jacobi", {"acceptance": "additive", "k": 4, "delta": 0.2, "tree": "chain9k3d1"}),
-}
-
-
-def spec_of(name: str) -> MethodSpec:
-    """A preset or a variant, with the parameters that it takes."""
-    preset, parts = VARIANTS.get(name, (name, {}))
-    known = {key: value for key, value in PRESETS[preset].items() if key != "window"} | parts
-    wanted = {**drafts_of(known.get("drafts")).parameters}
-    wanted |= acceptance_of(known.get("acceptance", "exact")).parameters
-    values = {key: VALUES[key] for key in wanted if key in VALUES and key not in known}
-    return make_method(preset, method_id=name, **values, **parts)
-
-
-METHODS = [*PRESETS, *VARIANTS]
 
 
 def decoder_of(models: DecodingModels, name: str, temperature: float = 1.0, **options) -> Decoder:
@@ -336,7 +311,8 @@ def test_a_step_is_one_graph_of_torch_compile(models, name, temperature, monkeyp
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", METHODS)
 def test_captured_steps_draw_the_same_images(name, temperature):
-    models = make_models()
+    """Of models that were prepared on the GPU, so that their layers are those that a GPU runs."""
+    models = make_models(is_prepared=False)
     models = DecodingModels(
         models.target.cuda().prepare_for_decoding(),
         models.draft.cuda().prepare_for_decoding(),

@@ -1,0 +1,40 @@
+"""What the check expects on an H100. All of it is estimated: kernels were counted, their times come from others' cards.
+
+Times of kernels: see docs/gpu.md. A number that the check measures replaces its estimate.
+"""
+
+from __future__ import annotations
+
+COPY_GB_PER_S = 3000.0
+ATTENTION_US = 5.0
+TOP_K_US = 55.0
+GEMM_US = 1.6
+GEMM_BYTES_PER_S = 2.4e12
+# Milliseconds of a step in a graph, 256 tokens, batch 1, LlamaGen XL, guided, bfloat16.
+STEP_MS = {
+    "autoregressive": 2.3,
+    "jacobi-chain9": 2.5,
+    "jacobi-chain15": 2.5,
+    "jacobi-50": 3.0,
+    "coupled-chain3": 3.0,
+    "eagle1-chain3": 3.1,
+    "eagle1-tree57": 4.5,
+    "sjd": 2.7,
+    "eagle2": 4.5,
+    "lantern": 4.8,
+    "lantern_pp-tree57": 4.6,
+}
+# The same at 1024 tokens and several images: (method, batch) -> milliseconds.
+BATCH_MS = {
+    ("autoregressive", 16): 5.0,
+    ("jacobi-chain9", 16): 6.8,
+    ("jacobi-50", 16): 18.0,
+    ("autoregressive", 64): 13.5,
+    ("jacobi-chain9", 64): 23.0,
+    ("jacobi-50", 64): 72.0,
+}
+
+
+def gemm_us(num_bytes: int) -> float:
+    """Microseconds of a matrix product of few rows, which reads weights of a number of bytes."""
+    return GEMM_US + 1e6 * num_bytes / GEMM_BYTES_PER_S
