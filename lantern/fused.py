@@ -27,17 +27,20 @@ torch.library.define("lantern::make_noise", "(Tensor key, int first, int num_val
 
 @torch.library.impl("lantern::turn_and_write", "CUDA")
 def _turn_and_write(*arguments: torch.Tensor) -> None:
-    _kernels().turn_and_write(*arguments)
+    with torch.cuda.device(arguments[0].device):  # Triton launches on the current device, whatever its arguments
+        _kernels().turn_and_write(*arguments)
 
 
 @torch.library.impl("lantern::silu_times", "CUDA")
 def _silu_times(gate_up: torch.Tensor) -> torch.Tensor:
-    return _kernels().silu_times(gate_up)
+    with torch.cuda.device(gate_up.device):
+        return _kernels().silu_times(gate_up)
 
 
 @torch.library.impl("lantern::make_noise", "CUDA")
 def _make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool) -> torch.Tensor:
-    return _kernels().make_noise(key, first, num_values, is_gumbel)
+    with torch.cuda.device(key.device):
+        return _kernels().make_noise(key, first, num_values, is_gumbel)
 
 
 @torch.library.register_fake("lantern::turn_and_write")
@@ -98,7 +101,8 @@ def is_usable(device: torch.device) -> bool:
 def _passes_check(device: torch.device) -> bool:
     """Compare the kernels with operations of PyTorch on small inputs; log why they cannot be used."""
     try:
-        check(_kernels(), device)
+        with torch.cuda.device(device):
+            check(_kernels(), device)
     except Exception as error:  # Triton is missing, finds no compiler, or does not know the device
         log.warning("fused kernels are not used on %s: %s: %s", device, type(error).__name__, str(error)[:200])
         return False
@@ -122,18 +126,18 @@ def check(kernels: ModuleType, device: torch.device) -> None:
     rotary = torch.polar(torch.ones_like(angles), angles).to(device)
     places = torch.randperm(40, generator=generator)[: num_rows * 2 * num_kv_heads].view(num_rows, -1).to(device)
     for dtype in (torch.float32, torch.bfloat16):
-        close = {"atol": 1e-6, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 1e-3, "rtol": 2e-2}
+        atol, rtol = (1e-6, 1e-5) if dtype == torch.float32 else (1e-3, 2e-2)
         qkv = torch.randn(num_rows, num_turned + num_kv_heads * head_dim, generator=generator).to(device, dtype)
         expected, vectors = qkv.clone(), torch.zeros(2, 40, head_dim, dtype=dtype, device=device)
         pairs = expected[:, :num_turned].view(-1, num_turns, num_turned // head_dim, head_dim // 2, 2)
         pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * rotary))
         vectors[0].index_put_((places,), expected[:, num_heads * head_dim :].view(num_rows, -1, head_dim))
         kernels.turn_and_write(qkv, rotary, vectors[1], places)
-        queries = (part[:, : num_heads * head_dim] for part in (qkv, expected))
-        torch.testing.assert_close(*queries, **close)
-        torch.testing.assert_close(vectors[1], vectors[0], **close)
+        found, wanted = (part[:, : num_heads * head_dim] for part in (qkv, expected))
+        torch.testing.assert_close(found, wanted, atol=atol, rtol=rtol)
+        torch.testing.assert_close(vectors[1], vectors[0], atol=atol, rtol=rtol)
         gate, up = qkv.chunk(2, dim=1)
-        torch.testing.assert_close(kernels.silu_times(qkv), F.silu(gate) * up, **close)
+        torch.testing.assert_close(kernels.silu_times(qkv), F.silu(gate) * up, atol=atol, rtol=rtol)
     raw = np.random.Philox(key=np.array([1, 2**64 - 2], dtype=np.uint64)).random_raw(2000)[5:]
     uniform = torch.from_numpy(((raw >> np.uint64(11)) + 0.5) * 2.0**-53)
     key = torch.tensor([1, -2], device=device)

@@ -121,8 +121,8 @@ class ImageNoise:
 
     def read(self, stream: str, begin: int, end: int) -> torch.Tensor:
         """Noise of positions begin to end - 1, float32, (end - begin, codes or MAX_SIBLINGS)."""
-        made = self._made.get(stream, ())
-        return made[begin:end] if end <= len(made) else self._make(stream, begin, end)
+        made = self._made.get(stream)
+        return self._make(stream, begin, end) if made is None or end > len(made) else made[begin:end]
 
     def _make(self, stream: str, begin: int, end: int) -> torch.Tensor:
         size, is_gumbel = self._sizes[stream], stream in GUMBEL_STREAMS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -91,7 +93,7 @@ def _noise(key, noise, first, num_values, is_gumbel: tl.constexpr, block: tl.con
 @triton.jit
 def _store_noise(noise, place, bits, num_values, is_gumbel: tl.constexpr):
     value = ((bits >> 11).to(tl.int64).to(tl.float64) + 0.5) * 1.1102230246251565e-16  # 2^-53
-    value = tl.minimum(value, 0.9999999999999999)  # 1 - 2^-53
+    value = tl.minimum(value, tl.full([], 0.9999999999999999, tl.float64))  # 1 - 2^-53, which float32 would round to 1
     if is_gumbel:
         value = -tl.log(-tl.log(value))
     tl.store(noise + place, value.to(tl.float32), mask=(place >= 0) & (place < num_values))
@@ -102,7 +104,8 @@ def turn_and_write(qkv: torch.Tensor, rotary: torch.Tensor, vectors: torch.Tenso
     half, num_new = rotary.shape[-1], places.shape[1]
     num_heads = qkv.shape[1] // (2 * half)
     sizes = (len(rotary), num_heads - num_new, num_heads - num_new // 2, num_heads)
-    _turn_and_write[(len(qkv), num_heads)](
+    launch: Any = _turn_and_write
+    launch[(len(qkv), num_heads)](
         qkv, torch.view_as_real(rotary), vectors, places, *sizes, half, triton.next_power_of_2(half), num_warps=1
     )
 
@@ -111,7 +114,8 @@ def silu_times(gate_up: torch.Tensor) -> torch.Tensor:
     """See `lantern.fused.silu_times`."""
     width = gate_up.shape[1] // 2
     product = gate_up.new_empty(len(gate_up), width)
-    _silu_times[(len(gate_up), triton.cdiv(width, BLOCK))](gate_up, product, width, BLOCK)
+    launch: Any = _silu_times
+    launch[(len(gate_up), triton.cdiv(width, BLOCK))](gate_up, product, width, BLOCK)
     return product
 
 
@@ -119,5 +123,6 @@ def make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool) 
     """See `lantern.fused.make_noise`."""
     noise = torch.empty(num_values, device=key.device)
     num_counters = triton.cdiv(num_values + first % 4, 4)
-    _noise[(triton.cdiv(num_counters, BLOCK // 4),)](key, noise, first, num_values, is_gumbel, BLOCK // 4)
+    launch: Any = _noise
+    launch[(triton.cdiv(num_counters, BLOCK // 4),)](key, noise, first, num_values, is_gumbel, BLOCK // 4)
     return noise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -71,6 +72,7 @@ def test_they_are_used_on_a_gpu_that_passes_the_check(monkeypatch, caplog):
     monkeypatch.setattr(fused, "_is_equal", {})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "empty", lambda *_, **__: torch.zeros(0))
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
     cards, calls = [torch.device("cuda", index) for index in range(2)], []
 
     def check(kernels: object, device: torch.device) -> None:
