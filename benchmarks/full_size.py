@@ -29,7 +29,7 @@ from timing import clock
 
 from lantern.cards.published import CARDS
 from lantern.checkpoints.native import empty_model
-from lantern.codebook import code_dtype, drop_line_ends, nearest_codes
+from lantern.codebook import code_dtype, nearest_codes
 from lantern.decoding import Decoder, make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.generation import decode_timed
@@ -221,7 +221,7 @@ def run_image(decoder: Decoder, models: Models, options: argparse.Namespace) -> 
     seconds["noise_s"] -= decoding_s
     seconds["prefill_s"] = decoding_s - seconds["steps_s"]
     with clock(seconds, "image_decoder_s", device):
-        models.tokenizer.decode(drop_line_ends(generation.codes)[:, -(models.tokenizer.config.grid**2) :])
+        models.tokenizer.decode(models.decoding.target.config.image_codes(generation.codes))
     return seconds, int(generation.target_forwards.max())
 
 

@@ -17,8 +17,9 @@ from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.generation import generate_images
-from lantern.methods import MethodSpec, Parameter, make_method, preset_of
+from lantern.methods import MethodSpec, make_method, preset_of
 from lantern.models.config import TargetConfig, target_parameters
+from lantern.parameters import Parameter
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern.sampling import SamplingConfig
@@ -178,14 +179,15 @@ class Model:
         return make_method(name, **known)
 
     def _table(self, spec: MethodSpec) -> torch.Tensor | None:
-        """The nearest codes that a method reads, None without any: one more than k, as the authors' residuals take."""
-        if spec.k is None or spec.neighbours is None:
+        """Return the nearest codes that a method reads, one more than k for the authors' residuals. None without k."""
+        k = spec.get("k")
+        if k is None or spec.neighbours is None:
             return None
         codebook = self.tokenizer.codebook.detach()
-        columns = min(spec.k + 1, len(codebook) - 1)
-        if spec.k > columns:
+        columns = min(k + 1, len(codebook) - 1)
+        if k > columns:
             raise ValueError(
-                f"k of {spec.name} must be <= {columns}, got {spec.k}: a code has that many others in a codebook of "
+                f"k of {spec.name} must be <= {columns}, got {k}: a code has that many others in a codebook of "
                 f"{len(codebook)}"
             )
         if (spec.neighbours, columns) not in self._tables:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 
@@ -15,29 +13,38 @@ def code_dtype(vocab: int) -> torch.dtype:
     return torch.int16 if vocab <= torch.iinfo(torch.int16).max else torch.int32
 
 
-def drop_line_ends(tokens: torch.Tensor) -> torch.Tensor:
-    """The codes of square images among their tokens, (..., grid * (grid + 1)) -> (..., grid * grid). Tokens of lines
-    without an end stay as they are.
+def drop_line_ends(tokens: torch.Tensor, grid: int) -> torch.Tensor:
+    """Return the codes of square images without the tokens that end lines.
+
+    Args:
+        tokens: tokens of images, (..., grid * (grid + 1)). Tokens of any other number have no line ends and are
+            returned unchanged.
+        grid: number of lines of an image, and of codes per line.
     """
-    grid = math.isqrt(tokens.shape[-1])
     if tokens.shape[-1] != grid * (grid + 1):
         return tokens
     return tokens.unflatten(-1, (grid, -1))[..., :grid].flatten(-2)
 
 
 def add_line_ends(codes: torch.Tensor, grid: int, line_end: int) -> torch.Tensor:
-    """Codes of square images with the token `line_end` behind every line, (..., grid * grid) -> (..., grid * (grid +
-    1)).
+    """Return the codes of square images with a token after every line, (..., grid * (grid + 1)).
+
+    Args:
+        codes: codes of images, (..., grid * grid).
+        grid: number of lines of an image, and of codes per line.
+        line_end: the token.
     """
     return F.pad(codes.unflatten(-1, (grid, -1)), (0, 1), value=line_end).flatten(-2)
 
 
 def with_line_end(table: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """A table with rows for the tokens behind the codebook, the ends of lines: where one stands nothing else has mass.
+    """Return a table with rows for the tokens after the codebook, which end lines.
+
+    Their nearest codes do not matter: no other token has probability where such a token is possible.
 
     Args:
-        table: (codes, columns).
-        vocab_size: rows wanted.
+        table: nearest codes, (codes, columns).
+        vocab_size: number of rows of the result.
     """
     return F.pad(table, (0, 0, 0, vocab_size - len(table)))
 

@@ -1,9 +1,12 @@
-"""Watch a user's own drafter or acceptance: every error names its class, what was called, and the decoding method."""
+"""Checks of custom drafters and acceptances.
+
+Every error names the class, the function that was called, and the decoding method.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -12,6 +15,8 @@ from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
 from lantern.step import Proposal
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 _ACCEPTANCE_FUNCTIONS = (
     "relaxed_prob",
     "relaxed_prob_of_all",
@@ -25,29 +30,40 @@ _ACCEPTANCE_FUNCTIONS = (
 
 
 class CustomPartError(ValueError):
-    """What a user's own class raised or returned."""
+    """An error that a custom class raised, or a wrong value that it returned."""
 
 
-def named(call: Callable[..., Any], path: str, spec: MethodSpec) -> Callable[..., Any]:
+def named(call: Callable[Arguments, Result], path: str, spec: MethodSpec) -> Callable[Arguments, Result]:
     """Wrap a function of the class `path` so that its errors become a `CustomPartError`."""
 
-    def run(*arguments: Any, **options: Any) -> Any:
+    def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         try:
             return call(*arguments, **options)
         except (CustomPartError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            where = f"{getattr(call, '__name__', 'a function')} of {path} in method {spec.method_id or spec.name}"
+            where = f"{getattr(call, '__name__', 'a function')} of {path} in method {spec.label}"
             raise CustomPartError(f"{where} failed: {type(error).__name__}: {error}; correct that class") from error
 
     return run
 
 
-def watch_drafter(drafter: Any, spec: MethodSpec, sampling: SamplingConfig, vocab_size: int) -> None:
-    """Check every proposal of a user's drafter, in place.
+# The type of custom objects is not checked: they may lack what they should have.
+
+
+def watch_drafter(drafter: Any, path: str, spec: MethodSpec, sampling: SamplingConfig, vocab_size: int) -> None:
+    """Check every proposal of a custom drafter, in place.
+
+    Args:
+        drafter: the drafter.
+        path: its class, "module:Class".
+        spec: the method.
+        sampling: temperature and filters.
+        vocab_size: number of tokens.
 
     Raises:
-        CustomPartError: the drafter lacks an attribute, or they contradict each other. Its functions raise it as well.
+        CustomPartError: the drafter lacks an attribute, or attributes contradict each other. The drafter's functions
+            raise it as well.
     """
     for name in ("tree", "max_depth"):
         _require(hasattr(drafter, name), drafter, "make", spec, f"a drafter with the attribute {name}", "none")
@@ -58,7 +74,7 @@ def watch_drafter(drafter: Any, spec: MethodSpec, sampling: SamplingConfig, voca
     is_sampled = spec.drafts_row.is_sampled and not sampling.is_greedy
     propose = drafter.propose
 
-    def checked(state: Any, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
+    def checked(state: object, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         proposal = propose(state, root, lengths)
         _check_proposal(proposal, drafter, spec, root, is_sampled, vocab_size)
         return proposal
@@ -66,24 +82,37 @@ def watch_drafter(drafter: Any, spec: MethodSpec, sampling: SamplingConfig, voca
     checked.__name__ = "propose"
     vars(drafter)["propose"] = checked
     for name in ("allocate", "fill", "propose", "observe"):
-        vars(drafter)[name] = named(getattr(drafter, name), spec.drafts, spec)
+        vars(drafter)[name] = named(getattr(drafter, name), path, spec)
 
 
 def watch_acceptance(acceptance: Any, spec: MethodSpec) -> None:
-    """Check what a user's acceptance returns, in place: its functions raise a `CustomPartError`."""
-    relaxed_prob, admits = acceptance.relaxed_prob, getattr(acceptance, "admits", None)
+    """Check what a custom acceptance returns, in place: its functions raise a `CustomPartError`."""
+    relaxed_prob = acceptance.relaxed_prob
 
-    def checked_relaxed_prob(probs: Any, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
+    def checked(probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
         found = relaxed_prob(probs, draft_probs, tokens)
         _check_tensor(found, tokens.shape, acceptance, "relaxed_prob", spec)
         if _is_readable(found):
             is_wrong = ~(found.isfinite() & (found >= 0))
-            if draft_probs is not None:  # nothing is left to draw at some nodes
+            if draft_probs is not None:  # nodes where no draft is left have nan
                 is_wrong = is_wrong & draft_probs.isfinite().all(-1, keepdim=True)
             _require(not is_wrong.any(), acceptance, "relaxed_prob", spec, "finite numbers >= 0", found[is_wrong])
         return found
 
-    def checked_admits(mass: torch.Tensor, token_probs: torch.Tensor, spent: Any) -> torch.Tensor:
+    checked.__name__ = "relaxed_prob"
+    vars(acceptance)["relaxed_prob"] = checked
+    if hasattr(acceptance, "admits"):
+        vars(acceptance)["admits"] = _checked_admits(acceptance, spec)
+    for name in _ACCEPTANCE_FUNCTIONS:
+        if hasattr(acceptance, name):
+            vars(acceptance)[name] = named(getattr(acceptance, name), spec.acceptance, spec)
+
+
+def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Tensor]:
+    """Return the function `admits` of custom relaxed sets, with a check that it returns prefixes."""
+    admits = acceptance.admits
+
+    def checked(mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
         found = admits(mass, token_probs, spent)
         _check_tensor(found, mass.shape, acceptance, "admits", spec, torch.bool)
         if _is_readable(found):
@@ -91,61 +120,73 @@ def watch_acceptance(acceptance: Any, spec: MethodSpec) -> None:
             _require(is_prefix, acceptance, "admits", spec, "a prefix: False ever after the first False", "a gap")
         return found
 
-    checked_relaxed_prob.__name__, checked_admits.__name__ = "relaxed_prob", "admits"
-    vars(acceptance)["relaxed_prob"] = checked_relaxed_prob
-    if admits is not None:
-        vars(acceptance)["admits"] = checked_admits
-    for name in _ACCEPTANCE_FUNCTIONS:
-        if hasattr(acceptance, name):
-            vars(acceptance)[name] = named(getattr(acceptance, name), spec.acceptance, spec)
+    checked.__name__ = "admits"
+    return checked
+
+
+def watch_verifier(verifier: Any, spec: MethodSpec) -> None:
+    """Make the verifier of a custom acceptance raise a `CustomPartError`, in place."""
+    vars(verifier)["verify"] = named(verifier.verify, spec.acceptance, spec)
 
 
 def _check_proposal(
-    proposal: Any, drafter: Any, spec: MethodSpec, root: torch.Tensor, is_sampled: bool, vocab_size: int
+    proposal: object, drafter: Any, spec: MethodSpec, root: torch.Tensor, is_sampled: bool, vocab_size: int
 ) -> None:
-    def require(holds: Any, wanted: str, found: Any) -> None:
+    def require(holds: bool, wanted: str, found: object) -> None:
         _require(holds, drafter, "propose", spec, wanted, found)
 
-    require(isinstance(proposal, Proposal), "a Proposal", type(proposal).__name__)
-    tree, tokens, drawn_from = proposal.tree, proposal.tokens, proposal.draft_probs
+    if not isinstance(proposal, Proposal):
+        raise _error(drafter, "propose", spec, "a Proposal", type(proposal).__name__)
+    tree = proposal.tree
+    tokens = proposal.tokens
     if isinstance(drafter.tree, DraftTree):
         same = tree.num_nodes == drafter.tree.num_nodes and tree.max_depth == drafter.tree.max_depth
         require(same, f"its own tree of {drafter.tree.num_nodes} nodes", f"one of {tree.num_nodes}")
     _check_tensor(tokens, (len(root), tree.num_nodes), drafter, "propose", spec, torch.int64, "tokens, ")
     if is_sampled:
-        require(drawn_from is not None, "draft_probs, since it declares is_sampled", None)
+        require(proposal.draft_probs is not None, "draft_probs, since it declares is_sampled", None)
         shape = (len(root), tree.children.shape[1], vocab_size)
-        _check_tensor(drawn_from, shape, drafter, "propose", spec, what="draft_probs, ")
+        _check_tensor(proposal.draft_probs, shape, drafter, "propose", spec, what="draft_probs, ")
     if not _is_readable(tokens):
         return
     require(torch.equal(tokens[:, :1], root), f"the root {root[:, 0].tolist()} at node 0", tokens[:, 0].tolist())
     is_token = (tokens >= -1) & (tokens < vocab_size)
-    require(is_token.all(), f"tokens in [0, {vocab_size}), or -1 for none", tokens[~is_token])
-    if is_sampled:
-        is_law = drawn_from.isfinite().all() and (drawn_from >= 0).all()
-        require(is_law, "draft_probs that are finite and >= 0", "others")
+    require(bool(is_token.all()), f"tokens in [0, {vocab_size}), or -1 for none", tokens[~is_token])
+    if is_sampled and proposal.draft_probs is not None:
+        is_right = proposal.draft_probs.isfinite() & (proposal.draft_probs >= 0)
+        require(bool(is_right.all()), "draft_probs that are finite and >= 0", "others")
 
 
 def _check_tensor(
-    found: Any, shape: Any, part: Any, call: str, spec: MethodSpec, dtype: torch.dtype | None = None, what: str = ""
+    found: object,
+    shape: Sequence[int],
+    part: object,
+    call: str,
+    spec: MethodSpec,
+    dtype: torch.dtype | None = None,
+    what: str = "",
 ) -> None:
-    """Check shape and dtype; None is any floating dtype."""
+    """Check shape and dtype. None is any floating dtype."""
     kind = "a tensor of a floating dtype" if dtype is None else f"a tensor of {dtype}"
-    is_tensor = isinstance(found, torch.Tensor)
-    is_right = is_tensor and found.shape == tuple(shape)
-    is_right = is_right and (found.is_floating_point() if dtype is None else found.dtype == dtype)
-    got = f"{found.dtype} of shape {tuple(found.shape)}" if is_tensor else type(found).__name__
-    _require(is_right, part, call, spec, f"{what}{kind} of shape {tuple(shape)}", got)
+    wanted = f"{what}{kind} of shape {tuple(shape)}"
+    if not isinstance(found, torch.Tensor):
+        raise _error(part, call, spec, wanted, type(found).__name__)
+    has_dtype = found.is_floating_point() if dtype is None else found.dtype == dtype
+    is_right = has_dtype and found.shape == tuple(shape)
+    _require(is_right, part, call, spec, wanted, f"{found.dtype} of shape {tuple(found.shape)}")
 
 
-def _require(holds: Any, part: Any, call: str, spec: MethodSpec, wanted: str, found: Any) -> None:
+def _require(holds: bool, part: object, call: str, spec: MethodSpec, wanted: str, found: object) -> None:
     if not holds:
-        path = f"{type(part).__module__}:{type(part).__name__}"
-        got = found.flatten()[:4].tolist() if isinstance(found, torch.Tensor) else found
-        raise CustomPartError(
-            f"{call} of {path} in method {spec.method_id or spec.name} must return {wanted}, got {got}; correct that "
-            "class"
-        )
+        raise _error(part, call, spec, wanted, found)
+
+
+def _error(part: object, call: str, spec: MethodSpec, wanted: str, found: object) -> CustomPartError:
+    path = f"{type(part).__module__}:{type(part).__name__}"
+    got = found.flatten()[:4].tolist() if isinstance(found, torch.Tensor) else found
+    return CustomPartError(
+        f"{call} of {path} in method {spec.label} must return {wanted}, got {got}; correct that class"
+    )
 
 
 def _is_readable(tensor: torch.Tensor) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +28,19 @@ class DecodingModels:
     target: Target
     draft: DraftModel | None = None
     nearest_codes: torch.Tensor | None = None
+
+    def require_draft(self, method: str) -> DraftModel:
+        """Return the draft model.
+
+        Args:
+            method: name of the method that needs it.
+
+        Raises:
+            ValueError: there is no draft model.
+        """
+        if self.draft is None:
+            raise ValueError(f"method {method} needs a draft model; got none")
+        return self.draft
 
 
 @dataclass
@@ -77,7 +89,7 @@ class DecodingState:
         num_steps: number of steps that each image took, int64 (batch,).
         step_log: number of accepted drafts, deepest accepted node, and whether the logits after that node were finite
             (1 or 0), per step: int64 (batch, tokens, 3). Entries from `num_steps` on have no meaning.
-        drafter: the drafter's state, see `Drafter.allocate`.
+        drafter_state: the drafter's state, see `Drafter.allocate`. None without a drafter.
         graphs: CUDA graphs of a step on these tensors, by the number of slots that it reads, see `StepRunner`. Empty
             unless a step was captured.
     """
@@ -90,7 +102,7 @@ class DecodingState:
     margins: torch.Tensor | None
     num_steps: torch.Tensor
     step_log: torch.Tensor
-    drafter: Any
+    drafter_state: object
     graphs: dict[int, torch.cuda.CUDAGraph] = field(default_factory=dict)
 
     def check_finite(self) -> None:

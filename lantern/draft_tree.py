@@ -93,6 +93,7 @@ class StaticTree(DraftTree):
         inner_ordinal: int64, (nodes,): place of a node among the non-root nodes that have children; 0 elsewhere.
     """
 
+    parent_nodes: torch.Tensor
     levels: list[torch.Tensor]
     drafted: list[torch.Tensor]
     level_children: list[int]

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from lantern.checkpoints.native import load_model
 from lantern.checkpoints.target import load_target
-from lantern.codebook import code_dtype, drop_line_ends
+from lantern.codebook import code_dtype
 from lantern.decoding import Decoder
 from lantern.decoding_state import DecodingModels, Generation
 from lantern.io import load_tensors
@@ -80,11 +80,11 @@ def generate_images(
 ) -> tuple[GenerationRecords, torch.Tensor]:
     """Generate images of prompts; return their records and pixels, uint8 (images, size, size, 3) on the CPU.
 
-    `image_decoder` turns codes, int64 (images, grid * grid), into images in [-1, 1], (images, 3, size, size), as
+    `image_decoder` turns codes, int64 (images, codes), into images in [-1, 1], (images, 3, size, size), as
     `VQ16.decode`; it gets one image at a time, since a large one takes a GiB.
     """
     records = generate_records(decoder, prompts, encoder, run_seed=run_seed, batch_size=batch_size)
-    codes = drop_line_ends(records.codes.long()).to(decoder.device)
+    codes = decoder.target.config.image_codes(records.codes.long()).to(decoder.device)
     with torch.inference_mode():
         images = torch.cat([image_decoder(image).float().cpu() for image in codes.split(1)])
     pixels = ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)

@@ -22,11 +22,11 @@ from lantern.checkpoints.pretrained import is_pretrained, open_pretrained, read_
 from lantern.checkpoints.target import read_target
 from lantern.checkpoints.tokenizers import ImageModel, make_image_tokenizer, read_tokenizer
 from lantern.decoding_state import DecodingModels
-from lantern.methods import Parameter
 from lantern.models.adapter import adapt
 from lantern.models.draft import DraftModel
 from lantern.models.families import FAMILIES, family_named, family_of
 from lantern.models.target import Target
+from lantern.parameters import Parameter
 from lantern.sampling import SamplingConfig
 from lantern.text_encoders.encoders import compare_features, make_text_encoder
 

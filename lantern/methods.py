@@ -1,10 +1,10 @@
-"""The methods, start here: a method is a drafter and an acceptance, each with its parameters.
+"""The table of methods. Start reading here: a method is a drafter and an acceptance, each with its parameters.
 
-DRAFTS and ACCEPTANCE declare every part once: its class, its parameters with their bounds, its paper, and whether it is
-exact; PRESETS names combinations as they are published. Errors, the config's schema, labels and tables are read from
-here. A part of a user's own is an import string, "my_module:Capped", whose class declares the same as attributes.
+DRAFTS and ACCEPTANCE declare every part once: its class, its parameters, its paper, and whether it is exact. PRESETS
+names combinations as they were published. Errors, the config's schema, labels and tables are made from these tables. A
+custom part is an import string, "my_module:Capped", whose class declares the same data as attributes.
 
-Read while Snakemake plans the workflow: no torch here.
+Snakemake imports this module to plan the workflow, so it must not import torch.
 """
 
 from __future__ import annotations
@@ -12,100 +12,22 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
-import math
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from numbers import Integral, Real
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from lantern.tree_shapes import DynamicTreeOptions, JointTree, TreeShape, joint_choices, tree_choices
+from lantern.parameters import PARAMETERS as PARAMETERS
+from lantern.parameters import Parameter as Parameter
+from lantern.parameters import ParameterValue
+from lantern.tree_shapes import Choices, DynamicTreeOptions, JointTree, TreeShape, joint_choices, tree_choices
 
 NEIGHBOURS = ("l2", "l2_normalised", "random")
 OFFICIAL_RESIDUALS = ("official", "official_lumina")
 RESIDUALS = ("paper", *OFFICIAL_RESIDUALS, "matched")
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A number that a part takes, or a word.
-
-    Attributes:
-        symbol: in labels.
-        meaning: with its unit.
-        low: smallest value; with `is_open` the value must be above it.
-        high: largest value.
-        is_open: see `low`.
-        is_whole: whether the number must be whole.
-        choices: the words allowed; none for a number.
-        remedy: what else a user may have wanted, the end of an error.
-    """
-
-    symbol: str
-    meaning: str
-    low: float = -math.inf
-    high: float = math.inf
-    is_open: bool = False
-    is_whole: bool = False
-    choices: tuple[str, ...] = ()
-    remedy: str = ""
-
-    @property
-    def bound(self) -> str:
-        """What a value must be, in words."""
-        if self.choices:
-            return f"one of {', '.join(self.choices)}"
-        interval = f"{'>' if self.is_open else '>='} {self.low:g}" if self.low > -math.inf else ""
-        if self.high < math.inf:
-            interval = f"in {'(' if self.is_open else '['}{self.low:g}, {self.high:g}]"
-        kind = "a whole number" if self.is_whole else "" if interval else "a number"
-        return f"{kind} {interval}".strip()
-
-    def check(self, name: str, value: Any, owner: str) -> None:
-        """Raises a ValueError with parameter, method, bound, value and remedy where a value is not allowed."""
-        if self.choices:
-            is_allowed = value in self.choices
-        else:
-            is_allowed = isinstance(value, Integral if self.is_whole else Real) and not isinstance(value, bool)
-            is_allowed = is_allowed and math.isfinite(value) and self.low <= value <= self.high
-            is_allowed = is_allowed and not (self.is_open and value == self.low)
-        if not is_allowed:
-            remedy = f"; {self.remedy}" if self.remedy else ""
-            raise ValueError(f"{name} of {owner} must be {self.bound}, got {value!r}{remedy}")
-
-
-_EXACT = "for exact decoding use acceptance exact"
-PARAMETERS = {
-    "k": Parameter("k", "nearest codes of a draft", 1, is_whole=True, remedy=_EXACT),
-    "delta": Parameter(
-        "δ", "bound: probability mass, or bits of divergence", 0, 1, remedy="for the multiplicative bound set lambda_"
-    ),
-    "lambda_": Parameter("λ", "bound: a factor", 1, remedy="1 is exact, for the additive bound set delta"),
-    "omega": Parameter("ω", "mean weight of a chain's drafts", 0, is_open=True, remedy="1 is exact where fall is 0"),
-    "fall": Parameter("fall", "a draft's weight is exp(-fall) times the one before", -10, 10),
-    "weight": Parameter(
-        "w", "share of the target's distribution, the rest is the drafts'", 0, 1, is_open=True, remedy="1 is exact"
-    ),
-    "budget": Parameter("budget", "total variation from the target", 0, 1, remedy="0 is exact"),
-    "h": Parameter("h", "half the width of a group of codes, ranks", 1, is_whole=True, remedy=_EXACT),
-    "p_max": Parameter(
-        "Δp", "difference of probabilities within a group, which stays below", 0, is_open=True, remedy=_EXACT
-    ),
-    "d_max": Parameter(
-        "d²", "squared distance of embeddings within a group, which stays below", 0, is_open=True, remedy=_EXACT
-    ),
-    "threshold": Parameter(
-        "τ", "ratio t(x) / p(x) above which a draft is kept", 0, remedy="0 keeps all that is possible"
-    ),
-    "window": Parameter("w", "tokens of a line drawn before the next line begins", 1, is_whole=True),
-    "coupling": Parameter(
-        "coupling", "how drafts follow those of the step before", choices=("none", "gumbel", "maximal")
-    ),
-    "labels": Parameter("labels", "what first drafts count as drawn from", choices=("point", "uniform")),
-}
 
 
 def _of(*names: str) -> dict[str, Parameter]:
@@ -118,17 +40,18 @@ class DraftsRow:
 
     Attributes:
         path: its class, "module:Class".
-        trees: the kinds of trees that it fills: "static", "chains" (of one length below the root), "joint" (two static
-            ones), "dynamic"; none if it drafts nothing.
-        parameters: by name.
-        needs_draft_model: whether a draft model makes the drafts, or some of them.
-        is_sampled: whether drafts are drawn from a known distribution with noise of their own; above temperature 0
-            they are then verified by rejection.
-        is_coupled: whether the target's own noise picks the drafts.
-        has_twins: whether siblings may carry the same token.
-        is_exact: whether exact acceptance leaves the target's distribution, and what is measured at a node holds.
-        loop: the decoder that runs it, "module:Class".
-        paper: its source.
+        trees: kinds of trees that the drafter fills: "static", "chains" (of one length below the root), "joint" (two
+            static trees), "dynamic". Empty if the method has no drafts.
+        parameters: parameters by name.
+        needs_draft_model: whether a draft model makes all or some of the drafts.
+        is_sampled: whether drafts are sampled from a known distribution with their own noise. If so, they are verified
+            by rejection above temperature 0.
+        is_coupled: whether drafts are sampled with the target's noise.
+        has_twins: whether two siblings may hold the same token.
+        is_exact: whether decoding with exact acceptance has the target's distribution. Otherwise the distributions
+            recorded at a node do not describe the drafts.
+        loop: class of the decoder, "module:Class".
+        paper: source of the method.
     """
 
     path: str
@@ -139,7 +62,7 @@ class DraftsRow:
     is_coupled: bool = False
     has_twins: bool = False
     is_exact: bool = True
-    loop: str = "lantern.decoding:Decoder"
+    loop: str = "lantern.decoding:TreeDecoder"
     paper: str = ""
 
 
@@ -218,15 +141,15 @@ class AcceptanceRow:
 
     Attributes:
         path: its class, "module:Class".
-        parameters: by name; one that takes k reads the table of nearest codes.
-        drafts: the kinds of drafts that it goes with; None for all.
-        reason: why others are refused, the end of an error.
-        exact_at: values of parameters at which a draft stands for itself alone, so that decoding is exact.
-        has_official: whether the LANTERN authors' code has it, so that their residuals exist.
-        residuals: those that it goes with.
-        needs_chain: whether siblings are refused.
+        parameters: parameters by name. An acceptance with the parameter k reads the table of nearest codes.
+        drafts: kinds of drafts that the acceptance supports. None for all.
+        reason: the end of an error about other drafts.
+        exact_at: parameter values at which no other code adds to s(x), so that decoding is exact.
+        has_official: whether the LANTERN authors' code has this acceptance, so that their residuals exist.
+        residuals: residuals that the acceptance supports.
+        needs_chain: whether the tree must be a chain.
         is_exact: whether the output distribution is the target's.
-        paper: its source.
+        paper: source of the acceptance.
     """
 
     path: str
@@ -299,9 +222,9 @@ ACCEPTANCE = {
     ),
 }
 
-_SJD = {"tree": "chain15", "drafts": "sjd", "coupling": "none", "labels": "point"}
-# Methods of others than EAGLE, LANTERN and this project, with their published parameters.
-_OF_PEERS: dict[str, dict[str, Any]] = {
+_SJD: dict[str, ParameterValue] = {"tree": "chain15", "drafts": "sjd", "coupling": "none", "labels": "point"}
+# Published methods besides EAGLE and LANTERN, with their published parameters.
+_OF_PEERS: dict[str, dict[str, ParameterValue]] = {
     "cool": {"tree": "chain5", "drafts": "sampled", "acceptance": "weighted", "residual": "matched", "fall": 0.7},
     "ensemble": {"tree": "chain5", "drafts": "sampled", "acceptance": "ensemble"},
     "mixing": {"tree": "chain5", "drafts": "sampled", "acceptance": "mixing"},
@@ -315,8 +238,8 @@ _OF_PEERS: dict[str, dict[str, Any]] = {
     "zipar": {"drafts": "zipar", "window": 16},
 }
 PEERS = tuple(_OF_PEERS)
-# Parts of each preset; tree "static" stands for the config's draft_tree.static.
-PRESETS: dict[str, dict[str, Any]] = {
+# The parts of each preset. The tree "static" is the one that the config or the model names.
+PRESETS: dict[str, dict[str, ParameterValue]] = {
     "autoregressive": {},
     "eagle1": {"tree": "static", "drafts": "sampled"},
     "eagle2": {"tree": "dynamic", "drafts": "top"},
@@ -335,13 +258,16 @@ CLASS_FOLDERS = "LANTERN_CLASSES"  # environment variable: folders of users' own
 
 
 def load_class(path: str) -> type:
-    """The class of an import string, "module:Class", on Python's path or in a folder that CLASS_FOLDERS lists.
+    """Import a class.
+
+    Args:
+        path: "module:Class". The module is on Python's path or in a folder of the environment variable CLASS_FOLDERS.
 
     Raises:
-        ValueError: no such module there, one that cannot be imported, or no such class in it.
+        ValueError: there is no such module or class, or the module cannot be imported.
     """
     module, _, name = path.partition(":")
-    # Last on the path, so that a file there takes the place of no library.
+    # At the end of the path, so that no file there hides a library.
     folders = filter(None, os.environ.get(CLASS_FOLDERS, "").split(os.pathsep))
     sys.path += [folder for folder in folders if folder not in sys.path]
     try:
@@ -357,24 +283,30 @@ def load_class(path: str) -> type:
     return found
 
 
-def drafts_of(name: str | None) -> DraftsRow:
+def drafts_of(name: object) -> DraftsRow:
     """Return the row of a kind of drafts.
 
     Args:
         name: key of DRAFTS, "module:Class" of a custom drafter, which declares its row itself, None or nan (no drafts).
 
     Raises:
-        ValueError: unknown; lists the known ones.
+        ValueError: the name is unknown. The message lists the known ones.
     """
-    return NO_DRAFTS if name is None or name != name else _declared(name, "drafts", DRAFTS, DraftsRow)
+    if name is None or name != name:
+        return NO_DRAFTS
+    return _declared(name, "drafts", DRAFTS, DraftsRow)
 
 
-def acceptance_of(name: str) -> AcceptanceRow:
+def acceptance_of(name: object) -> AcceptanceRow:
     """Return the row of an acceptance, as `drafts_of` does."""
     return _declared(name, "acceptance", ACCEPTANCE, AcceptanceRow)
 
 
-def _declared(name: str, what: str, table: Mapping[str, Any], row: type) -> Any:
+_Row = TypeVar("_Row", DraftsRow, AcceptanceRow)
+
+
+def _declared(name: object, what: str, table: Mapping[str, _Row], kind: type[_Row]) -> _Row:
+    """Return the row of a part: that of the table, or the one that a custom class declares as attributes."""
     if isinstance(name, str) and name in table:
         return table[name]
     if not isinstance(name, str) or ":" not in name:
@@ -383,8 +315,9 @@ def _declared(name: str, what: str, table: Mapping[str, Any], row: type) -> Any:
     for old, remedy in _REPLACED[what].items():
         if hasattr(custom, old):
             raise ValueError(f"{name} must not define {old}, which Lantern no longer calls; {remedy}")
-    given = {key: getattr(custom, key) for key in row.__dataclass_fields__ if key != "path" and hasattr(custom, key)}
-    return row(name, **given)
+    names = [part.name for part in fields(kind) if part.name != "path"]
+    given = {key: getattr(custom, key) for key in names if hasattr(custom, key)}
+    return kind(name, **given)
 
 
 # Names that custom classes defined for earlier versions, and what to define now.
@@ -394,6 +327,7 @@ _REPLACED = {
         "surrogate_of_all": "rename it to relaxed_prob_of_all",
         "make_rule": "rename it to make_verifier",
         "bounds_mass": "derive the class from Proximity if A(x) does not depend on its probability",
+        "moves_mass": "define move_mass and has_one_residual instead",
     },
     "drafts": {"rule": "rename it to verifier"},
 }
@@ -401,25 +335,28 @@ _REPLACED = {
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """One decoding method with its parameters, which are attributes too: `spec.k` is None where it takes none.
+    """One decoding method: its parts and their parameters.
+
+    `spec["k"]` is a parameter of the method. `spec.get("k")` is None if the method does not take it.
 
     Attributes:
-        name: of a preset, or of the config's choice.
-        tree: "dynamic", the name of a static tree, two of them as "chain9+chain3" (Jacobi's and the draft model's) for
-            hybrid drafts; None where there are no drafts.
-        drafts: of DRAFTS, or a user's own class; None for autoregressive decoding.
-        acceptance: of ACCEPTANCE, or a user's own class.
-        residual: what a rejection leaves: "paper", or what the authors' code does, "official" for LlamaGen and
-            "official_lumina"; or "matched", the least total variation from the target that the acceptance allows.
-        neighbours: which nearest codes, one of NEIGHBOURS; None where the acceptance takes no k.
-        parameters: those that the parts declare, by name.
-        method_id: unique within a config, safe as a file name.
-        tree_shape: choices of the static tree, or options of the dynamic one (also as JSON values); by default what
-            `tree` stands for. None for autoregressive decoding.
-        code: checksum of a user's own classes.
+        name: name of a preset, or a name of the user's choice.
+        tree: "dynamic", the name of a static tree, two names as "chain9+chain3" (Jacobi's tree and the draft model's)
+            for hybrid drafts. None if there are no drafts.
+        drafts: key of DRAFTS, or "module:Class". None for autoregressive decoding.
+        acceptance: key of ACCEPTANCE, or "module:Class".
+        residual: distribution after a rejection. "paper"; "official" (LlamaGen) or "official_lumina" for that of the
+            authors' code; or "matched", the one closest to the target that the acceptance allows.
+        neighbours: kind of nearest codes, one of NEIGHBOURS. None if the acceptance does not take k.
+        parameters: the parameters that the parts declare, by name.
+        method_id: identifier, unique within a config and safe as a file name.
+        tree_shape: choices of the static tree, or options of the dynamic one. JSON values are converted. By default the
+            shape that `tree` names. None for autoregressive decoding.
+        code: checksum of the files of custom classes.
 
     Raises:
-        ValueError: parts that do not go together; a parameter missing, foreign or out of range; an unknown tree.
+        ValueError: parts that do not fit each other, a parameter that is missing, unknown or out of range, or an
+            unknown tree.
     """
 
     name: str
@@ -428,9 +365,9 @@ class MethodSpec:
     acceptance: str = "exact"
     residual: str = "paper"
     neighbours: str | None = None
-    parameters: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict, hash=False)
     method_id: str = ""
-    tree_shape: TreeShape | Mapping[str, int] | Sequence[Sequence[int]] | None = field(default=None, hash=False)
+    tree_shape: TreeShape | Mapping[str, Any] | Sequence[Sequence[int]] | None = field(default=None, hash=False)
     code: str = ""
 
     def __post_init__(self) -> None:
@@ -441,41 +378,57 @@ class MethodSpec:
                 raise ValueError(f"{part} of {self.name} must be a name, got {getattr(self, part)!r}")
         _check_parts(self)
         _check_parameters(self)
-        try:
-            object.__setattr__(self, "tree_shape", _shape_of(self))
-        except TypeError as error:
-            raise ValueError(
-                f"tree_shape of {self.name} must be a list of paths, or the options of a dynamic tree, got "
-                f"{self.tree_shape!r}"
-            ) from error
+        object.__setattr__(self, "tree_shape", _shape_of(self))
         object.__setattr__(self, "code", _code_of(self))
-        if self.acceptance_row.needs_chain and (
-            not isinstance(self.tree_shape, tuple) or any(map(any, self.tree_shape))
-        ):
+        if self.acceptance_row.needs_chain and not _is_chain(self.tree_shape):
             raise ValueError(
                 f"acceptance {self.acceptance} needs a chain, got tree {self.tree} for {self.name}; it has no weights "
                 "for siblings"
             )
 
-    def __getattr__(self, name: str) -> Any:
-        if name in PARAMETERS:
-            return self.parameters.get(name)
-        raise AttributeError(f"MethodSpec has no attribute {name}")
-
     @classmethod
     def of(cls, name: str, **parts: Any) -> MethodSpec:
-        """A method of parts and parameters side by side; nearest codes are l2_normalised unless `neighbours` is given.
+        """Make a method from parts and parameters side by side.
+
+        Args:
+            name: name of the method.
+            parts: fields and parameters. `neighbours` is l2_normalised by default.
 
         Raises:
             ValueError: as `MethodSpec`.
         """
-        taken = cls.__dataclass_fields__.keys() - {"name", "parameters"}
-        fields = {key: value for key, value in parts.items() if key in taken}
-        others = [name for name in parts if name not in PARAMETERS and name not in fields and name != "is_exact"]
+        taken = {part.name for part in fields(cls)} - {"name", "parameters"}
+        known = {key: value for key, value in parts.items() if key in taken}
+        others = [name for name in parts if name not in PARAMETERS and name not in known and name != "is_exact"]
         parameters = {name: parts[name] for name in (*PARAMETERS, *others) if parts.get(name) is not None}
-        if "k" in acceptance_of(fields.get("acceptance", "exact")).parameters:
-            fields.setdefault("neighbours", "l2_normalised")
-        return cls(name, parameters=parameters, **fields)
+        if "k" in acceptance_of(known.get("acceptance", "exact")).parameters:
+            known.setdefault("neighbours", "l2_normalised")
+        return cls(name, parameters=parameters, **known)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a parameter of the method: a number, an integer or a word, as PARAMETERS states."""
+        return self.parameters[name]
+
+    def get(self, name: str) -> Any | None:
+        """Return a parameter, or None if the method does not take it."""
+        return self.parameters.get(name)
+
+    @property
+    def label(self) -> str:
+        """Its name in messages: the method id if there is one."""
+        return self.method_id or self.name
+
+    @property
+    def static_choices(self) -> Choices:
+        """The choices of its static tree.
+
+        Raises:
+            ValueError: its tree is not static.
+        """
+        shape = cast("TreeShape | None", self.tree_shape)
+        if not isinstance(shape, tuple):
+            raise ValueError(f"drafts {self.drafts} of {self.label} need a static tree, got {self.tree}; use chain9")
+        return shape
 
     @property
     def drafts_row(self) -> DraftsRow:
@@ -494,7 +447,7 @@ class MethodSpec:
 
     @property
     def needs_draft_model(self) -> bool:
-        """Whether a draft model makes the drafts, or some of them."""
+        """Whether a draft model makes all or some of the drafts."""
         return self.drafts_row.needs_draft_model
 
     @property
@@ -503,19 +456,19 @@ class MethodSpec:
         return "k" in self.acceptance_row.parameters
 
     def to_dict(self) -> dict[str, Any]:
-        """What records and tables keep of a method, as JSON values: parts, parameters side by side, `is_exact`."""
-        fields = asdict(self)
+        """Return the JSON values that records and tables keep: parts, parameters side by side, and `is_exact`."""
+        parts = asdict(self)
         for name in ("tree_shape", "parameters", "code"):
-            del fields[name]
+            del parts[name]
         parameters = {**dict.fromkeys(PARAMETERS), **self.parameters}
-        return {**fields, **parameters, "is_exact": self.is_exact}
+        return {**parts, **parameters, "is_exact": self.is_exact}
 
 
-def preset_of(name: str) -> dict[str, Any]:
+def preset_of(name: str) -> dict[str, ParameterValue]:
     """Return the parts of a preset.
 
     Raises:
-        ValueError: unknown; lists the known ones.
+        ValueError: the name is unknown. The message lists the known ones.
     """
     if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
@@ -523,11 +476,15 @@ def preset_of(name: str) -> dict[str, Any]:
 
 
 def make_method(name: str, **parts: Any) -> MethodSpec:
-    """A preset of PRESETS as it is published, with naive_extend_57 for its static tree; `parts` are parameters that it
-    needs and parts that it shall differ in, for example k=100, delta=0.1.
+    """Make the method of a preset, as it was published.
+
+    Args:
+        name: key of PRESETS. Its tree "static" is naive_extend_57.
+        parts: parameters that the preset needs, and parts in which the method shall differ from it, for example k=100,
+            delta=0.1.
 
     Raises:
-        ValueError: unknown preset, or as `MethodSpec`.
+        ValueError: the preset is unknown, or as `MethodSpec`.
     """
     parts = {**preset_of(name), "method_id": name, **parts}
     if parts.get("tree") == "static":
@@ -535,27 +492,37 @@ def make_method(name: str, **parts: Any) -> MethodSpec:
     return MethodSpec.of(name, **parts)
 
 
-def verifies_by_rejection(method: Mapping[str, Any]) -> bool:
-    """Whether, above temperature 0, children are tried one after the other instead of being compared with a token that
-    the target draws; of `method`, as `MethodSpec.to_dict` has it, drafts, acceptance and residual are read.
+def verifies_by_rejection(method: Mapping[str, object]) -> bool:
+    """Return whether drafts are verified by rejection sampling above temperature 0.
+
+    Otherwise they are compared with the target's sample.
+
+    Args:
+        method: values of `MethodSpec.to_dict`, of which drafts, acceptance and residual are read.
     """
     if drafts_of(method["drafts"]).is_sampled:
         return True
     return method["residual"] != "paper" and method["acceptance"] != "exact"
 
 
-def draws_target_tokens(method: Mapping[str, Any], temperature: float) -> bool:
-    """Whether the target draws a token of its own at every node: only then is a substitution defined. `method` as in
-    `verifies_by_rejection`.
+def draws_target_tokens(method: Mapping[str, object], temperature: float) -> bool:
+    """Return whether the target samples a token at every node. Substitutions are defined only then.
+
+    Args:
+        method: as in `verifies_by_rejection`.
+        temperature: temperature of the target.
     """
     return temperature == 0 or not verifies_by_rejection(method)
 
 
-def keeps_tokens(method: Mapping[str, Any], temperature: float) -> bool:
-    """Whether the images equal autoregressive decoding's token for token, not in distribution alone; `method` is a
-    whole `MethodSpec.to_dict`.
+def keeps_tokens(method: Mapping[str, object], temperature: float) -> bool:
+    """Return whether images equal those of autoregressive decoding token for token, not only in distribution.
+
+    Args:
+        method: all values of `MethodSpec.to_dict`.
+        temperature: temperature of the target.
     """
-    return method["is_exact"] and draws_target_tokens(method, temperature)
+    return bool(method["is_exact"]) and draws_target_tokens(method, temperature)
 
 
 def _check_parts(spec: MethodSpec) -> None:
@@ -642,18 +609,47 @@ def _check_parameters(spec: MethodSpec) -> None:
 
 
 def _shape_of(spec: MethodSpec) -> TreeShape | None:
+    """Return the shape of a method's tree: the given one, converted from JSON values, or the one that `tree` names.
+
+    Raises:
+        ValueError: the given shape does not fit the tree's kind, or the name is unknown.
+    """
     shape = spec.tree_shape
-    if spec.tree is None or isinstance(shape, DynamicTreeOptions | JointTree):
+    if spec.tree is None:
+        return None
+    if isinstance(shape, DynamicTreeOptions | JointTree):
         return shape
-    if spec.drafts == "hybrid":
-        if isinstance(shape, Mapping):
-            return JointTree(**{part: tuple(map(tuple, choices)) for part, choices in shape.items()})
-        return joint_choices(spec.tree)
-    if spec.tree == "dynamic":
-        return DynamicTreeOptions(**(shape or {}))
-    return tree_choices(spec.tree, None if shape is None else {spec.tree: shape})
+    try:
+        if spec.drafts == "hybrid":
+            if isinstance(shape, Mapping):
+                return JointTree(**{part: _as_choices(choices) for part, choices in shape.items()})
+            return joint_choices(spec.tree)
+        if spec.tree == "dynamic":
+            return DynamicTreeOptions(**cast("Mapping[str, Any]", shape or {}))
+        return tree_choices(spec.tree) if shape is None else _as_choices(cast("Sequence[Sequence[int]]", shape))
+    except TypeError as error:
+        raise ValueError(
+            f"tree_shape of {spec.name} must be a list of paths, or the options of a dynamic tree, got {shape!r}"
+        ) from error
+
+
+def _as_choices(paths: Iterable[Iterable[int]]) -> Choices:
+    return tuple(tuple(path) for path in paths)
+
+
+def _is_chain(shape: object) -> bool:
+    """Return whether a shape is a static tree without siblings."""
+    return isinstance(shape, tuple) and not any(any(path) for path in shape)
 
 
 def _code_of(spec: MethodSpec) -> str:
-    files = [inspect.getsourcefile(load_class(part)) for part in (spec.drafts, spec.acceptance) if ":" in str(part)]
-    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16] if files else ""
+    """Return a checksum of the files of a method's custom classes, "" if it has none."""
+    custom = [part for part in (spec.drafts, spec.acceptance) if part is not None and ":" in part]
+    if not custom:
+        return ""
+    checksum = hashlib.sha256()
+    for part in custom:
+        file = inspect.getsourcefile(load_class(part))
+        if file is not None:
+            checksum.update(Path(file).read_bytes())
+    return checksum.hexdigest()[:16]

@@ -64,23 +64,26 @@ class DynamicTreeOptions:
             )
 
 
+Choices = tuple[tuple[int, ...], ...]
+
+
 @dataclass(frozen=True)
 class JointTree:
-    """Two static trees side by side below one root, for hybrid drafts.
+    """Two static trees below one root, for hybrid drafts.
 
     Args:
         jacobi: choices of the tree that Jacobi drafts fill.
         drafter: choices of the tree that the draft model fills.
     """
 
-    jacobi: tuple[tuple[int, ...], ...]
-    drafter: tuple[tuple[int, ...], ...]
+    jacobi: Choices
+    drafter: Choices
 
 
-TreeShape = tuple[tuple[int, ...], ...] | DynamicTreeOptions | JointTree
+TreeShape = Choices | DynamicTreeOptions | JointTree
 
 
-def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None = None) -> tuple[tuple[int, ...], ...]:
+def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None = None) -> Choices:
     """Choices of a static tree by its name.
 
     Args:

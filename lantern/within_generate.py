@@ -16,9 +16,10 @@ from lantern.cards.published import published_grid
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
-from lantern.methods import MethodSpec, Parameter, make_method
+from lantern.methods import MethodSpec, make_method
 from lantern.models.adapter import TransformersTarget, adapt
 from lantern.models.families import FAMILIES, family_named
+from lantern.parameters import Parameter
 from lantern.sampling import SamplingConfig
 
 if TYPE_CHECKING:
@@ -309,10 +310,11 @@ def _words_in(allowed: Iterable[int | torch.Tensor]) -> set[int]:
 
 
 def _table_of(model: PreTrainedModel, spec: MethodSpec, target: TransformersTarget) -> torch.Tensor | None:
-    if spec.k is None or spec.neighbours is None:
+    k = spec.get("k")
+    if k is None or spec.neighbours is None:
         return None
     codebook = model.get_parameter("model.vqmodel.quantize.embedding.weight").detach().float().cpu()
-    return nearest_codes(codebook, min(spec.k + 1, len(codebook) - 1), spec.neighbours).to(target.device)
+    return nearest_codes(codebook, min(k + 1, len(codebook) - 1), spec.neighbours).to(target.device)
 
 
 def _as_generate_does(sequences: torch.Tensor, config: GenerationConfig) -> torch.Tensor | GenerateDecoderOnlyOutput:

@@ -1,11 +1,11 @@
-"""ZipAR: a loop of its own, which draws several lines of the image at once, one token each, without drafts.
+"""ZipAR: a decoder that samples several lines of the image at once, one token each, without drafts.
 
-A line begins when the one above holds `window` tokens. Every token is drawn from the target with what is there of its
-context: the right ends of the lines above are missing. Where they are all there, that is autoregressive decoding.
+A line begins when the line above holds `window` tokens. Every token is sampled from the target, given those tokens of
+its context that exist: the right ends of the lines above are missing. If all exist, this is autoregressive decoding.
 
-The first token of a line has no left neighbour yet if the line above still runs. A stand-in is fed in its place: the
-newest token of the line above that one, as the public code for LlamaGen does. The true token, once drawn, is fed there
-one forward later, so that later tokens see it.
+The first token of a line has no left neighbour yet if the line above is not complete. A placeholder is fed instead: the
+newest token two lines above, as in the public code for LlamaGen. The true left neighbour is fed at the same position
+one forward pass after it is sampled, so that later tokens see it.
 
 Source: ZipAR (arXiv 2412.04062; ThisisBillhe/ZipAR@2a5695c).
 """
@@ -13,26 +13,25 @@ Source: ZipAR (arXiv 2412.04062; ThisisBillhe/ZipAR@2a5695c).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from lantern.attention_mask import window_table
 from lantern.decoding import Decoder, margins_of
 from lantern.decoding_state import DecodingModels, DecodingState
+from lantern.kv_cache import round_slots
 from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
-from lantern.step import Scores
 
 
 @dataclass(frozen=True)
 class Feed:
-    """A token fed to the target in a forward, all as image positions.
+    """A token that is fed to the target in a forward pass. All attributes are image positions.
 
     Attributes:
-        source: whose token it is.
-        place: where it is fed; another one for a stand-in.
-        drawn: what is drawn behind it; None where it is only fed to take a stand-in's place.
+        source: position whose token is fed.
+        place: position at which it is fed, which differs from `source` for a placeholder.
+        drawn: position that is sampled from it. None if the token only replaces a placeholder.
     """
 
     source: int
@@ -41,20 +40,23 @@ class Feed:
 
 
 def line_schedule(lines: tuple[int, int], window: int) -> list[list[Feed]]:
-    """Which tokens are fed in which forward: one list per forward after the prefill, which draws position 0.
+    """Return the tokens that are fed in each forward pass after the prefill, which samples position 0.
 
     Args:
-        lines: of the image, and tokens of a line.
-        window: tokens that a line holds when the next one begins; with a whole line or more, nothing is parallel.
+        lines: number of lines of the image, and number of tokens of a line.
+        window: number of tokens that a line holds when the next one begins. With a whole line or more, nothing is
+            parallel.
     """
-    (height, width), window = lines, min(window, lines[1])
+    height, width = lines
+    window = min(window, width)
     begins = [line * window for line in range(height)]
     forwards: list[list[Feed]] = [[] for _ in range(begins[-1] + width)]
     for line, begin in enumerate(begins):
         for column in range(width):
-            drawn, now = line * width + column, begin + column
+            now = begin + column
+            drawn = line * width + column
             source = drawn - 1
-            if column == 0 and line > 0 and begins[line - 1] + width > now:  # the left neighbour is not drawn yet
+            if column == 0 and line > 0 and begins[line - 1] + width > now:  # the left neighbour is not sampled yet
                 above = max(line - 2, 0)
                 source = above * width + min(now - 1 - begins[above], width - 1)
                 forwards[begins[line - 1] + width].append(Feed(drawn - 1, drawn - 1, None))
@@ -62,52 +64,93 @@ def line_schedule(lines: tuple[int, int], window: int) -> list[list[Feed]]:
     return [sorted(feeds, key=lambda feed: feed.place) for feeds in forwards[1:]]
 
 
-class LinesDecoder(Decoder):
-    """Feeds the newest token of every line that runs. Not exact, and no bound on TV is known.
+@dataclass(frozen=True)
+class LineTables:
+    """A schedule as tensors, int64. The cells of a forward pass that feed nothing are padded.
 
-    Its observer is called with the `Scores` of the tokens of every step.
+    Attributes:
+        sources: `Feed.source`, (forwards, cells).
+        places: `Feed.place`, (forwards, cells). The last position, which is never fed, for padding.
+        drawn: `Feed.drawn`, (forwards, cells). A number past the end of the image if nothing is sampled.
+        counts: number of tokens that a forward pass samples, (forwards,).
+        first_forwards: forward pass in which each position is fed first, (tokens,).
     """
 
-    def __init__(self, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig, **options: Any) -> None:
-        super().__init__(models, spec, sampling, **options)
-        n = self.noise_window = self._reach = self.num_tokens  # lines are far apart
-        schedule, last = line_schedule(self.target.config.lines, spec.window), n - 1
-        num_cells, first_forwards = max(map(len, schedule)), [len(schedule)] * n
-        for forward in reversed(range(len(schedule))):
-            for feed in schedule[forward]:
-                first_forwards[feed.place] = forward
-        # The last position is never fed: where a forward has fewer tokens, the others stand there, unseen.
-        padded = [feeds + [Feed(0, last, None)] * (num_cells - len(feeds)) for feeds in schedule]
-        drawn = [[n + i if feed.drawn is None else feed.drawn for i, feed in enumerate(row)] for row in padded]
-        sources = [[feed.source for feed in feeds] for feeds in padded]
-        places = [[feed.place for feed in feeds] for feeds in padded]
-        tables = (sources, places, drawn, first_forwards)
-        self._sources, self._places, self._drawn, self._first_forwards = (
-            torch.tensor(table, device=self.device) for table in tables
+    sources: torch.Tensor
+    places: torch.Tensor
+    drawn: torch.Tensor
+    counts: torch.Tensor
+    first_forwards: torch.Tensor
+
+
+def tables_of(schedule: list[list[Feed]], num_tokens: int, device: torch.device) -> LineTables:
+    """Return the tables of a schedule for images of `num_tokens` tokens."""
+    num_cells = max(len(feeds) for feeds in schedule)
+    padding = Feed(0, num_tokens - 1, None)
+    padded = [feeds + [padding] * (num_cells - len(feeds)) for feeds in schedule]
+    drawn = [[num_tokens + i if feed.drawn is None else feed.drawn for i, feed in enumerate(row)] for row in padded]
+    first_forwards = [len(schedule)] * num_tokens
+    for forward, feeds in reversed(list(enumerate(schedule))):
+        for feed in feeds:
+            first_forwards[feed.place] = forward
+    return LineTables(
+        sources=torch.tensor([[feed.source for feed in feeds] for feeds in padded], device=device),
+        places=torch.tensor([[feed.place for feed in feeds] for feeds in padded], device=device),
+        drawn=torch.tensor(drawn, device=device),
+        counts=torch.tensor([sum(number < num_tokens for number in row) for row in drawn], device=device),
+        first_forwards=torch.tensor(first_forwards, device=device),
+    )
+
+
+class LinesDecoder(Decoder):
+    """Feeds the newest token of every line in a step. Not exact, and no bound of the total variation is known."""
+
+    def __init__(
+        self,
+        models: DecodingModels,
+        spec: MethodSpec,
+        sampling: SamplingConfig,
+        *,
+        records_margins: bool = False,
+        stepping: str = "auto",
+    ) -> None:
+        config = models.target.config
+        num_tokens = config.num_image_tokens
+        schedule = line_schedule(config.lines, spec["window"])
+        self._tables = tables_of(schedule, num_tokens, models.target.device)
+        super().__init__(
+            models,
+            spec,
+            sampling,
+            max_depth=self._tables.places.shape[1] - 1,
+            num_slots=round_slots(config.num_text_tokens + num_tokens + 1),
+            reach=num_tokens,  # lines are far apart
+            noise_window=num_tokens,
+            records_margins=records_margins,
+            stepping=stepping,
         )
-        self._counts = (self._drawn < n).sum(1)
-        self._positions = torch.arange(n, device=self.device)
-        self.max_depth = num_cells - 1
+        self._positions = torch.arange(num_tokens, device=self.device)
 
     @torch.inference_mode()
     def step(self, state: DecodingState) -> None:
-        """One target forward: a token of every line that runs. Changes the state in place."""
-        now = state.num_steps.clamp(max=len(self._counts) - 1)
-        places, drawn = self._places[now], self._drawn[now]  # image positions, (batch, cells)
+        """Run the target once and emit a token of every line. Changes the state in place."""
+        tables = self._tables
+        now = state.num_steps.clamp(max=len(tables.counts) - 1)
+        places = tables.places[now]  # (batch, cells)
+        drawn = tables.drawn[now]  # (batch, cells)
         with self.timer("target"):
             visible = self._positions <= places[..., None]
-            visible = visible & (self._first_forwards <= now[:, None])[:, None]
+            visible = visible & (tables.first_forwards <= now[:, None])[:, None]
             mask = state.cache.mask(window_table(visible, self.dtype), torch.full_like(now, self.num_text))
-            tokens, slots = state.tokens.gather(1, self._sources[now]), self.num_text + places
+            tokens = state.tokens.gather(1, tables.sources[now])
+            slots = self.num_text + places
             hidden = self.target.extend(state.cache, tokens, slots, slots, mask)
         with self.timer("score"):
-            scores: Scores = self._score(state, hidden, drawn)
+            scores = self._score(state, hidden, drawn)
             best, own = scores.keys.max(-1)
-        if self.observer is not None:
-            self.observer(scores)
         with self.timer("commit"):
             state.tokens.scatter_(1, drawn, own)
             if state.margins is not None:
                 state.margins.scatter_(1, drawn, margins_of(scores.keys))
-            num_more = self._counts[now] - 1
+            num_more = tables.counts[now] - 1
             self._log_step(state, num_more, torch.full_like(now, self.max_depth), best.isfinite().all(1))

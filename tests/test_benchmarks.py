@@ -16,7 +16,7 @@ import report
 import torch
 import torch.nn.functional as F
 
-from conftest import ROOT
+from helpers.paths import ROOT
 from lantern.cards.published import CARDS
 from lantern.checkpoints.native import save_model
 from lantern.codebook import nearest_codes

@@ -3,7 +3,7 @@
 import re
 import subprocess
 
-from conftest import ROOT
+from helpers.paths import ROOT
 
 FOLDERS = "benchmarks|docs|experiments|lantern|profiles|reference|tests|workflow"
 ENDINGS = "csv|html|json|md|py|sh|smk|svg|toml|yaml|yml"

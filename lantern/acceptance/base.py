@@ -12,17 +12,18 @@ relaxed sets are computed for few rows. Elsewhere shapes are fixed, and nothing 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from lantern.draft_tree import DraftTree, StaticTree, inner_places, longest_path, of_all_nodes
 from lantern.methods import MethodSpec
+from lantern.parameters import ParameterValue
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome, Proposal, Scores, pick_rows
 
-MANY_LOGITS = 2**16  # of a step on a CPU: with more, only the nodes of the path are verified
+MANY_LOGITS = 2**16  # if a step on a CPU has more logits, only the nodes of the path are verified
 
 
 @dataclass
@@ -57,22 +58,19 @@ class Acceptance:
     """The base class of all acceptances: what gives the relaxed probability s(x) of a draft x.
 
     A custom class defines `relaxed_prob`. It may declare `parameters`, `drafts` and `paper` as
-    `lantern.methods.AcceptanceRow` has them. Its parameters become attributes of the object.
+    `lantern.methods.AcceptanceRow` has them.
 
-    Attributes:
-        moves_mass: whether other codes' mass goes to x, so that the residual distribution depends on x.
-        needs_rejection: whether it applies to rejection sampling only. Elsewhere decoding is exact.
+    Args:
+        parameters: values of the declared parameters. Each becomes an attribute, for example `self.delta`.
     """
 
-    moves_mass: ClassVar[bool] = False
-    needs_rejection: ClassVar[bool] = False
-
-    def __init__(self, **parameters: Any) -> None:
-        vars(self).update(parameters)
+    def __init__(self, **parameters: ParameterValue) -> None:
+        for name, value in parameters.items():
+            setattr(self, name, value)
 
     @classmethod
     def make(cls, spec: MethodSpec, read: Readings) -> Acceptance:
-        """Make the acceptance of a method, from its parameters and from what it reads."""
+        """Make the acceptance of a method from its parameters and its inputs."""
         return cls(**spec.parameters)
 
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
@@ -105,6 +103,21 @@ class Acceptance:
         """Return s(x) of one draft per node, from the codes that `codes_of` returns."""
         return Merged(codes, self.relaxed_prob(probs, draft_probs, codes))
 
+    def move_mass(self, probs: torch.Tensor, merged: Merged | None) -> torch.Tensor:
+        """Return the target distribution after the probabilities that add up to s(x) have moved onto x.
+
+        By default no other code adds to s(x), so that `probs` itself is returned.
+
+        Args:
+            probs: target distribution, (..., vocab).
+            merged: s(x) of one draft x per node. None only if `has_one_residual`.
+        """
+        return probs
+
+    def has_one_residual(self) -> bool:
+        """Return whether the residual distribution is the same for every rejected draft x: `move_mass` moves none."""
+        return True
+
     def at(self, depths: torch.Tensor) -> Acceptance:
         """Return the acceptance at nodes of these depths, int64 (nodes,)."""
         return self
@@ -132,8 +145,8 @@ class Choice:
 
     Attributes:
         chosen: int64, (batch, n): children with this token are accepted.
-        own: int64, (batch, n): the token emitted where no child is.
-        best: (batch, n): the largest of the numbers by which `own` was found; not finite where the logits are not.
+        own: int64, (batch, n): the token that is emitted if no child is accepted.
+        best: (batch, n): the largest value, at whose index `own` was found. Not finite if the logits are not.
     """
 
     chosen: torch.Tensor
@@ -148,15 +161,19 @@ class Verifier:
     One that needs all nodes at once defines `verify_all` instead.
 
     Attributes:
-        noise_streams: what is read of the noise besides the target's own, at temperatures above 0.
-        draws_target_tokens: whether the target draws a token of its own at every node, so that a substitution is
-            defined.
-        follows_path: whether only the nodes of the path may be verified: no two siblings hold the same token.
+        noise_streams: noise that is read besides the target's, above temperature 0.
+        draws_target_tokens: whether the target samples a token at every node, so that a substitution is defined.
+        has_twins: whether two siblings may hold the same token. `make_verifier` sets it from the kind of drafts.
     """
 
     noise_streams: ClassVar[tuple[str, ...]] = ()
     draws_target_tokens: ClassVar[bool] = True
-    follows_path: bool = False
+    has_twins: bool = True
+
+    def follows_path(self, sampling: SamplingConfig) -> bool:
+        """Return whether the nodes of the accepted path alone may be verified, one after the other."""
+        has_verify_nodes = type(self).verify_nodes is not Verifier.verify_nodes
+        return has_verify_nodes and not self.has_twins and not sampling.is_greedy
 
     def verify(self, scores: Scores, proposal: Proposal) -> Outcome:
         """Find the accepted path and the emitted tokens.
@@ -167,25 +184,30 @@ class Verifier:
         """
         tree = proposal.tree
         if tree.max_depth == 0:
-            best, own = scores.keys.max(-1)
-            no, nothing = torch.zeros_like(own, dtype=torch.bool), torch.zeros_like(own)
-            return Outcome(proposal, scores, no, nothing, nothing[:, 0], own, no, best[:, 0].isfinite())
+            return _outcome_of_root(scores, proposal)
         # On a GPU a few wide operations take less time than many narrow ones.
         is_costly = scores.logits.device.type == "cpu" and scores.logits.numel() > MANY_LOGITS
-        if self.follows_path and is_costly and tree.num_nodes > 2 * (tree.max_depth + 1):
+        if is_costly and tree.num_nodes > 2 * (tree.max_depth + 1) and self.follows_path(scores.sampling):
             return self._verify_path(scores, proposal)
         is_accepted, own, best = self.verify_all(scores, proposal)
         path, num_accepted = longest_path(tree, is_accepted, self.order_of_nodes(tree))
-        own = own.gather(1, path)
-        drafted = F.pad(proposal.tokens.gather(1, path[:, 1:]), (0, 1))
+        own_of_path = own.gather(1, path)
+        next_drafts = F.pad(proposal.tokens.gather(1, path[:, 1:]), (0, 1))
         steps = torch.arange(path.shape[1], device=path.device)
-        emitted = torch.where(steps == num_accepted[:, None], own, drafted)
-        is_substituted = emitted != own if self.draws_target_tokens else torch.zeros_like(emitted, dtype=torch.bool)
+        emitted = torch.where(steps == num_accepted[:, None], own_of_path, next_drafts)
+        if self.draws_target_tokens:
+            is_substituted = emitted != own_of_path
+        else:
+            is_substituted = torch.zeros_like(emitted, dtype=torch.bool)
         is_finite = best.gather(1, path[:, -1:])[:, 0].isfinite()
         return Outcome(proposal, scores, is_accepted, path, num_accepted, emitted, is_substituted, is_finite)
 
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Verify all nodes at once: (accepted by its parent, bool (batch, nodes); own and best of `Choice`)."""
+        """Verify all nodes at once.
+
+        Returns:
+            (bool (batch, nodes): whether a node is accepted by its parent; `own` and `best` of `Choice` at all nodes).
+        """
         tree = proposal.tree
         choice = self.verify_nodes(scores, of_all_nodes(proposal.children, tree, -1), proposal.draft_probs)
         chosen = choice.chosen.gather(1, tree.parents.expand(proposal.tokens.shape))
@@ -206,59 +228,104 @@ class Verifier:
         return None
 
     def _verify_path(self, scores: Scores, proposal: Proposal) -> Outcome:
-        """Verify the root, then the child that it accepts, and so on; no two siblings may hold the same token."""
-        tree, tokens, drawn_from = proposal.tree, proposal.tokens, proposal.draft_probs
-        children = of_all_nodes(tree.children, tree, 0).expand(len(tokens), -1, -1)
-        drafts = of_all_nodes(proposal.children, tree, -1)  # (batch, nodes, m)
-        places = None if drawn_from is None else inner_places(tree)[0]
-        widths = tree.level_children if isinstance(tree, StaticTree) else tree.max_depth * [children.shape[-1]]
-        node, is_reached = torch.zeros_like(tokens[:, :1]), torch.ones_like(tokens[:, :1], dtype=torch.bool)
-        path, emitted, is_substituted, num_accepted = [node], [], [], torch.zeros_like(node)
-        own, best = node, scores.logits[:, :1, 0]
-        for width in [*widths, 0]:
-            drafted = pick_rows(drafts, node)[..., :width]  # (batch, 1, width)
-            draft_probs = None if drawn_from is None else pick_rows(drawn_from, places[node])
+        """Verify the root, then the child that it accepts, and so on. No two siblings may hold the same token."""
+        tree = proposal.tree
+        tokens = proposal.tokens
+        child_nodes = of_all_nodes(tree.children, tree, 0).expand(len(tokens), -1, -1)  # (batch, nodes, m)
+        child_tokens = of_all_nodes(proposal.children, tree, -1)  # (batch, nodes, m)
+        inner_index = inner_places(tree)[0]
+        node = torch.zeros_like(tokens[:, :1])  # the last accepted node of each image
+        is_reached = torch.ones_like(node, dtype=torch.bool)  # whether all drafts so far were accepted
+        num_accepted = torch.zeros_like(node)
+        own = node
+        best = scores.logits[:, :1, 0]
+        path = [node]
+        emitted: list[torch.Tensor] = []
+        is_substituted: list[torch.Tensor] = []
+        for width in [*_widths_of_levels(tree), 0]:  # leaves have no children
+            drafted = pick_rows(child_tokens, node)[..., :width]  # (batch, 1, width)
+            draft_probs = None
+            if proposal.draft_probs is not None:
+                draft_probs = pick_rows(proposal.draft_probs, inner_index[node])
             choice = self.verify_nodes(scores.at(node), drafted, draft_probs)
-            own, best = torch.where(is_reached, choice.own, own), torch.where(is_reached, choice.best, best)
+            own = torch.where(is_reached, choice.own, own)
+            best = torch.where(is_reached, choice.best, best)
             if width == 0:
                 break
-            is_fit, rank = (drafted == choice.chosen[..., None]).max(dim=-1)
-            is_reached = is_reached & is_fit
-            child = pick_rows(children, node)[:, 0].gather(1, rank)
-            node, num_accepted = torch.where(is_reached, child, node), num_accepted + is_reached
+            has_accepted, rank = (drafted == choice.chosen[..., None]).max(dim=-1)
+            is_reached = is_reached & has_accepted
+            num_accepted = num_accepted + is_reached
+            child = pick_rows(child_nodes, node)[:, 0].gather(1, rank)
+            node = torch.where(is_reached, child, node)
+            token = torch.where(is_reached, choice.chosen, own)
             path.append(node)
-            emitted.append(torch.where(is_reached, choice.chosen, own))
-            is_substituted.append(emitted[-1] != own)
+            emitted.append(token)
+            is_substituted.append(token != own)
             if not is_reached.any():
                 break
-        num_left = tree.max_depth - len(emitted)  # levels that nothing reached
-        path, emitted = torch.cat(path + num_left * [node], dim=1), torch.cat(emitted + (num_left + 1) * [own], dim=1)
+        num_skipped = tree.max_depth - len(emitted)  # levels that no image reached
+        path += num_skipped * [node]
+        emitted += (num_skipped + 1) * [own]
+        is_substituted += (num_skipped + 1) * [torch.zeros_like(is_reached)]
+        nodes = torch.cat(path, dim=1)
         return Outcome(
             proposal,
             scores,
-            torch.zeros_like(tokens, dtype=torch.bool).scatter(1, path, True),
-            path,
-            num_accepted[:, 0],
-            emitted,
-            torch.cat(is_substituted + (num_left + 1) * [node != node], dim=1) & self.draws_target_tokens,
-            best[:, 0].isfinite(),
+            is_accepted=torch.zeros_like(tokens, dtype=torch.bool).scatter(1, nodes, True),
+            path=nodes,
+            num_accepted=num_accepted[:, 0],
+            emitted=torch.cat(emitted, dim=1),
+            is_substituted=torch.cat(is_substituted, dim=1) & self.draws_target_tokens,
+            is_finite=best[:, 0].isfinite(),
         )
+
+
+def _outcome_of_root(scores: Scores, proposal: Proposal) -> Outcome:
+    """Return the outcome of a step without drafts: the token that the target samples."""
+    best, own = scores.keys.max(-1)
+    none = torch.zeros_like(own, dtype=torch.bool)
+    root = torch.zeros_like(own)
+    return Outcome(
+        proposal,
+        scores,
+        is_accepted=none,
+        path=root,
+        num_accepted=root[:, 0],
+        emitted=own,
+        is_substituted=none,
+        is_finite=best[:, 0].isfinite(),
+    )
+
+
+def _widths_of_levels(tree: DraftTree) -> list[int]:
+    """Return the largest number of children of a node, for each level from the root to the last one with children."""
+    if isinstance(tree, StaticTree):
+        return tree.level_children
+    return tree.max_depth * [tree.children.shape[-1]]
 
 
 class ByEquality(Verifier):
     """Exact decoding: a draft is accepted if it is the token that the target samples."""
 
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The children need not be known."""
+        """Compare every draft with the target's token at its parent."""
         best, own = scores.keys.max(-1)
-        return own.gather(1, proposal.tree.parents.expand(own.shape)) == proposal.tokens, own, best
+        own_of_parent = own.gather(1, proposal.tree.parents.expand(own.shape))
+        return own_of_parent == proposal.tokens, own, best
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """The target's token, whatever was drafted."""
+        """Return the target's token, which accepts the child that holds it."""
         best, own = scores.keys.max(-1)
         return Choice(own, own, best)
 
 
 def token_of(rank: torch.Tensor, children: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """Token of the child of this rank, or `otherwise`, like rank, where the rank is that of no child."""
-    return torch.cat([children, otherwise[..., None]], dim=-1).gather(-1, rank[..., None]).squeeze(-1)
+    """Return the token of the child of this rank.
+
+    Args:
+        rank: int64, (...), from 0 to m.
+        children: tokens of the children, int64 (..., m).
+        otherwise: the token if the rank is m, int64 (...).
+    """
+    tokens = torch.cat([children, otherwise[..., None]], dim=-1)
+    return tokens.gather(-1, rank[..., None]).squeeze(-1)

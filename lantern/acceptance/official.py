@@ -1,4 +1,4 @@
-"""What the LANTERN authors' code leaves after a rejection, needed to reproduce their numbers."""
+"""The residual distribution in the LANTERN authors' code, needed to reproduce their numbers."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def official_residual(
     merged: MergedSet,
     draft_probs: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The authors' residual, (..., vocab).
+    """Return the authors' residual, (..., vocab).
 
-    It differs from the paper's: if any prefix of neighbours qualified, the first k + 1 neighbours are zeroed, merged or
-    not: in t for deterministic drafts and for Lumina-mGPT, but in p for LlamaGen's sampled drafts; and no mass left
-    becomes uniform over all codes.
+    It differs from the paper's in two ways. If any prefix of neighbours qualified, the first k + 1 neighbours are set
+    to 0, merged or not: in t for deterministic drafts and for Lumina-mGPT, but in p for LlamaGen's sampled drafts. If
+    no mass is left, the residual is uniform over all codes.
 
     Args:
-        sets: with a table of k + 1 columns.
-        is_llamagen: or Lumina-mGPT.
+        sets: relaxed sets with a table of k + 1 columns.
+        is_llamagen: True for LlamaGen's residual, False for Lumina-mGPT's.
         probs: target distribution t, (..., vocab).
-        merged: of the rejected draft.
-        draft_probs: what it was drawn from, p, (..., vocab); None for a deterministic draft.
+        merged: relaxed set of the rejected draft.
+        draft_probs: distribution p that the draft was sampled from, (..., vocab). None for a deterministic draft.
 
     Source: jadohu/LANTERN models/kv_variants/utils.py (evaluate_posterior, evaluate_posterior_v1).
     """
@@ -39,7 +39,8 @@ def official_residual(
         draft_probs = draft_probs.scatter(-1, wide, torch.where(is_merged, 0.0, draft_probs.gather(-1, wide)))
     else:
         probs = probs.scatter(-1, wide, torch.where(is_merged, 0.0, probs.gather(-1, wide)))
-    left = probs.scatter(-1, token[..., None], 0.0) if draft_probs is None else (probs - draft_probs).clamp(min=0)
-    total = left.sum(-1, keepdim=True)
-    uniform = torch.full_like(left, 1 / left.shape[-1])
-    return torch.where(total > 0, left / total.clamp(min=torch.finfo(probs.dtype).tiny), uniform)
+    residual = probs.scatter(-1, token[..., None], 0.0) if draft_probs is None else (probs - draft_probs).clamp(min=0)
+    total = residual.sum(-1, keepdim=True)
+    uniform = torch.full_like(residual, 1 / residual.shape[-1])
+    tiny = torch.finfo(probs.dtype).tiny
+    return torch.where(total > 0, residual / total.clamp(min=tiny), uniform)

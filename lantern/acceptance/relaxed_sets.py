@@ -1,8 +1,7 @@
-"""Relaxed sets: which of a draft's nearest codes may stand in for it, A(x), and how a token of the target's is compared
-with them.
+"""Relaxed sets: the nearest codes of a draft x that add to its relaxed probability.
 
-A bound limits the target mass of A(x), which is always a prefix of the k nearest codes of x; s(x) is the mass of {x}
-and A(x). How far each departs from the target's distribution is measured by the pipeline's total variation.
+A bound limits the target mass of the relaxed set A(x), which is always a prefix of the k nearest codes of x. s(x) is
+the mass of {x} and A(x). The pipeline measures the total variation from the target's distribution.
 """
 
 from __future__ import annotations
@@ -10,30 +9,31 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 
-from lantern.acceptance.base import Acceptance, Choice, Readings, Verifier, token_of
+from lantern.acceptance.base import Acceptance, Choice, Merged, Readings, Verifier, token_of
 from lantern.draft_tree import DraftTree, first_leaf
 from lantern.methods import OFFICIAL_RESIDUALS, MethodSpec
+from lantern.parameters import ParameterValue
 from lantern.sampling import SamplingConfig
 from lantern.step import Proposal, Scores
 
-MASSES_AT_ONCE = 2**22  # nearest codes' masses of all codes held at once; 32 MiB of their numbers
+MASSES_AT_ONCE = 2**22  # number of nearest codes whose masses are in memory at once, 32 MiB of integers
 
 
 @dataclass
 class MergedSet:
-    """A(x) of some drafts x; a `Merged` that works out what is asked for.
+    """The relaxed sets A(x) of some drafts x, used as a `Merged`. Sums are computed when they are first read.
 
     Attributes:
-        taken: int64, (..., k + 1): A(x) and x, x repeated and at the end.
+        taken: int64, (..., k + 1): the codes of A(x), then x. x also replaces the codes that are not members.
         codes: int64, (..., k): the nearest codes of x.
-        is_member: bool, (..., k): which of them are in A(x); always a prefix.
+        is_member: bool, (..., k): whether a code is in A(x). Always a prefix.
         cumulative: (..., k): target mass of each prefix.
-        token_probs: (..., 1): target mass of x.
+        token_probs: (..., 1): target probability of x.
     """
 
     taken: torch.Tensor
@@ -59,88 +59,114 @@ class MergedSet:
 
 
 class RelaxedSets(Acceptance):
-    """How many of a draft's nearest codes may stand in for it: the base of all bounds.
+    """The base class of all bounds. A bound limits how many of a draft's nearest codes are in A(x).
 
     Args:
-        table: (vocab, >= k): nearest codes, whole numbers of any width; one column more than k for the authors'
-            residuals.
-        parameters: k, nearest codes considered, and those of the bound.
+        table: nearest codes, integers of any width, (vocab, >= k). The authors' residuals read one column more.
+        parameters: k, the number of nearest codes considered, and the parameters of the bound.
 
     Attributes:
+        k: number of nearest codes considered.
         renormalises: whether the target's mass is rescaled to 1 after a rejection, before the next sibling's bound
             applies.
         leaves_filters: whether a draft that top-k or top-p removed may be accepted if its nearest codes have
             probability. True for the papers' acceptances.
     """
 
-    moves_mass: ClassVar[bool] = True
+    k: int
     renormalises: ClassVar[bool] = True
     leaves_filters: ClassVar[bool] = True
 
-    def __init__(self, table: torch.Tensor, **parameters: Any) -> None:
+    def __init__(self, table: torch.Tensor, **parameters: ParameterValue) -> None:
         super().__init__(**parameters)
         self.table = table
 
     @classmethod
     def make(cls, spec: MethodSpec, read: Readings) -> RelaxedSets:
-        """Takes the columns of the table that the method reads.
+        """Make the acceptance with the columns of the table that the method reads.
 
         Raises:
             ValueError: the table is missing or too narrow.
         """
-        # The authors' residuals reach one code further.
-        columns = spec.k + (not read.sampling.is_greedy and spec.residual in OFFICIAL_RESIDUALS)
+        # The authors' residuals read one more code.
+        columns = spec["k"] + (not read.sampling.is_greedy and spec.residual in OFFICIAL_RESIDUALS)
         table = read.nearest_codes
         if table is None or table.shape[1] < columns:
             found = "no table" if table is None else f"a table of {table.shape[1]} columns"
-            raise ValueError(f"method {spec.method_id or spec.name} needs the {columns} nearest codes, got {found}")
+            raise ValueError(f"method {spec.label} needs the {columns} nearest codes, got {found}")
         return cls(table[:, :columns].contiguous(), **spec.parameters)
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
-        """Whether A(x) may have this mass (..., k), for drafts of target probability token_probs (..., 1), after
-        `spent` (..., 1) at this node; once False along k, False ever after.
+        """Return which prefixes of the nearest codes A(x) may hold, bool (..., k). After a False all are False.
+
+        Args:
+            mass: target mass of each prefix, (..., k).
+            token_probs: target probability of x, (..., 1).
+            spent: mass that earlier siblings at this node have merged, (..., 1).
         """
         raise NotImplementedError
 
     def nearest(self, tokens: torch.Tensor, k: int | None = None) -> torch.Tensor:
-        """The k nearest codes of drafts, then the draft: int64 (...), -1 for none -> (..., k + 1); `vocab`, the number
-        of no code, where there is no draft.
-        """
-        k = self.k if k is None else k
-        codes = self.table.index_select(0, tokens.clamp(min=0).flatten())[:, :k].long()
-        codes = torch.cat([codes.reshape(*tokens.shape, codes.shape[1]), tokens[..., None]], dim=-1)
-        return torch.where(tokens[..., None] < 0, len(self.table), codes)
-
-    codes_of = nearest
-
-    def grow(self, codes: torch.Tensor, masses: torch.Tensor, spent: torch.Tensor | float = 0.0) -> MergedSet:
-        """Grows A(x): the longest prefix of the nearest codes of x whose target mass stays within the bound.
+        """Return the nearest codes of drafts, then the draft itself.
 
         Args:
-            codes: int64, (..., k + 1), of `nearest`.
-            masses: their target mass, of the same shape; codes already removed at the node have 0.
+            tokens: drafts, int64 (...). -1 marks a missing draft.
+            k: number of nearest codes. None for that of the acceptance.
+
+        Returns:
+            int64 (..., k + 1). All are `vocab`, which is no code, if the draft is missing.
+        """
+        width = self.k if k is None else k
+        codes = self.table.index_select(0, tokens.clamp(min=0).flatten())[:, :width].long()
+        codes = codes.reshape(*tokens.shape, codes.shape[1])
+        codes = torch.cat([codes, tokens[..., None]], dim=-1)
+        return torch.where(tokens[..., None] < 0, len(self.table), codes)
+
+    def codes_of(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the k nearest codes of drafts, then the draft itself."""
+        return self.nearest(tokens)
+
+    def grow(self, codes: torch.Tensor, masses: torch.Tensor, spent: torch.Tensor | float = 0.0) -> MergedSet:
+        """Return A(x): the longest prefix of the nearest codes of x whose target mass stays within the bound.
+
+        Args:
+            codes: int64, (..., k + 1), from `nearest`.
+            masses: target mass of the codes, shaped like `codes`. Codes that were already removed at the node have 0.
             spent: mass that earlier siblings have merged, (..., 1).
         """
-        cumulative, token, token_probs = masses.cumsum(-1), codes[..., -1:], masses[..., -1:]
+        token = codes[..., -1:]
+        token_probs = masses[..., -1:]
+        cumulative = masses.cumsum(-1)
         is_member = self.admits(cumulative, token_probs, spent)
-        taken = torch.where(is_member, codes, token)  # the last is the draft, member or not
+        taken = torch.where(is_member, codes, token)  # the last one is the draft, member or not
         return MergedSet(taken, codes[..., :-1], is_member[..., :-1], cumulative[..., :-1], token_probs)
 
     def merge(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, codes: torch.Tensor) -> MergedSet:
-        """A(x) of one draft per node."""
+        """Return A(x) of one draft per node, from the codes that `codes_of` returns."""
         return self.grow(codes, probs.gather(-1, codes))
 
+    def move_mass(self, probs: torch.Tensor, merged: Merged) -> torch.Tensor:
+        """Return the target distribution after the mass of A(x) has moved onto x."""
+        moved = probs.scatter(-1, merged.taken, 0.0)
+        return moved.scatter_(-1, merged.taken[..., -1:], merged.relaxed_prob)
+
+    def has_one_residual(self) -> bool:
+        """Return False: the residual depends on the codes of A(x)."""
+        return False
+
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
-        """s(x), the target mass of {x} and A(x)."""
+        """Return s(x), the target mass of {x} and A(x)."""
         codes = self.nearest(tokens)
         masses = probs.gather(-1, codes.flatten(-2)).view_as(codes)
         return self.grow(codes, masses).relaxed_prob.squeeze(-1)
 
     def relaxed_prob_of_all(self, probs: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:
-        """s(x) of every code; reads vocab (k + 1) masses a node."""
-        rows, parts = probs.reshape(-1, probs.shape[-1]), []
+        """Return s(x) of every code. Reads vocab * (k + 1) masses per node."""
+        vocab = probs.shape[-1]
+        rows = probs.reshape(-1, vocab)
+        parts = []
         codes_at_once = max(1, MASSES_AT_ONCE // (len(rows) * (self.k + 1)))
-        for tokens in torch.arange(probs.shape[-1], device=probs.device).split(codes_at_once):
+        for tokens in torch.arange(vocab, device=probs.device).split(codes_at_once):
             codes = self.nearest(tokens)
             masses = rows.index_select(1, codes.flatten()).view(-1, *codes.shape)
             parts.append(self.grow(codes, masses).relaxed_prob.squeeze(-1))
@@ -149,33 +175,36 @@ class RelaxedSets(Acceptance):
     def walk(
         self, probs: torch.Tensor, children: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, MergedSet, torch.Tensor]]:
-        """Grows the sets of deterministic drafts, sibling after sibling; a code taken by one has no mass for the next.
+        """Yield the sets of deterministic drafts, sibling after sibling. A code in one set has no mass for the next.
 
         Args:
             probs: target distribution, (..., vocab).
-            children: int64, (..., m): drafted tokens, -1 where there is none.
+            children: drafted tokens, int64 (..., m). -1 marks a missing draft.
 
         Yields:
-            For each rank: token, int64 (...), -1 where there is none that may be accepted; its A(x), of the code
-            `vocab` alone where there is none; the target mass that it and those before have left, (..., vocab + 1), 0
-            at the end, which the next one changes.
+            For each rank: the token, int64 (...), -1 if it is missing or may not be accepted; its A(x), which holds
+            only the code `vocab` if there is no token; the target mass outside the sets so far, (..., vocab + 1), 0 at
+            the end. The next iteration changes the mass in place.
         """
         if not self.leaves_filters:
-            children = children.masked_fill(probs.gather(-1, children.clamp(min=0)) == 0, -1)
+            is_removed = probs.gather(-1, children.clamp(min=0)) == 0
+            children = children.masked_fill(is_removed, -1)
         codes = self.nearest(children)  # (..., m, k + 1)
-        left, spent = F.pad(probs, (0, 1)), 0.0
+        mass = F.pad(probs, (0, 1))
+        tiny = torch.finfo(probs.dtype).tiny
+        spent: torch.Tensor | float = 0.0
         for rank, token in enumerate(children.unbind(-1)):
             if rank > 0 and self.renormalises:
-                left /= left.sum(-1, keepdim=True).clamp_(min=torch.finfo(probs.dtype).tiny)
-            own = codes[..., rank, :]
-            merged = self.grow(own, left.gather(-1, own), spent)
-            left.scatter_(-1, merged.taken, 0.0)
-            yield token, merged, left
+                mass /= mass.sum(-1, keepdim=True).clamp_(min=tiny)
+            codes_of_token = codes[..., rank, :]
+            merged = self.grow(codes_of_token, mass.gather(-1, codes_of_token), spent)
+            mass.scatter_(-1, merged.taken, 0.0)
+            yield token, merged, mass
             if not self.renormalises:
                 spent = spent + merged.mass
 
     def make_verifier(self, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
-        """Make the authors' verifier at temperature 0, above it the one that looks for the target's token in A(x)."""
+        """Make the verifier: the authors' at temperature 0, above it one that looks for the target's token in A(x)."""
         if sampling.is_greedy:
             return GreedyWithinBound(self, spec.residual != "paper" and spec.tree == "dynamic")
         return WithinBound(self)
@@ -184,30 +213,41 @@ class RelaxedSets(Acceptance):
 class AdditiveBound(RelaxedSets):
     """LANTERN: A(x) is the longest prefix of the k nearest codes with mass <= delta.
 
-    The output distribution departs from the target's: with one deterministic draft TV <= delta, with several
-    1 - (1 - delta)^m, and with sampled drafts there is no such bound.
+    The output distribution differs from the target's: TV <= delta with one deterministic draft, and
+    TV <= 1 - (1 - delta)^m with m of them. With sampled drafts there is no such bound.
+
+    Attributes:
+        delta: bound of the target mass of A(x).
 
     Source: LANTERN (arXiv 2410.03355), section 4.
     """
 
+    delta: float
+
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
-        """Mass <= delta, the same for every draft."""
+        """Return mass <= delta, the same for every draft."""
         return mass <= self.delta
 
 
 class JensenShannonBound(RelaxedSets):
-    """LANTERN with another distance: A(x) is the longest prefix of the k nearest codes for which the Jensen-Shannon
-    divergence of t~ and t, in bits, is <= delta.
+    """LANTERN with another distance: A(x) is the longest prefix with a Jensen-Shannon divergence <= delta, in bits.
 
-    t~ is t with A(x)'s mass c moved onto x, so that the divergence depends on t(x) and c alone; it grows with c and is
-    at most c, hence a set at least as large as the additive bound's. What holds of TV there holds here.
+    The divergence is that of t~ and t. t~ is t after the mass c of A(x) has moved onto x, so that the divergence
+    depends only on t(x) and c. It grows with c and is at most c. A(x) is therefore at least as large as with the
+    additive bound. The same bounds of TV hold.
+
+    Attributes:
+        delta: bound of the divergence, in bits.
 
     Source: LANTERN (arXiv 2410.03355), the paper's comparison of distances.
     """
 
+    delta: float
+
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
-        """JSD(t~, t) <= delta: c / 2 from the codes of A(x), which only t holds, and the rest from x itself."""
-        before, after = token_probs.expand_as(mass), token_probs + mass
+        """Return JSD(t~, t) <= delta. The codes of A(x), which only t holds, add c / 2, and x itself adds the rest."""
+        before = token_probs.expand_as(mass)
+        after = token_probs + mass
         middle = (before + after) / 2
         at_token = (torch.xlogy(before, before) + torch.xlogy(after, after)) / 2 - torch.xlogy(middle, middle)  # nats
         return mass / 2 + at_token / math.log(2) <= self.delta
@@ -216,45 +256,53 @@ class JensenShannonBound(RelaxedSets):
 class MultiplicativeBound(RelaxedSets):
     """LANTERN++: A(x) is the longest prefix of the k nearest codes with mass <= (lambda - 1) t(x).
 
-    The output distribution departs from the target's without a bound of its own: likely drafts draw in more mass.
+    No parameter bounds the distance of the output distribution from the target's: probable drafts merge more mass.
+
+    Attributes:
+        lambda_: bound of s(x) / t(x).
 
     Source: LANTERN++ (arXiv 2502.06352), section 3.
     """
 
+    lambda_: float
+
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
-        """Mass <= (lambda - 1) t(x)."""
+        """Return mass <= (lambda - 1) t(x)."""
         return mass <= (self.lambda_ - 1) * token_probs
 
 
 class BudgetBound(RelaxedSets):
-    """Ours: the children of a node share one budget delta of target mass, in drafting order.
+    """Lantern's bound: the children of a node share one budget delta of target mass, in drafting order.
 
-    With deterministic (top) drafts at most delta of the mass moves, so TV <= delta at every node. That holds at
-    temperatures above 0 only: greedy decoding emits one token with certainty, so that any other is a TV of 1; there
-    every draft has a budget of its own, see `GreedyWithinBound`.
+    With deterministic drafts ("top") at most delta of the mass moves, so that TV <= delta at every node. This does not
+    hold at temperature 0: greedy decoding emits one token with certainty, so that any other token is a TV of 1. There
+    every draft has a separate budget, see `GreedyWithinBound`.
+
+    Attributes:
+        delta: the budget.
     """
 
+    delta: float
     renormalises = False
     leaves_filters = False
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
-        """Mass <= what earlier siblings have left of the budget."""
+        """Return mass <= the rest of the budget after earlier siblings."""
         return mass <= self.delta - spent
 
 
 class Proximity(RelaxedSets):
-    """Ours: A(x) is all of the k nearest codes, whatever their mass: "the draft is a look-alike of what the target
-    drew".
+    """Lantern's rule: A(x) is all of the k nearest codes, whatever their mass.
 
-    TV from the target is at most the rate of substitutions (emitted token other than the target's), which is counted.
-    Codes that the target's filters took away are never emitted.
+    TV from the target is at most the rate of substitutions (emitted tokens that differ from the target's), which is
+    counted. Codes that the target's filters removed are never emitted.
     """
 
     renormalises = False
     leaves_filters = False
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
-        """Any mass."""
+        """Return True for any mass."""
         return torch.ones_like(mass, dtype=torch.bool)
 
     def make_verifier(self, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
@@ -263,79 +311,87 @@ class Proximity(RelaxedSets):
 
 
 class ByLookAlike(Verifier):
-    """Proximity verification: a draft is also accepted if the token y that the target draws is one of its nearest
-    codes; one equal to y is preferred to its look-alikes. What the target's filters took away is not accepted.
+    """Proximity verification: a draft is also accepted if the target's token y is one of its nearest codes.
+
+    A draft equal to y is preferred to drafts near y. Drafts that the target's filters removed are not accepted.
     """
 
     def __init__(self, sets: RelaxedSets) -> None:
         self.sets = sets
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """The target's token or its first look-alike."""
+        """Accept the target's token, else the first draft near it."""
         best, own = scores.keys.max(-1)
         is_kept = scores.weights.gather(-1, children.clamp(min=0)) > -torch.inf
         children = children.masked_fill(~is_kept, -1)
-        drawn, table = own[..., None], self.sets.table
-        is_near = (table[children.clamp(min=0)] == drawn[..., None].to(table.dtype)).any(-1) & (children >= 0)
-        fits = torch.cat([2 * (children == drawn) + is_near, torch.ones_like(drawn)], dim=-1)
-        return Choice(token_of(fits.argmax(-1), children, own), own, best)
+        sampled = own[..., None]
+        nearest_codes = self.sets.table[children.clamp(min=0)]  # (batch, n, m, columns)
+        is_near = (nearest_codes == sampled[..., None].to(nearest_codes.dtype)).any(-1) & (children >= 0)
+        # The largest score wins, the first of several: 2 or 3 for y itself, 1 for a draft near y, 1 for no draft.
+        scores_of_drafts = 2 * (children == sampled) + is_near
+        rank = torch.cat([scores_of_drafts, torch.ones_like(sampled)], dim=-1).argmax(-1)
+        return Choice(token_of(rank, children, own), own, best)
 
 
 class WithinBound(Verifier):
-    """Relaxed decoding of deterministic drafts: a draft is accepted if the token y that the target draws is in its
-    relaxed set.
+    """Relaxed decoding of deterministic drafts: a draft is accepted if the target's token y is in its relaxed set.
 
     The output distribution is that of trying the children one by one with acceptance s(x), removing {x} and A(x) on
-    rejection. The papers' bounds may accept what the target's filters took away, our budget does not.
+    rejection. The papers' bounds may accept drafts that the target's filters removed. Lantern's budget does not.
     """
 
     def __init__(self, sets: RelaxedSets) -> None:
         self.sets = sets
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """The first draft whose set holds the target's token, or that token."""
+        """Accept the first draft whose set holds the target's token, else emit that token."""
         best, own = scores.keys.max(-1)
         probs = scores.weights.softmax(-1)
-        if not self.follows_path:  # the twin of a draft of another kind must not widen its set
+        if self.has_twins:  # a second draft of the same token must not widen its set
             is_twin = (children[..., :, None] == children[..., None, :]).tril(-1).any(-1)
             children = children.masked_fill(is_twin, -1)
-        left = [mass.gather(-1, own[..., None]) for *_, mass in self.sets.walk(probs, children)]
-        # The first that leaves y no mass holds it.
-        rank = (torch.cat(left, dim=-1) > 0).sum(-1) if left else torch.zeros_like(own)
+        masses = [mass.gather(-1, own[..., None]) for *_, mass in self.sets.walk(probs, children)]
+        # The first set after which y has no mass holds y.
+        rank = (torch.cat(masses, dim=-1) > 0).sum(-1) if masses else torch.zeros_like(own)
         return Choice(token_of(rank, children, own), own, best)
 
 
 class GreedyWithinBound(Verifier):
-    """Relaxed decoding at temperature 0, as the authors' code does it: x is accepted if s(x) makes it the most probable
-    token.
+    """Relaxed decoding at temperature 0: x is accepted if s(x) makes it the most probable token.
 
-    s(x) is taken from the softmax of the raw guided logits (temperature and filters ignored); ties go to the lower
-    code. Whether A(x) keeps its mass makes no difference: if it holds the top token, s(x) exceeds it anyway.
+    s(x) is computed from the softmax of the raw guided logits, without temperature and filters. Ties go to the lower
+    code. It makes no difference whether A(x) keeps its mass: if A(x) holds the top token, s(x) exceeds it anyway.
 
     Args:
         sets: gives s(x).
-        takes_first_leaf: whether the first leaf decides between paths of one length, not the first node.
+        takes_first_leaf: whether the path with the first leaf wins among paths of one length, not the one with the
+            first node.
 
     Source: jadohu/LANTERN models/kv_variants/utils.py (evaluate_posterior, greedy branch).
     """
 
     def __init__(self, sets: RelaxedSets, takes_first_leaf: bool = False) -> None:
-        self.sets, self.takes_first_leaf = sets, takes_first_leaf
+        self.sets = sets
+        self.takes_first_leaf = takes_first_leaf
 
     def order_of_nodes(self, tree: DraftTree) -> torch.Tensor | None:
         """Return the first leaf below each node, if the authors' code orders paths so."""
         return first_leaf(tree) if self.takes_first_leaf else None
 
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Several children of one node may be accepted, whatever their tokens."""
+        """Compare s(x) of every draft with the top token of its parent. Several siblings may be accepted."""
         best, own = scores.logits.max(-1)
-        tokens, index = proposal.tokens, proposal.tree.parents.expand(proposal.tokens.shape)
+        tokens = proposal.tokens
+        parents = proposal.tree.parents.expand(tokens.shape)
         probs = scores.logits.softmax(-1)
         top_probs, top = probs.max(-1)
-        top_probs, top = top_probs.gather(1, index), top.gather(1, index)  # of each node's parent
+        top_probs_of_parent = top_probs.gather(1, parents)
+        top_of_parent = top.gather(1, parents)
         codes = self.sets.nearest(tokens.clamp(min=0))
-        # Of each node's parent at these codes, without a copy of the parent's row per node.
-        masses = probs.flatten(1).gather(1, (index[..., None] * probs.shape[-1] + codes).flatten(1)).view(codes.shape)
+        # The parent's probabilities of these codes, without a copy of the parent's row per node.
+        index = parents[..., None] * probs.shape[-1] + codes
+        masses = probs.flatten(1).gather(1, index.flatten(1)).view(codes.shape)
         relaxed_prob = self.sets.grow(codes, masses).relaxed_prob.squeeze(-1)
-        fits = (tokens == top) | (relaxed_prob > top_probs) | ((relaxed_prob == top_probs) & (tokens < top))
-        return fits & (tokens >= 0), own, best
+        is_tie = (relaxed_prob == top_probs_of_parent) & (tokens < top_of_parent)
+        is_most_probable = (tokens == top_of_parent) | (relaxed_prob > top_probs_of_parent) | is_tie
+        return is_most_probable & (tokens >= 0), own, best

@@ -1,12 +1,12 @@
-"""The verifier of a method; see `lantern.methods` for the table of acceptances."""
+"""The verifier of a method. `lantern.methods` holds the table of acceptances."""
 
 from __future__ import annotations
 
 import torch
 
-from lantern.acceptance.base import Exact, Readings, Verifier
+from lantern.acceptance.base import Acceptance, Exact, Readings, Verifier
 from lantern.acceptance.rejection import ByRejection, Rejection
-from lantern.custom_parts import named, watch_acceptance
+from lantern.custom_parts import named, watch_acceptance, watch_verifier
 from lantern.methods import MethodSpec, load_class, verifies_by_rejection
 from lantern.sampling import SamplingConfig
 
@@ -28,22 +28,26 @@ def make_verifier(
     Raises:
         ValueError: the table is missing or too narrow, or the embedding is missing.
     """
-    row, rejects = spec.acceptance_row, not sampling.is_greedy and verifies_by_rejection(spec.to_dict())
-    kind = load_class(row.path)
-    is_exact = any(spec.parameters[name] == value for name, value in row.exact_at.items())
-    if is_exact or (kind.needs_rejection and not rejects):
-        kind = Exact
-    is_custom = ":" in spec.acceptance and kind is not Exact
-    make = named(kind.make, spec.acceptance, spec) if is_custom else kind.make
-    acceptance = make(spec, Readings(sampling, nearest_codes, embedding))
-    if is_custom:
-        watch_acceptance(acceptance, spec)
-    if rejects:
-        verifier: Verifier = ByRejection(Rejection(acceptance, spec.residual))
+    acceptance = _make_acceptance(spec, Readings(sampling, nearest_codes, embedding))
+    verifier: Verifier
+    if not sampling.is_greedy and verifies_by_rejection(spec.to_dict()):
+        verifier = ByRejection(Rejection(acceptance, spec.residual))
     else:
         verifier = acceptance.make_verifier(spec, sampling)
-    if is_custom:
-        vars(verifier)["verify"] = named(verifier.verify, spec.acceptance, spec)
-    has_verify_nodes = type(verifier).verify_nodes is not Verifier.verify_nodes
-    verifier.follows_path = has_verify_nodes and not (sampling.is_greedy or spec.drafts_row.has_twins)
+    if ":" in spec.acceptance:
+        watch_verifier(verifier, spec)
+    verifier.has_twins = spec.drafts_row.has_twins
     return verifier
+
+
+def _make_acceptance(spec: MethodSpec, read: Readings) -> Acceptance:
+    """Make the acceptance of a method: `Exact` if a parameter has a value at which the class is exact."""
+    row = spec.acceptance_row
+    if any(spec[name] == value for name, value in row.exact_at.items()):
+        return Exact()
+    kind: type[Acceptance] = load_class(row.path)
+    if ":" not in spec.acceptance:
+        return kind.make(spec, read)
+    acceptance = named(kind.make, spec.acceptance, spec)(spec, read)
+    watch_acceptance(acceptance, spec)
+    return acceptance

@@ -37,11 +37,11 @@ class PromptSettings:
     vocabulary: tuple[str, ...] | None = None
     class_words: tuple[tuple[str, ...], ...] | None = None
 
-    def sizes(self) -> dict[str, Any]:
+    def sizes(self) -> dict[str, object]:
         """Return the fields of a `TargetConfig` that follow from the prompts."""
         if self.encoder == "classes":
             return {"num_text_tokens": 1, "num_prompt_ids": self.num_classes + 1, "null_ids": (self.num_classes,)}
-        sizes: dict[str, Any] = {"num_text_tokens": self.max_tokens}
+        sizes: dict[str, object] = {"num_text_tokens": self.max_tokens}
         if self.encoder == "word_ids":
             return {**sizes, "num_prompt_ids": NUM_WORD_IDS, "null_ids": (NUM_WORD_IDS - 1,)}
         return {**sizes, "caption_dim": self.caption_dim} if self.caption_dim else sizes
@@ -110,7 +110,7 @@ class ModelCard:
     name: str
     prompts: PromptSettings
     images: ImageSettings
-    target: Mapping[str, Any]
+    target: Mapping[str, object]
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     trees: Mapping[str, object] = field(default_factory=dict)
     neighbours: str = "l2_normalised"

@@ -147,7 +147,7 @@ def check_equal(path: Path, key: str, expected: object, found: object, name: str
         )
 
 
-def load_pickle(path: Path) -> Any:
+def load_pickle(path: Path) -> object:
     """Reads what `torch.save` wrote, in either of its formats; tensors of a zip archive are mapped.
 
     Raises:

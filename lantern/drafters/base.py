@@ -1,82 +1,109 @@
-"""The interface of all drafters, and the one that proposes nothing."""
+"""The interface of all drafters, and the drafter of autoregressive decoding."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from copy import copy
+from typing import Generic, TypeVar
 
 import torch
 
 from lantern.acceptance.base import Verifier
 from lantern.decoding_state import DecodingModels
-from lantern.draft_tree import StaticTree, static_structure
+from lantern.draft_tree import DraftTree, static_structure
 from lantern.methods import MethodSpec
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome, Prefill, Proposal
 from lantern.tree_shapes import DynamicTreeOptions
 
+State = TypeVar("State")  # what a drafter keeps of a batch of images
 
-class Drafter:
-    """Fills a tree of drafts in every step. What belongs to a batch of images is in a state of its own, whose tensors
-    stay where they are and are changed in place.
 
-    A custom class may declare `trees`, `parameters`, `is_sampled` and the like as `lantern.methods.DraftsRow` has them.
+class Drafter(Generic[State]):
+    """The base class of all drafters: fills a tree of drafts in every step.
+
+    The data of a batch of images is in a separate state. Its tensors keep their addresses and are changed in place.
+
+    A custom class may declare `trees`, `parameters`, `is_sampled` and so on as `lantern.methods.DraftsRow` has them.
 
     Attributes:
-        tree: the static tree, or options of the dynamic one.
-        max_depth: tokens that a step may emit, but one: most drafts on a path; 0 for a drafter that proposes the root
-            alone.
-        noise_streams: the noise that it reads, besides the target's.
-        keeps_probs: whether proposals state what their drafts were sampled from, even if the verifier does not need it.
-            A measurement asks for it, see `Decoder.with_draft_probs`; a drafter that cannot tell ignores it.
-        verifier: decides about its drafts, unless the method's acceptance makes one.
+        tree: the static tree, or the options of the dynamic one.
+        max_depth: length of the longest draft path. A step emits one token more. 0 if only the root is proposed.
+        noise_streams: noise that the drafter reads besides the target's.
+        keeps_probs: whether proposals state what drafts were sampled from even if the verifier does not need it.
+            `with_draft_probs` sets it. A drafter that does not know the distributions ignores it.
+        verifier: decides which drafts are accepted. None for the verifier of the method's acceptance.
     """
 
-    tree: StaticTree | DynamicTreeOptions
+    tree: DraftTree | DynamicTreeOptions
     max_depth: int
     noise_streams: tuple[str, ...] = ()
     keeps_probs: bool = False
-    verifier: ClassVar[Verifier | None] = None
+    verifier: Verifier | None = None
 
     @classmethod
-    def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
-        """The drafter of a method."""
+    def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter[State]:
+        """Make the drafter of a method."""
         raise NotImplementedError
 
-    def allocate(self, num_rows: int, noise: NoiseField) -> Any:
-        """State of a batch of `num_rows` images that have no prompts yet."""
+    def with_draft_probs(self) -> Drafter[State]:
+        """Return a copy whose proposals state what drafts were sampled from, for a measurement."""
+        other = copy(self)
+        other.keeps_probs = True
+        return other
 
-    def fill(self, state: Any, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Gives the rows, int64 (prompts,), new prompts."""
+    def allocate(self, num_rows: int, noise: NoiseField) -> State:
+        """Make the state of `num_rows` images that have no prompts yet. A drafter without a state returns None."""
+        return None  # type: ignore[return-value]
 
-    def propose(self, state: Any, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """A filled tree behind root, int64 (batch, 1), the last of the image tokens emitted, lengths int64 (batch,)."""
+    def fill(self, state: State, rows: torch.Tensor, prefill: Prefill) -> None:
+        """Give the rows, int64 (prompts,), new prompts."""
+
+    def propose(self, state: State, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
+        """Return a filled tree.
+
+        Args:
+            state: the state.
+            root: last emitted token of each image, int64 (batch, 1).
+            lengths: number of emitted tokens, int64 (batch,).
+        """
         raise NotImplementedError
 
-    def observe(self, state: Any, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Learns what the target made of the proposal; lengths as `propose` had them."""
+    def observe(self, state: State, outcome: Outcome, lengths: torch.Tensor) -> None:
+        """Update the state with the outcome of a step.
+
+        Args:
+            state: the state, changed in place.
+            outcome: the target's decisions about the proposal.
+            lengths: number of tokens that were emitted before the step, as `propose` had them.
+        """
 
 
-class NoDrafter(Drafter):
-    """Autoregressive decoding: the root alone."""
+class NoDrafter(Drafter[None]):
+    """Autoregressive decoding: proposes only the root."""
 
     max_depth = 0
 
     def __init__(self, device: torch.device) -> None:
-        self.tree = static_structure([0], device)
+        self.tree: DraftTree = static_structure([0], device)
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> NoDrafter:
-        """Needs nothing of the method."""
+        """Make the drafter on the target's device."""
         return cls(models.target.device)
 
     def propose(self, state: None, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """The root."""
+        """Return the root."""
         return Proposal(root, self.tree)
 
 
 def best_codes(keys: torch.Tensor, k: int) -> torch.Tensor:
-    """The k codes of highest key, int64 (..., k), for keys (..., vocab); -1 where the filters left fewer."""
+    """Return the k codes with the largest keys, int64 (..., k). -1 if the filters left fewer.
+
+    Args:
+        keys: (..., vocab), -inf for codes that were filtered out.
+        k: number of codes.
+    """
     if k == 1:
         return keys.argmax(-1, keepdim=True)
     best = keys.topk(k, dim=-1)

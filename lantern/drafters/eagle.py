@@ -1,14 +1,14 @@
 """EAGLE's drafts: a catch-up pass of the draft model over newly accepted tokens, then one pass per level of the tree.
 
-Drafts are "top" (the most probable tokens), "sampled" (without replacement, with noise of their own) or "coupled"
-(with the very noise by which the target will draw, so that both tend to pick the same token). At temperature 0 all
-three are "top".
+Drafts are "top" (the most probable tokens), "sampled" (without replacement, with separate noise) or "coupled" (sampled
+with the target's noise, so that both models tend to choose the same token). At temperature 0 all three are "top".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -28,15 +28,14 @@ from lantern.tree_shapes import DynamicTreeOptions
 
 @dataclass
 class EagleState:
-    """What an EAGLE drafter keeps of a batch of images: the draft model's cache, and the tokens that the target has
-    emitted and the draft model has not seen.
+    """The state of an EAGLE drafter: the draft model's cache, and the emitted tokens that it has not seen yet.
 
     Attributes:
-        cache: the draft model's.
-        noise: of the images.
-        tokens: int64, (batch, most at once); the first `counts` count.
-        hidden: (captions, batch, most at once, dim): the target's hidden states that predicted them.
-        counts: int64, (batch,), >= 1.
+        cache: the draft model's key/value cache.
+        noise: noise of the images.
+        tokens: tokens that the draft model has not seen, int64 (batch, most_pending). Only the first `counts` count.
+        hidden: the target's hidden states that predicted these tokens, (branches, batch, most_pending, dim).
+        counts: number of these tokens, int64 (batch,), at least 1.
     """
 
     cache: KVCache
@@ -46,65 +45,79 @@ class EagleState:
     counts: torch.Tensor
 
 
-class EagleDrafter(Drafter):
-    """Drafts trees by the draft model; what belongs to a batch is in its `EagleState`.
+class EagleDrafter(Drafter[EagleState]):
+    """Drafts trees with the draft model.
 
     Args:
         draft: the draft model.
         target: the target model, for its head and its layout.
         drafts: "top", "sampled" or "coupled".
-        tree: the static tree, or options of the dynamic one.
-        sampling: the target's temperature, filters and guidance, which the draft model shares.
-        most_pending: tokens that a step may emit; by default those of the deepest path and the one behind it.
+        tree: the static tree, or the options of the dynamic one.
+        sampling: temperature, filters and guidance of the target and of the draft model.
+        most_pending: largest number of tokens that a step emits. By default one more than the deepest path has drafts.
     """
+
+    tree: StaticTree | DynamicTreeOptions
 
     def __init__(
         self,
         draft: DraftModel,
         target: Target,
-        drafts: str,
+        drafts: str | None,
         tree: StaticTree | DynamicTreeOptions,
         sampling: SamplingConfig,
         most_pending: int | None = None,
     ) -> None:
-        self.draft, self.target, self.tree, self.sampling = draft, target, tree, sampling
+        self.draft = draft
+        self.target = target
+        self.tree = tree
+        self.sampling = sampling
         self.drafts = "top" if sampling.is_greedy else drafts
         self.noise_streams = ("draft",) if self.drafts == "sampled" else ()
         self.num_text_rows = target.config.num_text_tokens - 1
-        is_static = isinstance(tree, StaticTree)
-        self.max_depth = tree.max_depth if is_static else tree.depth + 1
+        self.dtype = target.dtype
+        if isinstance(tree, StaticTree):
+            self.max_depth = tree.max_depth
+            num_inner = len(tree.parent_nodes) - 1
+            self._levels = _plan_levels(tree, self._window)
+        else:
+            self.max_depth = tree.depth + 1
+            num_inner = tree.depth * tree.top_k
+            self._levels = []
         self.most_pending = most_pending or self.max_depth + 1
-        num_inner = len(tree.parent_nodes) - 1 if is_static else tree.depth * tree.top_k
         num_image_slots = target.config.num_image_tokens + max(self.most_pending, num_inner) + 1
-        self.num_slots, self.dtype = round_slots(self.num_text_rows + num_image_slots), target.dtype
+        self.num_slots = round_slots(self.num_text_rows + num_image_slots)
         steps = torch.arange(self.most_pending, device=target.device)
-        self._catch_up_places = _Places(steps, steps, self._window(steps[None, :, None] >= steps))
-        self._levels = _plan_levels(tree, self._window) if is_static else []
+        self._catch_up_layout = _Layout(steps, steps, self._window(steps[None, :, None] >= steps))
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> EagleDrafter:
         """See `Drafter`."""
-        shape = spec.tree_shape
-        tree = shape if isinstance(shape, DynamicTreeOptions) else static_tree(shape, models.target.device)
-        return cls(models.draft, models.target, spec.drafts, tree, sampling)
+        if isinstance(spec.tree_shape, DynamicTreeOptions):
+            tree = spec.tree_shape
+        else:
+            tree = static_tree(spec.static_choices, models.target.device)
+        return cls(models.require_draft(spec.label), models.target, spec.drafts, tree, sampling)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> EagleState:
         """See `Drafter`."""
-        config, device = self.draft.config, self.target.device
-        captions, most = 1 + self.sampling.is_guided, self.most_pending
-        visible = torch.ones(captions, num_rows, self.num_text_rows, dtype=torch.bool, device=device)
+        device = self.target.device
+        dim = self.draft.config.dim
+        branches = 1 + self.sampling.is_guided
+        most = self.most_pending
+        visible = torch.ones(branches, num_rows, self.num_text_rows, dtype=torch.bool, device=device)
         return EagleState(
             cache=self.draft.make_cache(visible, self.num_slots),
             noise=noise,
             tokens=torch.zeros(num_rows, most, dtype=torch.int64, device=device),
-            hidden=torch.zeros(captions, num_rows, most, config.dim, dtype=self.dtype, device=device),
+            hidden=torch.zeros(branches, num_rows, most, dim, dtype=self.dtype, device=device),
             counts=torch.ones(num_rows, dtype=torch.int64, device=device),
         )
 
     def fill(self, state: EagleState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Runs the captions of new prompts through the draft model; see `Drafter`."""
+        """Run new prompts through the draft model."""
         n = self.num_text_rows
-        if n > 0:  # a class is one row, whose hidden state goes with image token 0
+        if n > 0:  # a class is one position, whose hidden state belongs to image token 0
             ids = None if prefill.ids is None else prefill.ids[:, :, 1:]
             cache = self.draft.prefill(prefill.hidden[:, :, :n], prefill.mask[:, :, :n], n, ids)
             state.cache.copy_rows(rows, cache)
@@ -113,15 +126,18 @@ class EagleDrafter(Drafter):
         state.counts.index_fill_(0, rows, 1)
 
     def propose(self, state: EagleState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Catches up with the tokens that the draft model has not seen and drafts a tree behind them."""
-        begin, last = lengths - state.counts, state.counts[:, None] - 1  # of those tokens
-        hidden = pick_nodes(self._run(state, state.tokens, state.hidden, begin, self._catch_up_places), last)
+        """Run the draft model over the tokens that it has not seen, and draft a tree after them."""
+        begin = lengths - state.counts
+        last = state.counts[:, None] - 1
+        hidden = self._run(state, state.tokens, state.hidden, begin, self._catch_up_layout)
+        hidden = pick_nodes(hidden, last)
         if isinstance(self.tree, StaticTree):
-            return self._propose_static(state, root, hidden, lengths)
-        return self._propose_dynamic(state, root, hidden, lengths)
+            return self._propose_static(self.tree, state, root, hidden, lengths)
+        return self._propose_dynamic(self.tree, state, root, hidden, lengths)
 
     def observe(self, state: EagleState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Keeps what was emitted for the next catch-up."""
+        """Keep the emitted tokens for the next catch-up pass."""
+        assert outcome.scores.hidden is not None
         state.tokens.copy_(outcome.emitted)
         state.hidden.copy_(pick_nodes(outcome.scores.hidden, outcome.path))
         torch.add(outcome.num_accepted, 1, out=state.counts)
@@ -130,21 +146,27 @@ class EagleDrafter(Drafter):
         return window_table(visible, self.dtype)
 
     def _run(
-        self, state: EagleState, tokens: torch.Tensor, hidden: torch.Tensor, begin: torch.Tensor, places: _Places
+        self, state: EagleState, tokens: torch.Tensor, hidden: torch.Tensor, begin: torch.Tensor, layout: _Layout
     ) -> torch.Tensor:
-        """One pass over nodes behind image position `begin` of each row: (captions, batch, nodes, dim)."""
+        """Run the draft model over some nodes. Returns hidden states, (branches, batch, nodes, dim).
+
+        Args:
+            state: the state.
+            tokens: tokens of the nodes, int64 (batch, nodes).
+            hidden: hidden states that predicted the tokens, (branches, batch, nodes, dim).
+            begin: image position of each row's first node, int64 (batch,).
+            layout: positions of the nodes after it.
+        """
         origin = (begin + self.num_text_rows)[:, None]
-        rotary_rows = (origin + places.steps).expand(-1, tokens.shape[1])
-        mask = state.cache.mask(places.window, origin[:, 0])
-        tokens = tokens.clamp(min=0)  # something must run where there is no draft
-        return self.draft.extend(state.cache, tokens, hidden, origin + places.slots, rotary_rows, mask)
+        rotary_positions = (origin + layout.steps).expand(-1, tokens.shape[1])
+        mask = state.cache.mask(layout.window, origin[:, 0])
+        tokens = tokens.clamp(min=0)  # a missing draft needs some token
+        return self.draft.extend(state.cache, tokens, hidden, origin + layout.slots, rotary_positions, mask)
 
     def _weights(
         self, state: EagleState, hidden: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(log-weights after the filters, the same with the noise that picks the drafts), each (batch, nodes,
-        vocab).
-        """
+        """Return log-weights after the filters, and the same with the drafts' noise. Both are (batch, nodes, vocab)."""
         logits = self.target.guided_logits(hidden, self.sampling.cfg_scale, positions)
         if self.sampling.is_greedy:
             return logits, logits
@@ -155,83 +177,129 @@ class EagleDrafter(Drafter):
         return weights, weights + state.noise.gumbel(stream, positions)
 
     def _propose_static(
-        self, state: EagleState, root: torch.Tensor, hidden: torch.Tensor, lengths: torch.Tensor
+        self, tree: StaticTree, state: EagleState, root: torch.Tensor, hidden: torch.Tensor, lengths: torch.Tensor
     ) -> Proposal:
-        levels, probs = [root], []
+        """Draft level by level. `hidden` is the root's hidden state, (branches, batch, 1, dim)."""
+        levels = [root]
+        probs = []
         for depth, plan in enumerate(self._levels):
-            if depth > 0:
-                tokens = levels[-1].index_select(1, plan.tokens)
-                hidden = self._run(state, tokens, hidden.index_select(2, plan.parents), lengths, plan.places)
+            if plan.run is not None:
+                tokens = levels[-1].index_select(1, plan.run.tokens)
+                hidden_of_parents = hidden.index_select(2, plan.run.parents)
+                hidden = self._run(state, tokens, hidden_of_parents, lengths, plan.run.layout)
             positions = (lengths + depth)[:, None].expand(-1, hidden.shape[2])
             weights, keys = self._weights(state, hidden, positions)
             if self.drafts == "sampled" or self.keeps_probs:
                 probs.append(weights.softmax(-1))
             levels.append(best_codes(keys, plan.width).flatten(1).index_select(1, plan.drafted))
-        return Proposal(torch.cat(levels, dim=1), self.tree, torch.cat(probs, dim=1) if probs else None)
+        draft_probs = torch.cat(probs, dim=1) if probs else None
+        return Proposal(torch.cat(levels, dim=1), tree, draft_probs)
 
     def _propose_dynamic(
-        self, state: EagleState, root: torch.Tensor, hidden: torch.Tensor, lengths: torch.Tensor
+        self,
+        options: DynamicTreeOptions,
+        state: EagleState,
+        root: torch.Tensor,
+        hidden: torch.Tensor,
+        lengths: torch.Tensor,
     ) -> Proposal:
-        """Source: EAGLE-2 (arXiv 2406.16858), section 4; jadohu/LANTERN cnets_llamagen.py (topK_genrate)."""
-        options: DynamicTreeOptions = self.tree
-        k, batch = options.top_k, len(lengths)
+        """Draft by beam search, and keep the candidates with the highest scores.
+
+        Every level of the beam has k nodes, of which each has k children. The k best children are the next beam.
+
+        Source: EAGLE-2 (arXiv 2406.16858), section 4; jadohu/LANTERN cnets_llamagen.py (topK_genrate).
+        """
+        k = options.top_k
+        batch = len(lengths)
         beam = torch.arange(k, device=root.device)
         _, keys = self._weights(state, hidden, lengths[:, None])
-        scores, tokens = (column[:, 0] for column in _children(keys, k))  # (batch, k)
-        found = [(tokens, scores, torch.full_like(tokens, -1))]  # candidates: token, score, which one is the parent
-        candidate = beam.expand(batch, k)  # of the beam's nodes
+        root_scores, root_tokens = _children(keys, k)
+        scores = root_scores[:, 0]  # (batch, k): log-probability of the path to each node of the beam
+        tokens = root_tokens[:, 0]  # (batch, k)
+        candidates = [_Candidates(tokens, scores, torch.full_like(tokens, -1))]
+        number = beam.expand(batch, k)  # numbers of the beam's nodes among the candidates
         hidden = hidden.expand(-1, -1, k, -1)
         visible = torch.zeros(batch, k, options.depth * k, dtype=torch.bool, device=root.device)
         for level in range(options.depth):
-            own = (beam + level * k).expand(batch, k)
-            visible = visible.scatter(2, own[..., None], True)
-            hidden = self._run(state, tokens, hidden, lengths, _Places(own, level, self._window(visible)))
+            slots = (beam + level * k).expand(batch, k)
+            visible = visible.scatter(2, slots[..., None], True)
+            layout = _Layout(slots, level, self._window(visible))
+            hidden = self._run(state, tokens, hidden, lengths, layout)
             _, keys = self._weights(state, hidden, (lengths + level + 1)[:, None].expand(-1, k))
-            child_scores, child_tokens = _children(keys, k)  # (batch, k, k)
-            child_scores, child_tokens = (child_scores + scores[..., None]).flatten(1), child_tokens.flatten(1)
-            found.append((child_tokens, child_scores, candidate.repeat_interleave(k, dim=1)))
+            last_scores, last_tokens = _children(keys, k)  # (batch, k, k)
+            child_scores = (last_scores + scores[..., None]).flatten(1)
+            child_tokens = last_tokens.flatten(1)
+            candidates.append(_Candidates(child_tokens, child_scores, number.repeat_interleave(k, dim=1)))
             scores, best = child_scores.topk(k, dim=1)
-            tokens, candidate, parent = child_tokens.gather(1, best), best + k + level * k * k, best // k
+            tokens = child_tokens.gather(1, best)
+            number = best + k + level * k * k
+            parent = best // k
             hidden = pick_nodes(hidden, parent)
             visible = visible.gather(1, parent[..., None].expand_as(visible))
-        return self._select(root, *(torch.cat(column, dim=1) for column in zip(*found, strict=True)))
+        return self._select(
+            root,
+            torch.cat([part.tokens for part in candidates], dim=1),
+            torch.cat([part.scores for part in candidates], dim=1),
+            torch.cat([part.parents for part in candidates], dim=1),
+        )
 
     def _select(
         self, root: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor, parents: torch.Tensor
     ) -> Proposal:
-        """Keeps the candidates of highest score, in the order in which they were found.
+        """Keep the candidates with the highest scores, in the order in which they were found.
 
-        A score never exceeds the parent's, and parents are found first: in a stable order they are kept first.
+        A score never exceeds the parent's, and parents are found first. A stable order therefore keeps them first.
         """
-        options: DynamicTreeOptions = self.tree
+        options = cast("DynamicTreeOptions", self.tree)
         best = scores.sort(dim=1, descending=True, stable=True).indices
         kept = best[:, : options.num_nodes].sort(dim=1).values
-        parents = parents.gather(1, kept)
-        numbers = torch.where(parents < 0, 0, torch.searchsorted(kept, parents.clamp(min=0)) + 1)
-        numbers = torch.cat([torch.zeros_like(root), numbers], dim=1)
-        tree = tree_from_parents(numbers, self.max_depth, options.top_k)
+        kept_parents = parents.gather(1, kept)
+        parent_nodes = torch.searchsorted(kept, kept_parents.clamp(min=0)) + 1
+        parent_nodes = torch.where(kept_parents < 0, 0, parent_nodes)
+        parent_nodes = torch.cat([torch.zeros_like(root), parent_nodes], dim=1)
+        tree = tree_from_parents(parent_nodes, self.max_depth, options.top_k)
         return Proposal(torch.cat([root, tokens.gather(1, kept)], dim=1), tree)
 
 
+@dataclass
+class _Candidates:
+    """Nodes that one level of the beam adds to the candidates of a dynamic tree. All attributes are (batch, n).
+
+    Attributes:
+        tokens: their tokens, int64.
+        scores: log-probability of the path to each of them.
+        parents: number of the parent among all candidates, int64. -1 for the root.
+    """
+
+    tokens: torch.Tensor
+    scores: torch.Tensor
+    parents: torch.Tensor
+
+
 def pick_nodes(hidden: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
-    """Hidden states (captions, batch, nodes, dim) of some nodes, int64 (batch, n): (captions, batch, n, dim)."""
+    """Return the hidden states of some nodes, (branches, batch, n, dim).
+
+    Args:
+        hidden: hidden states of all nodes, (branches, batch, nodes, dim).
+        nodes: int64, (batch, n).
+    """
     return hidden.gather(2, nodes[None, ..., None].expand(len(hidden), -1, -1, hidden.shape[3]))
 
 
 def _children(keys: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability and token of each node's k best children; -1, as a very improbable one, where there is none."""
+    """Return log-probabilities and tokens of each node's k best children. A missing child is -1 and very improbable."""
     best = keys.log_softmax(-1).topk(k, dim=-1)
     return best.values.clamp(min=-1e3), best.indices.masked_fill(best.values.isneginf(), -1)
 
 
 @dataclass
-class _Places:
-    """Where the nodes of one pass stand, relative to the row's first new image token.
+class _Layout:
+    """The positions of the nodes of one pass, relative to the row's first new image token.
 
     Attributes:
-        slots: int64, (nodes,) or (batch, nodes): in the cache.
-        steps: in the image; int64 (nodes,), or the same for all nodes.
-        window: their attention, see `window_table`.
+        slots: slots in the cache, int64 (nodes,) or (batch, nodes).
+        steps: positions in the image, int64 (nodes,), or one number for all nodes.
+        window: attention of the nodes, see `window_table`.
     """
 
     slots: torch.Tensor
@@ -240,29 +308,43 @@ class _Places:
 
 
 @dataclass
-class _LevelPlan:
-    """How one level of a static tree is drafted; index tensors are int64. Nothing runs for the root's.
+class _LevelRun:
+    """The pass of the draft model over the inner nodes of one level of a static tree. Indices are int64.
 
     Attributes:
-        width: most children of one of the level's inner nodes.
-        drafted: the nodes one level deeper among the flattened proposals.
-        tokens: the inner nodes among the nodes of their depth.
-        parents: their parents among the inner nodes of the depth above.
-        places: where they stand.
+        tokens: indices of the inner nodes among the nodes of their depth.
+        parents: indices of their parents among the inner nodes of the depth above.
+        layout: their positions.
+    """
+
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    layout: _Layout
+
+
+@dataclass
+class _LevelPlan:
+    """The plan by which one level of a static tree is drafted.
+
+    Attributes:
+        width: largest number of children of the level's inner nodes.
+        drafted: indices of the nodes one level deeper among the flattened proposals, int64.
+        run: the pass over the level's inner nodes. None for the root, which the catch-up pass has run.
     """
 
     width: int
     drafted: torch.Tensor
-    tokens: torch.Tensor | None = None
-    parents: torch.Tensor | None = None
-    places: _Places | None = None
+    run: _LevelRun | None = None
 
 
 def _plan_levels(tree: StaticTree, make_window: Callable[[torch.Tensor], torch.Tensor]) -> list[_LevelPlan]:
     plans = [_LevelPlan(*part) for part in zip(tree.level_children, tree.drafted, strict=True)]
     for depth, (plan, nodes) in enumerate(zip(plans[1:], tree.levels[1:], strict=True), start=1):
-        plan.tokens = nodes - int((tree.depths[0] < depth).sum())
-        plan.parents = torch.searchsorted(tree.levels[depth - 1], tree.parents[0, nodes])
+        num_above = int((tree.depths[0] < depth).sum())
         window = make_window(tree.ancestors[:, nodes][:, :, tree.parent_nodes[1:]])
-        plan.places = _Places(tree.inner_ordinal[nodes], depth - 1, window)
+        plan.run = _LevelRun(
+            tokens=nodes - num_above,
+            parents=torch.searchsorted(tree.levels[depth - 1], tree.parents[0, nodes]),
+            layout=_Layout(tree.inner_ordinal[nodes], depth - 1, window),
+        )
     return plans

@@ -1,7 +1,7 @@
-"""PathRelax: several chains of SJD drafts from one root, of which the longest accepted one is taken.
+"""PathRelax: several chains of SJD drafts from one root. The longest accepted chain is taken.
 
-Not exact, even where nothing is relaxed: the longest chain is one whose tokens are followed well, so that such tokens
-are emitted too often.
+Not exact, even without relaxation: a chain is long if its tokens are easy to continue, so that such tokens are emitted
+too often.
 
 Source: PathRelax, or PathSpec (arXiv 2606.10492; Haodong-Lei-Ray/PathSpec@8a3df48).
 """
@@ -9,6 +9,7 @@ Source: PathRelax, or PathSpec (arXiv 2606.10492; Haodong-Lei-Ray/PathSpec@8a3df
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 
@@ -27,12 +28,12 @@ from lantern.tree_shapes import MAX_SIBLINGS, tree_choices
 
 @dataclass
 class ChainNoise:
-    """The noise of images for their chains, which stand where images stand in a batch and have slots of their own.
+    """The noise of images for a batch of their chains. Every chain of an image has its own slots.
 
     Attributes:
-        noise: of the images.
-        num_chains: of an image.
-        num_slots: of a chain.
+        noise: noise of the images.
+        num_chains: number of chains per image.
+        num_slots: number of slots per chain.
     """
 
     noise: NoiseField
@@ -41,34 +42,41 @@ class ChainNoise:
 
     def fresh(self, stream: str, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """See `NoiseField.fresh`."""
-        places, slots = self._of_images(positions, slots)
-        return self.noise.fresh(stream, places, slots).view_as(positions)
+        image_positions, image_slots = self._of_images(positions, slots)
+        return self.noise.fresh(stream, image_positions, image_slots).view_as(positions)
 
     def draw(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """See `NoiseField.draw`."""
-        places, slots = self._of_images(positions, slots)
-        return self.noise.draw(stream, probs.view(*places.shape, -1), places, slots).view_as(positions)
+        image_positions, image_slots = self._of_images(positions, slots)
+        image_probs = probs.view(*image_positions.shape, -1)
+        return self.noise.draw(stream, image_probs, image_positions, image_slots).view_as(positions)
 
     def _of_images(self, positions: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         shift = torch.arange(self.num_chains, device=slots.device)[:, None] * self.num_slots
         return positions.view(-1, self.num_chains * positions.shape[1]), (slots + shift).view(1, -1)
 
 
-class ParallelChainsDrafter(Drafter):
-    """Drafts several chains, each as SJD drafts its own.
+class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
+    """Drafts several chains, each as in SJD.
 
     Args:
         tree: chains of one length below the root.
-        chain: drafts one of them.
+        chain: drafts one chain.
         delta: see `LongestChain`.
 
     Raises:
-        ValueError: too many drafts for the noise of a place.
+        ValueError: the tree has more nodes than a position has noise for.
     """
 
+    tree: StaticTree
+
     def __init__(self, tree: StaticTree, chain: SpeculativeJacobiDrafter, delta: float) -> None:
-        self.tree, self.chain, self.max_depth, self.verifier = tree, chain, tree.max_depth, LongestChain(delta)
-        self.num_chains, self.noise_streams = (tree.num_nodes - 1) // tree.max_depth, chain.noise_streams
+        self.tree = tree
+        self.chain = chain
+        self.max_depth = tree.max_depth
+        self.verifier = LongestChain(delta)
+        self.noise_streams = chain.noise_streams
+        self.num_chains = (tree.num_nodes - 1) // tree.max_depth
         if self.num_chains * (self.max_depth + 1) > MAX_SIBLINGS:
             raise ValueError(
                 f"parallel chains must have at most {MAX_SIBLINGS} nodes, each with a root, got {self.num_chains} of "
@@ -78,37 +86,41 @@ class ParallelChainsDrafter(Drafter):
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
-        """At temperature 0 drafts are the most probable tokens of the last step, which Jacobi drafts are too."""
+        """Make the drafter, or a Jacobi drafter at temperature 0: there both draft the most probable tokens."""
+        tree = static_tree(spec.static_choices, models.target.device)
         if sampling.is_greedy:
-            tree = static_tree(spec.tree_shape, models.target.device)
             return JacobiDrafter(tree, models.target.config, num_kept=1)
-        tree = static_tree(spec.tree_shape, models.target.device)
         chain = static_tree(tree_choices(f"chain{tree.max_depth}"), models.target.device)
-        return cls(tree, SpeculativeJacobiDrafter(chain, spec, models.target.config), spec.delta)
+        return cls(tree, SpeculativeJacobiDrafter(chain, spec, models.target.config), spec["delta"])
 
     def allocate(self, num_rows: int, noise: NoiseField) -> SpeculativeJacobiState:
-        """See `Drafter`; the state has a row per chain."""
-        return self.chain.allocate(num_rows * self.num_chains, ChainNoise(noise, self.num_chains, self.max_depth + 1))
+        """Make a state with a row per chain."""
+        chain_noise = ChainNoise(noise, self.num_chains, self.max_depth + 1)
+        # It has the functions of a `NoiseField` that the drafter of a chain calls.
+        return self.chain.allocate(num_rows * self.num_chains, cast("NoiseField", chain_noise))
 
     def fill(self, state: SpeculativeJacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Forgets the drafts of the old prompts."""
+        """Drop the drafts of the old prompts."""
         chains = torch.arange(self.num_chains, device=rows.device)
         self.chain.fill(state, (rows[:, None] * self.num_chains + chains).flatten(), prefill)
 
     def propose(self, state: SpeculativeJacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """The chains side by side; here `draft_probs` are of drafts, (batch, nodes - 1, vocab), not of inner nodes."""
+        """Return all chains. Here `draft_probs` belong to drafts, (batch, nodes - 1, vocab), not to inner nodes."""
         chains = self.chain.propose(state, self._repeat(root), self._repeat(lengths))
+        assert chains.draft_probs is not None
         shape = (-1, self.num_chains, self.max_depth)
         tokens = chains.tokens[:, 1:].reshape(shape).transpose(1, 2).flatten(1)  # nodes are numbered by depth
         labels = chains.draft_probs.view(*shape, chains.draft_probs.shape[2]).transpose(1, 2).flatten(1, 2)
         return Proposal(torch.cat([root, tokens], dim=1), self.tree, labels)
 
     def observe(self, state: SpeculativeJacobiState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Draws the drafts of all chains behind the places that were emitted anew."""
-        scores, nodes = outcome.scores, self._paths.flatten().expand(len(lengths), -1)
-        logits, positions = pick_rows(scores.logits, nodes), scores.positions.gather(1, nodes)
+        """Sample new drafts of all chains for the positions after the emitted tokens."""
+        scores = outcome.scores
+        nodes = self._paths.flatten().expand(len(lengths), -1)
         rows = (len(lengths) * self.num_chains, self.max_depth + 1)
-        chains = Scores(None, logits.view(*rows, -1), positions.view(rows), scores.noise, scores.sampling)
+        logits = pick_rows(scores.logits, nodes).view(*rows, -1)
+        positions = scores.positions.gather(1, nodes).view(rows)
+        chains = Scores(None, logits, positions, scores.noise, scores.sampling)
         own = replace(outcome, scores=chains, num_accepted=self._repeat(outcome.num_accepted))
         self.chain.observe(state, own, self._repeat(lengths))
 
@@ -117,15 +129,15 @@ class ParallelChainsDrafter(Drafter):
 
 
 class LongestChain(ByRejection):
-    """Every chain is verified by itself, and the longest is taken, the first of several.
+    """Verification of parallel chains: each is verified by itself, and the first of the longest is taken.
 
-    Draft x of a chain is accepted with probability min(1, (t(x) + m) / p(x)): m is `delta` times the mean of what t
-    gives to the tokens that the other chains hold at that place. A rejection leaves normalise(max(0, t - p)).
+    Draft x of a chain is accepted with probability min(1, (t(x) + m) / p(x)), where m is `delta` times the mean
+    probability t of the other chains' tokens at that position. A rejection leaves normalise(max(0, t - p)).
 
-    Not exact: TV of whole images grows with the number of chains and with delta, without a known bound.
+    Not exact: the total variation of images grows with the number of chains and with delta, without a known bound.
 
     Args:
-        delta: share of the other chains' mass that is lent to a draft.
+        delta: share of the other chains' mass that is added to a draft's.
 
     Source: PathRelax (arXiv 2606.10492; Haodong-Lei-Ray/PathSpec@8a3df48).
     """
@@ -135,24 +147,33 @@ class LongestChain(ByRejection):
         self.delta = delta
 
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Accepted, and the tokens behind; behind the root, that of the first chain's rejection."""
-        tree, tokens, labels = proposal.tree, proposal.tokens, proposal.draft_probs
-        batch, window = len(tokens), tree.max_depth
+        """Verify all chains. After the root, the token is that of the first chain's rejection."""
+        tree = proposal.tree
+        tokens = proposal.tokens
+        labels = proposal.draft_probs
+        inner = tree.parent_nodes
+        assert labels is not None
+        assert inner is not None
+        batch = len(tokens)
+        window = tree.max_depth
         num_chains = (tree.num_nodes - 1) // window
         probs = scores.weights.softmax(-1).index_select(1, tree.parents[0, 1:])  # (batch, drafts, vocab)
         drafts = tokens[:, 1:].view(batch, window, num_chains)
-        beside = drafts[:, :, None].expand(-1, -1, num_chains, -1).reshape(batch, -1, num_chains)
-        masses = probs.gather(2, beside).view(batch, window, num_chains, num_chains)
-        own = masses.diagonal(dim1=2, dim2=3)
-        lent = (masses.sum(3) - own) * (self.delta / max(1, num_chains - 1))
-        uniforms = scores.noise.uniform(scores.positions.index_select(1, tree.parents[0, 1::num_chains]), num_chains)
+        # Every chain's probabilities of the tokens that all chains have at its position.
+        tokens_at_position = drafts[:, :, None].expand(-1, -1, num_chains, -1).reshape(batch, -1, num_chains)
+        masses = probs.gather(2, tokens_at_position).view(batch, window, num_chains, num_chains)
+        token_probs = masses.diagonal(dim1=2, dim2=3)  # (batch, window, chains)
+        added = (masses.sum(3) - token_probs) * (self.delta / max(1, num_chains - 1))
         token_draft = labels.gather(2, tokens[:, 1:, None]).view_as(drafts)
-        fits = (uniforms * token_draft <= own + lent) & (token_draft > 0)
-        accepted = torch.cat([tokens[:, :1] < 0, fits.flatten(1)], dim=1)
+        positions = scores.positions.index_select(1, tree.parents[0, 1::num_chains])
+        uniforms = scores.noise.uniform(positions, num_chains)
+        is_kept = (uniforms * token_draft <= token_probs + added) & (token_draft > 0)
+        is_root_accepted = torch.zeros_like(tokens[:, :1], dtype=torch.bool)
+        is_accepted = torch.cat([is_root_accepted, is_kept.flatten(1)], dim=1)
         first = tree.children[0, :, 0] - 1  # of each inner node's children, among the drafts
-        left = self.rejection.residual_probs(probs.index_select(1, first), None, labels.index_select(1, first))
-        noise = scores.noise.gumbel("target", scores.positions.index_select(1, tree.parent_nodes))
-        left_best, left_own = (left.log_() + noise).max(-1)
-        best, emitted = scores.keys.max(-1)
-        inner = tree.parent_nodes
-        return accepted, emitted.index_copy(1, inner, left_own), best.index_copy(1, inner, left_best)
+        first_probs = probs.index_select(1, first)
+        residual = self.rejection.residual_probs(first_probs, None, labels.index_select(1, first))
+        noise = scores.noise.gumbel("target", scores.positions.index_select(1, inner))
+        residual_best, residual_own = (residual.log_() + noise).max(-1)
+        best, own = scores.keys.max(-1)
+        return is_accepted, own.index_copy(1, inner, residual_own), best.index_copy(1, inner, residual_best)

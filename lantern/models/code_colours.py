@@ -54,8 +54,14 @@ class CodeColours(StoredModel):
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Images, float32 (images, 3, size, size) in [-1, 1], of codes (images, tokens), of which the last grid * grid
-        are drawn; a ValueError for one out of range.
+        """Return images, float32 (images, 3, size, size) in [-1, 1].
+
+        Args:
+            codes: codes of images, (images, tokens). The last grid * grid are drawn, since stored records of GLM-Image
+                also hold the smaller image that comes first.
+
+        Raises:
+            ValueError: a code is out of range.
         """
         config = self.config
         codes = codes[:, -(config.grid**2) :]

@@ -79,6 +79,15 @@ class CommonSizes:
         """Tokens of an image."""
         return self.small_grid * (self.small_columns or self.small_grid) + self.grid * self.line_width
 
+    def image_codes(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the codes of images: their tokens without those of a smaller image and without line ends.
+
+        Args:
+            tokens: tokens of images, (..., num_image_tokens).
+        """
+        lines = tokens[..., -self.grid * self.line_width :].unflatten(-1, self.lines)
+        return lines[..., : self.columns or self.grid].flatten(-2)
+
     @overload
     def ends_line(self, positions: int) -> bool: ...
     @overload

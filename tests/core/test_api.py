@@ -13,11 +13,11 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
-from test_every_method import captured, tapes  # noqa: F401
 
 import lantern
-from conftest import ROOT
-from families import draw_c2i
+from helpers.captured_steps import captured
+from helpers.families import draw_c2i
+from helpers.paths import ROOT
 from lantern import api
 from lantern.cards.card import ImageSettings, PromptSettings, read_card
 from lantern.cards.published import CARDS
@@ -84,7 +84,7 @@ def test_images_are_those_of_the_method_on_the_models_own_settings(model):
     assert [picture.size for picture in found.pictures()] == [(48, 48)] * 2
 
 
-def test_captured_steps_are_kept_for_later_calls(model, monkeypatch, tapes):  # noqa: F811
+def test_captured_steps_are_kept_for_later_calls(model, monkeypatch, tapes):
     made = []
     expected = {name: model.generate(PROMPTS, method=name).codes for name in ("jacobi", "eagle1", "coupled")}
     monkeypatch.setattr(api, "make_decoder", lambda *parts: made.append(captured(make_decoder(*parts))) or made[-1])

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from lantern.codebook import code_dtype, drop_line_ends, nearest_codes
+from lantern.models.config import TargetConfig
 
 
 def test_nearest_by_eye():
@@ -57,4 +58,14 @@ def test_a_table_takes_two_bytes_a_code_where_they_count_far_enough():
 
 def test_ends_are_dropped_where_there_are_some():
     tokens = torch.arange(6)
-    assert drop_line_ends(tokens).tolist() == [0, 1, 3, 4] and drop_line_ends(tokens[:4]).tolist() == [0, 1, 2, 3]
+    assert drop_line_ends(tokens, 2).tolist() == [0, 1, 3, 4]
+    assert drop_line_ends(tokens[:4], 2).tolist() == [0, 1, 2, 3]
+
+
+def test_codes_of_an_image_leave_out_a_smaller_image_and_line_ends():
+    plain = TargetConfig(grid=2)
+    assert plain.image_codes(torch.arange(4)).tolist() == [0, 1, 2, 3]
+    lined = TargetConfig(grid=2, line_end=0)
+    assert lined.image_codes(torch.arange(6)).tolist() == [0, 1, 3, 4]
+    wide = TargetConfig(grid=2, columns=3, small_grid=1)
+    assert wide.image_codes(torch.arange(7)[None]).tolist() == [[1, 2, 3, 4, 5, 6]]

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 import torch
-from table_world import Images, TableWorld
 
-from conftest import generate, make_models, make_prompts
+from helpers.table_world import Images, TableWorld
+from helpers.tiny_models import generate, make_models, make_prompts, start
 from lantern.acceptance.base import ByEquality
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
@@ -122,7 +122,7 @@ def first_steps(models: DecodingModels, spec: MethodSpec, num_steps: int, **samp
     decoder, seen = make_decoder(models, spec, SamplingConfig(cfg_scale=2.0, **sampling)), []
     decoder.observer = seen.append
     with torch.inference_mode():
-        state = decoder.start(*make_prompts(models, 2), [decoder.make_noise(7, i) for i in "ab"])
+        state = start(decoder, *make_prompts(models, 2), [decoder.make_noise(7, i) for i in "ab"])
         for _ in range(num_steps):
             decoder.step(state)
     return seen

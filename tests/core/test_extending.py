@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from conftest import ROOT, generate
+from helpers.paths import ROOT
+from helpers.tiny_models import generate
 from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound
 from lantern.acceptance.verifiers import make_verifier
 from lantern.codebook import nearest_codes
@@ -48,7 +49,7 @@ def test_the_rule_takes_the_smaller_set_and_has_a_label_and_a_total_variation(fo
     own, *ours = (part.merge(target, None, part.codes_of(children[:, 0])).is_member for part in sets)
     assert torch.equal(own, ours[0] & ours[1])
     assert own.any() and not torch.equal(own, ours[0]) and not torch.equal(own, ours[1])
-    nodes = VerifiedNodes(target, draft, children, torch.arange(20) % 5)
+    nodes = VerifiedNodes(target, draft, children, torch.arange(20) % 5, torch.zeros(20).long())
     kind, found = distribution_of_method(nodes, verifier, 10, 0)
     assert kind == "enumeration" and 0 < found.tv_from(target).mean() < 1
     assert label_method(spec.to_dict()) == "capped (chain3, sampled, capped:Capped) k 4, λ 3, cap 0.2"

@@ -10,14 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_every_method import assert_equal, captured, decoder_of, make_batches, tapes  # noqa: F401
-from test_generation import make_records
 
+from helpers.captured_steps import captured
+from helpers.every_method import assert_equal, decoder_of, make_batches
+from helpers.tiny_records import make_records
 from lantern import decoding, stepping
 from lantern.kv_cache import KVCache
 
 
-def test_rows_of_a_recorded_step_take_the_next_prompt(models, tapes):  # noqa: F811
+def test_rows_of_a_recorded_step_take_the_next_prompt(models, tapes):
     decoder = decoder_of(models, "eagle1")
     expected, found = make_records(decoder, 2), make_records(captured(decoder), 2)
     assert torch.equal(found.codes, expected.codes) and torch.equal(found.step_lengths, expected.step_lengths)
@@ -25,7 +26,7 @@ def test_rows_of_a_recorded_step_take_the_next_prompt(models, tapes):  # noqa: F
     assert found.metadata["preparation_s"] > 0 == expected.metadata["preparation_s"]
 
 
-def test_a_step_is_recorded_for_every_size_of_a_batch_and_one_state_is_kept(models, tapes):  # noqa: F811
+def test_a_step_is_recorded_for_every_size_of_a_batch_and_one_state_is_kept(models, tapes):
     decoder = captured(decoder_of(models, "jacobi"))
     states = [decoder.runner.borrow(decoder.allocate, num_rows) for num_rows in (3, 3, 2, 3)]
     assert states[0] is states[1] and len({id(state) for state in states}) == len(tapes) == 3
@@ -101,7 +102,7 @@ def test_a_long_image_has_few_graphs():
 
 
 @pytest.mark.parametrize("name", ["autoregressive", "jacobi", "eagle1", "zipar"])
-def test_recorded_steps_read_little_more_than_the_slots_in_use(models, tapes, monkeypatch, name):  # noqa: F811
+def test_recorded_steps_read_little_more_than_the_slots_in_use(models, tapes, monkeypatch, name):
     """The graph of the fewest slots that serve is launched, and images are those of steps that read all."""
     plain = decoder_of(models, name)
     (batch, *_), limits = make_batches(plain, models), []
@@ -128,7 +129,7 @@ def test_attention_of_cudnn_is_off_while_images_are_decoded(models, monkeypatch)
     assert seen and not any(seen) and torch.backends.cuda.cudnn_sdp_enabled()
 
 
-def test_a_decoder_is_freed_as_soon_as_it_is_dropped(models, tapes):  # noqa: F811
+def test_a_decoder_is_freed_as_soon_as_it_is_dropped(models, tapes):
     """Without the garbage collector, which would let two decoders and their caches fill a GPU meanwhile."""
     decoder = captured(decoder_of(models, "eagle1"))
     decoder.generate(*make_batches(decoder, models)[0])
@@ -141,7 +142,7 @@ def test_a_decoder_is_freed_as_soon_as_it_is_dropped(models, tapes):  # noqa: F8
         gc.enable()
 
 
-def test_watched_steps_are_run_eagerly(models, tapes):  # noqa: F811
+def test_watched_steps_are_run_eagerly(models, tapes):
     decoder = captured(decoder_of(models, "eagle1"))
     batch, outcomes = make_batches(decoder, models)[0], []
     decoder.observer = outcomes.append
@@ -152,7 +153,7 @@ def test_watched_steps_are_run_eagerly(models, tapes):  # noqa: F811
     assert tapes[0].num_replays > 0
 
 
-def test_the_hook_sees_every_forward_and_steps_stay_captured(models, tapes):  # noqa: F811
+def test_the_hook_sees_every_forward_and_steps_stay_captured(models, tapes):
     plain = decoder_of(models, "eagle1")
     for decoder in (plain, captured(plain)):
         (batch, *_), calls = make_batches(decoder, models), []

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conftest import assert_distribution
+from helpers.statistics import assert_distribution
 from lantern.acceptance import base
 from lantern.acceptance.base import ByEquality, Exact
 from lantern.acceptance.relaxed_sets import AdditiveBound, WithinBound
@@ -144,7 +144,7 @@ def verifier_of(name: str, sampling: SamplingConfig):
 def test_verifying_the_path_only_finds_what_verifying_all_nodes_finds(name, monkeypatch):
     sampling = SamplingConfig(top_k=7)
     verifier, is_dynamic = verifier_of(name, sampling)
-    assert verifier.follows_path
+    assert verifier.follows_path(sampling)
     scores, proposal = make_step(METHODS[name]["drafts"], sampling, is_dynamic)
     outcomes, verified, verify_path = [], [], type(verifier)._verify_path
     monkeypatch.setattr(

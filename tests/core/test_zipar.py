@@ -8,7 +8,8 @@ from dataclasses import fields
 import pytest
 import torch
 
-from conftest import DATA, generate, make_prompts
+from helpers.paths import DATA
+from helpers.tiny_models import generate, make_prompts
 from lantern.attention_mask import window_table
 from lantern.decoding import Decoder, make_decoder
 from lantern.methods import make_method
@@ -44,7 +45,7 @@ def draw_slowly(decoder: Decoder, row: int) -> list[int]:
 
     hidden, cache = target.prefill(*target.with_null(features, mask), first + decoder.num_tokens)
     tokens, fed = {0: choose(hidden, 0)}, set()
-    for feeds in line_schedule((target.config.grid,) * 2, spec.window):
+    for feeds in line_schedule((target.config.grid,) * 2, spec["window"]):
         known = dict(tokens)
         for feed in feeds:
             fed.add(feed.place)

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from functorch.compile import make_boxed_func
-from tiny_codes import CONFIG
 from torch._dynamo.backends.common import aot_autograd
 
-from conftest import make_models
+from helpers.tiny_codes import CONFIG
+from helpers.tiny_models import make_models
 from lantern.attention_mask import window_table
 from lantern.kv_cache import KVCache, round_slots
 from lantern.models.target import TargetModel

@@ -7,7 +7,8 @@ from string import ascii_lowercase
 
 import pytest
 
-from conftest import ROOT, load_config_of_all_figures, typed_config
+from helpers.configs import load_config_of_all_figures, typed_config
+from helpers.paths import ROOT
 from lantern_pipeline.config.figures import figure_table
 from lantern_pipeline.config.paths import RunPlan
 from lantern_pipeline.fetch.entries import parse_entries
@@ -16,7 +17,8 @@ DEFAULT = load_config_of_all_figures()
 
 
 def table_of(config):
-    return figure_table(RunPlan(typed_config(config), parse_entries(config["resources"])))
+    checked = typed_config(config)
+    return figure_table(RunPlan(checked, parse_entries(checked.resource_entries)))
 
 
 FIGURES = table_of(DEFAULT)

@@ -13,9 +13,18 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.text import Text
 
-import figure_tables as tables
 import lantern_pipeline.tables
-from figure_tables import AUTOREGRESSIVE, COUPLED, MASSES, PROXIMITY, SAMPLED, SETTINGS, make_records, make_summary
+from helpers import figure_tables as tables
+from helpers.figure_tables import (
+    AUTOREGRESSIVE,
+    COUPLED,
+    MASSES,
+    PROXIMITY,
+    SAMPLED,
+    SETTINGS,
+    make_records,
+    make_summary,
+)
 from lantern.methods import PRESETS, MethodSpec
 from lantern_pipeline.data.tables import method_columns, read_table
 from lantern_pipeline.figures.published import OWN_MODEL

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conftest import ROOT, load_config, make_models, make_prompts, typed_config
-from figure_tables import COUPLED, make_records
+from helpers.configs import load_config, typed_config
+from helpers.figure_tables import COUPLED, make_records
+from helpers.paths import ROOT
+from helpers.tiny_models import make_models, make_prompts
 from lantern.codebook import add_line_ends, drop_line_ends
 from lantern.decoding import make_decoder
 from lantern.methods import make_method
@@ -43,7 +45,7 @@ def test_likelihood_and_ambiguity_are_of_codes(drawn):
     logits = teacher_forced_logits(target, *encoder.encode(["0", "1"]), tokens, 2.0)
     wanted = -logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
     assert nll.shape == (2, 16)
-    torch.testing.assert_close(nll, drop_line_ends(wanted))
+    torch.testing.assert_close(nll, drop_line_ends(wanted, 4))
     assert not wanted.view(2, 4, 5)[..., 4].any()  # what ends a line is certain
     frame = measure_ambiguity(target, encoder, tokens, ["0", "1"], cfg_scales=[2.0])
     assert sorted(set(frame["position"])) == list(range(16)) and frame["top1"].max() < 1
@@ -62,7 +64,7 @@ def test_images_get_their_line_ends_for_training(drawn):
     target, encoder, _ = drawn
     codes = torch.arange(32).view(2, 16) % 11
     tokens = add_line_ends(codes, 4, line_end=11)
-    assert torch.equal(drop_line_ends(tokens), codes) and (tokens.view(2, 4, 5)[..., 4] == 11).all()
+    assert torch.equal(drop_line_ends(tokens, 4), codes) and (tokens.view(2, 4, 5)[..., 4] == 11).all()
     features, mask = encoder.encode(["0", "1"])
     assert next_token_loss(target, tokens, features, mask).isfinite()
     draft = DraftModel.from_target(target, seed=0)

@@ -1,17 +1,18 @@
 """The study's page: which pairs it shows, and that it keeps the methods to itself."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from helpers.pages_data import METHODS, TRIALS, build_study, data_of, pixels_of
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.pages.study import CHECK, PAIR, Trial, choose_wrong_prompts, select_trials
-from pages_data import METHODS, TRIALS, build_study, data_of, pixels_of
 
 
 def test_the_page_does_not_tell_the_methods():
@@ -63,6 +64,7 @@ class Tokenizer(nn.Module):
 
     def __init__(self):
         super().__init__()
+        self.config = SimpleNamespace(grid=2)
         self.unused = nn.Parameter(torch.zeros(1))
 
     def decode(self, codes):

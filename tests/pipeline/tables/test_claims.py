@@ -8,9 +8,9 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from result_tables import METHODS, SETTINGS, join, make_tables, with_changes
 
-from conftest import ROOT
+from helpers.paths import ROOT
+from helpers.result_tables import METHODS, SETTINGS, join, make_tables, with_changes
 from lantern.methods import make_method
 from lantern_pipeline.tables.claims import describe_run, find_claims, place_rows
 from lantern_pipeline.tables.markdown import claim_cells

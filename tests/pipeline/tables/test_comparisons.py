@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from conftest import ROOT
+from helpers.paths import ROOT
 from lantern_pipeline.measure.registry import IMAGES, NEITHER, Metric
 from lantern_pipeline.tables.comparisons import (
     OF_IMAGES,

@@ -7,7 +7,8 @@ from collections import defaultdict
 import pandas as pd
 import pytest
 
-from conftest import ROOT, load_config, typed_config
+from helpers.configs import load_config, typed_config
+from helpers.paths import ROOT
 from lantern.methods import PRESETS, MethodSpec, make_method
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.validate import load_yaml

@@ -21,7 +21,6 @@ from lantern_pipeline.settings.wording import closest
 
 if TYPE_CHECKING:
     from lantern.methods import MethodSpec
-    from lantern.tree_shapes import TreeShape
     from lantern_pipeline.settings.run_config import MetricModel, PromptSet, RunConfig
 
 
@@ -237,23 +236,25 @@ def _sizes_of_methods(key: str, specs: list[MethodSpec], config: RunConfig) -> I
     """Compare the neighbours of methods with their table, and their depth with the rotary table."""
     columns = config.codebook.num_neighbours
     for spec in specs:
-        if (depth := _depth(spec.tree_shape)) > OVERSHOOT:
+        if (depth := _depth(spec)) > OVERSHOOT:
             yield (
                 f"{key}: tree of {spec.method_id} must be at most {OVERSHOOT} drafts deep, got {depth}; choose a "
                 "shallower tree or a shorter chain"
             )
         more = spec.residual in OFFICIAL_RESIDUALS  # the authors' residuals reach one code further
-        if spec.k is not None and spec.k + more > columns:
+        k = spec.get("k")
+        if k is not None and k + more > columns:
             yield (
                 f"{key}: k of {spec.method_id} must be at most codebook.num_neighbours{' - 1' * more} = "
-                f"{columns - more}, got {spec.k}; raise it where the codebook is large enough"
+                f"{columns - more}, got {k}; raise it where the codebook is large enough"
             )
 
 
-def _depth(shape: TreeShape | None) -> int:
-    """Most drafts on a path of a tree."""
-    if shape is None:
-        return 0
+def _depth(spec: MethodSpec) -> int:
+    """Return the most drafts on a path of a method's tree; 0 if it has none."""
+    shape = spec.tree_shape
     if isinstance(shape, DynamicTreeOptions):
         return shape.depth + 1
-    return max(map(len, (*shape.jacobi, *shape.drafter) if isinstance(shape, JointTree) else shape))
+    if isinstance(shape, JointTree):
+        return max(map(len, (*shape.jacobi, *shape.drafter)))
+    return max(map(len, shape)) if isinstance(shape, tuple) else 0

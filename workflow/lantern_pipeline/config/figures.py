@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from lantern_pipeline.config.paths import TOKENIZER, RunPlan
 
@@ -23,7 +22,7 @@ class Figure:
     letter: str  # by which texts call it
     title: str  # how the report lists it
     files: Mapping[str, str | list[str]]  # argument's name -> paths; those of records hold {scatteritem} for the shard
-    settings: Mapping[str, Any] = field(default_factory=dict)  # argument's name -> value
+    settings: Mapping[str, object] = field(default_factory=dict)  # argument's name -> value
 
     @property
     def draws_images(self) -> bool:

@@ -166,7 +166,8 @@ def decode_images(tokenizer: ImageModel, codes: Tensor, num_at_once: int | None 
     """Draws codes (images, tokens) as (images, 3, S, S) float32 in [-1, 1] on the codes' device; few at once, by
     default, since a decoder's activations are large. Tokens that end lines are left out.
     """
-    device, codes = next(tokenizer.parameters()).device, drop_line_ends(codes)
+    device = next(tokenizer.parameters()).device
+    codes = drop_line_ends(codes, tokenizer.config.grid)
     size = num_at_once or max(1, TOKENS_AT_ONCE // codes.shape[1])
     with torch.inference_mode():
         parts = [tokenizer.decode(part.long().to(device)).float().to(codes.device) for part in codes.split(size)]

@@ -52,7 +52,8 @@ def select_proximity(
     used. `nearest_codes`: (vocab, columns), nearest first. `num_rows`: rows shown. `seed`: of the random codes.
     """
     vocab, num_ranks = nearest_codes.shape
-    codes = drop_line_ends(codes[: max(num_rows, MOST_TOKENS // codes.shape[1])].long())
+    codes = codes[: max(num_rows, MOST_TOKENS // codes.shape[1])].long()
+    codes = drop_line_ends(codes, tokenizer.config.grid)
     ranks = sorted({min(rank, num_ranks) for rank in RANKS})
     generator = torch.Generator().manual_seed(seed)
     offsets = torch.randint(1, vocab, codes.shape, generator=generator)

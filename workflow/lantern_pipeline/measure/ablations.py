@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from lantern.decoding import Decoder, make_decoder
+from lantern.decoding import Decoder, TreeDecoder, make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.generation import generate_records
 from lantern.prompts import Prompt
@@ -82,7 +82,7 @@ class AblationStudy:
     def _make_decoder(self, point: AblationPoint) -> Decoder:
         spec, sampling = point.spec, SamplingConfig(temperature=point.temperature, **point.sampling)
         models = self.models[point.drafter_steps]
-        models = replace(models, nearest_codes=self.tables.get(spec.neighbours))
+        models = replace(models, nearest_codes=self.tables.get(spec.neighbours or ""))
         return make_decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=self.stepping)
 
     def _total_variation(self, point: AblationPoint) -> dict[str, float]:
@@ -92,7 +92,7 @@ class AblationStudy:
         settings = self.total_variation
         prompts = self.prompts[: settings.num_images]
         nodes, _, found = measure_coupled_drafts(
-            self._make_decoder(point),
+            cast("TreeDecoder", self._make_decoder(point)),  # `knows_drafts` is true of trees of drafts only
             prompts,
             self.measuring.text_encoder,
             run_seed=self.seed,

@@ -212,7 +212,9 @@ def published_files(metrics: MetricChoices, resources: Mapping[str, Resource]) -
     """Names the files from elsewhere that measuring needs, which can be looked at before anything is generated: as in
     `published_sources` -> path or manifest.
     """
-    return {name: resource_of(value, resources) for name, value in published_sources(metrics).items()}
+    return {
+        name: resource_of(value, resources) for name, value in published_sources(metrics).items() if value is not None
+    }
 
 
 def metric_files(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pandas as pd
 import torch
@@ -14,7 +13,7 @@ from lantern.acceptance.base import ByEquality, Verifier
 from lantern.acceptance.rejection import ByRejection, Rejection
 from lantern.acceptance.relaxed_sets import AdditiveBound, BudgetBound, JensenShannonBound, RelaxedSets, WithinBound
 from lantern.codebook import with_line_end
-from lantern.decoding import Decoder, make_decoder
+from lantern.decoding import Decoder, TreeDecoder, make_decoder
 from lantern.methods import MethodSpec
 from lantern.models.target import Target
 from lantern.prompts import Prompt
@@ -82,12 +81,13 @@ class TotalVariationStudy:
         for decoder in tqdm(decoders, desc="total variation", unit="method", disable=None):
             spec, drawn = decoder.spec, records[decoder.spec.method_id]
             kind, measured = self._measure_nodes(decoder)
-            row: dict[str, Any] = {"method_id": spec.method_id, "kind": kind}
+            row: dict[str, object] = {"method_id": spec.method_id, "kind": kind}
             if measured:
-                row |= tv_row(*measured, spec.delta, self.options)
+                row |= tv_row(*measured, spec.get("delta"), self.options)
             if not decoder.sampling.is_greedy:
                 row["law_p"] = image_test.p_value(_select(drawn, self.tested_prompts).codes, decoder.sampling)
-            if spec.tree is not None and decoder.verifier.draws_target_tokens:
+            has_drafts = spec.tree is not None
+            if has_drafts and isinstance(decoder, TreeDecoder) and decoder.verifier.draws_target_tokens:
                 row |= self._count_substitutions(_select(drawn, self.prompts), decoder)
             rows.append(row)
         return pd.DataFrame(rows).reindex(columns=COLUMNS)
@@ -116,7 +116,7 @@ class TotalVariationStudy:
         seed = self.options["seed"]
         if spec.drafts is None:
             return "none", None
-        if spec.tree is None:
+        if not isinstance(decoder, TreeDecoder):
             return "enumeration", measure_missing_context(*arguments, **self._wanted)
         if not spec.drafts_row.is_exact:  # drafts do not follow the distributions that are recorded
             return "none", None
@@ -128,7 +128,9 @@ class TotalVariationStudy:
             return kind, (nodes, found)
         if isinstance(decoder.verifier, ByEquality) or not knows_drafts(spec):
             return "coupling", None
-        nodes, kind, found = measure_coupled_drafts(*arguments, **self._wanted, num_samples=num_samples)
+        nodes, kind, found = measure_coupled_drafts(
+            decoder, self.prompts, self.encoder, **self._wanted, num_samples=num_samples
+        )
         return kind, (nodes, found)
 
     def _count_substitutions(self, records: GenerationRecords, decoder: Decoder) -> dict[str, float]:
@@ -213,7 +215,7 @@ def tv_curves(
 def _rules(
     nodes: VerifiedNodes, table: torch.Tensor, k: int, delta: float, num_children: int
 ) -> dict[str, Callable[[], OutputDistribution]]:
-    target, draft = nodes.target_probs, nodes.draft_probs
+    target, draft = nodes.target_probs, nodes.drawn_from
     top, bound = draft.topk(num_children, dim=-1).indices, {"k": k, "delta": delta}
     additive = AdditiveBound(table, **bound)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import torch
@@ -138,6 +140,7 @@ class Mosaic(nn.Module):
 
     def __init__(self):
         super().__init__()
+        self.config = SimpleNamespace(grid=2)
         self.weight = nn.Parameter(torch.ones(1))
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,108 @@
+"""The parameters of methods: their bounds, and what they mean.
+
+Read while Snakemake plans the workflow: no torch here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Integral, Real
+
+ParameterValue = float | str  # a whole number counts as a float
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """The bounds of a parameter, which is a number or a word.
+
+    Attributes:
+        symbol: short name in labels.
+        meaning: what the parameter is, with its unit.
+        low: smallest value. If `is_open`, the value must be above it.
+        high: largest value.
+        is_open: whether `low` itself is refused.
+        is_whole: whether the number must be an integer.
+        choices: the words that are allowed. Empty for a number.
+        remedy: the end of an error: what a user may have wanted instead.
+    """
+
+    symbol: str
+    meaning: str
+    low: float = -math.inf
+    high: float = math.inf
+    is_open: bool = False
+    is_whole: bool = False
+    choices: tuple[str, ...] = ()
+    remedy: str = ""
+
+    @property
+    def bound(self) -> str:
+        """The allowed values, in words."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        interval = ""
+        if self.high < math.inf:
+            interval = f"in {'(' if self.is_open else '['}{self.low:g}, {self.high:g}]"
+        elif self.low > -math.inf:
+            interval = f"{'>' if self.is_open else '>='} {self.low:g}"
+        if self.is_whole:
+            return f"a whole number {interval}".strip()
+        return interval or "a number"
+
+    def check(self, name: str, value: object, owner: str) -> None:
+        """Check that a value is allowed.
+
+        Args:
+            name: the parameter's name.
+            value: its value.
+            owner: the method or function that takes it.
+
+        Raises:
+            ValueError: it is not. The message states name, owner, bound, value and remedy.
+        """
+        if self._allows(value):
+            return
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        raise ValueError(f"{name} of {owner} must be {self.bound}, got {value!r}{remedy}")
+
+    def _allows(self, value: object) -> bool:
+        if self.choices:
+            return value in self.choices
+        if isinstance(value, bool) or not isinstance(value, Integral if self.is_whole else Real):
+            return False
+        number = float(value)
+        if self.is_open and number == self.low:
+            return False
+        return math.isfinite(number) and self.low <= number <= self.high
+
+
+_EXACT = "for exact decoding use acceptance exact"
+PARAMETERS = {
+    "k": Parameter("k", "nearest codes of a draft", 1, is_whole=True, remedy=_EXACT),
+    "delta": Parameter(
+        "δ", "bound: probability mass, or bits of divergence", 0, 1, remedy="for the multiplicative bound set lambda_"
+    ),
+    "lambda_": Parameter("λ", "bound: a factor", 1, remedy="1 is exact, for the additive bound set delta"),
+    "omega": Parameter("ω", "mean weight of a chain's drafts", 0, is_open=True, remedy="1 is exact where fall is 0"),
+    "fall": Parameter("fall", "a draft's weight is exp(-fall) times the one before", -10, 10),
+    "weight": Parameter(
+        "w", "share of the target's distribution, the rest is the drafts'", 0, 1, is_open=True, remedy="1 is exact"
+    ),
+    "budget": Parameter("budget", "total variation from the target", 0, 1, remedy="0 is exact"),
+    "h": Parameter("h", "half the width of a group of codes, ranks", 1, is_whole=True, remedy=_EXACT),
+    "p_max": Parameter(
+        "Δp", "difference of probabilities within a group, which stays below", 0, is_open=True, remedy=_EXACT
+    ),
+    "d_max": Parameter(
+        "d²", "squared distance of embeddings within a group, which stays below", 0, is_open=True, remedy=_EXACT
+    ),
+    "threshold": Parameter(
+        "τ", "ratio t(x) / p(x) above which a draft is kept", 0, remedy="0 keeps all that is possible"
+    ),
+    "window": Parameter("w", "tokens of a line drawn before the next line begins", 1, is_whole=True),
+    "coupling": Parameter(
+        "coupling", "how drafts follow those of the step before", choices=("none", "gumbel", "maximal")
+    ),
+    "labels": Parameter("labels", "what first drafts count as drawn from", choices=("point", "uniform")),
+}
