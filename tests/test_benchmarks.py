@@ -15,6 +15,7 @@ from lantern.cards.published import CARDS
 from lantern.checkpoints.native import save_model
 from lantern.codebook import nearest_codes
 from lantern.io import save_tensors
+from lantern.methods import PARAMETERS
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.vq16 import VQ16Config
@@ -139,3 +140,8 @@ def test_a_gpu_is_checked_where_there_is_none(run, monkeypatch):
 
 def test_every_preset_has_the_parameters_that_it_leaves_open():
     assert all(full_size.make_spec(name).name == name for name in full_size.PRESETS)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_an_example_of_a_parameter_is_allowed(name):
+    PARAMETERS[name].check(name, full_size.example_of(PARAMETERS[name]), "preset")

@@ -39,7 +39,7 @@ def test_the_shipped_card_is_what_the_default_config_and_the_weights_say():
     files = {part: f"{part}.safetensors" for part in ("target", "drafter", "tokenizer")}
     assert card.files == files and card.name == "embedded" and card.licence == "Apache-2.0"
     planned = {**card_of(typed_config(config)).to_dict(), "name": "embedded", "licence": "Apache-2.0"}
-    made = make_run_card(planned, config["text"], "scenes", EMBEDDED / "target.safetensors", files)
+    made = make_run_card(planned, typed_config(config).text, "scenes", EMBEDDED / "target.safetensors", files)
     assert made == card
     target = lantern.load("embedded").models.target.config
     assert card.target_config() == target

@@ -57,7 +57,7 @@ def make_experiment(folder, config, *, dtype="float32"):
     save_model(files["target"], target)
     save_model(files["drafter"], DraftModel(DraftConfig.of(target.config)))
     write_prompts(folder / "prompts/seen.jsonl", PROMPTS)
-    encoder = make_text_encoder(text, "scenes")
+    encoder = make_text_encoder(typed_config(config).text_settings, "scenes")
     for run in expand_methods(typed_config(config)):
         spec = run.spec
         models = load_decoding_models(files["target"], files["drafter"] if spec.drafts else None, dtype=dtype)

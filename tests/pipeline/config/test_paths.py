@@ -25,7 +25,8 @@ def plan(**sections):
     config = copy.deepcopy(DEFAULT)
     for name, section in sections.items():
         config[name] = {**config[name], **section} if isinstance(section, dict) else section
-    return RunPlan(typed_config(config), parse_entries(config["resources"]))
+    checked = typed_config(config)
+    return RunPlan(checked, parse_entries(checked.resource_entries))
 
 
 def test_a_drafter_of_an_ablation_has_a_name_and_steps_of_its_own():

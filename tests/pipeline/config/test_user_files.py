@@ -23,7 +23,8 @@ def changed(**sections):
 
 
 def check(config, **options):
-    check_user_files(typed_config(config), parse_entries(config["resources"]), **options)
+    checked = typed_config(config)
+    check_user_files(checked, parse_entries(checked.resource_entries), **options)
 
 
 @pytest.mark.parametrize(

@@ -35,14 +35,16 @@ from lantern_pipeline.measure.registry import (
     published_files,
     trained_models,
 )
-from lantern_pipeline.settings.run_config import MetricChoices
+from lantern_pipeline.settings.run_config import MetricChoices, ResourceEntry
 
 NOTHING = load_config([ROOT / "config.yaml"])["metrics"]["published"]
 OWN = MetricChoices(fidelity="attribute_classifier", clip="own", prompt_accuracy=True, hps=False, published=NOTHING)
 OFF = OWN.model_copy(update={"fidelity": None, "clip": None, "prompt_accuracy": False})
 WEIGHTS = ("inception", "vgg16", "clip", "hps")
 ENTRY = {"url": "https://example.org/weights.pth", "files": {"weights.pth": None}}
-RESOURCES = parse_entries({name: ENTRY for name in ("inception_v3", "vgg", "openai", "hps_v2_1", "coco")})
+RESOURCES = parse_entries(
+    {name: ResourceEntry(**ENTRY) for name in ("inception_v3", "vgg", "openai", "hps_v2_1", "coco")}
+)
 IMAGE_FOLDER = {"name": "coco", "images": "coco", "statistics": None}
 STATISTICS = {"name": "coco", "images": None, "statistics": "coco"}
 
