@@ -1,1 +1,4 @@
-"""The config: checked, and expanded into methods, paths and sizes of jobs. Read while Snakemake plans: no torch."""
+"""The config: checks, and its expansion into methods, paths and job sizes.
+
+Snakemake reads this package while it plans, so it does not import torch.
+"""

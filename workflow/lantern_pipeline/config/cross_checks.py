@@ -1,6 +1,6 @@
 """Rules between keys of different sections, and rules that need the table of methods or the resources.
 
-Read while Snakemake builds the workflow: no torch here.
+Snakemake reads this module while it builds the workflow, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def check_between_keys(config: RunConfig) -> None:
     """Check the rules that need two keys or the table of methods.
 
-    Each function below yields a sentence per broken rule; a later one may rely on what an earlier one has checked.
+    Each function below yields one sentence per broken rule. A later function may rely on the checks of earlier ones.
 
     Raises:
         ValueError: the first rule that is broken.
@@ -67,7 +67,7 @@ def _prompt_set(name: str, entry: PromptSet, config: RunConfig) -> Iterator[str]
 
 
 def _resources(config: RunConfig) -> Iterator[str]:
-    """Check the entries of `resources`, every key that names one, and what goes with a finished model."""
+    """Check the entries of `resources`, every key that names one, and the keys that a finished model needs."""
     resources = parse_entries(config.resource_entries)
     checkpoints = {
         "tokenizer": config.tokenizer.checkpoint,
@@ -101,9 +101,9 @@ def _resources(config: RunConfig) -> Iterator[str]:
 
 
 def metric_models_of(config: RunConfig) -> dict[str, MetricModel]:
-    """Return the sections of the metric models that a run has, by name.
+    """Return the config sections of the metric models that a run needs, by name.
 
-    The attribute classifier is also needed to train a tokenizer.
+    The attribute classifier is also needed if the run trains a tokenizer.
     """
     needed = set(trained_models(config.metrics))
     if not config.tokenizer.checkpoint:
@@ -112,7 +112,7 @@ def metric_models_of(config: RunConfig) -> dict[str, MetricModel]:
 
 
 def _source(config: RunConfig) -> Iterator[str]:
-    """Check what a run trains, and which prompts it has, against the images and captions that it has."""
+    """Check that the images and captions of a run suffice for its training, metrics and prompt sets."""
     source = config.data.source
     encoder = config.text.encoder
     reads_captions = encoder in ("words", "word_ids") or (encoder == "classes" and source == "scenes")
@@ -225,14 +225,22 @@ def _methods(config: RunConfig) -> Iterator[str]:
         yield f"metrics.headline_temperature must be one of {temperatures}, got {headline}"
     known = [run.spec.method_id for run in runs if run.temperature == headline]
     for key in ("figures.sample_methods", "study.methods"):
-        shown = [name for name in known if key != "study.methods" or name != "autoregressive"]  # beside which they are
+        shown = [
+            name for name in known if key != "study.methods" or name != "autoregressive"
+        ]  # the others are shown next to it
         for name in attrgetter(key)(config) or []:
             if name not in shown:
                 yield f"{key} names no method that runs, got {name!r}; {closest(name, shown)}"
 
 
 def _sizes_of_methods(key: str, specs: list[MethodSpec], config: RunConfig) -> Iterator[str]:
-    """Compare the neighbours of methods with their table, and their depth with the rotary table."""
+    """Check the neighbours of methods against their table, and their tree depth against the rotary table.
+
+    Args:
+        key: config key that the methods come from.
+        specs: the methods.
+        config: the checked config.
+    """
     columns = config.codebook.num_neighbours
     for spec in specs:
         if (depth := _depth(spec)) > OVERSHOOT:
@@ -240,7 +248,7 @@ def _sizes_of_methods(key: str, specs: list[MethodSpec], config: RunConfig) -> I
                 f"{key}: tree of {spec.method_id} must be at most {OVERSHOOT} drafts deep, got {depth}; choose a "
                 "shallower tree or a shorter chain"
             )
-        more = spec.residual in OFFICIAL_RESIDUALS  # the authors' residuals reach one code further
+        more = spec.residual in OFFICIAL_RESIDUALS  # the authors' residuals read one more code
         k = spec.get("k")
         if k is not None and k + more > columns:
             yield (
@@ -250,7 +258,7 @@ def _sizes_of_methods(key: str, specs: list[MethodSpec], config: RunConfig) -> I
 
 
 def _depth(spec: MethodSpec) -> int:
-    """Return the most drafts on a path of a method's tree; 0 if it has none."""
+    """Return the number of drafts on the longest path of a method's tree; 0 if it has none."""
     shape = spec.tree_shape
     if isinstance(shape, DynamicTreeOptions):
         return shape.depth + 1

@@ -1,7 +1,7 @@
-"""Write schema.yaml, the JSON schema that editors check config.yaml and overlays with, from the models of run_config.
+"""The JSON schema schema.yaml, which editors check config.yaml and overlays with.
 
-After a change of the models, run `python -m lantern_pipeline.config.editor_schema` in the folder workflow/ with
-PYTHONPATH=.. set.
+It is generated from the models in `run_config`. After a change of the models, run
+`PYTHONPATH=.. python -m lantern_pipeline.config.editor_schema` in the folder workflow/.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _HEADER = """\
 # Types and bounds of config.yaml's keys, for editors. Made from the models in settings/run_config.py, which check a
 # run; after a change of them, run `PYTHONPATH=.. python -m lantern_pipeline.config.editor_schema` in workflow/.
 """
-# Bounds of values that a function reads first have pydantic's names.
+# Bounds of values with a validator before the type check keep pydantic's names, which are translated here.
 _BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
-# An overlay gives a few keys of a section only, and config.yaml has the defaults.
+# Left out, since an overlay sets only some keys of a section and the defaults are in config.yaml.
 _LEFT_OUT = ("title", "required", "default")
 _FIRST = ("type", "minimum", "exclusiveMinimum")
 _LAST = ("description", "propertyNames", "additionalProperties", "items", "properties")
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what holds no mapping in one line, and repeats what stands twice."""
+    """YAML writer that puts innermost mappings and all lists on one line and uses no aliases."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -52,7 +52,7 @@ def schema_text() -> str:
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the JSON schema of a model, with its sections in place and no key required."""
+    """Return the JSON schema of a model. References are replaced by their sections, and no key is required."""
     schema = model.model_json_schema()
     return _expand(schema, schema.pop("$defs", {}))
 
@@ -60,7 +60,7 @@ def json_schema(model: type[BaseModel]) -> dict[str, Any]:
 def _expand(schema: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
     """Replace references by the sections that they name, and merge alternatives into one schema.
 
-    Alternatives differ in their type, and the bounds of one type say nothing about values of another.
+    Merging is safe because alternatives differ in type, and the bounds of one type do not apply to values of another.
     """
     section = sections[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else {}
     found: dict[str, Any] = {}
@@ -84,7 +84,7 @@ def _expand(schema: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rank(item: tuple[str, object]) -> int:
-    """Return the rank of a key of a schema: type and bounds stand first, the keys of a section last."""
+    """Return the sort rank of a schema key: type and bounds first, the keys of a section last."""
     key = item[0]
     if key in _FIRST:
         return _FIRST.index(key)

@@ -1,7 +1,8 @@
-"""The table of figures: title, files, settings and caption of each. Read while Snakemake plans: no matplotlib.
+"""The table of figures: title, files, settings and caption of each.
 
-A figure is drawn by `draw_<name>` of `lantern_pipeline.figures.<name>`, which `workflow/scripts/draw_figure.py` calls
-with the contents of the files and with the settings, both by the names here.
+Function `draw_<name>` of module `lantern_pipeline.figures.<name>` draws a figure. `workflow/scripts/draw_figure.py`
+passes it the contents of the files and the settings as keyword arguments, under the names given here.
+Snakemake reads this module while it plans, so it does not import matplotlib.
 """
 
 from __future__ import annotations
@@ -17,24 +18,31 @@ GENERALITY = "<results>/generality.csv"
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure."""
+    """Description of one figure.
 
-    letter: str  # by which texts call it
-    title: str  # how the report lists it
-    files: Mapping[str, str | list[str]]  # argument's name -> paths; those of records hold {scatteritem} for the shard
-    settings: Mapping[str, object] = field(default_factory=dict)  # argument's name -> value
-    # Text under the figure, reStructuredText. {name} is a text of `claims.describe_setting`; of a figure without the
-    # summary, prompt_set, temperature or cfg_scale. {config.section.key} is a value of the config.
+    Attributes:
+        letter: letter by which texts refer to the figure.
+        title: title in the report.
+        files: argument name -> path or paths; {scatteritem} in the path of a record file is replaced by the shard.
+        settings: argument name -> value.
+        caption: text under the figure, reStructuredText. {name} is a text of `claims.describe_setting`. Figures without
+            the summary know only prompt_set, temperature and cfg_scale. {config.section.key} is a config value.
+    """
+
+    letter: str
+    title: str
+    files: Mapping[str, str | list[str]]
+    settings: Mapping[str, object] = field(default_factory=dict)
     caption: str = ""
 
     @property
     def draws_images(self) -> bool:
-        """Whether it reads records of images, not tables alone."""
+        """Whether the figure reads image records and not only tables."""
         return "records" in self.files
 
 
 def figure_table(plan: RunPlan) -> dict[str, Figure]:
-    """Return the figures that a run draws, by name, without those of what its config leaves out."""
+    """Return the figures of a run by name. A figure is left out if the config turns off its data."""
     config = plan.config
     of_rows = {"settings": config.metrics.model_dump(include={"headline_prompt_set", "headline_temperature"})}
     of_samples = {"settings": config.figures.model_dump(include={"sample_prompts", "sample_methods"})}

@@ -1,6 +1,6 @@
-"""The config's methods and ablations, expanded from their grids; each carries the shape of its tree.
+"""Expansion of the config's methods and ablations into single methods, each with its draft tree.
 
-Read while Snakemake builds the workflow: no torch here.
+Snakemake reads this module while it builds the workflow, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class MethodRun:
 
 
 def expand_methods(config: RunConfig) -> list[MethodRun]:
-    """Return the methods of a run in their order: every combination of an entry's lists, at each of its temperatures.
+    """Return the methods of a run in config order.
+
+    An entry with lists of values expands to every combination of them, at each of its temperatures.
 
     Raises:
         ValueError: an entry is wrong, or two entries give the same method; names the config key.
@@ -37,27 +39,28 @@ def expand_methods(config: RunConfig) -> list[MethodRun]:
 
 
 def _expand_entries(entries: Sequence[dict[str, Any]], key: str, config: RunConfig) -> list[MethodRun]:
-    """Return the methods of some entries, which are at a key of the user's config."""
+    """Return the methods of the entries at config key `key`."""
     runs: dict[tuple[str, float], MethodRun] = {}
     for position, entry in enumerate(entries):
         where = f"config key {key}[{position}]: "
         try:
             for run in _expand_entry(entry, config):
-                place = (run.spec.method_id, run.temperature)
-                if place in runs:
+                run_key = (run.spec.method_id, run.temperature)
+                if run_key in runs:
                     raise ValueError(
-                        f"{place[0]} at temperature {place[1]:g} is listed twice; remove one or give it a name"
+                        f"{run_key[0]} at temperature {run_key[1]:g} is listed twice; remove one or give it a name"
                     )
-                runs[place] = run
+                runs[run_key] = run
         except ValueError as error:
             raise ValueError(where + str(error)) from error
     return list(runs.values())
 
 
 def expand_ablations(config: RunConfig) -> dict[str, list[AblationPoint]]:
-    """Return the points of each ablation: methods x sampling settings x draft models.
+    """Return the points of each ablation: every combination of method, sampling settings and draft model.
 
-    Autoregressive decoding is added wherever it is missing: every point is compared with it under the same settings.
+    Autoregressive decoding is added at each temperature and sampling setting, since the other points are compared with
+    it.
     """
     return {name: _expand_ablation(name, grid, config) for name, grid in config.grids.items()}
 
@@ -107,7 +110,11 @@ def _expand_entry(entry: dict[str, Any], config: RunConfig) -> Iterator[MethodRu
 
 
 def _check_name(spec: MethodSpec) -> None:
-    """Raises a ValueError if a method has the name of other rows of the tables."""
+    """Check that a method does not have the name of other lines of the tables.
+
+    Raises:
+        ValueError: the name is taken.
+    """
     if spec.name in CEILINGS:
         raise ValueError(f"name must not be {spec.name!r}, the tables' row of {spec.name} images; choose another name")
     if spec.name == "autoregressive" and spec.drafts is not None:
@@ -118,7 +125,7 @@ def _check_name(spec: MethodSpec) -> None:
 
 
 def _tree_shape(tree: str | None, drafts: str | None, config: RunConfig) -> TreeShape | None:
-    """Return the shape of a tree by its name in this config; None if there is no tree."""
+    """Return the shape of the tree that this config knows by a name; None if there is no tree."""
     if tree is None:
         return None
     if drafts == "hybrid":
@@ -129,7 +136,15 @@ def _tree_shape(tree: str | None, drafts: str | None, config: RunConfig) -> Tree
 
 
 def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]) -> str:
-    """name-k20-delta0.1, with every part that departs from the preset spelt out; of a user's class its name."""
+    """Return the id of a method, such as "name-k20-delta0.1".
+
+    It spells out every part that differs from the preset. A custom class appears by its class name.
+
+    Args:
+        spec: the method.
+        given: parts and parameters in the config entry.
+        defaults: parts and parameters of the preset.
+    """
     parts = {name: getattr(spec, name) for name in ("tree", "drafts", "acceptance", "residual", "neighbours")}
     departs = {
         name: value != defaults.get(name) if defaults else isinstance(given[name], list)

@@ -1,4 +1,4 @@
-"""Whether a cluster's partitions can run the jobs of a run: Slurm lets a job that fits none wait for ever."""
+"""Check of jobs against the partitions of a cluster. Slurm lets a job that fits no partition wait forever."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ def check_partitions(workflow: Any) -> None:
     """Check that every job of a run on Slurm fits a partition of the profile's partition file.
 
     Args:
-        workflow: Snakemake's, about to start its jobs. Other executors than Slurm's have no partition file.
+        workflow: Snakemake's workflow, about to start its jobs. Only the Slurm executor has a partition file; with
+            other executors nothing is checked.
 
     Raises:
-        ValueError: no partition takes a job.
+        ValueError: a job fits no partition.
     """
     file = getattr(workflow.executor_settings, "partition_config", None)
     if file is None:

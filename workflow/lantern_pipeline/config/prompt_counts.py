@@ -1,6 +1,7 @@
-"""How many prompts a set must have.
+"""Check of the number of prompts in a set.
 
-Apart from `config.cross_checks`: the script that writes prompts uses it, and edits there must not write them again.
+It is separate from `config.cross_checks`, because the script that writes prompts uses it. An edit of the other checks
+must not make Snakemake write the prompts again.
 """
 
 from __future__ import annotations
@@ -9,7 +10,12 @@ from lantern_pipeline.settings.run_config import RunConfig
 
 
 def check_prompt_count(name: str, num: int, config: RunConfig) -> None:
-    """Check that prompt set `name` of `num` prompts is large enough for the metrics and figures of a run.
+    """Check that a prompt set is large enough for the metrics and figures of a run.
+
+    Args:
+        name: name of the prompt set.
+        num: its number of prompts.
+        config: the checked config.
 
     Raises:
         ValueError: it is too small; names the config key that needs more.

@@ -1,7 +1,7 @@
-"""Memory and time that jobs ask for, from the config's sizes.
+"""Memory and time that jobs ask for, estimated from the config's sizes.
 
-Read while Snakemake builds the workflow: no torch here. Too little is no disaster: a job that runs into a limit of
-a cluster is sent again with twice as much.
+Estimates may be too small: a job that exceeds a limit of the cluster is submitted again with twice as much.
+Snakemake reads this module while it builds the workflow, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from lantern.models.families import FAMILIES
 from lantern_pipeline.data.model_cards import card_of
 from lantern_pipeline.settings.run_config import RunConfig
 
-# Measured: 600 MB for a process with PyTorch and this package, 320 MB for the two Snakemake processes around a
-# cluster's job; rounded up.
+# Measured and rounded up: 600 MB for a process with PyTorch and this package, 320 MB for the two Snakemake processes
+# that run a job on a cluster.
 BASE_MB = 1300
-# Host memory that a process with CUDA holds besides, libraries and pinned buffers. An estimate.
+# Additional host memory of a process with CUDA: libraries and pinned buffers. An estimate.
 CUDA_MB = 3000
-# Of one target forward of a published model over a batch, and by how much a limit exceeds the expectation. Estimates:
-# a launch-bound step of 600 to 1300 operations takes 10 to 20 ms (benchmarks/full_size.py counts them).
+# Duration of a forward pass of a published target over a batch. An estimate: a launch-bound step of 600 to 1300
+# operations takes 10 to 20 ms (benchmarks/full_size.py counts them). A time limit is the expected time times MARGIN.
 SECONDS_A_FORWARD = 0.03
 MARGIN = 3
-# Of a token scored under the target, with its share of Inception, VGG16, CLIP and HPS; with a margin. An estimate.
+# Time per token to score it under the target, with its part of Inception, VGG16, CLIP and HPS. An estimate with margin.
 SECONDS_A_SCORED_TOKEN = 0.0006
 FLOAT32_BYTES = 4
-# Logits that a job scores at once, and how many arrays of their size it holds; see measure/likelihood.py.
+# Number of logits scored at once, and number of arrays of that size in memory; see measure/likelihood.py.
 SCORED_LOGITS, SCORED_ARRAYS = 2**27, 6
-NOISE_BYTES = 2**25  # the most that an image's noise takes, a stream; see lantern/noise.py
+NOISE_BYTES = 2**25  # largest size of the noise of an image, per stream; see lantern/noise.py
 
 
-# The most that a repeated attempt asks for: limits of profiles/slurm/partitions.yaml. A first attempt may ask for more.
+# Upper limits of a repeated attempt, from profiles/slurm/partitions.yaml. A first attempt may ask for more.
 MOST_MB, MOST_MINUTES = 128_000, 2880
 
 
 def growing(first: int, most: float = math.inf) -> Callable[..., int]:
-    """Return a rule's resource that doubles with every attempt, up to `most`; it never falls below `first`."""
+    """Return a rule's resource that doubles with every attempt, up to `most`. It is never below `first`."""
 
     def resource(wildcards: object, attempt: int) -> int:
         return int(max(first, min(first * 2 ** (attempt - 1), most)))
@@ -45,7 +45,10 @@ def growing(first: int, most: float = math.inf) -> Callable[..., int]:
 
 
 def draft_sizes(config: RunConfig) -> DraftConfig:
-    """Return the sizes of the config's draft model. Published ones of Chameleon's family see the prompt's ids."""
+    """Return the sizes of the config's draft model.
+
+    Published draft models of Chameleon's family embed the prompt's ids.
+    """
     family = FAMILIES.get(config.text.encoder)
     is_chameleon = family is not None and family.layers_class == "ChameleonModel"
     is_published = is_chameleon and config.drafter.checkpoint is not None
@@ -53,7 +56,7 @@ def draft_sizes(config: RunConfig) -> DraftConfig:
 
 
 class JobSizes:
-    """Megabytes and minutes of jobs that hold a target; a GPU's memory is not counted."""
+    """Memory (MB) and time (minutes) of jobs that load a target. GPU memory is not counted."""
 
     def __init__(self, config: RunConfig, has_gpu: bool) -> None:
         self.config = config
@@ -62,46 +65,78 @@ class JobSizes:
         self.drafter = draft_sizes(config)
         self.num_drafter = draft_parameters(self.drafter)
         self.value_bytes = 2 if config.generation.dtype == "bfloat16" else FLOAT32_BYTES
-        self.is_large = target_parameters(self.sizes) > 50e6  # the embedded world's have 4 million, LlamaGen B has 111
+        self.is_large = (
+            target_parameters(self.sizes) > 50e6
+        )  # that of the shapes dataset has 4 million, LlamaGen B 111 million
 
     def decoding_mb(self, more: int = 0) -> Callable[..., int]:
-        """Host memory of a job that decodes: both models as they are run, into which their files, mapped, are read
-        tensor by tensor; noise of two streams, of the images that are drawn and of those that are next.
+        """Return the host memory of a job that decodes.
+
+        It counts target and draft model in the dtype of decoding, and the noise of two streams for the current and for
+        the next batch of images. Weight files are memory-mapped and read tensor by tensor, so they need no second copy.
+
+        Args:
+            more: additional MB.
         """
         noise = min(4 * self.sizes.num_image_tokens * self.sizes.vocab_size, NOISE_BYTES)
         noise_mb = math.ceil(2 * 2 * self.config.generation.batch_size * noise / 1e6)
         return growing(max(2000, self._host_mb(self.value_bytes) + noise_mb) + more, MOST_MB)
 
     def scoring_mb(self, more: int = 0) -> Callable[..., int]:
-        """Host memory of a job that also holds a second target, to score tokens with, and the logits of many tokens."""
+        """Return the host memory of a job that scores tokens.
+
+        It counts both models, a second target for scoring, and the logits of many tokens.
+
+        Args:
+            more: additional MB.
+        """
         num_logits = min(SCORED_LOGITS, 64 * self.sizes.num_image_tokens * self.sizes.vocab_size)
         logits_mb = 0 if self.has_gpu else math.ceil(SCORED_ARRAYS * num_logits * FLOAT32_BYTES / 1e6)
         return growing(max(3000, self._host_mb(2 * self.value_bytes) + logits_mb) + more, MOST_MB)
 
     def converting_mb(self) -> Callable[..., int]:
-        """Host memory of a job that brings a target into our layout, tensor by tensor from the mapped file; a quarter
-        or half more for a table of many ids that is looked at in float32.
+        """Return the host memory of a job that converts a target into Lantern's layout.
+
+        The job reads the memory-mapped file tensor by tensor. One additional byte per parameter, a quarter or half
+        more, covers a table of many ids that is checked in float32.
         """
         return growing(max(2000, self._host_mb(self.value_bytes + 1)), MOST_MB)
 
     def training_mb(self) -> Callable[..., int]:
-        """Host memory of drafter training: a frozen target, and weights, gradients and two moments of the drafter."""
+        """Return the host memory of drafter training.
+
+        It counts the frozen target, and weights, gradients and two moments of the draft model.
+        """
         drafter = self.num_drafter * 16 / 1e6
         target_bytes = FLOAT32_BYTES if self.config.drafter.precision == "float32" else self.value_bytes
         return growing(max(3000, self._host_mb(target_bytes) + math.ceil(drafter)), MOST_MB)
 
     def decoding_minutes(self, num_images: int, batch_size: int, first: int = 60) -> Callable[..., int]:
-        """Time of a job that decodes so many images one token per forward, batch after batch; at least `first`."""
+        """Return the time of a job that decodes images batch by batch, if each forward pass gives one token.
+
+        Args:
+            num_images: number of images.
+            batch_size: images decoded together.
+            first: lower bound in minutes.
+        """
         seconds = math.ceil(num_images / batch_size) * self.sizes.num_image_tokens * SECONDS_A_FORWARD
         return growing(max(first, math.ceil(MARGIN * seconds / 60) if self.is_large else 0), MOST_MINUTES)
 
     def scoring_minutes(self, num_images: int, first: int = 120) -> Callable[..., int]:
-        """Time of a job that scores so many images with every metric; at least `first`."""
+        """Return the time of a job that scores images with every metric.
+
+        Args:
+            num_images: number of images.
+            first: lower bound in minutes.
+        """
         seconds = num_images * self.sizes.num_image_tokens * SECONDS_A_SCORED_TOKEN
         return growing(max(first, math.ceil(seconds / 60) if self.is_large else 0), MOST_MINUTES)
 
     def images_of(self, prompt_set: str, num_shards: int = 1) -> int:
-        """Images of a prompt set, or of one of its shards; a set that takes its whole file counts as 5,000 prompts."""
+        """Return the number of images of a prompt set, or of one of its shards.
+
+        A set that takes all prompts of a file counts as 5,000 prompts, since the file is not read here.
+        """
         entry = self.config.prompt_sets[prompt_set]
         return math.ceil((entry.num or 5000) * (entry.copies or 1) / num_shards)
 

@@ -1,4 +1,4 @@
-"""A run while Snakemake plans it: the checked config, and what rules derive from it."""
+"""The run that Snakemake plans: the checked config, and the values that rules derive from it."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class Run:
 
     @property
     def is_variant(self) -> bool:
-        """Whether this is a variant: rules read what it makes, and the report does not show it."""
+        """Whether this is a variant. Its results are inputs of other rules, but the report does not show it."""
         return self.config.variant is not None
 
     @property
     def training_threads(self) -> int:
-        """Threads of a training; where several run side by side, each leaves a core to the others."""
+        """Number of threads of a training; 1 if trainings of variants may run at the same time."""
         return 1 if self.config.variants or self.is_variant else 2
 
     @property
     def stores_text(self) -> bool:
-        """Whether text features are stored; words are embedded when they are read."""
+        """Whether text features are computed once and stored. Words are embedded when they are read."""
         return self.config.text.encoder == "t5"
 
     @property
@@ -61,7 +61,7 @@ class Run:
 
     @property
     def prompt_tokenizer(self) -> list[str]:
-        """The tokenizer of prompts, for text encoders that have one."""
+        """The tokenizer file of prompts, or an empty list if the text encoder has none."""
         text = self.config.text
         if text.checkpoint is None or text.encoder not in FAMILIES:
             return []
@@ -69,17 +69,17 @@ class Run:
 
     @property
     def metric_files(self) -> dict[str, str]:
-        """Weights and real images from elsewhere that images are measured with."""
+        """Published weights and real images that the metrics read, by name."""
         return published_files(self.config.metrics, self.resources)
 
     def input_of(self, name: str | None) -> str | list[str]:
-        """Return what a rule takes as input for a config value: the manifest of a resource, a path, or nothing."""
+        """Return the input of a rule for a config value: the manifest of a resource, a path, or an empty list."""
         return [] if name is None else resource_of(name, self.resources)
 
     def data_params(self) -> dict[str, object]:
-        """Return section `data` as a rule's parameter, with what a folder of images holds.
+        """Return section `data` as a rule's parameter, with a hash of the image folder's files.
 
-        In how many jobs images are read is left out: it changes no image.
+        The number of jobs that read images is left out, because it changes no image.
         """
         data = self.config.data
         section = {
@@ -92,7 +92,7 @@ class Run:
         return {"data": section, "listing": describe_folder(data.folder)}
 
     def text_params(self) -> dict[str, object]:
-        """Return section `text` as a rule's parameter, with the sides of images."""
+        """Return section `text` as a rule's parameter, with the grid sizes of images."""
         return self.config.text_settings.model_dump()
 
 
@@ -100,14 +100,14 @@ def load_run(config: dict[str, object], files: Sequence[Path | str], *, is_main:
     """Check a config and plan its run.
 
     Args:
-        config: the merged config; see `validate_config` for what is changed in place.
-        files: the config files, for the errors that only they show.
-        is_main: whether this is the user's own Snakemake process and not one that runs a job. Only this one looks at
-            the user's files.
+        config: the merged config. It is changed in place; see `validate_config`.
+        files: the config files, for errors that are not visible in the merged config.
+        is_main: whether this is the user's Snakemake process and not a process that runs a job. Only the main process
+            checks the user's files.
         is_remote: whether jobs run on other machines, such as a cluster's nodes.
 
     Raises:
-        ValueError: the config is wrong, in one sentence that begins with the variant's name if it is one.
+        ValueError: the config is wrong, in one sentence. For a variant, the sentence begins with its name.
     """
     try:
         if is_main:
@@ -135,10 +135,13 @@ def uses_gpu(device: str, is_remote: bool) -> bool:
 
 
 def describe_folder(folder: str | None) -> str | None:
-    """Return a hash of the names, sizes and dates of a folder's files, which changes when the user's images do."""
+    """Return a hash of the names, sizes and dates of a folder's files.
+
+    The hash changes when the user's images change. None if there is no such folder.
+    """
     if folder is None or not Path(folder).is_dir():
-        return None  # one that should be there is missed before any job
-    # A link to nothing is looked at itself: whoever reads the image says what is missing.
+        return None  # `check_user_files` reports a missing folder
+    # Use lstat for a broken link: the job that reads the image reports it.
     stats = ((file, file.stat() if file.exists() else file.lstat()) for file in Path(folder).rglob("*"))
     listing = sorted((file.relative_to(folder).as_posix(), stat.st_size, stat.st_mtime_ns) for file, stat in stats)
     return hashlib.sha256(repr(listing).encode()).hexdigest()[:16]

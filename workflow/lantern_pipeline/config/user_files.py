@@ -1,4 +1,4 @@
-"""What a run finds on this machine, looked at before any job: a GPU, weights, a folder of images, prompt files."""
+"""Checks of what a run needs on this machine, before any job: a GPU, weights, an image folder, prompt files."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lantern_pipeline.data.model_cards import card_of
 from lantern_pipeline.fetch.entries import Resource
 from lantern_pipeline.settings.run_config import PromptSet, RunConfig
 
-MAX_BYTES = 10**7  # of a prompt file that is read at once; a larger one is left to its job
+MAX_BYTES = 10**7  # largest prompt file that is checked here; a larger one is checked by its job
 
 
 def check_user_files(config: RunConfig, resources: Mapping[str, Resource], is_local: bool = True) -> None:
-    """Check what would otherwise stop a job after minutes.
+    """Check files and devices that would otherwise stop a job after minutes.
 
     Args:
         config: the checked config.
@@ -43,7 +43,7 @@ def check_user_files(config: RunConfig, resources: Mapping[str, Resource], is_lo
     for name, entry in config.prompt_sets.items():
         path = _local_path(entry.file, resources)
         if path is None or entry.member or Path(path).stat().st_size > MAX_BYTES:
-            continue  # no file, one to be fetched, or a published collection
+            continue  # nothing to check, or only its job can check it
         try:
             _check_prompts(Path(path), entry, config)
         except (ValueError, OSError) as error:
@@ -57,7 +57,13 @@ def _local_path(value: str | None, resources: Mapping[str, Resource]) -> Path | 
 
 
 def _check_weights(section: str, path: Path | str | None, config: RunConfig) -> None:
-    """Compare the sizes in the header of a file in Lantern's layout with the config's; the job compares all of them."""
+    """Compare the sizes in a weights file's header with the config's.
+
+    Only files in Lantern's layout have such a header. The job that uses the file compares all sizes.
+
+    Raises:
+        ValueError: a size differs.
+    """
     card = card_of(config)
     wanted = {**asdict(card.images), "image_size": card.images.size}
     if section == "target":
@@ -72,14 +78,14 @@ def _check_weights(section: str, path: Path | str | None, config: RunConfig) -> 
 
 
 def _config_key(name: str, config: RunConfig) -> str:
-    """Return the config key of a size, which most often has the size's own name."""
+    """Return the config key of a size. In most cases its last part is the name of the size."""
     name = {"vocab_size": "codebook_size", "num_text_tokens": "max_tokens"}.get(name, name)
     sections = ("data", "tokenizer", "text", "target")
     return next(f"{section}.{name}" for section in sections if hasattr(getattr(config, section), name))
 
 
 def _header_sizes(path: Path | str | None) -> dict[str, object]:
-    """The model's config in the header of a file in our own layout; empty for other files, which their jobs look at."""
+    """Return the model's config from the header of a file in Lantern's layout; empty for any other file."""
     if path is None or not Path(path).is_file():
         return {}
     try:
@@ -90,12 +96,19 @@ def _header_sizes(path: Path | str | None) -> dict[str, object]:
 
 
 def _check_prompts(path: Path, entry: PromptSet, config: RunConfig) -> None:
-    """Check the prompts of a file. Importing torch takes a second, which only runs with custom prompt files spend."""
+    """Check the prompts of a file.
+
+    It imports torch, which takes a second. Only runs with custom prompt files call it.
+    """
     from lantern_pipeline.data.prompt_files import load_prompt_set
     from lantern_pipeline.data.text_encoders import make_text_encoder
 
     prompts = load_prompt_set(path, entry, config.seed)
-    if config.text.encoder in ("words", "word_ids", "classes"):  # others know every word, and cut long prompts
+    if config.text.encoder in (
+        "words",
+        "word_ids",
+        "classes",
+    ):  # other encoders know every word and truncate long prompts
         encoder = make_text_encoder(config.text_settings, config.data.source)
         for prompt in prompts:
             encoder.encode([prompt.text])

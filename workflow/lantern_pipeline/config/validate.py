@@ -1,6 +1,6 @@
-"""Checks of a run's configuration: an error is one sentence that names the key, the bound, the value and the remedy.
+"""Checks of the configuration. An error is one sentence that names the key, the bound, the value and the remedy.
 
-Imported while Snakemake reads the workflow, once per job: no torch, no pandas here.
+Every job reads this module with the workflow, so it imports neither torch nor pandas.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lantern_pipeline.settings.method_entry import MethodEntry
 from lantern_pipeline.settings.run_config import RunConfig
 from lantern_pipeline.settings.wording import closest, show
 
-# Names of earlier versions -> what to write today: sections, keys of a section, values of a key.
+# Names of earlier versions (sections, keys of a section, values of a key) -> what to write now.
 _GONE = "gone, since it followed public code where that is not exact; remove it"
 RENAMED_KEYS = {
     ("law",): "now total_variation; rename it",
@@ -39,7 +39,7 @@ RENAMED_VALUES = {
     ("acceptance", "budget"): "now bounded; rename it",
     ("publish", "readme"): "now results; rename it",
 }
-# Of a method's entry: key, or key and value.
+# The same in an entry of `methods`: key, or key and value.
 RENAMED_PARTS = {
     ("relaxation", "none"): "now acceptance: exact; rename it",
     ("relaxation", "budget"): "now acceptance: bounded; rename it",
@@ -66,7 +66,7 @@ _TYPE_NAMES = {
     "object": "a section of keys",
     "null": "empty",
 }
-# pydantic's name of an error -> the bound in words, and the name of its value.
+# pydantic's error type -> the bound in words, and the key of its value in the error's context.
 _BOUNDS = {
     "greater_than_equal": ("at least", "ge"),
     "less_than_equal": ("at most", "le"),
@@ -74,11 +74,15 @@ _BOUNDS = {
     "less_than": ("less than", "lt"),
 }
 _PATTERN_HINT = "only letters, digits, '_' and '-'"
-_KEY_OF_MAPPING = "[key]"  # last part of the location of an error in a key's name
+_KEY_OF_MAPPING = "[key]"  # pydantic ends the location of an error with this if the key itself is wrong
 
 
 def load_yaml(path: Path | str) -> dict[str, Any]:
-    """Reads a YAML file that holds one mapping; a ValueError names the file and the line of what is wrong."""
+    """Read a YAML file that holds one mapping.
+
+    Raises:
+        ValueError: the file is not valid YAML, not UTF-8, or not a mapping; names the file and, for YAML, the line.
+    """
     try:
         value = _StrictLoader(Path(path).read_text(encoding="utf-8")).get_single_data()
     except yaml.YAMLError as error:
@@ -93,12 +97,12 @@ def load_yaml(path: Path | str) -> dict[str, Any]:
     return value
 
 
-# The loader in C is missing where PyYAML was built without libyaml.
+# The C loader is missing if PyYAML was built without libyaml.
 _SafeLoader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _StrictLoader(_SafeLoader):
-    """Refuses a key that stands twice in one mapping; YAML's loaders drop the first without a word."""
+    """YAML loader that rejects a repeated key in a mapping. The standard loaders silently keep the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         lines: dict[str, int] = {}
@@ -113,7 +117,10 @@ class _StrictLoader(_SafeLoader):
 
 
 def main() -> None:
-    """Says what is wrong with YAML files: Snakemake, which reads them first, names neither file nor line."""
+    """Check the syntax of the YAML files named on the command line.
+
+    Snakemake reads them first, and its error names neither file nor line.
+    """
     try:
         check_config_files(sys.argv[1:])
     except (ValueError, OSError) as error:
@@ -121,7 +128,13 @@ def main() -> None:
 
 
 def check_config_files(paths: Iterable[Path | str]) -> None:
-    """Reads the files behind a configuration once more, strictly: once merged, a key given twice cannot be seen."""
+    """Read each config file again with the strict loader.
+
+    A key that a file repeats is not visible in the merged config.
+
+    Raises:
+        ValueError: a file is not valid.
+    """
     for path in paths:
         if Path(path).suffix != ".json":
             load_yaml(path)
@@ -142,7 +155,11 @@ def validate_config(config: dict[str, object]) -> RunConfig:
 
 
 def check_keys(config: dict[str, object]) -> RunConfig:
-    """Check each key, without the rules between keys; see `validate_config`."""
+    """Check each key, without the rules between keys; see `validate_config`.
+
+    Raises:
+        ValueError: the first key that is wrong, in one sentence.
+    """
     for path, value in _walk(config, ()):
         _check_renamed(path, value)
         names = value if isinstance(value, dict) else ()
@@ -155,7 +172,8 @@ def check_keys(config: dict[str, object]) -> RunConfig:
         checked = RunConfig.model_validate(config)
     except ValidationError as error:
         problems = [(_key_path(problem), problem) for problem in error.errors(include_url=False)]
-        # A misspelt key also makes its namesake missing: speak about the misspelling. Of others, the outermost.
+        # A misspelt key causes two errors, since the right key is missing: report the misspelling. Else the outermost
+        # key.
         path, first = min(problems, key=lambda found: (found[1]["type"] != "extra_forbidden", len(found[0])))
         raise ValueError(f"config key {_sentence(path, first)}") from None
     _replace_integers(config, checked)
@@ -165,7 +183,7 @@ def check_keys(config: dict[str, object]) -> RunConfig:
 def _check_renamed(path: tuple, value: object) -> None:
     if path in RENAMED_KEYS:
         raise ValueError(f"config key {_dotted(path)} is {RENAMED_KEYS[path]}")
-    # A value may stand in a list of values to try: methods[2].relaxation[0].
+    # The value may be in a list of values to try, as in methods[2].relaxation[0].
     key = next((part for part in reversed(path) if isinstance(part, str)), "")
     if "methods" in path and key in RENAMED_PARTS and not isinstance(value, list | dict):
         now = RENAMED_PARTS.get((key, value), RENAMED_PARTS[key])
@@ -175,7 +193,10 @@ def _check_renamed(path: tuple, value: object) -> None:
 
 
 def _replace_integers(value: Any, checked: Any) -> Any:
-    """Replace floats by integers wherever the checked value is one, inside sections and lists in place."""
+    """Replace floats such as 96.0 by the integers of the checked config.
+
+    Sections and lists are changed in place.
+    """
     if isinstance(value, dict):
         inside = vars(checked) if isinstance(checked, Section) else checked
         for key in value:
@@ -188,12 +209,15 @@ def _replace_integers(value: Any, checked: Any) -> Any:
 
 
 def has_gpu() -> bool:
-    """Tells, without torch, whether this machine shows a GPU: NVIDIA's, or what WSL and ROCm show in its place."""
+    """Return whether this machine has a GPU, without importing torch.
+
+    It looks for the device files of NVIDIA, WSL and ROCm.
+    """
     return any(file for name in ("nvidia[0-9]*", "dxg", "kfd") for file in Path("/dev").glob(name))
 
 
 def _sentence(path: tuple[str | int, ...], problem: ErrorDetails) -> str:
-    """Return what is wrong with the key at a path as one sentence."""
+    """Return one sentence about the error at a key."""
     context = problem.get("ctx", {})
     key, value = _dotted(path), show(problem["input"])
     match problem["type"]:
@@ -212,7 +236,7 @@ def _sentence(path: tuple[str | int, ...], problem: ErrorDetails) -> str:
 
 
 def _bound_of(problem: ErrorDetails, schema: dict[str, Any]) -> str:
-    """Return in words what a value must be, from the JSON schema of its key."""
+    """Return the allowed values in words, from the JSON schema of the key."""
     match problem["type"]:
         case "literal_error":
             return f"must be one of {', '.join(map(str, schema['enum']))}"
@@ -226,7 +250,7 @@ def _bound_of(problem: ErrorDetails, schema: dict[str, Any]) -> str:
 
 
 def _key_path(problem: ErrorDetails) -> tuple[str | int, ...]:
-    """Return the path of the key that is wrong, or of the section that holds a wrong name."""
+    """Return the path of the wrong key, or of the section that holds a wrong name."""
     path, context = problem["loc"], problem.get("ctx", {})
     if path[-1] == _KEY_OF_MAPPING:
         path = path[:-2]
@@ -251,7 +275,7 @@ def _schema_of(path: tuple[str | int, ...]) -> dict[str, Any]:
 
 
 def _number_hint(problem: ErrorDetails) -> str:
-    """Return how to write a number that YAML reads as text, such as 1e-3."""
+    """Return advice on a number that YAML reads as text, such as 1e-3; empty for any other error."""
     try:
         number = float(problem["input"]) if isinstance(problem["input"], str) else math.nan
     except ValueError:
@@ -271,7 +295,7 @@ def _walk(value: object, path: tuple) -> Iterator[tuple[tuple, object]]:
 
 
 def _dotted(path: Iterable[str | int]) -> str:
-    """("methods", 2, "k") -> "methods[2].k"."""
+    """Return a path as text: ("methods", 2, "k") becomes "methods[2].k"."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)

@@ -1,1 +1,1 @@
-"""Types of the configuration: a class per section, which plans, rules and jobs share."""
+"""Types of the configuration: one class per section, used by the plan, the rules and the jobs."""

@@ -1,6 +1,6 @@
-"""Types of the config's keys, which the models of its sections share.
+"""Types of config keys that several sections use.
 
-Read while Snakemake builds the workflow: no torch here.
+Snakemake reads this module while it builds the workflow, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -22,47 +22,54 @@ from pydantic_core import PydanticCustomError
 
 from lantern_pipeline.settings.wording import show
 
-# Parts of an error's location that are no part of the key: whether a value was read as a list of values to try.
+# pydantic adds these to the location of an error. They tell how a value was read and are not part of the key.
 ONE_VALUE, LIST_OF_VALUES = "<value>", "<list>"
 
 
 class Section(BaseModel):
-    """A section of the config: it has every key that has no default here, and no unknown key."""
+    """A section of the config. Every key without a default must be given, and unknown keys are errors."""
 
-    # Only the whole config and a method's entry are validated, so the sections inside build no validators.
+    # Deferred, because only RunConfig and method entries need a validator; inner sections are covered by it.
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     def keys_of(self, part: type[Section]) -> dict[str, object]:
-        """Return the values of the keys that a part of this section has, as parameters of a rule.
+        """Return the keys of this section that `part` has, as parameters of a rule.
 
-        Snakemake compares parameters as plain values: of a model it would see no change.
+        They are plain values, because Snakemake would not see a change inside a model.
         """
         return self.model_dump(include=set(part.model_fields))
 
 
 def to_integer(value: object) -> object:
-    """Return a float without a fraction as an integer, and any other value as it is."""
+    """Return a float without a fraction as an integer, and any other value unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _keep_integer(value: object, check: ValidatorFunctionWrapHandler) -> object:
-    """Return the value itself: a 3 stays an integer, since what a job is given may not change."""
+    """Check a number and return it unchanged.
+
+    pydantic would turn the integer 3 into 3.0, but the parameters of a job must not change.
+    """
     check(value)
     return value
 
 
 def broken_rule(words: str, key: str | None = None) -> PydanticCustomError:
-    """Return the error of a section that breaks a rule between its keys.
+    """Return the error for a section that breaks a rule between its keys.
 
     Args:
         words: the sentence after the key.
-        key: the key of the section that the sentence names; None for the section itself.
+        key: the key of the section that the sentence begins with; None for the section itself.
     """
     return PydanticCustomError("rule", "{words}", {"words": words, "key": key})
 
 
 def _check_unique(values: list[object]) -> list[object]:
-    """Return a list whose values are unique; any other is an error."""
+    """Return a list unchanged if its values are unique.
+
+    Raises:
+        PydanticCustomError: a value is repeated.
+    """
     if any(value in values[:position] for position, value in enumerate(values)):
         raise broken_rule(f"must hold unique values, got {show(values)}")
     return values

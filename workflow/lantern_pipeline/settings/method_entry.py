@@ -1,6 +1,6 @@
-"""The keys of an entry of config key `methods`, from the table of methods.
+"""Keys of an entry of config key `methods`, built from the table of methods.
 
-Read while Snakemake builds the workflow: no torch here.
+Snakemake reads this module while it builds the workflow, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lantern_pipeline.settings.key_types import Integer, Name, Number, OneOrList
 
 
 def _parameter_type(parameter: Parameter) -> object:
-    """Return the type of a method's parameter, with its bounds."""
+    """Return the type of a method parameter, with its bounds."""
     if parameter.choices:
         return Literal[parameter.choices]
     bounds = []
@@ -41,14 +41,20 @@ _KEYS = {
 
 
 class _OpenSection(Section):
-    """A section whose unknown keys hold a value or a list of values."""
+    """A section that also accepts unknown keys. Each holds a value or a list of values."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, OneOrList[Any]]
 
 
 def _make_model(name: str, base: type[Section], words: str) -> type[Section]:
-    """Return a model of entries, which has the keys of the table of methods."""
+    """Return a model of entries whose keys come from the table of methods.
+
+    Args:
+        name: class name.
+        base: base class.
+        words: docstring of the class.
+    """
     keys: dict[str, Any] = {key: (kind, None) for key, kind in _KEYS.items()}
     return create_model(name, __base__=base, __module__=__name__, __doc__=words, **keys)
 
@@ -56,26 +62,26 @@ def _make_model(name: str, base: type[Section], words: str) -> type[Section]:
 MethodEntry = _make_model(
     "MethodEntry",
     Section,
-    "An entry of `methods`: a preset or a name, its parts and parameters; each a value or a list.",
+    "An entry of `methods`: a preset or a name, parts and parameters. Each is a value or a list of values.",
 )
 CustomMethodEntry = _make_model(
     "CustomMethodEntry",
     _OpenSection,
-    "An entry that names a user's own class, whose parameters only that class knows.",
+    "An entry that names a custom class. Only that class knows its parameters.",
 )
 
 
 def entry_model(entry: dict[str, Any]) -> type[Section]:
-    """Return the model of an entry."""
+    """Return the model that checks an entry: `CustomMethodEntry` if the entry names a class, else `MethodEntry`."""
     names_class = ":" in f"{entry.get('acceptance')}{entry.get('drafts')}"
     return CustomMethodEntry if names_class else MethodEntry
 
 
 def check_entry(entry: dict[str, Any]) -> dict[str, Any]:
-    """Check an entry by the table of methods.
+    """Check an entry against the table of methods.
 
     Returns:
-        The entry with its keys in the order given, which is the order of the methods that it expands to.
+        The entry with its keys in the order given. This order decides the order of the expanded methods.
     """
     checked = entry_model(entry).model_validate(entry)
     return {key: getattr(checked, key) for key in entry}

@@ -1,7 +1,7 @@
-"""The configuration of a run as pydantic models: a class per section, with type, bound and meaning of each key.
+"""The configuration of a run as pydantic models: one class per section, with the type, bound and meaning of each key.
 
-Defaults are in config.yaml. Editors read schema.yaml, which `editor_schema` writes from these models. Rules between
-sections are in `cross_checks`. Read while Snakemake builds the workflow: no torch here.
+Defaults are in config.yaml. Editors read schema.yaml, which `editor_schema` generates from these models. Rules between
+sections are in `cross_checks`. Snakemake reads this module while it builds the workflow, so it does not import torch.
 """
 
 import itertools
@@ -29,7 +29,7 @@ from lantern_pipeline.settings.key_types import (
 from lantern_pipeline.settings.method_entry import check_entry
 from lantern_pipeline.settings.wording import show
 
-# Editors do not check entries: the parameters of a user's class are known by that class only.
+# The schema for editors leaves entries open, because only a custom class knows its parameters.
 MethodEntries = Annotated[
     list[Annotated[dict[str, Any], AfterValidator(check_entry), WithJsonSchema({"type": "object"})]],
     Field(min_length=1),
@@ -47,7 +47,7 @@ Variants = dict[VariantName, Annotated[dict[str, Any], Field(min_length=1)]]
 
 
 class Repeats(Section):
-    """Seeds: each training seed with each noise seed is a repeat."""
+    """Seeds of a run. Each pair of a training seed and a noise seed is a repeat."""
 
     training_seeds: Seeds = Field(description="seeds of weights and training order")
     noise_seeds: Seeds = Field(description="seeds of the noise fields from which images are sampled")
@@ -88,7 +88,7 @@ class Data(Section):
 
 
 class PromptSet(Section):
-    """Prompts of a split, or of a file."""
+    """Prompts from a split of the data source or from a file."""
 
     split: Literal["seen", "unseen", None] = Field(default=None, description="split of the source")
     file: str | None = Field(default=None, description="path, or name of an entry of resources")
@@ -111,7 +111,7 @@ class PromptSet(Section):
 
 
 class PromptReading(Section):
-    """Keys of section `text` that say how prompts are read."""
+    """Keys of section `text` that decide how prompts are read."""
 
     encoder: str = Field(description="words, word_ids, classes, t5, or a family of models that read tokens")
     num_classes: Count = Field(description="number of classes, if encoder is classes")
@@ -127,7 +127,7 @@ class TextEncoding(PromptReading):
 
 
 class TextSettings(PromptReading):
-    """What a job needs to encode prompts: they may state the size of an image."""
+    """Settings that a job needs to encode prompts. They include the grid size, since prompts may state it."""
 
     grids: list[Integer] = Field(description="codes along a side of an image and of the smaller one before it, or 0")
 
@@ -143,7 +143,7 @@ class Tokenizer(Section):
 
 
 class MetricModel(Section):
-    """A model that measures images."""
+    """A model that evaluates images."""
 
     checkpoint: Text | None = Field(description="finished weights; null trains the model")
     num_steps: Count = Field(description="optimiser steps")
@@ -233,7 +233,7 @@ class Sampling(Section):
 
     @property
     def settings(self) -> SamplingSettings:
-        """The settings as a model card has them."""
+        """Sampling settings in the format of a model card."""
         return {
             "cfg_scale": self.cfg_scale,
             "top_k": self.top_k,
@@ -243,7 +243,7 @@ class Sampling(Section):
 
 
 class DynamicTree(Section):
-    """A draft tree that each step chooses."""
+    """A draft tree that is rebuilt in each step."""
 
     num_nodes: Count = Field(description="drafts kept per step")
     depth: Count = Field(description="passes of the draft model after the first")
@@ -276,7 +276,7 @@ class Generation(Section):
 
 
 class GridSampling(Section):
-    """Sampling settings of an ablation; a key that is missing is the run's."""
+    """Sampling settings of an ablation. A missing key has the run's value."""
 
     cfg_scale: OneOrList[Annotated[Number, Field(ge=1)]] = Field(
         default_factory=list, description="value or values of sampling.cfg_scale"
@@ -289,7 +289,7 @@ class GridSampling(Section):
     )
 
     def combinations(self) -> list[dict[str, int | float]]:
-        """Return every combination of the values given: one empty combination if none is."""
+        """Return every combination of the given values. If no key is given, return one empty combination."""
         values = {"cfg_scale": self.cfg_scale, "top_k": self.top_k, "top_p": self.top_p}
         given = {name: value for name, value in values.items() if value != []}
         lists = [value if isinstance(value, list) else [value] for value in given.values()]
@@ -297,7 +297,7 @@ class GridSampling(Section):
 
 
 class Grid(Section):
-    """An ablation: methods, sampling settings and draft models, each with each."""
+    """An ablation: every combination of its methods, sampling settings and draft models."""
 
     num_prompts: Annotated[Integer, Field(ge=2)] | None = Field(
         default=None, description="number of prompts; null = ablations.num_prompts"
@@ -310,14 +310,14 @@ class Grid(Section):
 
 
 class Ablations(Section):
-    """Small experiments beside the table."""
+    """Small experiments in addition to the main table."""
 
     num_prompts: Integer = Field(ge=2, description="number of prompts")
     grids: dict[Name, Grid | None] = Field(description="ablations by name; null removes one")
 
 
 class TotalVariationNodes(Section):
-    """Keys of section `total_variation` that say at how many nodes it is measured."""
+    """Keys of section `total_variation` that set the number of nodes to measure."""
 
     num_images: Integer = Field(ge=2, description="number of prompts")
     max_nodes: Count = Field(description="nodes per method")
@@ -344,7 +344,7 @@ class Latency(Section):
 
 
 class ReferenceImages(Section):
-    """Real images behind FID and KID."""
+    """Real images that FID and KID compare with."""
 
     name: str | None = Field(description="name of the set")
     images: str | None = Field(description="folder or zip archive of images")
@@ -371,7 +371,7 @@ class PublishedMetrics(Section):
 
 
 class MetricChoices(Section):
-    """Keys of section `metrics` that say which models measure images."""
+    """Keys of section `metrics` that choose the metrics and their models."""
 
     fidelity: Literal["attribute_classifier", "inception", None] = Field(description="features of the distances")
     clip: Literal["own", "openai", None] = Field(description="model of the CLIP score")
@@ -381,7 +381,7 @@ class MetricChoices(Section):
 
 
 class FidelitySettings(Section):
-    """Keys of section `metrics` that FID, KID, precision and recall are measured with."""
+    """Keys of section `metrics` with settings of FID, KID, precision and recall."""
 
     num_reference: Integer = Field(ge=8, description="held-out images of the reference")
     kid_subset_size: Integer = Field(ge=2, description="images of a KID subset")
@@ -390,7 +390,7 @@ class FidelitySettings(Section):
 
 
 class TableSettings(Section):
-    """Keys of section `metrics` that the tables of a run are made with."""
+    """Keys of section `metrics` with settings of the result tables."""
 
     bootstrap_resamples: Integer = Field(ge=20, description="resamples of each interval")
     headline_prompt_set: str = Field(description="prompt set of the headline numbers")
@@ -398,7 +398,7 @@ class TableSettings(Section):
 
 
 class Metrics(TableSettings, FidelitySettings, MetricChoices):
-    """What images are measured with."""
+    """Metrics of the images."""
 
     batch_size: Count = Field(description="images per forward pass")
     num_ambiguity: Count = Field(description="held-out images behind the histograms of ambiguity")
@@ -426,7 +426,7 @@ class Study(Section):
 
 
 class ResourceEntry(Section):
-    """Files from elsewhere."""
+    """Files that a run uses but does not make."""
 
     path: str | None = Field(default=None, description="file or folder on this machine, used in place")
     url: str | None = Field(default=None, description="https address of one file")
@@ -474,21 +474,21 @@ class RunConfig(Section):
 
     @property
     def prompt_sets(self) -> dict[str, PromptSet]:
-        """The prompt sets that run, by name: those that are not null."""
+        """Prompt sets of the run, by name, without those that are null."""
         return {name: entry for name, entry in self.prompts.items() if entry is not None}
 
     @property
     def resource_entries(self) -> dict[str, ResourceEntry]:
-        """The entries of `resources` that are not null, by name."""
+        """Entries of `resources` by name, without those that are null."""
         return {name: entry for name, entry in self.resources.items() if entry is not None}
 
     @property
     def text_settings(self) -> TextSettings:
-        """What a job needs to encode prompts."""
+        """Settings that a job needs to encode prompts."""
         grids = [self.tokenizer.grid, self.target.small_grid]
         return TextSettings.model_validate({**self.text.keys_of(PromptReading), "grids": grids})
 
     @property
     def grids(self) -> dict[str, Grid]:
-        """The ablations that run, by name: those that are not null."""
+        """Ablations of the run, by name, without those that are null."""
         return {name: grid for name, grid in self.ablations.grids.items() if grid is not None}

@@ -1,4 +1,4 @@
-"""Words of error sentences: a value, and the nearest known name."""
+"""Parts of error sentences: a value as text, and the nearest known name."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import difflib
 
 
 def closest(word: str, known: list[str]) -> str:
-    """Returns the part of a sentence that helps with a misspelt word: the nearest known one, or all of them."""
+    """Return advice on a misspelt word: the nearest known name, or all known names if none is near."""
     near = difflib.get_close_matches(str(word), known, n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
 
 
 def show(value: object) -> str:
-    """Writes a value for an error sentence, shortened."""
+    """Return a value as text for an error sentence, shortened to 60 characters."""
     text = repr(value) if isinstance(value, str) else "nothing" if value is None else str(value)
     return text if len(text) <= 60 else text[:57] + "..."
