@@ -1,1 +1,1 @@
-"""What goes in and what lies between stages: prompts, images, codes, features, tables."""
+"""Inputs and intermediate data of a run: prompts, images, codes, text features and tables."""

@@ -1,4 +1,7 @@
-"""Codes with their captions, in batches that are pure functions of (seed, step): a resumed training repeats itself."""
+"""Captioned codes in reproducible batches.
+
+A batch is a pure function of (seed, step), so a resumed training sees the same batches.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,15 @@ from lantern_pipeline.data.prompt_files import read_prompts
 
 @dataclass
 class CodeDataset:
-    """Tokenised images with one caption each."""
+    """Tokenised images with one caption each.
 
-    codes: torch.Tensor  # integer, (images, tokens)
+    Attributes:
+        codes: integer (images, tokens).
+        captions: one per image.
+        encoder: text encoder of the captions.
+    """
+
+    codes: torch.Tensor
     captions: list[str]
     encoder: TextEncoder
 
@@ -25,16 +34,28 @@ class CodeDataset:
         return len(self.codes)
 
     def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Codes int64 (batch, tokens), caption features (batch, num_text_tokens, caption_dim) and their mask."""
+        """Return the codes and encoded captions of some images.
+
+        Args:
+            indices: integer (batch,), numbers of the images.
+
+        Returns:
+            Codes, int64 (batch, tokens), caption features (batch, num_text_tokens, caption_dim), and their mask.
+        """
         features, mask = self.encoder.encode([self.captions[i] for i in indices.tolist()])
         return self.codes[indices].long(), features, mask
 
 
 def load_codes(codes: Sequence[Path | str], captions: Path | str, encoder: TextEncoder) -> CodeDataset:
-    """Joins codes with their captions by id, in the order of the captions, however the codes were sharded.
+    """Join codes with their captions by id.
 
-    A file of codes holds the tensor `codes`, (images, tokens), and the ids in its metadata; captions without codes are
-    left out.
+    The order is that of the captions and does not depend on how the codes were sharded. Captions without codes are left
+    out.
+
+    Args:
+        codes: files with the tensor `codes`, (images, tokens), and the ids in their metadata.
+        captions: prompt file with ids and captions.
+        encoder: text encoder of the captions.
     """
     rows: dict[str, torch.Tensor] = {}
     for path in codes:
@@ -46,7 +67,11 @@ def load_codes(codes: Sequence[Path | str], captions: Path | str, encoder: TextE
 
 
 def step_indices(num_images: int, batch_size: int, seed: int, i: int) -> torch.Tensor:
-    """Which images step i sees: every epoch is a permutation of its own. int64, (batch_size,)."""
+    """Return the indices of the images that step i sees. Each epoch is another random permutation.
+
+    Returns:
+        int64 (batch_size,).
+    """
     picked = []
     position = i * batch_size
     while len(picked) < batch_size:

@@ -1,4 +1,4 @@
-"""Decoders of several methods that share their models."""
+"""Decoders of several methods with shared models."""
 
 from __future__ import annotations
 
@@ -28,8 +28,17 @@ def load_decoders(
     dtype: str = "float32",
     stepping: str = "auto",
 ) -> list[Decoder]:
-    """Makes a decoder of every run (all fields of a `MethodSpec`, temperature) with the config section `sampling`; the
-    models are read once, the tables of nearest codes as `load_tables` does.
+    """Load the models once and make a decoder for every run.
+
+    Args:
+        runs: (all fields of a `MethodSpec`, temperature) of each run.
+        sampling: config section `sampling`.
+        target: weights of the target.
+        drafter: weights of the draft model, or None.
+        nearest_codes: tables of nearest codes; see `load_tables`.
+        device: device of the models.
+        dtype: dtype of the models.
+        stepping: how a decoding step runs: "auto", "eager" or "graph".
     """
     shared = load_decoding_models(target, drafter, device=device, dtype=dtype)
     tables = load_tables(nearest_codes, device)
@@ -45,7 +54,7 @@ def load_decoders(
 def load_job_decoders(
     snakemake: Job, runs: Sequence[tuple[dict[str, Any], float]], stepping: str = "auto"
 ) -> list[Decoder]:
-    """Make the decoders of a job from its inputs and parameters, as `load_decoders` does, on the config's device."""
+    """Make the decoders of a job from its inputs and parameters, on the config's device; see `load_decoders`."""
     params, files = snakemake.params, snakemake.input
     return load_decoders(
         runs,
@@ -62,6 +71,10 @@ def load_job_decoders(
 def load_tables(
     paths: Path | str | Sequence[Path | str], device: torch.device | str = "cpu"
 ) -> dict[str, torch.Tensor]:
-    """Reads tables of nearest codes, int64 (vocab, columns); each is named after its file, as in "l2_normalised"."""
+    """Read tables of nearest codes.
+
+    Returns:
+        File name without suffix, such as "l2_normalised" -> table, int64 (vocab, columns).
+    """
     paths = [paths] if isinstance(paths, str | Path) else paths
     return {Path(path).stem: load_nearest_codes(path, device) for path in paths}

@@ -1,4 +1,7 @@
-"""Images as files, tensors and codes: reading folders and archives, scaling and cropping, drawing codes as pixels."""
+"""Images as files, tensors and codes.
+
+This module reads images from folders and archives, scales and crops them, and decodes codes to pixels.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,12 @@ from lantern.checkpoints.tokenizers import ImageModel
 from lantern.codebook import drop_line_ends
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
-MAX_ARCHIVED_BYTES = 1 << 28  # unpacked, of an image in an archive
-MAX_SIDES = 100  # an image's longer side in shorter ones; scaled up, a thinner one could fill the memory
-# What Pillow raises on damaged files, and on files of a few kilobytes that unpack into gigabytes.
+MAX_ARCHIVED_BYTES = 1 << 28  # largest unpacked size of an image in an archive
+MAX_SIDES = 100  # largest ratio of an image's sides; scaled up, a thinner image could fill the memory
+# Errors that Pillow raises on damaged files, and on files of a few kilobytes that unpack into gigabytes.
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
-TOKENS_AT_ONCE = 1024  # of images that are decoded together: four of 256 pixels or one of 512 take about 1 GiB
+# Tokens decoded to pixels together: four images of 256 pixels a side or one of 512 need about 1 GiB.
+TOKENS_AT_ONCE = 1024
 NONE = "none"
 FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
@@ -33,37 +37,44 @@ FILTERS = {
 }
 
 
-def read_images(place: Path | str) -> Iterator[tuple[str, bytes]]:
-    """Yields (name relative to the place, content) of the images below a folder or in a zip archive (as COCO is
-    published), sorted by name; hidden ones are left out.
+def read_images(source: Path | str) -> Iterator[tuple[str, bytes]]:
+    """Yield the images below a folder or in a zip archive (the form in which COCO is published), sorted by name.
+
+    Hidden files are left out.
+
+    Yields:
+        Name relative to the folder or archive, and content of the file.
+
+    Raises:
+        ValueError: `source` is neither, holds fewer than 2 images, or is a broken archive.
     """
-    place = Path(place)
-    if place.is_dir():
-        names = _select(place, [file.relative_to(place).as_posix() for file in place.rglob("*") if file.is_file()])
-        yield from ((name, (place / name).read_bytes()) for name in names)
-    elif zipfile.is_zipfile(place):
+    source = Path(source)
+    if source.is_dir():
+        names = _select(source, [file.relative_to(source).as_posix() for file in source.rglob("*") if file.is_file()])
+        yield from ((name, (source / name).read_bytes()) for name in names)
+    elif zipfile.is_zipfile(source):
         try:
-            with zipfile.ZipFile(place) as archive:
-                for name in _select(place, archive.namelist()):
-                    size = archive.getinfo(name).file_size  # zipfile gives no more bytes, whatever is packed
+            with zipfile.ZipFile(source) as archive:
+                for name in _select(source, archive.namelist()):
+                    size = archive.getinfo(name).file_size  # zipfile returns no more bytes than this
                     if size > MAX_ARCHIVED_BYTES:
                         raise ValueError(
-                            f"{name!r} in {place} must be at most {MAX_ARCHIVED_BYTES} bytes when unpacked, got {size};"
-                            " remove it"
+                            f"{name!r} in {source} must be at most {MAX_ARCHIVED_BYTES} bytes when unpacked, got "
+                            f"{size}; remove it"
                         )
                     yield name, archive.read(name)
         except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # RuntimeError: encrypted
-            raise ValueError(f"the archive {place} is broken ({error}); fetch it again") from error
+            raise ValueError(f"the archive {source} is broken ({error}); fetch it again") from error
     else:
         raise ValueError(
-            f"{place} is neither a folder of images nor a zip archive of them; give its path in the config"
+            f"{source} is neither a folder of images nor a zip archive of them; give its path in the config"
         )
 
 
-def _select(place: Path, names: list[str]) -> list[str]:
+def _select(source: Path, names: list[str]) -> list[str]:
     chosen = [name for name in names if _is_image(PurePosixPath(name))]
     if len(chosen) < 2:
-        raise ValueError(f"{place} holds {len(chosen)} images ({', '.join(SUFFIXES)}); need at least 2")
+        raise ValueError(f"{source} holds {len(chosen)} images ({', '.join(SUFFIXES)}); need at least 2")
     return sorted(chosen)
 
 
@@ -73,10 +84,13 @@ def _is_image(path: PurePosixPath) -> bool:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How images are prepared for published extractors, which changes FID: "none", or "centre_<filter>_<pixels>", for
-    example "centre_lanczos_256": cut out the centre square and scale it, as Pillow does on 8-bit pixels.
+    """Preparation of images for published feature extractors. It changes the value of FID.
 
-    Source: the order, crop then scale, is that of jadohu/LANTERN@3a56e45, entrypoints/eval_fid_clip.py.
+    Attributes:
+        name: "none" leaves images unchanged. "centre_<filter>_<pixels>", for example "centre_lanczos_256", crops the
+            centre square and scales it with Pillow, on 8-bit pixels.
+
+    Source: crop before scale is the order of jadohu/LANTERN@3a56e45, entrypoints/eval_fid_clip.py.
     """
 
     name: str
@@ -89,19 +103,34 @@ class Preprocessing:
             )
 
     def prepare(self, images: Tensor) -> Tensor:
-        """Prepares images (n, 3, height, width), float32 in [-1, 1] or uint8; gives (n, 3, S, S) uint8, same device."""
+        """Prepare a batch of images.
+
+        Args:
+            images: (n, 3, height, width), float32 in [-1, 1] or uint8.
+
+        Returns:
+            uint8 (n, 3, S, S), on the same device.
+        """
         pixels = images if images.dtype == torch.uint8 else to_uint8(images)
         if self.name == NONE or tuple(pixels.shape[-2:]) == (self.size, self.size):
             return pixels
         return map_images(pixels, lambda image: to_tensor(self._crop_and_scale(image)))
 
     def read(self, name: str, content: bytes) -> Tensor:
-        """Reads and prepares the content of an image file: (3, height, width) uint8."""
+        """Read and prepare an image file.
+
+        Args:
+            name: file name for error messages.
+            content: content of the file.
+
+        Returns:
+            uint8 (3, height, width).
+        """
         return to_tensor(open_image(name, io.BytesIO(content), self._crop_and_scale))
 
     @property
     def size(self) -> int | None:
-        """Side of the prepared images in pixels; None where images are left alone."""
+        """Side of the prepared images in pixels; None if images are left unchanged."""
         return None if self._parts is None else self._parts[1]
 
     def _crop_and_scale(self, image: Image.Image) -> Image.Image:
@@ -115,13 +144,22 @@ class Preprocessing:
 
     @property
     def _parts(self) -> tuple[str, int] | None:
-        """Filter and size; None if images are left alone."""
+        """Filter and size; None if images are left unchanged."""
         match = re.fullmatch(rf"centre_({'|'.join(FILTERS)})_([1-9][0-9]*)", self.name)
         return None if match is None else (match[1], int(match[2]))
 
 
 def open_image(name: Path | str, file: Path | io.BytesIO, change: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """Opens an image file, converts it to red, green and blue, and changes it; what goes wrong names the file."""
+    """Open an image file, convert it to RGB and apply a function to it.
+
+    Args:
+        name: file name for error messages.
+        file: the file, or its content in memory.
+        change: function that is applied to the image.
+
+    Raises:
+        ValueError: the image is not readable, or `change` fails.
+    """
     try:
         with Image.open(file) as image:
             return change(to_rgb(image))
@@ -130,20 +168,29 @@ def open_image(name: Path | str, file: Path | io.BytesIO, change: Callable[[Imag
 
 
 def map_images(pixels: Tensor, change: Callable[[Image.Image], Tensor]) -> Tensor:
-    """Applies a function of a Pillow image to every image of (n, 3, height, width) uint8; stacks on their device."""
+    """Apply a function to each image of a batch, as a Pillow image, and stack the results.
+
+    Args:
+        pixels: uint8 (n, 3, height, width).
+        change: the function.
+
+    Returns:
+        The stacked results, on the device of `pixels`.
+    """
     images = (Image.fromarray(rows.permute(1, 2, 0).numpy()) for rows in pixels.cpu())
     return torch.stack([change(image) for image in images]).to(pixels.device)
 
 
 def to_tensor(image: Image.Image) -> Tensor:
-    """Pixels of an image, (3, height, width) uint8."""
+    """Return the pixels of an image, uint8 (3, height, width)."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Converts an image to red, green and blue, 8 bits each; of an animation its first picture, transparency dropped.
+    """Convert an image to RGB with 8 bits per channel.
 
-    Pillow cuts the 16 bits of a grey image off at 255, which makes it white; here they are scaled.
+    Transparency is dropped, and only the first frame of an animation is kept. Grey images of 16 bits are scaled here,
+    because Pillow would clip their values at 255 and make them white.
     """
     if not image.mode.startswith("I;16"):
         return image.convert("RGB")
@@ -151,7 +198,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def resize_and_crop(image: Image.Image, image_size: int) -> Image.Image:
-    """Scales the short side to `image_size` pixels (Lanczos) and crops the centre square."""
+    """Scale the short side to `image_size` pixels (Lanczos) and crop the centre square.
+
+    Raises:
+        ValueError: the ratio of the sides exceeds MAX_SIDES.
+    """
     if max(image.size) > MAX_SIDES * min(image.size):
         width, height = image.size
         raise ValueError(f"its sides must be at most 1 : {MAX_SIDES}, got {width} x {height} pixels")
@@ -163,8 +214,15 @@ def resize_and_crop(image: Image.Image, image_size: int) -> Image.Image:
 
 
 def decode_images(tokenizer: ImageModel, codes: Tensor, num_at_once: int | None = None) -> Tensor:
-    """Draws codes (images, tokens) as (images, 3, S, S) float32 in [-1, 1] on the codes' device; few at once, by
-    default, since a decoder's activations are large. Tokens that end lines are left out.
+    """Decode codes to images. Codes that end lines are dropped first.
+
+    Args:
+        tokenizer: image tokenizer.
+        codes: (images, tokens).
+        num_at_once: images decoded together. The default is small, because a decoder's activations are large.
+
+    Returns:
+        float32 (images, 3, S, S) in [-1, 1], on the device of `codes`.
     """
     device = next(tokenizer.parameters()).device
     codes = drop_line_ends(codes, tokenizer.config.grid)
@@ -175,15 +233,15 @@ def decode_images(tokenizer: ImageModel, codes: Tensor, num_at_once: int | None 
 
 
 def to_uint8(images: Tensor) -> Tensor:
-    """Rounds images in [-1, 1] to 256 levels, as a stored PNG would."""
+    """Round images in [-1, 1] to 256 levels, as in a PNG file."""
     return images.add(1.0).mul_(127.5).round_().clamp_(0, 255).to(torch.uint8)
 
 
 def to_float(pixels: Tensor) -> Tensor:
-    """Maps uint8 images back to float32 in [-1, 1]."""
+    """Map uint8 images back to float32 in [-1, 1]."""
     return pixels.float() / 127.5 - 1.0
 
 
 def to_pixels(images: Tensor) -> np.ndarray:
-    """Images (..., 3, S, S) in [-1, 1] as figures and PNG files want them: (..., S, S, 3) uint8."""
+    """Convert images (..., 3, S, S) in [-1, 1] to the format of figures and PNG files, uint8 (..., S, S, 3)."""
     return to_uint8(images).movedim(-3, -1).cpu().numpy()

@@ -1,4 +1,8 @@
-"""Image sources: the embedded world or a folder of images and captions, behind one interface."""
+"""Image sources: the shapes dataset or a folder of images and captions, with one interface.
+
+A source has splits: "train" (training images), "val" (held-out images), and the prompt sets "seen" and "unseen"
+(combinations that training has or has not seen).
+"""
 
 from __future__ import annotations
 
@@ -24,38 +28,44 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 SPLITS = ("train", "val", "seen", "unseen")
 HELD_OUT_SHARE = 0.1
-CACHED_PIXELS = 1 << 31  # bytes of a folder's images that are kept in memory
-_SPLIT_STRIDE = 1 << 40  # keeps the image numbers, and so the noise, of the splits apart
+CACHED_PIXELS = 1 << 31  # largest number of bytes of a folder's images that are kept in memory
+_SPLIT_STRIDE = 1 << 40  # makes image numbers, and with them the noise, differ between splits
 
 
 class SceneSource:
-    """The embedded data set, with `num_train` distinct training images; its other splits have no end.
+    """The shapes dataset, generated on demand.
 
-    Splits are "train"; "val", held-out images of the same composition; and the prompt sets "seen" and, where
-    combinations can be held out of training, "unseen". Indices of training images lie in [0, num_train).
+    Split "train" has `num_train` distinct images with indices in [0, num_train). The other splits are endless. Split
+    "val" has the composition of "train". Split "unseen" exists if combinations can be held out of training.
+
+    Attributes:
+        vocabulary: all words of the captions; None for a source whose captions may hold any word.
     """
 
     splits = SPLITS
-    vocabulary: tuple[str, ...] | None = VOCABULARY  # all words of the captions, None where any word may come
+    vocabulary: tuple[str, ...] | None = VOCABULARY
 
     def __init__(self, seed: int, image_size: int = 48, num_train: int = 32_000) -> None:
         self.seed, self.image_size, self.num_train = seed, image_size, num_train
 
     def scenes(self, split: str, indices: Sequence[int]) -> list[Scene]:
-        """The scenes behind the images."""
+        """Return the scenes that the images show."""
         scene_split = "train" if split == "val" else split
         return [sample_scene(self.seed, number, scene_split) for number in self._numbers(split, indices)]
 
     def images(self, split: str, indices: Sequence[int]) -> Tensor:
-        """Images (indices, 3, image_size, image_size) float32 in [-1, 1]; each a pure function of its index."""
+        """Return images, float32 (indices, 3, image_size, image_size) in [-1, 1].
+
+        Each image is a pure function of the seed, the split and its index.
+        """
         return render(self.scenes(split, indices), self.seed, self._numbers(split, indices), self.image_size)
 
     def captions(self, split: str, indices: Sequence[int]) -> list[str]:
-        """The captions of the same images."""
+        """Return the captions of the images with the same indices."""
         return [caption(scene) for scene in self.scenes(split, indices)]
 
     def prompts(self, split: str, num: int) -> list[Prompt]:
-        """The captions of the split's first `num` images; ids are "<split>-00000" and so on."""
+        """Return the captions of the split's first `num` images, with ids "<split>-00000" and so on."""
         return [Prompt(f"{split}-{i:05d}", text) for i, text in enumerate(self.captions(split, range(num)))]
 
     def _numbers(self, split: str, indices: Sequence[int]) -> list[int]:
@@ -64,10 +74,11 @@ class SceneSource:
 
 
 class FolderSource:
-    """A folder of name.png (or .jpg) and name.txt, resized so that the short side fits, then centre-cropped.
+    """A folder of images name.png (or .jpg) and captions name.txt.
 
-    A tenth of the images, drawn by `seed`, is held out: "val" and "seen" both mean these. Beyond the last image of a
-    split its first ones come again, which is said once. Captions of more than `max_words` words are cut.
+    Images are scaled so that the short side fits, then centre-cropped. A tenth of them, chosen by `seed`, is held out.
+    Splits "val" and "seen" both are these held-out images. Indices beyond the end of a split start again at its first
+    image, with one warning. Captions of more than `max_words` words are cut.
     """
 
     splits = ("train", "val", "seen")
@@ -83,19 +94,23 @@ class FolderSource:
         self._has_repeated = False
 
     def images(self, split: str, indices: Sequence[int]) -> Tensor:
-        """Images, as `SceneSource.images` gives them."""
+        """Return images in the format of `SceneSource.images`."""
         pixels = [self._load(file) for file in self._cycle(split, indices)]
         if not pixels:
             return torch.empty(0, 3, self.image_size, self.image_size)
         return torch.stack(pixels).to(torch.float32).mul_(2.0 / 255.0).sub_(1.0)
 
     def captions(self, split: str, indices: Sequence[int]) -> list[str]:
-        """The captions of the same images."""
+        """Return the captions of the images with the same indices."""
         return [self._captions[file] for file in self._cycle(split, indices)]
 
     def prompts(self, split: str, num: int) -> list[Prompt]:
-        """The captions of the split's first `num` images, or of all that there are; ids are "<split>-<file>", the file
-        without its ending and with its folders below `folder`.
+        """Return the captions of the split's first `num` images, or all of them if there are fewer.
+
+        An id is "<split>-<file>". <file> is the path below the source's folder without its suffix.
+
+        Raises:
+            ValueError: a file name is no valid id.
         """
         files = self._files(split)
         if num > len(files):
@@ -157,7 +172,10 @@ class FolderSource:
         return file.relative_to(self.folder).with_suffix("").as_posix()
 
     def _load(self, file: Path) -> Tensor:
-        """Pixels (3, image_size, image_size) uint8; the first CACHED_PIXELS bytes stay in memory after their call."""
+        """Return the pixels of an image, uint8 (3, image_size, image_size).
+
+        Loaded images stay in memory until they fill CACHED_PIXELS bytes.
+        """
         if file in self._pixels:
             return self._pixels[file]
         pixels = to_tensor(open_image(file, file, lambda image: resize_and_crop(image, self.image_size)))
@@ -170,8 +188,13 @@ ImageSource = SceneSource | FolderSource
 
 
 def hold_out(items: Sequence[T], seed: int) -> tuple[list[T], list[T]]:
-    """Splits items into (train, held out): a tenth of them, at least one, drawn by `seed`. The held-out ones come as
-    they are drawn: in the order of their names, the first of them would be of one kind.
+    """Split items into (train, held out).
+
+    A tenth of the items, at least one, is held out at random. Held-out items stay in random order. In the order of
+    names, the first few might all be of one kind.
+
+    Raises:
+        ValueError: there are fewer than 2 items.
     """
     if len(items) < 2:
         raise ValueError(f"at least 2 captioned images or captions are needed to hold some out, got {len(items)}")
@@ -191,7 +214,7 @@ class DataSection(TypedDict):
 
 
 def make_source(data: DataSection, seed: int) -> ImageSource | None:
-    """Builds the source that the config section `data` names; None where a run has no images of its own."""
+    """Build the source that config section `data` names; None if a run has no images."""
     if data["source"] == "scenes":
         return SceneSource(seed, data["image_size"], data["num_train"])
     if data["source"] == "folder":
@@ -202,11 +225,20 @@ def make_source(data: DataSection, seed: int) -> ImageSource | None:
 def training_captions(
     data: DataSection, num_val: int, seed: int, settings: Captions | None = None, path: str | Path | None = None
 ) -> dict[str, list[Prompt]]:
-    """Captions of the images that models learn from, in the order of the source's images: "train", all of them, and
-    "val", the first `num_val` held-out ones, or all that there are.
+    """Return the captions of the images that models learn from.
 
-    Captions without images come from the prompt file `path`, as `settings`, config section data.captions, describes it;
-    a tenth of them, drawn by `seed`, is held out.
+    Args:
+        data: config section `data`.
+        num_val: largest number of held-out captions.
+        seed: seed of the images, and of the captions that are held out.
+        settings: config section data.captions, if the source is "captions". A tenth of these captions is held out.
+        path: prompt file of these captions.
+
+    Returns:
+        "train" -> all training captions, "val" -> the first `num_val` held-out captions, in the order of the images.
+
+    Raises:
+        ValueError: the source has no captions.
     """
     if data["source"] == "captions":
         if settings is None or path is None:
@@ -220,7 +252,10 @@ def training_captions(
 
 
 def batch_indices(seed: int, step: int, batch_size: int, num_train: int) -> list[int]:
-    """Draws the training indices of one step, with replacement; a pure function of the arguments."""
+    """Sample the training indices of one step, with replacement.
+
+    The result is a pure function of the arguments.
+    """
     generator = np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), step]))
     return generator.integers(num_train, size=batch_size).tolist()
 

@@ -1,6 +1,8 @@
-"""Model cards and the sections of a config: what a published model sets there, and the card of a run's model.
+"""Conversion between model cards and config sections.
 
-Read while Snakemake builds the workflow: no torch here.
+A model card describes how a model reads prompts, its sizes and its files. A published model's card sets config keys,
+and a run's config gives the card of its model. Snakemake reads this module while it builds the workflow, so it does not
+import torch.
 """
 
 from __future__ import annotations
@@ -13,17 +15,17 @@ from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES
 from lantern.models.families import FAMILIES
 from lantern_pipeline.settings.run_config import PromptReading, RunConfig, TargetSizes
 
-FROM_FILES = ("t5", *FAMILIES)  # those of text.encoder that read text.checkpoint
+FROM_FILES = ("t5", *FAMILIES)  # values of text.encoder that need text.checkpoint
 ENCODERS = ("words", "word_ids", "classes", *FROM_FILES)
 
 
 def card_sections(name: str | None) -> dict[str, dict[str, object]]:
-    """Return the config sections that `model: name` sets; keys that a user gives count more.
+    """Return the config sections that `model: name` sets. Keys that a user gives override them.
 
     Raises:
-        ValueError: the name is unknown; lists the known ones.
+        ValueError: the name is unknown; lists the known names.
     """
-    if not isinstance(name, str):  # null; the schema refuses anything else
+    if not isinstance(name, str):  # null; the schema rejects other types
         return {}
     if name not in CARDS:
         raise ValueError(f"config key model must be one of {', '.join(CARDS)}, or null, got {name!r}")
@@ -64,7 +66,7 @@ def hub_entries() -> dict[str, dict[str, object]]:
 
 
 def prompt_settings(text: PromptReading) -> PromptSettings:
-    """Return how the model of config section `text` reads prompts, without a vocabulary."""
+    """Return the prompt settings of config section `text`, without a vocabulary."""
     if text.encoder == "classes":
         return PromptSettings(text.encoder, num_classes=text.num_classes)
     has_features = text.encoder in ("words", "t5")
@@ -88,7 +90,10 @@ def card_of(config: RunConfig) -> ModelCard:
 
 
 def target_fields(config: RunConfig) -> dict[str, Any]:
-    """Return the fields of a `TargetConfig` that config section `target` decides, and of a family its ids."""
+    """Return the fields of `TargetConfig` that config section `target` sets.
+
+    For a model family, the number of prompt ids is added.
+    """
     encoder = config.text.encoder
     target = config.target
     found = target.keys_of(TargetSizes)

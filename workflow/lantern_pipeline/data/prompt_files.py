@@ -1,4 +1,4 @@
-"""Prompt files: text, tables, JSON, COCO's captions, alone or inside a zip archive; and a run's own JSON lines."""
+"""Prompt files: text, tables, JSON and COCO's captions, also inside a zip archive, and JSON lines of a run."""
 
 from __future__ import annotations
 
@@ -23,14 +23,20 @@ logger = logging.getLogger(__name__)
 
 TEXT_KEYS = ("text", "prompt", "caption")
 ID_KEYS = ("id", "image_id")
-MAX_MEMBER_BYTES = 1 << 30  # unpacked, of a prompt file in an archive; the largest of COCO's has 0.45 GB
+# Largest unpacked size of a prompt file in an archive. COCO's largest has 0.45 GB.
+MAX_MEMBER_BYTES = 1 << 30
 
-# A row is its number in the file (line or entry, from 1) and its value: a text, or an object with a text.
+# An entry of a prompt file: its number (line or entry, from 1), and its value, which is a text or an object with a
+# text.
 Rows = Iterable[tuple[int, object]]
 
 
 def read_prompts(path: Path | str) -> list[Prompt]:
-    """Reads what `write_prompts` wrote; another file is a damaged one."""
+    """Read prompts that `write_prompts` wrote.
+
+    Raises:
+        DamagedFileError: the file is incomplete or holds anything else.
+    """
     check_last_line(path)
     try:
         return load_prompts(path)
@@ -39,14 +45,19 @@ def read_prompts(path: Path | str) -> list[Prompt]:
 
 
 def write_prompts(path: Path | str, prompts: Sequence[Prompt]) -> None:
-    """Writes prompts as JSON lines (id, text), atomically."""
+    """Write prompts as JSON lines (id, text), atomically."""
     write_text(path, "".join(json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in prompts))
 
 
 def load_prompt_set(path: str | Path, settings: PromptSet | Captions, seed: int) -> list[Prompt]:
-    """Reads the prompt set that an entry of config section `prompts` describes: num (prompts, None for all), draw (True
-    draws them by `seed`, False takes the first), copies (images of each, the later ones with "-r1" and so on behind
-    their ids) and member as in `load_prompts`. A smaller drawn set is part of a larger one; both keep the file's order.
+    """Read the prompt set of an entry of config section `prompts`, in the order of the file.
+
+    Args:
+        path: the prompt file.
+        settings: the entry. `num` is the number of prompts, None for all. If `draw`, prompts are chosen by `seed`, else
+            the first are taken. A smaller random set is part of a larger one. With `copies`, each prompt is repeated
+            and the ids of later copies end in "-r1" and so on. For `member` see `load_prompts`.
+        seed: random seed of the choice.
     """
     prompts, num = load_prompts(path, settings.member), settings.num
     if num is not None and num > len(prompts):
@@ -60,15 +71,28 @@ def load_prompt_set(path: str | Path, settings: PromptSet | Captions, seed: int)
 
 
 def load_prompts(path: str | Path, member: str | None = None) -> list[Prompt]:
-    """Reads a user's or a published prompt file, in its order.
+    """Read a custom or published prompt file, in its order.
 
-    The file is .txt (one prompt a line), .jsonl (one string or object a line), .json (a list of strings or objects, an
-    object of id: text, or COCO's captions), .csv or .tsv (the first line names the columns), or a .zip or folder with
-    such a file, which `member` names where there are several. The text is called text, prompt or caption, the id id or
-    image_id; without an id, rows are "<stem>-00000" and so on, after their place in the file.
+    Formats:
+        .txt: one prompt per line.
+        .jsonl: one string or object per line.
+        .json: a list of strings or objects, an object of id: text, or COCO's captions.
+        .csv, .tsv: the first line names the columns.
+        .zip or folder: contains a file of another format.
 
-    Rows without a text are left out, and so are rows that repeat an id with the same text; both are logged. A text may
-    come again under another id: COCO has such captions, and each is a prompt of its own.
+    The key of the text is text, prompt or caption, and the key of the id is id or image_id. Entries without an id get
+    "<stem>-00000" and so on, by their position in the file.
+
+    Entries without a text are left out, and so are entries that repeat both id and text. Both are logged. The same text
+    may appear under several ids, as in COCO: each is a prompt.
+
+    Args:
+        path: the file or folder.
+        member: name of the file inside an archive with several prompt files, or inside a folder.
+
+    Raises:
+        ValueError: the file is empty or damaged, or an entry is wrong.
+        FileNotFoundError: there is no such file.
     """
     path = Path(path)
     stem = Path(member).stem if member else path.stem
@@ -96,7 +120,10 @@ def load_prompts(path: str | Path, member: str | None = None) -> list[Prompt]:
 
 
 def _make_prompt(path: Path, number: int, row: object, default_id: str) -> Prompt | None:
-    """None for a row without a text; names of keys and columns may be of any case."""
+    """Make the prompt of an entry; None if it has no text.
+
+    Names of keys and columns are not case-sensitive.
+    """
     values = {"text": row} if isinstance(row, str) else row if isinstance(row, dict) else {}
     cells = {str(name).strip().lower(): cell for name, cell in values.items()}
     text_key, id_key = (next((key for key in keys if key in cells), "") for keys in (TEXT_KEYS, ID_KEYS))
@@ -137,7 +164,7 @@ def _read_rows(path: Path, member: str | None) -> Rows:
 
 
 def _read_bytes(path: Path, member: str | None) -> tuple[Path, bytes]:
-    """Name of the file, for messages and ids, and what stands in it."""
+    """Return the name of the file, for messages and ids, and its content."""
     if path.is_dir() and member:
         inside = PurePosixPath(member)
         if inside.is_absolute() or ".." in inside.parts:
@@ -160,7 +187,7 @@ def _read_member(path: Path, member: str | None) -> tuple[Path, bytes]:
             if member not in names:
                 asked = f"holds no {member}" if member else "holds several prompt files"
                 raise ValueError(f"{path} {asked}; set the key member to one of {', '.join(names) or 'no file at all'}")
-            size = archive.getinfo(member).file_size  # zipfile gives no more bytes than this, whatever is packed
+            size = archive.getinfo(member).file_size  # zipfile returns no more bytes than this
             if size > MAX_MEMBER_BYTES:
                 raise ValueError(
                     f"{path / member} must be at most {MAX_MEMBER_BYTES} bytes when unpacked, got {size}; unpack it "
@@ -175,7 +202,10 @@ def _read_member(path: Path, member: str | None) -> tuple[Path, bytes]:
 
 
 def _lines(text: str) -> list[str]:
-    """Lines as an editor counts them. `str.splitlines` would also cut inside a caption, at a U+2028 for example."""
+    """Split a text into lines, as an editor counts them.
+
+    `str.splitlines` would also split inside a caption, for example at a U+2028.
+    """
     return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
 
 
@@ -226,7 +256,10 @@ def _read_tsv(path: Path, text: str) -> Rows:
 
 
 def _split_tabs(line: str) -> list[str]:
-    """Cells of a TSV line. Quotes count only around a whole cell: PartiPrompts has `"G I G G L E" painted in ...`."""
+    """Split a TSV line into cells.
+
+    Quotes only count if they enclose a whole cell, since PartiPrompts has `"G I G G L E" painted in ...`.
+    """
     cells = []
     for cell in line.split("\t"):
         inner = cell.strip()[1:-1]
@@ -236,7 +269,12 @@ def _split_tabs(line: str) -> list[str]:
 
 
 def _read_table(path: Path, table: Sequence[tuple[int, list[str]]]) -> Rows:
-    """Rows of a table of line numbers and cells, whose first line names the columns."""
+    """Yield (line number, column -> cell) of each line after the header.
+
+    Args:
+        path: file name for error messages.
+        table: line number and cells of each line; the first line names the columns.
+    """
     header = table[0][1]
     for number, cells in table[1:]:
         if any(cells[len(header) :]):
@@ -248,11 +286,11 @@ def _read_table(path: Path, table: Sequence[tuple[int, list[str]]]) -> Rows:
 
 
 def _read_coco(path: Path, values: Mapping[str, Any]) -> Rows:
-    """The longest caption of each image (in characters, the first of equally long ones), in the order in which the
-    images first appear among the annotations.
+    """Yield the longest caption (in characters) of each image, or the first of equally long ones.
 
-    Ids are the images' file names without suffix, so that they name the reference images as well. Of 5,000 images of
-    2017's val, this gives the published list in its order, ties included.
+    Images come in the order in which they first appear among the annotations. An id is the image's file name without
+    suffix, so that it also names the reference image. For 5,000 images of val2017 this reproduces the published list in
+    its order, ties included.
 
     Source: jadohu/LANTERN@3a56e45, data/prompts/preprocess.py.
     """

@@ -1,4 +1,4 @@
-"""The card of a run's model, written when its weights are there."""
+"""The model card of a run, completed after its models are trained."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from lantern_pipeline.settings.run_config import PromptReading
 def make_run_card(
     planned: Mapping[str, object], text: PromptReading, data_source: str, target: Path, files: Mapping[str, str]
 ) -> ModelCard:
-    """Complete the card that a run was planned with.
+    """Complete the card that was planned for a run.
 
     Args:
         planned: `ModelCard.to_dict` of `card_of(config)`.
         text: config section `text`.
-        data_source: config key data.source; the card holds the words of the shapes dataset.
-        target: the run's target, whose file states all of its sizes.
+        data_source: config key data.source. If it is "scenes", the card lists the words of the shapes dataset.
+        target: weights of the run's target; the header of this file states all of its sizes.
         files: paths of the card's files, relative to the card.
+
+    Raises:
+        ValueError: the target is not in Lantern's layout.
     """
     prompts, metadata = scene_prompts(text, data_source), read_metadata(target)
     if metadata is None:

@@ -1,4 +1,4 @@
-"""Shards: the parts of a prompt set, or of the images of a split, that jobs handle side by side."""
+"""Shards: parts of a prompt set, or of the images of a split, that jobs process in parallel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ T = TypeVar("T")
 
 
 def select_shard(items: Sequence[T], scatteritem: str) -> list[T]:
-    """Return the items of one shard: "2-of-4" takes every fourth item, beginning with the second.
+    """Return the items of one shard.
+
+    Args:
+        items: all items.
+        scatteritem: name of the shard: "2-of-4" takes every fourth item, beginning with the second.
 
     Raises:
         ValueError: there are more shards than items.

@@ -18,20 +18,29 @@ from lantern_pipeline.fetch.manifest import resource_path
 from lantern_pipeline.settings.run_config import PromptReading, TextSettings
 from lantern_pipeline.world.scenes import BACKGROUNDS, COLOURS, SHAPES, VOCABULARY
 
-CLASS_WORDS = (tuple(BACKGROUNDS), tuple(COLOURS), tuple(SHAPES))  # a scene's class: background, first object
+CLASS_WORDS = (
+    tuple(BACKGROUNDS),
+    tuple(COLOURS),
+    tuple(SHAPES),
+)  # the class of a scene: its background, and colour and shape of its first object
 
 
 def unknown_words(texts: Sequence[str], captions: Sequence[str]) -> list[str]:
-    """Words of some texts that none of a target's captions has, in their order: it has not learnt what they mean."""
+    """Return the words of some texts that occur in no caption of the target, in their order.
+
+    The target has not learnt the meaning of these words.
+    """
     known = {word for caption in captions for word in split_words(caption)}
     return [word for word in dict.fromkeys(word for text in texts for word in split_words(text)) if word not in known]
 
 
 def scene_prompts(text: PromptReading, data_source: str) -> PromptSettings:
-    """Return how a run's model reads prompts, with the words of the shapes dataset if that is its source.
+    """Return how a run's model reads prompts.
+
+    If the data source is the shapes dataset, the settings include its words.
 
     Raises:
-        ValueError: config key text.num_classes is not the number of the dataset's classes.
+        ValueError: config key text.num_classes is not the dataset's number of classes.
     """
     prompts = prompt_settings(text)
     if data_source != "scenes":
@@ -53,10 +62,14 @@ def make_text_encoder(text: TextSettings, data_source: str, features: str | Sequ
     """Build the text encoder of config section `text`.
 
     Args:
-        text: the section, and the sides of images.
-        data_source: config key data.source. The words of the shapes dataset are known, a folder's captions may hold
-            any.
-        features: files of T5's stored features, or the tokenizer's file; without it, what text.checkpoint names.
+        text: the section, with the grid sizes of images.
+        data_source: config key data.source. For the shapes dataset the vocabulary is fixed; captions of a folder may
+            hold any word.
+        features: files of stored T5 features, or the file of the prompt tokenizer. If empty, text.checkpoint names the
+            prompt tokenizer.
+
+    Raises:
+        ValueError: the encoder needs text.checkpoint, which is not set.
     """
     files = [features] if isinstance(features, str) else list(features)
     if text.encoder == "t5":

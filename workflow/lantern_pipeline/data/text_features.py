@@ -1,8 +1,8 @@
-"""Stored text features: computed once per prompt set, then read by everything that needs them.
+"""Stored text features, computed once per prompt set and then read by every job.
 
-A file holds the valid tokens' features of its prompts one after the other, in bfloat16, without pads: a prompt of 14
-tokens takes 56 KiB at 2048 channels, where the padded one would take 480. Its header is the index: hashes of
-the texts, in the same order.
+A file concatenates the features of the valid tokens of all prompts, in bfloat16, without padding. A prompt of 14 tokens
+needs 56 KiB at 2048 channels, compared with 480 KiB if it were padded. The header of the file is an index: hashes of
+the texts in the same order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def hash_text(text: str) -> str:
-    """Hash of a text as a prompt has it, before any cleaning: 32 hexadecimal digits."""
+    """Return the hash of a prompt text before any cleaning, 32 hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -36,10 +36,20 @@ def write_text_features(
     description: dict[str, object] | None = None,
     batch_size: int = 16,
 ) -> None:
-    """Encodes prompts, `batch_size` together, and stores the features of their valid tokens, atomically; `description`
-    says in JSON values by what encoder.
+    """Encode prompts and store the features of their valid tokens, atomically.
+
+    Args:
+        path: file to write.
+        prompts: the prompts.
+        encoder: text encoder.
+        description: JSON values that describe the encoder, for the header.
+        batch_size: prompts encoded together.
+
+    Raises:
+        ValueError: a prompt has features that are not finite.
     """
-    rows, lengths = [], []
+    valid_features = []
+    lengths = []
     for begin in tqdm(range(0, len(prompts), batch_size), desc="encoding prompts", unit="batch", disable=None):
         batch = prompts[begin : begin + batch_size]
         features, mask = encoder.encode([prompt.text for prompt in batch])
@@ -49,7 +59,7 @@ def write_text_features(
             raise ValueError(
                 f"prompt {bad.id} ({bad.text!r:.80}) has features that are no numbers; check the encoder's weights"
             )
-        rows.append(features[mask].bfloat16())  # (valid tokens, dim)
+        valid_features.append(features[mask].bfloat16())  # (valid tokens, dim)
         lengths.append(mask.sum(1, dtype=torch.int32))
     metadata = {
         "caption_dim": features.shape[2],
@@ -57,48 +67,53 @@ def write_text_features(
         "encoder": description or {},
         "hashes": [hash_text(prompt.text) for prompt in prompts],
     }
-    save_tensors(path, {"features": torch.cat(rows), "lengths": torch.cat(lengths)}, metadata)
+    save_tensors(path, {"features": torch.cat(valid_features), "lengths": torch.cat(lengths)}, metadata)
 
 
 class StoredTextEncoder:
-    """A `TextEncoder` that reads what `write_text_features` wrote, for one prompt set or several.
+    """A `TextEncoder` that reads the files of `write_text_features`, of one or several prompt sets.
 
-    The files are checked and their index is read at once, features when they are asked for.
+    The constructor checks the files and reads their indexes. Features are read when they are requested.
     """
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
-        self._places: dict[str, tuple[Path, int, int]] = {}  # by a text's hash: file, first row, row behind the last
+        # Hash of a text -> file, and range of its tokens in the file's features (end excluded).
+        self._spans: dict[str, tuple[Path, int, int]] = {}
         self._files: dict[Path, safe_open] = {}
         for path in map(Path, paths):
             self._read_index(path)
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """See `TextEncoder.encode`; a text without stored features is an error that names it."""
-        places = [self._find(text) for text in texts]
+        """Return the stored features of texts; see `TextEncoder.encode`.
+
+        Raises:
+            ValueError: no features are stored for a text, which the message quotes.
+        """
+        spans = [self._find(text) for text in texts]
         features = torch.zeros(len(texts), self.max_tokens, self.caption_dim)
         mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)
-        for path in dict.fromkeys(file for file, _, _ in places):
+        for path in dict.fromkeys(file for file, _, _ in spans):
             if path not in self._files:  # kept open: the header of a large file takes milliseconds to read
                 self._files[path] = safe_open(path, framework="pt")
             stored = self._files[path].get_slice("features")
-            for row, (file, begin, end) in enumerate(places):
+            for row, (file, begin, end) in enumerate(spans):
                 if file == path:
                     first = self.max_tokens - (end - begin)
                     features[row, first:], mask[row, first:] = stored[begin:end], True
         return features, mask
 
     def _find(self, text: str) -> tuple[Path, int, int]:
-        if (place := self._places.get(hash_text(text))) is None:
+        if (span := self._spans.get(hash_text(text))) is None:
             raise ValueError(
-                f"no text features are stored for {text!r:.200} ({len(self._places)} texts are); add it to a prompt "
+                f"no text features are stored for {text!r:.200} ({len(self._spans)} texts are); add it to a prompt "
                 "set and run the rule encode_prompts"
             )
-        return place
+        return span
 
     def _read_index(self, path: Path) -> None:
-        tensors, metadata = load_tensors(path)  # the whole file is compared with its checksum
+        tensors, metadata = load_tensors(path)  # reads the whole file and verifies its checksum
         self.caption_dim, self.max_tokens = metadata["caption_dim"], metadata["max_tokens"]
         begin, ends = 0, tensors["lengths"].long().cumsum(0).tolist()
         for text_hash, end in zip(metadata["hashes"], ends, strict=True):
-            self._places[text_hash] = (path, begin, end)
+            self._spans[text_hash] = (path, begin, end)
             begin = end
