@@ -109,8 +109,17 @@ class _Draw(Scores):
     """Scores of one draw of the noise; both are (nodes, 1, vocab)."""
 
     def __init__(self, weights: torch.Tensor, keys: torch.Tensor) -> None:
-        self.weights = weights
-        self.keys = keys
+        self._drawn = weights, keys
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """Log-weights of the target."""
+        return self._drawn[0]
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """Log-weights with the noise of the draw."""
+        return self._drawn[1]
 
 
 def distribution_of_coupled_siblings(
