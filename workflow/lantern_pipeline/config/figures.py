@@ -102,7 +102,8 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
                 "**Do nearest codes look alike?** Each row is an image of autoregressive decoding, the first ones of "
                 "the prompt set {prompt_set} (not selected by hand), at temperature {temperature}. Next to it, "
                 "*every* token is replaced by its 1st, 10th or 100th nearest code (or the last one stored), or by a "
-                "random code. Below: mean peak signal-to-noise ratio (PSNR) to the original, in dB; higher is closer.\n\n"
+                "random code. Below: mean peak signal-to-noise ratio (PSNR) to the original, in dB; higher is "
+                "closer.\n\n"
                 "Relaxed decoding replaces only some tokens, and the target sees each replacement before it "
                 "continues."
             ),
