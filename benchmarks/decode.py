@@ -85,12 +85,20 @@ class Bench:
         models, tables = self._load_models(case["files"]) if "files" in case else self._make_models(case["sizes"])
         sampling = SamplingConfig(temperature=case["temperature"], **case["sampling"])
         self.prompts = [Prompt(**prompt) for prompt in case["prompts"]]
-        self.encoder = make_text_encoder(case["text"], case["source"])
+        self.encoder = make_text_encoder(self._text_settings(case["text"]), case["source"])
         self.decoders = {}
         for spec in self._specs(case):
             make = getattr(decoding, "make_decoder", decoding.Decoder)  # Decoder: versions before 0.6
             with_table = replace(models, nearest_codes=tables.get(spec.neighbours))
             self.decoders[spec.method_id] = make(with_table, spec, sampling)
+
+    @staticmethod
+    def _text_settings(text: dict[str, Any]) -> Any:
+        try:
+            from lantern_pipeline.settings.run_config import TextSettings
+        except ImportError:  # versions whose jobs take the config's section itself
+            return text
+        return TextSettings.model_construct(**text)
 
     @staticmethod
     def _load_models(files: dict[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:

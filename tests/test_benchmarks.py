@@ -19,13 +19,13 @@ import torch.nn.functional as F
 from gpu_parts import PARTS
 from gpu_parts.common import Check
 
-from conftest import ROOT
+from helpers.paths import ROOT
 from lantern import stepping
 from lantern.cards.published import CARDS
 from lantern.checkpoints.native import save_model
 from lantern.codebook import nearest_codes
 from lantern.io import save_tensors
-from lantern.methods import make_method
+from lantern.methods import PARAMETERS, make_method
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.vq16 import VQ16Config
@@ -258,3 +258,8 @@ def test_a_step_of_any_size_is_counted_without_memory():
 
 def test_every_preset_has_the_parameters_that_it_leaves_open():
     assert all(full_size.make_spec(name).name == name for name in full_size.PRESETS)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_an_example_of_a_parameter_is_allowed(name):
+    PARAMETERS[name].check(name, full_size.example_of(PARAMETERS[name]), "preset")

@@ -15,8 +15,8 @@ import yaml
 from safetensors.torch import save_file
 
 import lantern
-from conftest import ROOT
-from families import draw_c2i
+from helpers.families import draw_c2i
+from helpers.paths import ROOT
 from lantern import api
 from lantern.cards.card import ImageSettings, PromptSettings, read_card
 from lantern.cards.published import CARDS

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conftest import assert_distribution, generate, make_models, make_prompts
+from helpers.statistics import assert_distribution
+from helpers.tiny_models import generate, make_models, make_prompts
 from lantern.acceptance.base import ByEquality
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels

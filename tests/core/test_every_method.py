@@ -6,34 +6,29 @@ Settings are a temperature and the number of logits above which large trees are 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import cache
 
 import pytest
 import torch
-from every_method import METHODS, spec_of
 from kernels import to_fake
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from conftest import make_models, make_prompts, start
-from lantern import stepping
+from helpers.captured_steps import NoHostSync, captured
+from helpers.every_method import METHODS, assert_equal, decoder_of, make_batches, spec_of
+from helpers.tiny_models import make_models, make_prompts, start
 from lantern.acceptance import base
-from lantern.decoding import Decoder, make_decoder
-from lantern.decoding_state import DecodingModels, Generation
+from lantern.decoding import make_decoder
+from lantern.decoding_state import DecodingModels
 from lantern.methods import keeps_tokens
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern.noise import ImageNoise, NoiseField
 from lantern.sampling import SamplingConfig
-from lantern.stepping import StepRunner
 
 SETTINGS = [(0.0, 2**16), (1.0, 2**16), (1.0, 0)]
-
-
-def decoder_of(models: DecodingModels, name: str, temperature: float = 1.0, **options) -> Decoder:
-    return make_decoder(models, spec_of(name), SamplingConfig(temperature, top_k=8, cfg_scale=2.0), **options)
 
 
 @cache
@@ -41,76 +36,6 @@ def autoregressive_codes(temperature: float, line_end: int | None = None) -> tup
     models = make_models(line_end=line_end)
     decoder = decoder_of(models, "autoregressive", temperature)
     return tuple(decoder.generate(*batch).codes for batch in make_batches(decoder, models))
-
-
-def make_batches(decoder: Decoder, models: DecodingModels) -> list[tuple]:
-    """Two batches of three prompts, with their noise."""
-    features, mask = make_prompts(models, 6)
-    noise = [decoder.make_noise(7, f"prompt-{i}") for i in range(6)]
-    return [(features[part], mask[part], noise[part]) for part in (slice(0, 3), slice(3, 6))]
-
-
-def assert_equal(found: Generation, expected: Generation) -> None:
-    for field in fields(expected):
-        assert torch.equal(getattr(found, field.name), getattr(expected, field.name)), field.name
-
-
-class Tape(TorchDispatchMode):
-    """Records operations with the tensors that they read and gave; `replay` does them again in the same places."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls, self.num_replays = [], 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.calls.append((func, args, kwargs or {}, result))
-        return result
-
-    def replay(self):
-        self.num_replays += 1
-        assert self.num_replays < 100, "replayed steps do not come to an end"
-        for func, args, kwargs, result in self.calls:
-            for place, value in zip(tree_leaves(result), tree_leaves(func(*args, **kwargs)), strict=True):
-                is_copy = isinstance(place, torch.Tensor) and place.data_ptr() != value.data_ptr()
-                if is_copy:  # neither view nor in place
-                    place.copy_(value)
-
-
-@pytest.fixture
-def tapes(monkeypatch):
-    """In the place of CUDA graphs: they know a step's operations and addresses, but none of its Python."""
-    tapes = []
-
-    def record(step, state):
-        tapes.append(Tape())
-        with torch.inference_mode(), tapes[-1]:
-            step(state)
-        return tapes[-1]
-
-    monkeypatch.setattr(stepping, "capture", record)
-    return tapes
-
-
-def captured(decoder: Decoder) -> Decoder:
-    """The decoder as on a GPU."""
-    other = decoder.stepped("eager")
-    other.runner = StepRunner("auto", torch.device("cuda"), decoder.spec.name)
-    return other
-
-
-class NoHostSync(TorchDispatchMode):
-    """Raises where an operation would have to wait for the device."""
-
-    forbidden = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "unique")
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        if name in self.forbidden:
-            raise AssertionError(f"{name} reads from the device inside a step")
-        if name in ("index", "index_put", "index_put_"):
-            assert all(i is None or i.dtype != torch.bool for i in args[1]), "boolean index: shape depends on data"
-        return func(*args, **(kwargs or {}))
 
 
 def reachable_tensors(owner: object, path: str = "state") -> dict[str, torch.Tensor]:

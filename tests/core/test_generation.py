@@ -8,11 +8,12 @@ import json
 import pytest
 import torch
 
-from conftest import make_models
+from helpers.tiny_models import make_models
+from helpers.tiny_records import PROMPTS, make_records
 from lantern import generation, noise
 from lantern.checkpoints.native import save_model
 from lantern.decoding import make_decoder
-from lantern.generation import generate_images, generate_records, load_decoding_models, load_nearest_codes
+from lantern.generation import generate_images, load_decoding_models, load_nearest_codes
 from lantern.io import save_tensors
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
@@ -23,7 +24,6 @@ from lantern.sampling import SamplingConfig
 from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern.tree_shapes import DynamicTreeOptions, check_choices
 
-PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass", "a cat", "sand"])]
 SAMPLING = {"cfg_scale": 2.0, "top_k": 6, "top_p": 1.0, "filter_order": "top_k_first"}
 
 
@@ -49,11 +49,6 @@ def decoder_of(spec=None, temperature=1.0, **options):
     )
     sampling = SamplingConfig(temperature=temperature, **SAMPLING)
     return make_decoder(make_models(), spec, sampling, **options)
-
-
-def make_records(decoder, batch_size, prompts=PROMPTS, **options):
-    encoder = WordEmbeddingEncoder(None, 16, 5, 0)
-    return generate_records(decoder, prompts, encoder, run_seed=3, batch_size=batch_size, **options)
 
 
 @pytest.mark.parametrize(

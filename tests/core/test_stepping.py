@@ -10,13 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_every_method import assert_equal, captured, decoder_of, make_batches, tapes  # noqa: F401
-from test_generation import make_records
 
+from helpers.captured_steps import captured
+from helpers.every_method import assert_equal, decoder_of, make_batches
+from helpers.tiny_records import make_records
 from lantern import stepping
 
 
-def test_rows_of_a_recorded_step_take_the_next_prompt(models, tapes):  # noqa: F811
+def test_rows_of_a_recorded_step_take_the_next_prompt(models, tapes):
     decoder = decoder_of(models, "eagle1")
     expected, found = make_records(decoder, 2), make_records(captured(decoder), 2)
     assert torch.equal(found.codes, expected.codes) and torch.equal(found.step_lengths, expected.step_lengths)
@@ -24,7 +25,7 @@ def test_rows_of_a_recorded_step_take_the_next_prompt(models, tapes):  # noqa: F
     assert found.metadata["preparation_s"] > 0 == expected.metadata["preparation_s"]
 
 
-def test_a_step_is_recorded_for_every_size_of_a_batch_and_one_state_is_kept(models, tapes):  # noqa: F811
+def test_a_step_is_recorded_for_every_size_of_a_batch_and_one_state_is_kept(models, tapes):
     decoder = captured(decoder_of(models, "jacobi"))
     states = [decoder.runner.borrow(decoder.allocate, num_rows) for num_rows in (3, 3, 2, 3)]
     assert states[0] is states[1] and len({id(state) for state in states}) == len(tapes) == 3
@@ -83,7 +84,7 @@ def test_a_capture_follows_two_steps_and_shares_the_pool_of_living_graphs(monkey
     assert stepping.capture(step, state).pool() == "b"  # with its last graph a pool may be gone
 
 
-def test_a_decoder_is_freed_as_soon_as_it_is_dropped(models, tapes):  # noqa: F811
+def test_a_decoder_is_freed_as_soon_as_it_is_dropped(models, tapes):
     """Without the garbage collector, which would let two decoders and their caches fill a GPU meanwhile."""
     decoder = captured(decoder_of(models, "eagle1"))
     decoder.generate(*make_batches(decoder, models)[0])
@@ -96,7 +97,7 @@ def test_a_decoder_is_freed_as_soon_as_it_is_dropped(models, tapes):  # noqa: F8
         gc.enable()
 
 
-def test_watched_steps_are_run_eagerly(models, tapes):  # noqa: F811
+def test_watched_steps_are_run_eagerly(models, tapes):
     decoder = captured(decoder_of(models, "eagle1"))
     batch, outcomes = make_batches(decoder, models)[0], []
     decoder.observer = outcomes.append
@@ -107,7 +108,7 @@ def test_watched_steps_are_run_eagerly(models, tapes):  # noqa: F811
     assert tapes[0].num_replays > 0
 
 
-def test_the_hook_sees_every_forward_and_steps_stay_captured(models, tapes):  # noqa: F811
+def test_the_hook_sees_every_forward_and_steps_stay_captured(models, tapes):
     plain = decoder_of(models, "eagle1")
     for decoder in (plain, captured(plain)):
         (batch, *_), calls = make_batches(decoder, models), []

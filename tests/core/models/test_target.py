@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_codes import CONFIG
 
-from conftest import make_models
+from helpers.tiny_codes import CONFIG
+from helpers.tiny_models import make_models
 from lantern.attention_mask import window_table
 from lantern.kv_cache import KVCache, round_slots
 from lantern.models.target import TargetModel

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pages_data import SCRIPT, build_race, build_study, data_of
+from helpers.pages_data import SCRIPT, build_race, build_study, data_of
 
 
 @pytest.fixture(params=["race", "study"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from conftest import ROOT
+from helpers.paths import ROOT
 from lantern.methods import PRESETS, make_method
 from lantern_pipeline.cli import app
 from lantern_pipeline.tables.predict import (
