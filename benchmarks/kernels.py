@@ -1,6 +1,7 @@
 """Kernels that a decoding step launches on a GPU, counted without a GPU.
 
-    python benchmarks/kernels.py     # at the sizes of LlamaGen XL, guided, in bfloat16, batch 1
+    python benchmarks/kernels.py                        # at the sizes of LlamaGen XL, guided, in bfloat16, batch 1
+    python benchmarks/kernels.py --output counts.json   # as JSON too
 
 The step runs on fake CUDA tensors, which have a device, a dtype and a shape, but neither values nor memory. An
 operation that is no view counts as one kernel, after composite operations are decomposed. Top-k of many rows counts as
@@ -9,16 +10,21 @@ operation that is no view counts as one kernel, after composite operations are d
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lantern import fused
 from lantern.codebook import code_dtype
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
@@ -79,8 +85,8 @@ class KernelCount(TorchDispatchMode):
         result = function(*arguments, **options)
         if name == ATTENTION:  # fused attention gives the nodes of a row side by side, heads within
             result = result.transpose(1, 2).contiguous().transpose(1, 2)
-        is_tensor = any(isinstance(part, torch.Tensor) for part in tree_leaves(result))
-        if is_tensor and not function.is_view and name not in VIEWS:
+        is_computed = function._schema.is_mutable or any(isinstance(part, torch.Tensor) for part in tree_leaves(result))
+        if is_computed and not function.is_view and name not in VIEWS:
             self.by_name[name] += _top_k_kernels(arguments[0]) if name == "topk" else 1
         return result
 
@@ -143,7 +149,10 @@ def count_kernels(
 
 
 def main() -> None:
-    """Print the number of kernels of a step of each of some methods."""
+    """Print the number of kernels of a step of each of some methods, by PyTorch alone and with Triton's kernels."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, help="file for the counts")
+    options = parser.parse_args()
     methods: list[tuple[str, dict[str, Any]]] = [
         ("autoregressive", {}),
         *(("jacobi", {"tree": tree}) for tree in ("chain9", "chain15", "jacobi_50")),
@@ -155,10 +164,17 @@ def main() -> None:
         ("lantern", {"k": 1000, "delta": 0.1}),
         ("lantern_pp", {"k": 10, "lambda_": 2.0}),
     ]
+    counts = {}
     for name, parts in methods:
         spec = make_method(name, **parts)
-        kernels = count_kernels(partial(random_models, XL, torch.bfloat16), spec, SAMPLING)
-        print(f"{name:<16} {spec.tree or '':<16} {kernels.total():>5}", flush=True)
+        row = counts[f"{name} {spec.tree or ''}".strip()] = {}
+        for kind, is_usable in (("pytorch", fused.is_usable), ("triton", lambda device: device.type == "cuda")):
+            with patch.object(fused, "is_usable", is_usable):
+                row[kind] = count_kernels(partial(random_models, XL, torch.bfloat16), spec, SAMPLING).total()
+        print(f"{name:<16} {spec.tree or '':<16} {row['pytorch']:>5} {row['triton']:>5}", flush=True)
+    if options.output:
+        report = {"benchmark": "kernels", "torch": torch.__version__, "kernels_per_step": counts}
+        options.output.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,19 +11,19 @@ ATTENTION_BYTES_PER_S = 50e9  # of one block, which reads the keys and values of
 TOP_K_US = 55.0  # of up to 20 rows
 GEMM_US = 1.6
 GEMM_BYTES_PER_S = 2.4e12
-# Milliseconds of a step in a graph, 256 tokens, batch 1, LlamaGen XL, guided, bfloat16.
+# Milliseconds of a step in a graph without Triton's kernels, 256 tokens, batch 1, LlamaGen XL, guided, bfloat16.
 STEP_MS = {
-    "autoregressive": 2.3,
-    "jacobi-chain9": 2.5,
-    "jacobi-chain15": 2.5,
-    "jacobi-50": 3.0,
-    "coupled-chain3": 3.0,
-    "eagle1-chain3": 3.1,
-    "eagle1-tree57": 4.5,
-    "sjd": 2.7,
-    "eagle2": 4.5,
-    "lantern": 4.8,
-    "lantern_pp-tree57": 4.6,
+    "autoregressive": 1.8,
+    "jacobi-chain9": 2.0,
+    "jacobi-chain15": 2.0,
+    "jacobi-50": 2.5,
+    "coupled-chain3": 2.5,
+    "eagle1-chain3": 2.6,
+    "eagle1-tree57": 4.0,
+    "sjd": 2.2,
+    "eagle2": 4.0,
+    "lantern": 4.3,
+    "lantern_pp-tree57": 4.1,
 }
 # The same at 1024 tokens and several images: (method, batch) -> milliseconds.
 BATCH_MS = {

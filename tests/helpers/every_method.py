@@ -1,11 +1,10 @@
-"""Every preset and variant of benchmarks/every_method.py, on tiny models."""
+"""Decoders of every preset and variant, on tiny models; `benchmarks/every_method.py` lists them."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 
 import torch
-from every_method import METHODS as METHODS
 from every_method import spec_of
 
 from helpers.tiny_models import make_prompts
