@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import resource
 from dataclasses import asdict, replace
@@ -33,7 +34,7 @@ from lantern.codebook import code_dtype, nearest_codes
 from lantern.decoding import Decoder, make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.generation import decode_timed
-from lantern.methods import ACCEPTANCE, PRESETS, MethodSpec, make_method
+from lantern.methods import ACCEPTANCE, PRESETS, MethodSpec, Parameter, make_method
 from lantern.models.adapter import AdapterConfig, TransformersTarget
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, DraftConfig, pick
 from lantern.models.draft import DraftModel
@@ -176,10 +177,19 @@ def fake_models(options: argparse.Namespace) -> DecodingModels:
     return models
 
 
+def example_of(parameter: Parameter) -> float | str:
+    """Return an allowed value of a parameter: a word, or a number between its bounds."""
+    if parameter.choices:
+        return parameter.choices[0]
+    low = max(parameter.low, 0)
+    return int(low) + 1 if parameter.is_whole or math.isinf(parameter.high) else (low + parameter.high) / 2
+
+
 def make_spec(name: str) -> MethodSpec:
     """The preset with the parameters that it leaves open, on the published trees."""
     wanted = ACCEPTANCE[PRESETS[name].get("acceptance", "exact")].parameters
-    return make_method(name, **{key: PARAMETERS[key] for key in wanted if key not in PRESETS[name]})
+    open_parameters = [key for key in wanted if key not in PRESETS[name]]
+    return make_method(name, **{key: PARAMETERS.get(key, example_of(wanted[key])) for key in open_parameters})
 
 
 def make_sampling(config: TargetConfig, options: argparse.Namespace) -> SamplingConfig:

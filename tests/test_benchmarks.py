@@ -1,6 +1,8 @@
 """Every benchmark runs, on the smallest models and images it takes, and its last line is the JSON that it promises."""
 
+import importlib
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,13 +17,16 @@ import pytest
 import report
 import torch
 import torch.nn.functional as F
+from gpu_parts import PARTS
+from gpu_parts.common import Check
 
 from helpers.paths import ROOT
+from lantern import stepping
 from lantern.cards.published import CARDS
 from lantern.checkpoints.native import save_model
 from lantern.codebook import nearest_codes
 from lantern.io import save_tensors
-from lantern.methods import make_method
+from lantern.methods import PARAMETERS, make_method
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.vq16 import VQ16Config
@@ -158,6 +163,35 @@ def test_every_part_of_the_check_of_a_gpu_runs_on_a_cpu(monkeypatch, tmp_path):
     assert len((tmp_path / "profile.csv").read_text().splitlines()) == 1 + 3 * 10
 
 
+def capture_in_python(step, state, limits=()):
+    """Return what replays a step by running it again: one graph, or one for each number of slots."""
+    step(state)  # as before a capture
+    graph = SimpleNamespace(replay=partial(step, state))
+    return {limit: graph for limit in limits} if limits else graph
+
+
+@pytest.mark.parametrize("letter", ["B", "C", "G", "H"])
+def test_a_graphs_steps_are_compared_with_eager_ones(letter, monkeypatch, tmp_path):
+    """As on a GPU, with stand-ins for graphs."""
+    make_runner = stepping.StepRunner.__init__
+    monkeypatch.setattr(
+        stepping.StepRunner,
+        "__init__",
+        lambda self, mode, device, name: make_runner(self, mode, torch.device("cuda"), name),
+    )
+    monkeypatch.setattr(stepping, "capture", capture_in_python)
+    monkeypatch.setattr(Check, "has_graphs", True)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 2**30)
+    importlib.import_module(f"gpu_parts.{PARTS[letter].module}").measure(
+        Check(letter, tmp_path, torch.device("cpu"), True)
+    )
+    rows = [row for row in gpu_check.read_rows(tmp_path) if row.get("stepping") == "graph"]
+    found = [row.get("is_right", row.get("has_same_tokens")) for row in rows]
+    assert True in found and False not in found
+    assert not [row for row in gpu_check.read_rows(tmp_path) if "failed" in row]
+
+
 def check_options(tmp_path, *more):
     return gpu_check.parse_options(["--output", str(tmp_path), "--device", "cpu", "--tiny", *more])
 
@@ -190,6 +224,16 @@ def test_a_wrong_option_of_the_check_is_one_sentence(arguments, sentence, tmp_pa
     with pytest.raises(SystemExit):
         check_options(tmp_path, *arguments)
     assert sentence in capsys.readouterr().err
+
+
+def test_the_parts_of_the_check_need_no_package_of_the_pipeline():
+    missing = ("pydantic", "jsonschema", "snakemake", "transformers", "tokenizers", "PIL", "matplotlib", "typer")
+    modules = [f"gpu_parts.{part.module}" for part in PARTS.values()]
+    code = f"import sys\nsys.modules |= dict.fromkeys({missing})\nimport {', '.join(modules)}"
+    folders = [ROOT / "benchmarks", ROOT, ROOT / "workflow"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert found.returncode == 0, found.stderr
 
 
 def test_the_check_starts_without_torch_and_without_git(monkeypatch, tmp_path):
@@ -225,3 +269,8 @@ def test_a_step_of_any_size_is_counted_without_memory():
 
 def test_every_preset_has_the_parameters_that_it_leaves_open():
     assert all(full_size.make_spec(name).name == name for name in full_size.PRESETS)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_an_example_of_a_parameter_is_allowed(name):
+    PARAMETERS[name].check(name, full_size.example_of(PARAMETERS[name]), "preset")

@@ -15,6 +15,10 @@ EXAMPLES = {
     "reference/metric_weights.json",  # a result
     "capped.py",
     "halved.py",
+    "line_above.py",
+    "lantern/acceptance/typical.py",
+    "workflow/lantern_pipeline/figures/lengths.py",
+    "workflow/lantern_pipeline/measure/contrast.py",
 }
 
 

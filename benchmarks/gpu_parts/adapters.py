@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from full_size import make_decoding_models, make_sampling
 
-from gpu_parts.common import Check, chains, fill, free, label
+from gpu_parts.common import Check, chains, emitted_tokens, fill, free, label
 from gpu_parts.steps import run_step
 from lantern.decoding import make_decoder
 from lantern.methods import make_method
@@ -49,7 +49,7 @@ def _measure_model(check: Check, name: str, size: str, has_own_layers: bool) -> 
                 state = fill(decoder, 1)
                 for _ in range(20 if not check.is_tiny else 2):
                     run_step(decoder, state)
-                tokens[mode] = state.tokens.clone()
+                tokens[mode] = emitted_tokens(state)
                 values: dict[str, Any] = {"stepping": decoder.runner.mode}
                 if mode == "graph":
                     is_equal = torch.equal(tokens["graph"], tokens["eager"])

@@ -227,6 +227,15 @@ def fill(decoder: Decoder, batch: int) -> DecodingState:
     return state
 
 
+def emitted_tokens(state: DecodingState) -> torch.Tensor:
+    """Return the tokens that a batch has emitted so far, int64 (batch, width), -1 behind them.
+
+    What a state holds there has no meaning, and differs after the steps that precede a capture.
+    """
+    is_emitted = torch.arange(state.tokens.shape[1], device=state.tokens.device) < state.lengths[:, None]
+    return state.tokens.masked_fill(~is_emitted, -1)
+
+
 def weight_bytes(models: DecodingModels) -> int:
     """Bytes of the target's weights that a step of autoregressive decoding reads."""
     return sum(

@@ -16,7 +16,7 @@ from timing import synchronise
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpu_parts.common import Check, capture, free, now
-from gpu_parts.predicted import ATTENTION_US, COPY_GB_PER_S, TOP_K_US, gemm_us
+from gpu_parts.predicted import COPY_GB_PER_S, TOP_K_US, attention_us, gemm_us
 from lantern.models.transformer import RMSNorm, turn_
 from lantern.sampling import filter_logits
 from lantern_pipeline.tables.predict import KERNEL_US, LAUNCH_US
@@ -121,24 +121,26 @@ def _measure_attention(check: Check) -> None:
         def attend(query=query, keys=keys, values=values, mask=mask) -> torch.Tensor:
             return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
 
-        num_bytes = 2 * keys.numel() * keys.element_size()
+        num_heads, num_bytes = 2 * heads, 2 * keys.numel() * keys.element_size()
         for name, backend in {"default": None, **BACKENDS}.items():
             row = f"{name}, {nodes} nodes, {slots} slots"
             with check.attempt("attention", row):
                 begun = now()
                 if backend is None:
-                    _time_attention(check, row, attend, num_bytes, begun)
+                    _time_attention(check, row, attend, num_heads, num_bytes, begun)
                 else:
                     with sdpa_kernel(backend):
-                        _time_attention(check, row, attend, num_bytes, begun)
+                        _time_attention(check, row, attend, num_heads, num_bytes, begun)
 
 
-def _time_attention(check: Check, row: str, attend: Callable[[], torch.Tensor], num_bytes: int, begun: float) -> None:
+def _time_attention(
+    check: Check, row: str, attend: Callable[[], torch.Tensor], num_heads: int, num_bytes: int, begun: float
+) -> None:
     attend()
     synchronise(check.device)
     first_s = now() - begun
     seconds = check.time_kernels(attend).median
-    values = {"us": 1e6 * seconds, "predicted_us": ATTENTION_US, "first_call_s": first_s}
+    values = {"us": 1e6 * seconds, "predicted_us": attention_us(num_bytes // num_heads), "first_call_s": first_s}
     check.write("attention", row, **values, gigabytes_per_s=num_bytes / seconds / 1e9)
 
 
@@ -149,7 +151,8 @@ def _measure_small_kernels(check: Check) -> None:
         with check.attempt("small kernels", f"top-k filter, {rows} rows"):
             logits = torch.randn(1, rows, config.vocab_size, device=check.device)
             us = 1e6 * check.time_kernels(lambda logits=logits: filter_logits(logits, SAMPLING)).median
-            check.write("small kernels", f"top-k filter, {rows} rows", us=us, predicted_us=TOP_K_US)
+            predicted_us = TOP_K_US if rows <= 20 else None
+            check.write("small kernels", f"top-k filter, {rows} rows", us=us, predicted_us=predicted_us)
     x = torch.randn(2, config.dim, device=check.device).bfloat16()
     norm = RMSNorm(config.dim, config.norm_eps).to(check.device, torch.bfloat16)
     rotary = torch.ones(1, 1, config.head_dim // 2, dtype=torch.complex64, device=check.device)

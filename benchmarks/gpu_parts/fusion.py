@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from kernels import SAMPLING
 
-from gpu_parts.common import Check, chains, fill, free, label, make_models, models_for, now
+from gpu_parts.common import Check, chains, emitted_tokens, fill, free, label, make_models, models_for, now
 from gpu_parts.steps import run_step
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
@@ -63,7 +63,7 @@ def _measure_steps(
         preparation_s = now() - begun
         for _ in range(2 if check.is_tiny else NUM_STEPS):
             run_step(decoder, state)
-        tokens = state.tokens.clone()
+        tokens = emitted_tokens(state)
         timing = check.time(lambda: run_step(decoder, state))
         values: dict[str, Any] = {"stepping": decoder.runner.mode, "ms": 1000 * timing.median}
         before = expected and expected[label(spec)]

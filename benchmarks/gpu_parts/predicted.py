@@ -6,8 +6,9 @@ Times of kernels: see docs/gpu.md. A number that the check measures replaces its
 from __future__ import annotations
 
 COPY_GB_PER_S = 3000.0
-ATTENTION_US = 5.0
-TOP_K_US = 55.0
+ATTENTION_US = 4.0
+ATTENTION_BYTES_PER_S = 50e9  # of one block, which reads the keys and values of a head
+TOP_K_US = 55.0  # of up to 20 rows
 GEMM_US = 1.6
 GEMM_BYTES_PER_S = 2.4e12
 # Milliseconds of a step in a graph without Triton's kernels, 256 tokens, batch 1, LlamaGen XL, guided, bfloat16.
@@ -38,3 +39,8 @@ BATCH_MS = {
 def gemm_us(num_bytes: int) -> float:
     """Microseconds of a matrix product of few rows, which reads weights of a number of bytes."""
     return GEMM_US + 1e6 * num_bytes / GEMM_BYTES_PER_S
+
+
+def attention_us(num_bytes: int) -> float:
+    """Microseconds of attention to the keys and values of a head, of a number of bytes."""
+    return ATTENTION_US + 1e6 * num_bytes / ATTENTION_BYTES_PER_S

@@ -1,4 +1,4 @@
-"""Decoders of every preset and variant, for tiny models."""
+"""Decoders of every preset and variant, on tiny models; `benchmarks/every_method.py` lists them."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ from lantern_pipeline.measure.output_distribution import (
     measure_missing_context,
     record_nodes,
 )
-from lantern_pipeline.measure.total_variation import ROUNDING, RULES, distribution_of_method, tv_curves, tv_row
+from lantern_pipeline.measure.registry import ROUNDING
+from lantern_pipeline.measure.total_variation import RULES, distribution_of_method, tv_curves, tv_row
 
 REFERENCE = json.loads((DATA / "reference" / "emission_law.json").read_text())
 OPTIONS = {"num_resamples": 100, "seed": 0}

@@ -16,7 +16,7 @@ from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.prompt_counts import check_prompt_count
 from lantern_pipeline.data.model_cards import ENCODERS, FROM_FILES, target_fields
 from lantern_pipeline.fetch.entries import check_reference, parse_entries
-from lantern_pipeline.measure.registry import trained_models
+from lantern_pipeline.measure.registry import TRAINED, trained_models
 from lantern_pipeline.settings.wording import closest
 
 if TYPE_CHECKING:
@@ -108,8 +108,7 @@ def metric_models_of(config: RunConfig) -> dict[str, MetricModel]:
     needed = set(trained_models(config.metrics))
     if not config.tokenizer.checkpoint:
         needed.add("attribute_classifier")
-    models = {"attribute_classifier": config.attribute_classifier, "clip": config.clip}
-    return {name: model for name, model in models.items() if name in needed}
+    return {name: getattr(config, name) for name in TRAINED if name in needed}
 
 
 def _source(config: RunConfig) -> Iterator[str]:

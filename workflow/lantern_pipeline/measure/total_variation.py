@@ -37,10 +37,9 @@ from lantern_pipeline.measure.output_distribution import (
     measure_missing_context,
     record_nodes,
 )
-from lantern_pipeline.measure.registry import TV_COLUMNS
+from lantern_pipeline.measure.registry import ROUNDING, TV_COLUMNS
 from lantern_pipeline.settings.run_config import TotalVariationNodes
 
-ROUNDING = 1e-5  # a total variation computed in float32 counts as above its bound from here on
 COLUMNS = ("method_id", "kind", "num_images", "num_nodes", *TV_COLUMNS)
 RULES = {
     "top_one_child": "one deterministic draft, LANTERN's bound",

@@ -20,7 +20,7 @@ from lantern.models.config import target_parameters
 
 T = TypeVar("T")
 
-BASELINE = "autoregressive"
+BASELINE = "autoregressive"  # not from `measure.speed`: the check of a GPU reads this file without pydantic
 EAGER, GRAPH = "eager", "graph"
 BANDWIDTH = {"a100": 2.04e12, "h100": 3.35e12, "h200": 4.8e12}  # bytes per second, of the cards with SXM
 BANDWIDTH_SHARE = 0.68
