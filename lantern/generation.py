@@ -149,7 +149,10 @@ def _draw(
             if not running:
                 return
             if captions is not None:
-                decoder.fill(state, idle[: len(taken)], *captions, [field for _, field in taken])
+                fields = [field for _, field in taken]
+                for part in _refills(len(taken), decoder.device):
+                    decoder.fill(state, idle[part], captions[0][part], captions[1][part], fields[part])
+                del fields
             num_left -= len(taken)
             del taken  # with the noise, which the state holds now
             decoder.run(state, min(group, num_left) or num_rows)
@@ -160,6 +163,22 @@ def _draw(
             complete = [row for row in running if lengths[row] == decoder.num_tokens]
             drawn = [running.pop(row) for row in complete]
             yield drawn, state.collect(complete), [seconds[row] for row in complete]
+
+
+def _refills(num_prompts: int, device: torch.device) -> list[slice]:
+    """Divide new prompts into groups that are filled together.
+
+    On a GPU their sizes are powers of two, so that kernels and buffers are chosen for few sizes. Elsewhere all prompts
+    are one group.
+    """
+    if device.type != "cuda":
+        return [slice(0, num_prompts)]
+    parts, begin = [], 0
+    while begin < num_prompts:
+        size = 1 << ((num_prompts - begin).bit_length() - 1)
+        parts.append(slice(begin, begin + size))
+        begin += size
+    return parts
 
 
 def _with_noise(

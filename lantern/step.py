@@ -11,8 +11,7 @@ Shapes: inner = nodes that may have children, m = most children of one node.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import torch
 
@@ -79,18 +78,27 @@ class Scores:
     positions: torch.Tensor
     noise: NoiseField
     sampling: SamplingConfig
+    # Kept once computed. functools.cached_property holds a lock on Python 3.11, which torch.compile cannot trace.
+    _weights: torch.Tensor | None = field(default=None, init=False)
+    _keys: torch.Tensor | None = field(default=None, init=False)
 
-    @cached_property
+    @property
     def weights(self) -> torch.Tensor:
         """Log-weights after temperature and filters, like logits, -inf where filtered; the logits where greedy."""
-        return self.logits if self.sampling.is_greedy else filter_logits(self.logits, self.sampling)
+        if self.sampling.is_greedy:
+            return self.logits
+        if self._weights is None:
+            self._weights = filter_logits(self.logits, self.sampling)
+        return self._weights
 
-    @cached_property
+    @property
     def keys(self) -> torch.Tensor:
         """Weights with the target's noise, whose largest is the target's token; the logits where greedy."""
         if self.sampling.is_greedy:
             return self.logits
-        return self.weights + self.noise.gumbel("target", self.positions)
+        if self._keys is None:
+            self._keys = self.weights + self.noise.gumbel("target", self.positions)
+        return self._keys
 
     def at(self, nodes: torch.Tensor) -> Scores:
         """Of these nodes alone, int64 (batch, n)."""

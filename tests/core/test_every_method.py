@@ -11,12 +11,14 @@ from functools import cache
 
 import pytest
 import torch
+from every_method import METHODS, spec_of
+from kernels import to_fake
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from helpers.captured_steps import NoHostSync, captured
-from helpers.every_method import METHODS, assert_equal, decoder_of, make_batches, spec_of
+from helpers.every_method import assert_equal, decoder_of, make_batches
 from helpers.tiny_models import make_models, make_prompts, start
 from lantern.acceptance import base
 from lantern.decoding import make_decoder
@@ -105,7 +107,7 @@ def test_what_holds_of_every_method(models, name, temperature, many_logits, tape
     # never follows a path, they read nothing back.
     states = [start(decoder, *batch) for batch in batches]
     before = addresses(states[0])
-    assert {"state.tokens", "state.cache.entries", "state.cache.layers.0.keys"} < set(before)
+    assert {"state.tokens", "state.cache.entries", "state.cache.layers.0.vectors"} < set(before)
     with torch.inference_mode(), NoHostSync() if many_logits else nullcontext():
         for _ in range(int(forwards.max()) - 1):
             for state in states:
@@ -183,18 +185,6 @@ class OnDevice(TorchDispatchMode):
         return result
 
 
-def to_fake(owner: object, fake: FakeTensorMode, device: str) -> None:
-    """Puts fake tensors on a device in the place of an object's own."""
-    parts = vars(owner) if hasattr(owner, "__dict__") else owner
-    for name, part in parts.items() if isinstance(parts, dict) else enumerate(parts):
-        if isinstance(part, torch.device):
-            parts[name] = torch.device(device)
-        elif isinstance(part, torch.Tensor):
-            parts[name] = fake.from_tensor(part).to(device)
-        elif isinstance(part, list | dict | torch.nn.Module) or type(part).__module__.startswith("lantern."):
-            to_fake(part, fake, device)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_step_stays_on_its_gpu(name, temperature):
@@ -215,12 +205,36 @@ def test_a_step_stays_on_its_gpu(name, temperature):
     assert all(isinstance(tensor, FakeTensor) for tensor in reachable_tensors(state).values())
 
 
+TRACED = {"scd", "lantern_pp", "mixing_of_siblings"}  # the others take a minute in all
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "name", [name if name in TRACED else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
+def test_a_step_is_one_graph_of_torch_compile(models, name, temperature, top_k_of_torch, monkeypatch):
+    """Without a break; verified as on a GPU."""
+    monkeypatch.setattr(base, "MANY_LOGITS", 2**30)
+    torch.compiler.reset()
+    decoder = decoder_of(models, name, temperature)
+    batch = make_batches(decoder, models)[0]
+    expected, found = start(decoder, *batch), start(decoder, *batch)
+    step = torch.compile(decoder.step, fullgraph=True, backend="eager")
+    with torch.inference_mode():
+        for _ in range(2):
+            decoder.step(expected)
+            step(found)
+    assert torch.equal(found.tokens, expected.tokens)
+    assert torch.equal(found.step_log, expected.step_log)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", METHODS)
 def test_captured_steps_draw_the_same_images(name, temperature):
-    models = make_models()
+    """Of models that were prepared on the GPU, so that their layers are those that a GPU runs."""
+    models = make_models(is_prepared=False)
     models = DecodingModels(
         models.target.cuda().prepare_for_decoding(),
         models.draft.cuda().prepare_for_decoding(),

@@ -233,3 +233,22 @@ def test_an_interrupted_job_goes_on_behind_its_finished_images(tmp_path):
     assert resumed.prompt_ids == undisturbed.prompt_ids
     assert torch.equal(resumed.codes, undisturbed.codes)
     assert torch.equal(resumed.step_lengths, undisturbed.step_lengths)
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [("cpu", {1: [1], 5: [5], 16: [16]}), ("cuda", {1: [1], 5: [4, 1], 16: [16], 23: [16, 4, 2, 1]})],
+)
+def test_a_gpu_takes_new_prompts_in_groups_of_few_sizes(device, expected):
+    for num_prompts, sizes in expected.items():
+        parts = generation._refills(num_prompts, torch.device(device))
+        assert [part.stop - part.start for part in parts] == sizes
+        assert [row for part in parts for row in range(num_prompts)[part]] == list(range(num_prompts))
+
+
+def test_rows_that_are_filled_in_groups_give_the_same_images(monkeypatch):
+    decoder = decoder_of()
+    expected = make_records(decoder, 4)
+    monkeypatch.setattr(generation, "_refills", lambda number, _: [slice(row, row + 1) for row in range(number)])
+    found = make_records(decoder, 4)
+    assert torch.equal(found.codes, expected.codes) and torch.equal(found.step_lengths, expected.step_lengths)

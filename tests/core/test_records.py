@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from every_method import METHODS, spec_of
 
-from helpers.every_method import METHODS, spec_of
 from lantern.acceptance.verifiers import make_verifier
 from lantern.io import DamagedFileError, load_tensors, save_tensors
 from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
