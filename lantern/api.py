@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 # CPU threads that generate fastest, by the parameters of a target up to which they do; above, torch's number. Measured
 # on two cores (benchmarks/results/threads_2core_cpu.json). The embedded target has 4 million.
 THREADS = {6e6: 1, 50e6: 2}
-_WHOLE = Parameter("", "a seed", is_whole=True)
-_COUNT = Parameter("", "images at a time", 1, is_whole=True)
+_WHOLE = Parameter("", "a seed", is_integer=True)
+_COUNT = Parameter("", "images at a time", 1, is_integer=True)
 
 
 @dataclass(frozen=True)

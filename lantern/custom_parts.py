@@ -126,6 +126,11 @@ def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Te
 
 def watch_verifier(verifier: Any, spec: MethodSpec) -> None:
     """Make the verifier of a custom acceptance raise a `CustomPartError`, in place."""
+    if hasattr(verifier, "draws_target_tokens"):
+        raise CustomPartError(
+            f"{type(verifier).__name__} of {spec.acceptance} must not define draws_target_tokens, which is now "
+            "samples_target_tokens; rename it"
+        )
     vars(verifier)["verify"] = named(verifier.verify, spec.acceptance, spec)
 
 

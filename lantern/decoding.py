@@ -396,8 +396,8 @@ class TreeDecoder(Decoder):
             table = window_table(proposal.tree.ancestors, self.dtype)
         mask = state.cache.mask(table, root_slot[:, 0])
         tokens = proposal.tokens.clamp(min=0)  # a missing draft needs some token
-        rotary_rows = root_slot + proposal.tree.depths
-        return self.target.extend(state.cache, tokens, root_slot + self._nodes, rotary_rows, mask)
+        rotary_positions = root_slot + proposal.tree.depths
+        return self.target.extend(state.cache, tokens, root_slot + self._nodes, rotary_positions, mask)
 
     def _commit(self, state: DecodingState, outcome: Outcome) -> None:
         """Emit the tokens of the accepted path and keep its keys and values."""

@@ -43,7 +43,7 @@ HOMES = (Path(__file__).resolve().parents[1], Path(sys.prefix, "share", "lantern
 # Settings of a GenerationConfig that change tokens and are not applied, with the value at which they change none.
 _NOT_APPLIED = {"num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_p": None, "typical_p": 1.0}
 _NOT_APPLIED |= {"epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "suppress_tokens": None}
-_COUNT = Parameter("", "a number", 1, is_whole=True)
+_COUNT = Parameter("", "a number", 1, is_integer=True)
 
 log = logging.getLogger(__name__)
 
@@ -83,13 +83,13 @@ def load(
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     given = {name: Path(path) for name, path in given.items()}
-    where, number_format = _device_of(device), getattr(torch, dtype)
+    where, torch_dtype = _device_of(device), getattr(torch, dtype)
     if _is_pretrained_folder(Path(source)):
-        return _load_pretrained(Path(source), given, where, number_format)
+        return _load_pretrained(Path(source), given, where, torch_dtype)
     if not Path(source).exists() and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(source)):
-        return _load_pretrained(_fetch(_files_of_repository(str(source))), given, where, number_format)
+        return _load_pretrained(_fetch(_files_of_repository(str(source))), given, where, torch_dtype)
     card, files = _find_card(source)
-    return _build(card, _locate(str(source), card, files | given), where, number_format)
+    return _build(card, _locate(str(source), card, files | given), where, torch_dtype)
 
 
 def from_transformers(

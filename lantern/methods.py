@@ -505,7 +505,7 @@ def verifies_by_rejection(method: Mapping[str, object]) -> bool:
     return method["residual"] != "paper" and method["acceptance"] != "exact"
 
 
-def draws_target_tokens(method: Mapping[str, object], temperature: float) -> bool:
+def samples_target_tokens(method: Mapping[str, object], temperature: float) -> bool:
     """Return whether the target samples a token at every node. Substitutions are defined only then.
 
     Args:
@@ -522,7 +522,7 @@ def keeps_tokens(method: Mapping[str, object], temperature: float) -> bool:
         method: all values of `MethodSpec.to_dict`.
         temperature: temperature of the target.
     """
-    return bool(method["is_exact"]) and draws_target_tokens(method, temperature)
+    return bool(method["is_exact"]) and samples_target_tokens(method, temperature)
 
 
 def _check_parts(spec: MethodSpec) -> None:

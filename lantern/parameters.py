@@ -22,7 +22,7 @@ class Parameter:
         low: smallest value. If `is_open`, the value must be above it.
         high: largest value.
         is_open: whether `low` itself is refused.
-        is_whole: whether the number must be an integer.
+        is_integer: whether the number must be an integer.
         choices: the words that are allowed. Empty for a number.
         remedy: the end of an error: what a user may have wanted instead.
     """
@@ -32,7 +32,7 @@ class Parameter:
     low: float = -math.inf
     high: float = math.inf
     is_open: bool = False
-    is_whole: bool = False
+    is_integer: bool = False
     choices: tuple[str, ...] = ()
     remedy: str = ""
 
@@ -46,7 +46,7 @@ class Parameter:
             interval = f"in {'(' if self.is_open else '['}{self.low:g}, {self.high:g}]"
         elif self.low > -math.inf:
             interval = f"{'>' if self.is_open else '>='} {self.low:g}"
-        if self.is_whole:
+        if self.is_integer:
             return f"a whole number {interval}".strip()
         return interval or "a number"
 
@@ -69,7 +69,7 @@ class Parameter:
     def _allows(self, value: object) -> bool:
         if self.choices:
             return value in self.choices
-        if isinstance(value, bool) or not isinstance(value, Integral if self.is_whole else Real):
+        if isinstance(value, bool) or not isinstance(value, Integral if self.is_integer else Real):
             return False
         number = float(value)
         if self.is_open and number == self.low:
@@ -79,7 +79,7 @@ class Parameter:
 
 _EXACT = "for exact decoding use acceptance exact"
 PARAMETERS = {
-    "k": Parameter("k", "nearest codes of a draft", 1, is_whole=True, remedy=_EXACT),
+    "k": Parameter("k", "nearest codes of a draft", 1, is_integer=True, remedy=_EXACT),
     "delta": Parameter(
         "δ", "bound: probability mass, or bits of divergence", 0, 1, remedy="for the multiplicative bound set lambda_"
     ),
@@ -90,7 +90,7 @@ PARAMETERS = {
         "w", "share of the target's distribution, the rest is the drafts'", 0, 1, is_open=True, remedy="1 is exact"
     ),
     "budget": Parameter("budget", "total variation from the target", 0, 1, remedy="0 is exact"),
-    "h": Parameter("h", "half the width of a group of codes, ranks", 1, is_whole=True, remedy=_EXACT),
+    "h": Parameter("h", "half the width of a group of codes, ranks", 1, is_integer=True, remedy=_EXACT),
     "p_max": Parameter(
         "Δp", "difference of probabilities within a group, which stays below", 0, is_open=True, remedy=_EXACT
     ),
@@ -100,7 +100,7 @@ PARAMETERS = {
     "threshold": Parameter(
         "τ", "ratio t(x) / p(x) above which a draft is kept", 0, remedy="0 keeps all that is possible"
     ),
-    "window": Parameter("w", "tokens of a line drawn before the next line begins", 1, is_whole=True),
+    "window": Parameter("w", "tokens of a line drawn before the next line begins", 1, is_integer=True),
     "coupling": Parameter(
         "coupling", "how drafts follow those of the step before", choices=("none", "gumbel", "maximal")
     ),

@@ -69,7 +69,7 @@ def custom_generate(
         ValueError: unknown method or parts. The callable raises it for whatever it does not do.
     """
     if seed is not None:
-        Parameter("", "a seed", is_whole=True).check("seed", seed, "custom_generate")
+        Parameter("", "a seed", is_integer=True).check("seed", seed, "custom_generate")
     spec, given = make_method(method, **parts), None if grid is None else _check_grid(grid)
 
     def draw(

@@ -30,13 +30,13 @@ class Feed:
 
     Attributes:
         source: position whose token is fed.
-        place: position at which it is fed, which differs from `source` for a placeholder.
-        drawn: position that is sampled from it. None if the token only replaces a placeholder.
+        position: position at which it is fed, which differs from `source` for a placeholder.
+        sampled: position that is sampled from it. None if the token only replaces a placeholder.
     """
 
     source: int
-    place: int
-    drawn: int | None
+    position: int
+    sampled: int | None
 
 
 def line_schedule(lines: tuple[int, int], window: int) -> list[list[Feed]]:
@@ -54,14 +54,14 @@ def line_schedule(lines: tuple[int, int], window: int) -> list[list[Feed]]:
     for line, begin in enumerate(begins):
         for column in range(width):
             now = begin + column
-            drawn = line * width + column
-            source = drawn - 1
+            sampled = line * width + column
+            source = sampled - 1
             if column == 0 and line > 0 and begins[line - 1] + width > now:  # the left neighbour is not sampled yet
                 above = max(line - 2, 0)
                 source = above * width + min(now - 1 - begins[above], width - 1)
-                forwards[begins[line - 1] + width].append(Feed(drawn - 1, drawn - 1, None))
-            forwards[now].append(Feed(source, drawn - 1, drawn))
-    return [sorted(feeds, key=lambda feed: feed.place) for feeds in forwards[1:]]
+                forwards[begins[line - 1] + width].append(Feed(sampled - 1, sampled - 1, None))
+            forwards[now].append(Feed(source, sampled - 1, sampled))
+    return [sorted(feeds, key=lambda feed: feed.position) for feeds in forwards[1:]]
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,15 @@ class LineTables:
 
     Attributes:
         sources: `Feed.source`, (forwards, cells).
-        places: `Feed.place`, (forwards, cells). The last position, which is never fed, for padding.
-        drawn: `Feed.drawn`, (forwards, cells). A number past the end of the image if nothing is sampled.
+        positions: `Feed.position`, (forwards, cells). The last position, which is never fed, for padding.
+        sampled: `Feed.sampled`, (forwards, cells). A number past the end of the image if nothing is sampled.
         counts: number of tokens that a forward pass samples, (forwards,).
         first_forwards: forward pass in which each position is fed first, (tokens,).
     """
 
     sources: torch.Tensor
-    places: torch.Tensor
-    drawn: torch.Tensor
+    positions: torch.Tensor
+    sampled: torch.Tensor
     counts: torch.Tensor
     first_forwards: torch.Tensor
 
@@ -88,16 +88,18 @@ def tables_of(schedule: list[list[Feed]], num_tokens: int, device: torch.device)
     num_cells = max(len(feeds) for feeds in schedule)
     padding = Feed(0, num_tokens - 1, None)
     padded = [feeds + [padding] * (num_cells - len(feeds)) for feeds in schedule]
-    drawn = [[num_tokens + i if feed.drawn is None else feed.drawn for i, feed in enumerate(row)] for row in padded]
+    sampled = [
+        [num_tokens + i if feed.sampled is None else feed.sampled for i, feed in enumerate(row)] for row in padded
+    ]
     first_forwards = [len(schedule)] * num_tokens
     for forward, feeds in reversed(list(enumerate(schedule))):
         for feed in feeds:
-            first_forwards[feed.place] = forward
+            first_forwards[feed.position] = forward
     return LineTables(
         sources=torch.tensor([[feed.source for feed in feeds] for feeds in padded], device=device),
-        places=torch.tensor([[feed.place for feed in feeds] for feeds in padded], device=device),
-        drawn=torch.tensor(drawn, device=device),
-        counts=torch.tensor([sum(number < num_tokens for number in row) for row in drawn], device=device),
+        positions=torch.tensor([[feed.position for feed in feeds] for feeds in padded], device=device),
+        sampled=torch.tensor(sampled, device=device),
+        counts=torch.tensor([sum(number < num_tokens for number in row) for row in sampled], device=device),
         first_forwards=torch.tensor(first_forwards, device=device),
     )
 
@@ -122,7 +124,7 @@ class LinesDecoder(Decoder):
             models,
             spec,
             sampling,
-            max_depth=self._tables.places.shape[1] - 1,
+            max_depth=self._tables.positions.shape[1] - 1,
             num_slots=round_slots(config.num_text_tokens + num_tokens + 1),
             reach=num_tokens,  # lines are far apart
             noise_window=num_tokens,
@@ -136,21 +138,21 @@ class LinesDecoder(Decoder):
         """Run the target once and emit a token of every line. Changes the state in place."""
         tables = self._tables
         now = state.num_steps.clamp(max=len(tables.counts) - 1)
-        places = tables.places[now]  # (batch, cells)
-        drawn = tables.drawn[now]  # (batch, cells)
+        positions = tables.positions[now]  # (batch, cells)
+        sampled_positions = tables.sampled[now]  # (batch, cells)
         with self.timer("target"):
-            visible = self._positions <= places[..., None]
+            visible = self._positions <= positions[..., None]
             visible = visible & (tables.first_forwards <= now[:, None])[:, None]
             mask = state.cache.mask(window_table(visible, self.dtype), torch.full_like(now, self.num_text))
             tokens = state.tokens.gather(1, tables.sources[now])
-            slots = self.num_text + places
+            slots = self.num_text + positions
             hidden = self.target.extend(state.cache, tokens, slots, slots, mask)
         with self.timer("score"):
-            scores = self._score(state, hidden, drawn)
-            best, own = scores.keys.max(-1)
+            scores = self._score(state, hidden, sampled_positions)
+            best, sampled = scores.keys.max(-1)
         with self.timer("commit"):
-            state.tokens.scatter_(1, drawn, own)
+            state.tokens.scatter_(1, sampled_positions, sampled)
             if state.margins is not None:
-                state.margins.scatter_(1, drawn, margins_of(scores.keys))
+                state.margins.scatter_(1, sampled_positions, margins_of(scores.keys))
             num_more = tables.counts[now] - 1
             self._log_step(state, num_more, torch.full_like(now, self.max_depth), best.isfinite().all(1))

@@ -17,7 +17,7 @@ from typing import ClassVar, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from lantern.draft_tree import DraftTree, StaticTree, inner_places, longest_path, of_all_nodes
+from lantern.draft_tree import DraftTree, StaticTree, inner_indices, longest_path, of_all_nodes
 from lantern.methods import MethodSpec
 from lantern.parameters import ParameterValue
 from lantern.sampling import SamplingConfig
@@ -145,12 +145,12 @@ class Choice:
 
     Attributes:
         chosen: int64, (batch, n): children with this token are accepted.
-        own: int64, (batch, n): the token that is emitted if no child is accepted.
-        best: (batch, n): the largest value, at whose index `own` was found. Not finite if the logits are not.
+        bonus: int64, (batch, n): the token that is emitted if no child is accepted.
+        best: (batch, n): the largest value, at whose index `bonus` was found. Not finite if the logits are not.
     """
 
     chosen: torch.Tensor
-    own: torch.Tensor
+    bonus: torch.Tensor
     best: torch.Tensor
 
 
@@ -162,12 +162,12 @@ class Verifier:
 
     Attributes:
         noise_streams: noise that is read besides the target's, above temperature 0.
-        draws_target_tokens: whether the target samples a token at every node, so that a substitution is defined.
+        samples_target_tokens: whether the target samples a token at every node, so that a substitution is defined.
         has_twins: whether two siblings may hold the same token. `make_verifier` sets it from the kind of drafts.
     """
 
     noise_streams: ClassVar[tuple[str, ...]] = ()
-    draws_target_tokens: ClassVar[bool] = True
+    samples_target_tokens: ClassVar[bool] = True
     has_twins: bool = True
 
     def follows_path(self, sampling: SamplingConfig) -> bool:
@@ -189,14 +189,14 @@ class Verifier:
         is_costly = scores.logits.device.type == "cpu" and scores.logits.numel() > MANY_LOGITS
         if is_costly and tree.num_nodes > 2 * (tree.max_depth + 1) and self.follows_path(scores.sampling):
             return self._verify_path(scores, proposal)
-        is_accepted, own, best = self.verify_all(scores, proposal)
+        is_accepted, bonus, best = self.verify_all(scores, proposal)
         path, num_accepted = longest_path(tree, is_accepted, self.order_of_nodes(tree))
-        own_of_path = own.gather(1, path)
+        bonus_of_path = bonus.gather(1, path)
         next_drafts = F.pad(proposal.tokens.gather(1, path[:, 1:]), (0, 1))
         steps = torch.arange(path.shape[1], device=path.device)
-        emitted = torch.where(steps == num_accepted[:, None], own_of_path, next_drafts)
-        if self.draws_target_tokens:
-            is_substituted = emitted != own_of_path
+        emitted = torch.where(steps == num_accepted[:, None], bonus_of_path, next_drafts)
+        if self.samples_target_tokens:
+            is_substituted = emitted != bonus_of_path
         else:
             is_substituted = torch.zeros_like(emitted, dtype=torch.bool)
         is_finite = best.gather(1, path[:, -1:])[:, 0].isfinite()
@@ -206,12 +206,13 @@ class Verifier:
         """Verify all nodes at once.
 
         Returns:
-            (bool (batch, nodes): whether a node is accepted by its parent; `own` and `best` of `Choice` at all nodes).
+            (whether each node is accepted by its parent, bool (batch, nodes); `Choice.bonus` and `Choice.best` of all
+            nodes, (batch, nodes)).
         """
         tree = proposal.tree
         choice = self.verify_nodes(scores, of_all_nodes(proposal.children, tree, -1), proposal.draft_probs)
         chosen = choice.chosen.gather(1, tree.parents.expand(proposal.tokens.shape))
-        return chosen == proposal.tokens, choice.own, choice.best
+        return chosen == proposal.tokens, choice.bonus, choice.best
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
         """Verify the children of some nodes.
@@ -233,11 +234,11 @@ class Verifier:
         tokens = proposal.tokens
         child_nodes = of_all_nodes(tree.children, tree, 0).expand(len(tokens), -1, -1)  # (batch, nodes, m)
         child_tokens = of_all_nodes(proposal.children, tree, -1)  # (batch, nodes, m)
-        inner_index = inner_places(tree)[0]
+        inner_index = inner_indices(tree)[0]
         node = torch.zeros_like(tokens[:, :1])  # the last accepted node of each image
         is_reached = torch.ones_like(node, dtype=torch.bool)  # whether all drafts so far were accepted
         num_accepted = torch.zeros_like(node)
-        own = node
+        bonus = node
         best = scores.logits[:, :1, 0]
         path = [node]
         emitted: list[torch.Tensor] = []
@@ -248,7 +249,7 @@ class Verifier:
             if proposal.draft_probs is not None:
                 draft_probs = pick_rows(proposal.draft_probs, inner_index[node])
             choice = self.verify_nodes(scores.at(node), drafted, draft_probs)
-            own = torch.where(is_reached, choice.own, own)
+            bonus = torch.where(is_reached, choice.bonus, bonus)
             best = torch.where(is_reached, choice.best, best)
             if width == 0:
                 break
@@ -257,15 +258,15 @@ class Verifier:
             num_accepted = num_accepted + is_reached
             child = pick_rows(child_nodes, node)[:, 0].gather(1, rank)
             node = torch.where(is_reached, child, node)
-            token = torch.where(is_reached, choice.chosen, own)
+            token = torch.where(is_reached, choice.chosen, bonus)
             path.append(node)
             emitted.append(token)
-            is_substituted.append(token != own)
+            is_substituted.append(token != bonus)
             if not is_reached.any():
                 break
         num_skipped = tree.max_depth - len(emitted)  # levels that no image reached
         path += num_skipped * [node]
-        emitted += (num_skipped + 1) * [own]
+        emitted += (num_skipped + 1) * [bonus]
         is_substituted += (num_skipped + 1) * [torch.zeros_like(is_reached)]
         nodes = torch.cat(path, dim=1)
         return Outcome(
@@ -275,23 +276,23 @@ class Verifier:
             path=nodes,
             num_accepted=num_accepted[:, 0],
             emitted=torch.cat(emitted, dim=1),
-            is_substituted=torch.cat(is_substituted, dim=1) & self.draws_target_tokens,
+            is_substituted=torch.cat(is_substituted, dim=1) & self.samples_target_tokens,
             is_finite=best[:, 0].isfinite(),
         )
 
 
 def _outcome_of_root(scores: Scores, proposal: Proposal) -> Outcome:
     """Return the outcome of a step without drafts: the token that the target samples."""
-    best, own = scores.keys.max(-1)
-    none = torch.zeros_like(own, dtype=torch.bool)
-    root = torch.zeros_like(own)
+    best, sampled = scores.keys.max(-1)
+    none = torch.zeros_like(sampled, dtype=torch.bool)
+    root = torch.zeros_like(sampled)
     return Outcome(
         proposal,
         scores,
         is_accepted=none,
         path=root,
         num_accepted=root[:, 0],
-        emitted=own,
+        emitted=sampled,
         is_substituted=none,
         is_finite=best[:, 0].isfinite(),
     )
@@ -309,14 +310,14 @@ class ByEquality(Verifier):
 
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Compare every draft with the target's token at its parent."""
-        best, own = scores.keys.max(-1)
-        own_of_parent = own.gather(1, proposal.tree.parents.expand(own.shape))
-        return own_of_parent == proposal.tokens, own, best
+        best, sampled = scores.keys.max(-1)
+        sampled_of_parent = sampled.gather(1, proposal.tree.parents.expand(sampled.shape))
+        return sampled_of_parent == proposal.tokens, sampled, best
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
         """Return the target's token, which accepts the child that holds it."""
-        best, own = scores.keys.max(-1)
-        return Choice(own, own, best)
+        best, sampled = scores.keys.max(-1)
+        return Choice(sampled, sampled, best)
 
 
 def token_of(rank: torch.Tensor, children: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:

@@ -188,7 +188,7 @@ class ByRejection(Verifier):
     """Rejection sampling: children are tried one after the other, see `Rejection`."""
 
     noise_streams: ClassVar[tuple[str, ...]] = ("accept",)
-    draws_target_tokens: ClassVar[bool] = False
+    samples_target_tokens: ClassVar[bool] = False
 
     def __init__(self, rejection: Rejection) -> None:
         self.rejection = rejection
@@ -202,11 +202,11 @@ class ByRejection(Verifier):
         weights = scores.weights.index_select(1, inner)
         positions = scores.positions.index_select(1, inner)
         choice = self._try(weights, positions, scores.noise, proposal.children, proposal.draft_probs)
-        best, own = scores.keys.max(-1)
-        own = own.index_copy(1, inner, choice.own)
+        best, bonus = scores.keys.max(-1)
+        bonus = bonus.index_copy(1, inner, choice.bonus)
         best = best.index_copy(1, inner, choice.best)
-        chosen = of_all_nodes(choice.chosen, tree, NO_TOKEN).gather(1, tree.parents.expand(own.shape))
-        return chosen == proposal.tokens, own, best
+        chosen = of_all_nodes(choice.chosen, tree, NO_TOKEN).gather(1, tree.parents.expand(bonus.shape))
+        return chosen == proposal.tokens, bonus, best
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
         """Return the first accepted draft, or a token that is sampled from the residual."""
@@ -222,5 +222,5 @@ class ByRejection(Verifier):
     ) -> Choice:
         uniforms = noise.uniform(positions, children.shape[-1])
         rank, residual = self.rejection.accept(weights.softmax(-1), children, draft_probs, uniforms)
-        best, own = residual.log_().add_(noise.gumbel("target", positions)).max(-1)
-        return Choice(token_of(rank, children, torch.full_like(own, NO_TOKEN)), own, best)
+        best, bonus = residual.log_().add_(noise.gumbel("target", positions)).max(-1)
+        return Choice(token_of(rank, children, torch.full_like(bonus, NO_TOKEN)), bonus, best)

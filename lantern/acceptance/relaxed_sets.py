@@ -305,10 +305,10 @@ class Proximity(RelaxedSets):
 
     def make_verifier(self, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
         """Make the verifier that compares nearest codes with the target's token, whatever their probabilities."""
-        return ByLookAlike(self)
+        return ByProximity(self)
 
 
-class ByLookAlike(Verifier):
+class ByProximity(Verifier):
     """Proximity verification: a draft is also accepted if the target's token y is one of its nearest codes.
 
     A draft equal to y is preferred to drafts near y. Drafts that the target's filters removed are not accepted.
@@ -319,16 +319,16 @@ class ByLookAlike(Verifier):
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
         """Accept the target's token, else the first draft near it."""
-        best, own = scores.keys.max(-1)
+        best, sampled = scores.keys.max(-1)
         is_kept = scores.weights.gather(-1, children.clamp(min=0)) > -torch.inf
         children = children.masked_fill(~is_kept, -1)
-        sampled = own[..., None]
+        sampled_token = sampled[..., None]
         nearest_codes = self.sets.table[children.clamp(min=0)]  # (batch, n, m, columns)
-        is_near = (nearest_codes == sampled[..., None].to(nearest_codes.dtype)).any(-1) & (children >= 0)
+        is_near = (nearest_codes == sampled_token[..., None].to(nearest_codes.dtype)).any(-1) & (children >= 0)
         # The largest score wins, the first of several: 2 or 3 for y itself, 1 for a draft near y, 1 for no draft.
-        scores_of_drafts = 2 * (children == sampled) + is_near
-        rank = torch.cat([scores_of_drafts, torch.ones_like(sampled)], dim=-1).argmax(-1)
-        return Choice(token_of(rank, children, own), own, best)
+        scores_of_drafts = 2 * (children == sampled_token) + is_near
+        rank = torch.cat([scores_of_drafts, torch.ones_like(sampled_token)], dim=-1).argmax(-1)
+        return Choice(token_of(rank, children, sampled), sampled, best)
 
 
 class WithinBound(Verifier):
@@ -343,15 +343,15 @@ class WithinBound(Verifier):
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
         """Accept the first draft whose set holds the target's token, else emit that token."""
-        best, own = scores.keys.max(-1)
+        best, sampled = scores.keys.max(-1)
         probs = scores.weights.softmax(-1)
         if self.has_twins:  # a second draft of the same token must not widen its set
             is_twin = (children[..., :, None] == children[..., None, :]).tril(-1).any(-1)
             children = children.masked_fill(is_twin, -1)
-        masses = [mass.gather(-1, own[..., None]) for *_, mass in self.sets.walk(probs, children)]
+        masses = [mass.gather(-1, sampled[..., None]) for *_, mass in self.sets.walk(probs, children)]
         # The first set after which y has no mass holds y.
-        rank = (torch.cat(masses, dim=-1) > 0).sum(-1) if masses else torch.zeros_like(own)
-        return Choice(token_of(rank, children, own), own, best)
+        rank = (torch.cat(masses, dim=-1) > 0).sum(-1) if masses else torch.zeros_like(sampled)
+        return Choice(token_of(rank, children, sampled), sampled, best)
 
 
 class GreedyWithinBound(Verifier):
@@ -378,7 +378,7 @@ class GreedyWithinBound(Verifier):
 
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Compare s(x) of every draft with the top token of its parent. Several siblings may be accepted."""
-        best, own = scores.logits.max(-1)
+        best, sampled = scores.logits.max(-1)
         tokens = proposal.tokens
         parents = proposal.tree.parents.expand(tokens.shape)
         probs = scores.logits.softmax(-1)
@@ -392,4 +392,4 @@ class GreedyWithinBound(Verifier):
         relaxed_prob = self.sets.grow(codes, masses).relaxed_prob.squeeze(-1)
         is_tie = (relaxed_prob == top_probs_of_parent) & (tokens < top_of_parent)
         is_most_probable = (tokens == top_of_parent) | (relaxed_prob > top_probs_of_parent) | is_tie
-        return is_most_probable & (tokens >= 0), own, best
+        return is_most_probable & (tokens >= 0), sampled, best

@@ -14,9 +14,9 @@ import torch
 from safetensors import safe_open
 
 from lantern.checkpoints.files import WeightFile, find_weights, read_weights
-from lantern.checkpoints.names import FIRST_CODE, LLAMA_LAYER, expand_norms, layer_places
+from lantern.checkpoints.names import FIRST_CODE, LLAMA_LAYER, expand_norms, map_layer_parameters
 from lantern.checkpoints.native import copy_tensors, empty_model, read_metadata
-from lantern.checkpoints.target import load_own
+from lantern.checkpoints.target import load_native
 from lantern.models.config import DraftConfig, TargetConfig
 from lantern.models.draft import DraftModel
 
@@ -37,7 +37,7 @@ def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.floa
     """
     file = find_weights(path)
     if read_metadata(file) is not None:
-        return load_own(file, DraftModel, target, dtype)
+        return load_native(file, DraftModel, target, dtype)
     weights = read_weights(file)
     sizes = {"hidden_size": target.dim, "num_attention_heads": target.num_heads}
     if not _is_chameleon(weights):
@@ -52,7 +52,7 @@ def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.floa
         rope_base=weights.setting("rope_theta", float),
     )
     model = empty_model(DraftModel, config, dtype)
-    places, tensors = draft_places(model, has_bias=True), dict(weights.tensors)
+    places, tensors = map_draft_parameters(model, has_bias=True), dict(weights.tensors)
     if (table := tensors.pop("embed_tokens.weight", None)) is not None:  # of the prompts' ids, codes among them
         tensors["prompts.weight"], tensors["embed_tokens.weight"] = table, _token_rows(table, config)
     fill_draft(model, expand_norms(tensors, config.head_dim, config.num_heads), weights.path, has_bias=True)
@@ -64,7 +64,7 @@ def fill_draft(model: DraftModel, tensors: Mapping[str, torch.Tensor], path: Pat
     """Copies the tensors of a published drafter into a model of its sizes, in evaluation mode; without a bias in the
     file's fc layer ours becomes 0. Errors are those of `copy_tensors`.
     """
-    places = draft_places(model, has_bias)
+    places = map_draft_parameters(model, has_bias)
     copy_tensors(tensors, places, path)
     with torch.no_grad():
         from_token, from_hidden = places["fc.weight"].chunk(2, dim=1)  # the token's embedding comes first
@@ -75,7 +75,7 @@ def fill_draft(model: DraftModel, tensors: Mapping[str, torch.Tensor], path: Pat
     return model.eval()
 
 
-def draft_places(model: DraftModel, has_bias: bool) -> dict[str, torch.Tensor]:
+def map_draft_parameters(model: DraftModel, has_bias: bool) -> dict[str, torch.Tensor]:
     """Where each tensor of a published drafter goes, by published name; fc.weight, our two matrices, into a copy."""
     own = model.state_dict()
     places = {
@@ -84,7 +84,7 @@ def draft_places(model: DraftModel, has_bias: bool) -> dict[str, torch.Tensor]:
     }
     places |= {"fc.bias": own["from_token.bias"]} if has_bias else {}
     places |= {"prompts.weight": own["prompt_embedding.weight"]} if model.config.num_embedded_ids else {}
-    return places | layer_places(model.layer, "layers.0", LLAMA_LAYER)
+    return places | map_layer_parameters(model.layer, "layers.0", LLAMA_LAYER)
 
 
 def find_embedding(model: DraftModel, target: Path | str) -> str | None:

@@ -77,7 +77,7 @@ def rename(tensors: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> dic
     return found
 
 
-def layer_places(layer: Layer, prefix: str, names: Mapping[str, tuple[str, ...]]) -> dict[str, torch.Tensor]:
+def map_layer_parameters(layer: Layer, prefix: str, names: Mapping[str, tuple[str, ...]]) -> dict[str, torch.Tensor]:
     """Where each tensor of a published layer goes, by published name; `names` as in LLAMA_LAYER."""
     places: dict[str, torch.Tensor] = {}
     for name, weight in layer.state_dict().items():

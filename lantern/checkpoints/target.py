@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from lantern.checkpoints.files import WeightFile, check_equal, find_weights, read_weights
-from lantern.checkpoints.names import LLAMA_LAYER, ORIGINAL_LAYER, layer_places
+from lantern.checkpoints.names import LLAMA_LAYER, ORIGINAL_LAYER, map_layer_parameters
 from lantern.checkpoints.native import Stored, copy_tensors, empty_model, load_model, read_metadata
 from lantern.checkpoints.pretrained import (
     META_NORM,
@@ -61,7 +61,7 @@ def read_target(path: Path, expected: TargetConfig, dtype: torch.dtype = torch.f
     """
     file = find_weights(path)
     if (found := read_metadata(file)) is not None:
-        return load_own(file, _KINDS.get(found.get("kind", ""), TargetModel), expected, dtype)
+        return load_native(file, _KINDS.get(found.get("kind", ""), TargetModel), expected, dtype)
     weights = read_weights(file)
     if META_NORM in weights.tensors:
         weights = complete_meta(weights, expected)
@@ -95,7 +95,7 @@ def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.d
     return target.eval()
 
 
-def load_own(file: Path, cls: type[Stored], target: TargetConfig, dtype: torch.dtype) -> Stored:
+def load_native(file: Path, cls: type[Stored], target: TargetConfig, dtype: torch.dtype) -> Stored:
     """Reads a target or a drafter in our own layout; a ValueError where its sizes are not the target's."""
     model = load_model(file, cls, dtype)
     for name in (*COMPARED_SIZES, "num_prompt_ids"):
@@ -115,11 +115,11 @@ def _read_llamagen(weights: WeightFile, expected: TargetConfig, dtype: torch.dty
             if len(names[name]) == _NULL_CAPTION_ROWS:
                 names[name] = names[name][: config.num_text_tokens]
     model = empty_model(TargetModel, config, dtype)
-    copy_tensors(names, target_places(model, is_hugging_face), weights.path)
+    copy_tensors(names, map_target_parameters(model, is_hugging_face), weights.path)
     return model.eval()
 
 
-def target_places(model: TargetModel, is_hugging_face: bool) -> dict[str, torch.Tensor]:
+def map_target_parameters(model: TargetModel, is_hugging_face: bool) -> dict[str, torch.Tensor]:
     """Where each tensor of a LlamaGen target goes: part of a model's weights by published name."""
     prefix, table, head = ("model.", "embed_tokens", "lm_head") if is_hugging_face else ("", "tok_embeddings", "output")
     own = model.state_dict()
@@ -137,7 +137,9 @@ def target_places(model: TargetModel, is_hugging_face: bool) -> dict[str, torch.
             f"{prefix}cls_embedding.cap_proj.fc2.weight": own["caption_out.weight"],
         }
     for index, layer in enumerate(model.layers):
-        places |= layer_places(layer, f"{prefix}layers.{index}", LLAMA_LAYER if is_hugging_face else ORIGINAL_LAYER)
+        places |= map_layer_parameters(
+            layer, f"{prefix}layers.{index}", LLAMA_LAYER if is_hugging_face else ORIGINAL_LAYER
+        )
     return places
 
 

@@ -28,7 +28,7 @@ from lantern.tree_shapes import MAX_SIBLINGS, tree_choices
 
 @dataclass
 class ChainNoise:
-    """The noise of images for a batch of their chains. Every chain of an image has its own slots.
+    """The noise of images for a batch of their chains. Every chain of an image has separate slots.
 
     Attributes:
         noise: noise of the images.
@@ -110,8 +110,8 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
         assert chains.draft_probs is not None
         shape = (-1, self.num_chains, self.max_depth)
         tokens = chains.tokens[:, 1:].reshape(shape).transpose(1, 2).flatten(1)  # nodes are numbered by depth
-        labels = chains.draft_probs.view(*shape, chains.draft_probs.shape[2]).transpose(1, 2).flatten(1, 2)
-        return Proposal(torch.cat([root, tokens], dim=1), self.tree, labels)
+        draft_probs = chains.draft_probs.view(*shape, chains.draft_probs.shape[2]).transpose(1, 2).flatten(1, 2)
+        return Proposal(torch.cat([root, tokens], dim=1), self.tree, draft_probs)
 
     def observe(self, state: SpeculativeJacobiState, outcome: Outcome, lengths: torch.Tensor) -> None:
         """Sample new drafts of all chains for the positions after the emitted tokens."""
@@ -121,8 +121,8 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
         logits = pick_rows(scores.logits, nodes).view(*rows, -1)
         positions = scores.positions.gather(1, nodes).view(rows)
         chains = Scores(None, logits, positions, scores.noise, scores.sampling)
-        own = replace(outcome, scores=chains, num_accepted=self._repeat(outcome.num_accepted))
-        self.chain.observe(state, own, self._repeat(lengths))
+        chains_outcome = replace(outcome, scores=chains, num_accepted=self._repeat(outcome.num_accepted))
+        self.chain.observe(state, chains_outcome, self._repeat(lengths))
 
     def _repeat(self, values: torch.Tensor) -> torch.Tensor:
         return values.repeat_interleave(self.num_chains, dim=0)
@@ -150,9 +150,9 @@ class LongestChain(ByRejection):
         """Verify all chains. After the root, the token is that of the first chain's rejection."""
         tree = proposal.tree
         tokens = proposal.tokens
-        labels = proposal.draft_probs
+        draft_probs = proposal.draft_probs
         inner = tree.parent_nodes
-        assert labels is not None
+        assert draft_probs is not None
         assert inner is not None
         batch = len(tokens)
         window = tree.max_depth
@@ -164,7 +164,7 @@ class LongestChain(ByRejection):
         masses = probs.gather(2, tokens_at_position).view(batch, window, num_chains, num_chains)
         token_probs = masses.diagonal(dim1=2, dim2=3)  # (batch, window, chains)
         added = (masses.sum(3) - token_probs) * (self.delta / max(1, num_chains - 1))
-        token_draft = labels.gather(2, tokens[:, 1:, None]).view_as(drafts)
+        token_draft = draft_probs.gather(2, tokens[:, 1:, None]).view_as(drafts)
         positions = scores.positions.index_select(1, tree.parents[0, 1::num_chains])
         uniforms = scores.noise.uniform(positions, num_chains)
         is_kept = (uniforms * token_draft <= token_probs + added) & (token_draft > 0)
@@ -172,8 +172,8 @@ class LongestChain(ByRejection):
         is_accepted = torch.cat([is_root_accepted, is_kept.flatten(1)], dim=1)
         first = tree.children[0, :, 0] - 1  # of each inner node's children, among the drafts
         first_probs = probs.index_select(1, first)
-        residual = self.rejection.residual_probs(first_probs, None, labels.index_select(1, first))
+        residual = self.rejection.residual_probs(first_probs, None, draft_probs.index_select(1, first))
         noise = scores.noise.gumbel("target", scores.positions.index_select(1, inner))
-        residual_best, residual_own = (residual.log_() + noise).max(-1)
-        best, own = scores.keys.max(-1)
-        return is_accepted, own.index_copy(1, inner, residual_own), best.index_copy(1, inner, residual_best)
+        residual_best, residual_sampled = (residual.log_() + noise).max(-1)
+        best, sampled = scores.keys.max(-1)
+        return is_accepted, sampled.index_copy(1, inner, residual_sampled), best.index_copy(1, inner, residual_best)

@@ -39,13 +39,13 @@ class SpeculativeJacobiState:
     Attributes:
         noise: noise of the images.
         drafts: drafts of the positions ahead, int64 (batch, window). Only the first `counts` count.
-        labels: distributions that they were sampled from, (batch, window, vocab).
+        draft_probs: distributions that they were sampled from, (batch, window, vocab).
         counts: number of positions that have a draft, int64 (batch, 1).
     """
 
     noise: NoiseField
     drafts: torch.Tensor
-    labels: torch.Tensor
+    draft_probs: torch.Tensor
     counts: torch.Tensor
 
 
@@ -60,8 +60,8 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
             from its label without replacement, and are the same for every parent.
         spec: the method. Its `coupling` states how drafts depend on those of the previous step: "none" samples new
             ones, "gumbel" samples with the noise of their position, "maximal" keeps as many as possible. Its
-            `threshold` is the t(x) / p(x) above which SJD++ keeps a draft. Its `labels` are those of the random first
-            drafts: "point" or "uniform".
+            `threshold` is the t(x) / p(x) above which SJD++ keeps a draft. Its `labels` are the
+            draft distributions of the random first drafts: "point" or "uniform".
         config: sizes of the target.
 
     Raises:
@@ -83,7 +83,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
             streams.append("sibling")
         self.noise_streams = tuple(streams)
         codes = torch.arange(config.vocab_size, device=tree.parents.device) < config.num_codes
-        self._first_label = codes / config.num_codes if spec.get("labels") == "uniform" else None
+        self._first_probs = codes / config.num_codes if spec.get("labels") == "uniform" else None
         self._chain = first_ranks(tree)  # the root, then the nodes of the positions' first drafts
         self._chain_inner = torch.searchsorted(tree.parent_nodes, self._chain[:-1])
         self._inner_depths = tree.depths[0, tree.parent_nodes]
@@ -112,7 +112,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         return SpeculativeJacobiState(
             noise=noise,
             drafts=torch.zeros(num_rows, window, dtype=torch.int64, device=device),
-            labels=torch.zeros(num_rows, window, self.config.vocab_size, device=device),
+            draft_probs=torch.zeros(num_rows, window, self.config.vocab_size, device=device),
             counts=torch.zeros(num_rows, 1, dtype=torch.int64, device=device),
         )
 
@@ -124,49 +124,50 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         """Return the drafts of the positions after the root, random ones if a position has none."""
         positions = lengths[:, None] + self._steps[:, :-1]
         is_new = self._steps[:, :-1] >= state.counts
-        first, first_labels = self._begin(state, positions)
+        first, first_probs = self._begin(state, positions)
         drafts = torch.where(is_new, first, state.drafts)
-        labels = torch.where(is_new[..., None], first_labels, state.labels)
-        candidates = [drafts, *self._draw_siblings(state.noise, drafts, labels, positions)]
+        draft_probs = torch.where(is_new[..., None], first_probs, state.draft_probs)
+        candidates = [drafts, *self._sample_siblings(state.noise, drafts, draft_probs, positions)]
         tokens = torch.cat(candidates, dim=1).gather(1, self._candidate.expand(len(root), -1))
-        return Proposal(torch.cat([root, tokens], dim=1), self.tree, labels.index_select(1, self._inner_depths))
+        return Proposal(torch.cat([root, tokens], dim=1), self.tree, draft_probs.index_select(1, self._inner_depths))
 
     def observe(self, state: SpeculativeJacobiState, outcome: Outcome, lengths: torch.Tensor) -> None:
         """Sample new drafts of the positions after the emitted tokens."""
         probs = outcome.scores.weights.index_select(1, self._chain).softmax(-1)
-        tokens = self._redraw(state.noise, outcome, probs)
+        tokens = self._resample(state.noise, outcome, probs)
         rows = outcome.num_accepted[:, None] + 1 + self._steps[:, :-1]
         rows = rows.clamp(max=self.max_depth)  # positions after the last row have no draft yet
         state.drafts.copy_(tokens.gather(1, rows))
-        state.labels.copy_(pick_rows(probs, rows))
+        state.draft_probs.copy_(pick_rows(probs, rows))
         torch.sub(self.max_depth, outcome.num_accepted[:, None], out=state.counts)
 
     def _begin(self, state: SpeculativeJacobiState, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return first drafts of all positions, (batch, window), and their labels, (batch, window, vocab)."""
+        """Return first drafts of all positions, (batch, window), and their draft_probs, (batch, window, vocab)."""
         noise = state.noise.fresh("initial", positions, self._steps[:, :-1])
         drafts = (noise.double() * self.config.num_codes).long()
         is_end = self.config.ends_line(positions)  # only one token is possible there
         drafts = torch.where(is_end, self.config.num_codes, drafts)
-        labels = torch.zeros_like(state.labels).scatter_(-1, drafts[..., None], 1.0)
-        if self._first_label is not None:
-            labels = torch.where(is_end[..., None], labels, self._first_label)
-        return drafts, labels
+        draft_probs = torch.zeros_like(state.draft_probs).scatter_(-1, drafts[..., None], 1.0)
+        if self._first_probs is not None:
+            draft_probs = torch.where(is_end[..., None], draft_probs, self._first_probs)
+        return drafts, draft_probs
 
-    def _draw_siblings(
-        self, noise: NoiseField, drafts: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor
+    def _sample_siblings(
+        self, noise: NoiseField, drafts: torch.Tensor, draft_probs: torch.Tensor, positions: torch.Tensor
     ) -> Iterator[torch.Tensor]:
-        """Yield further drafts of the first positions, int64 (batch, window), -1 if no code is left. One per rank."""
+        """Yield further drafts of the first positions, one tensor per rank, int64 (batch, window). -1 marks none."""
         wide = slice(0, self._num_wide)
-        left = labels[:, wide].scatter(-1, drafts[:, wide, None], 0.0)  # label without the codes sampled so far
+        # The probabilities of the codes that are not sampled yet.
+        remaining = draft_probs[:, wide].scatter(-1, drafts[:, wide, None], 0.0)
         for rank in range(1, self.num_siblings):
             slots = self._steps[:, wide] * self.num_siblings + rank
-            token = noise.draw("sibling", left, positions[:, wide], slots)
-            token = token.masked_fill(left.gather(-1, token[..., None]).squeeze(-1) == 0, -1)
+            token = noise.draw("sibling", remaining, positions[:, wide], slots)
+            token = token.masked_fill(remaining.gather(-1, token[..., None]).squeeze(-1) == 0, -1)
             yield F.pad(token, (0, self.max_depth - self._num_wide))
-            left = left.scatter(-1, token.clamp(min=0)[..., None], 0.0)
+            remaining = remaining.scatter(-1, token.clamp(min=0)[..., None], 0.0)
 
-    def _redraw(self, noise: NoiseField, outcome: Outcome, probs: torch.Tensor) -> torch.Tensor:
-        """Return new drafts after all nodes of the chain, int64 (batch, window + 1). Their labels are `probs`."""
+    def _resample(self, noise: NoiseField, outcome: Outcome, probs: torch.Tensor) -> torch.Tensor:
+        """Return new drafts after all nodes of the chain, int64 (batch, window + 1). Their draft_probs are `probs`."""
         positions = outcome.positions.index_select(1, self._chain)
         if self.coupling == "gumbel":
             weights = outcome.scores.weights.index_select(1, self._chain)
@@ -175,25 +176,25 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
             return noise.draw("redraw", probs, positions, self._steps)
         drafts = outcome.proposal.tokens.index_select(1, self._chain[1:])
         assert outcome.proposal.draft_probs is not None
-        labels = outcome.proposal.draft_probs.index_select(1, self._chain_inner)
-        is_kept, residual = self._keep(noise, probs[:, :-1], drafts, labels, positions[:, :-1])
+        draft_probs = outcome.proposal.draft_probs.index_select(1, self._chain_inner)
+        is_kept, residual = self._keep(noise, probs[:, :-1], drafts, draft_probs, positions[:, :-1])
         residual = torch.cat([residual, probs[:, -1:]], dim=1)  # the last row has no draft
-        drawn = noise.draw("redraw", residual, positions, self._steps)
-        return torch.where(F.pad(is_kept, (0, 1)), F.pad(drafts, (0, 1)), drawn)
+        sampled = noise.draw("redraw", residual, positions, self._steps)
+        return torch.where(F.pad(is_kept, (0, 1)), F.pad(drafts, (0, 1)), sampled)
 
     def _keep(
         self,
         noise: NoiseField,
         probs: torch.Tensor,
         drafts: torch.Tensor,
-        labels: torch.Tensor,
+        draft_probs: torch.Tensor,
         positions: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return which drafts are kept, bool (batch, window), and the others' distributions, (batch, window, vocab)."""
         if self.threshold is not None:
             target_prob = probs.gather(-1, drafts[..., None]).squeeze(-1)
-            draft_prob = labels.gather(-1, drafts[..., None]).squeeze(-1)
+            draft_prob = draft_probs.gather(-1, drafts[..., None]).squeeze(-1)
             return target_prob > self.threshold * draft_prob, probs
         uniforms = noise.fresh("keep", positions, self._steps[:, :-1])[..., None]
-        rank, residual = Rejection().accept(probs, drafts[..., None], labels, uniforms)
+        rank, residual = Rejection().accept(probs, drafts[..., None], draft_probs, uniforms)
         return rank == 0, residual

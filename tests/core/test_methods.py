@@ -154,7 +154,7 @@ def test_parameters_are_read_by_name():
             (float("nan"), float("-inf"), float("inf"), "1", None, True),
             "a number",
         ),
-        (Parameter("x", "any", is_whole=True), (-5, 0, 7), (1.0, "1"), "a whole number"),
+        (Parameter("x", "any", is_integer=True), (-5, 0, 7), (1.0, "1"), "a whole number"),
         (Parameter("x", "from", 2), (2, 2.5), (1.999,), ">= 2"),
         (Parameter("x", "above", 2, is_open=True), (2.001,), (2, 1), "> 2"),
         (Parameter("x", "between", 0, 1), (0, 1, 0.5), (-0.1, 1.1), "in [0, 1]"),

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from families import settings_of
 from lantern.checkpoints.native import load_model, load_weights, save_model
-from lantern.checkpoints.target import load_target, read_target, target_places
+from lantern.checkpoints.target import load_target, map_target_parameters, read_target
 from lantern.generation import load_decoding_models
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
@@ -74,7 +74,7 @@ def write_published(family: str, folder) -> None:
     """Random weights of a family in float32, in its published layout."""
     torch.manual_seed(0)
     if family == "llamagen":
-        places = target_places(TargetModel(FAMILIES[family]), False)
+        places = map_target_parameters(TargetModel(FAMILIES[family]), False)
         return torch.save({"model": {name: part.clone() for name, part in places.items()}}, folder / "t2i.pt")
     sizes = {"hidden_size": 128, "num_hidden_layers": 12, "intermediate_size": 352}
     settings = json.loads(settings_of(family, **sizes))

@@ -15,9 +15,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from lantern.checkpoints.drafter import draft_places
+from lantern.checkpoints.drafter import map_draft_parameters
 from lantern.checkpoints.native import save_model
-from lantern.checkpoints.target import read_target, target_places
+from lantern.checkpoints.target import map_target_parameters, read_target
 from lantern.models.config import LLAMAGEN_SIZES
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
@@ -51,9 +51,9 @@ def test_names_shapes_and_values_are_the_published_ones():
     with torch.device("meta"):
         target, draft = TargetModel(config), DraftModel(DraftConfig(1280, 20, 3584, 16384, 16, 120))
     mine = {
-        "llamagen_t2i_XL": target_places(target, is_hugging_face=False),
-        "lantern_hf": target_places(target, is_hugging_face=True),
-        "drafter": draft_places(draft, has_bias=True),
+        "llamagen_t2i_XL": map_target_parameters(target, is_hugging_face=False),
+        "lantern_hf": map_target_parameters(target, is_hugging_face=True),
+        "drafter": map_draft_parameters(draft, has_bias=True),
     }
     for name, places in mine.items():
         assert len(places) == published[name]["count"]

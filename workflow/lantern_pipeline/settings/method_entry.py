@@ -20,7 +20,7 @@ def _parameter_type(parameter: Parameter) -> Any:
         return Literal[parameter.choices]
     bounds = {"gt" if parameter.is_open else "ge": parameter.low, "le": parameter.high}
     finite = {name: bound for name, bound in bounds.items() if math.isfinite(bound)}
-    return Annotated[Integer if parameter.is_whole else Number, Field(**finite)]
+    return Annotated[Integer if parameter.is_integer else Number, Field(**finite)]
 
 
 _Temperature = Annotated[Number, Field(ge=0, le=100)]
