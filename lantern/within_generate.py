@@ -196,7 +196,7 @@ def _grids_of(
 def _check_grid(grid: int | tuple[int, int]) -> dict[str, int]:
     sides = grid if isinstance(grid, tuple | list) else (grid, grid)
     if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
-        raise ValueError(f"grid must be a whole number >= 1, or a height and a width of such, got {grid!r}")
+        raise ValueError(f"grid must be an integer >= 1, or a height and a width of such, got {grid!r}")
     return dict(zip(("grid", "columns"), sides, strict=True))
 
 

@@ -1,11 +1,12 @@
-"""ZipAR: a decoder that samples several lines of the image at once, one token each, without drafts.
+"""ZipAR: a decoder that samples several lines of the image in parallel, one token of each, without drafts.
 
-A line begins when the line above holds `window` tokens. Every token is sampled from the target, given those tokens of
-its context that exist: the right ends of the lines above are missing. If all exist, this is autoregressive decoding.
+A line begins when the previous line has `window` tokens. Every token is sampled from the target, given the tokens of
+its context that exist. The right ends of the previous lines are still missing. If none is missing, this is
+autoregressive decoding.
 
-The first token of a line has no left neighbour yet if the line above is not complete. A placeholder is fed instead: the
-newest token two lines above, as in the public code for LlamaGen. The true left neighbour is fed at the same position
-one forward pass after it is sampled, so that later tokens see it.
+The first token of a line has no left neighbour yet if the previous line is not complete. A *placeholder* is fed in its
+place: the newest token of the line before the previous one, as in the public code for LlamaGen. The true left neighbour
+is fed at the same position one forward pass after it is sampled, so that later tokens attend to it.
 
 Source: ZipAR (arXiv 2412.04062; ThisisBillhe/ZipAR@2a5695c).
 """
@@ -30,8 +31,8 @@ class Feed:
 
     Attributes:
         source: position whose token is fed.
-        position: position at which it is fed, which differs from `source` for a placeholder.
-        sampled: position that is sampled from it. None if the token only replaces a placeholder.
+        position: position at which it is fed. Differs from `source` for a placeholder.
+        sampled: position of the token that is sampled after it. None if the token only replaces a placeholder.
     """
 
     source: int
@@ -44,8 +45,8 @@ def line_schedule(lines: tuple[int, int], window: int) -> list[list[Feed]]:
 
     Args:
         lines: number of lines of the image, and number of tokens of a line.
-        window: number of tokens that a line holds when the next one begins. With a whole line or more, nothing is
-            parallel.
+        window: number of tokens of a line after which the next one begins. If it is at least the length of a line,
+            nothing is parallel.
     """
     height, width = lines
     window = min(window, width)
@@ -66,14 +67,14 @@ def line_schedule(lines: tuple[int, int], window: int) -> list[list[Feed]]:
 
 @dataclass(frozen=True)
 class LineTables:
-    """A schedule as tensors, int64. The cells of a forward pass that feed nothing are padded.
+    """A schedule as tensors, int64. A *cell* is one token that a forward pass may feed. Unused cells are padded.
 
     Attributes:
         sources: `Feed.source`, (forwards, cells).
-        positions: `Feed.position`, (forwards, cells). The last position, which is never fed, for padding.
+        positions: `Feed.position`, (forwards, cells). For padding it is the last position, which is never fed.
         sampled: `Feed.sampled`, (forwards, cells). A number past the end of the image if nothing is sampled.
         counts: number of tokens that a forward pass samples, (forwards,).
-        first_forwards: forward pass in which each position is fed first, (tokens,).
+        first_forwards: first forward pass that feeds each position, (tokens,).
     """
 
     sources: torch.Tensor
@@ -84,7 +85,7 @@ class LineTables:
 
 
 def tables_of(schedule: list[list[Feed]], num_tokens: int, device: torch.device) -> LineTables:
-    """Return the tables of a schedule for images of `num_tokens` tokens."""
+    """Return the tables of a schedule, for images of `num_tokens` tokens."""
     num_cells = max(len(feeds) for feeds in schedule)
     padding = Feed(0, num_tokens - 1, None)
     padded = [feeds + [padding] * (num_cells - len(feeds)) for feeds in schedule]
@@ -105,7 +106,17 @@ def tables_of(schedule: list[list[Feed]], num_tokens: int, device: torch.device)
 
 
 class LinesDecoder(Decoder):
-    """Feeds the newest token of every line in a step. Not exact, and no bound of the total variation is known."""
+    """ZipAR's decoder, which feeds the newest token of every line in a step.
+
+    It is not exact, and no bound of the total variation is known.
+
+    Args:
+        models: see `make_decoder`.
+        spec: see `make_decoder`. It has the parameter `window`.
+        sampling: see `make_decoder`.
+        records_margins: see `make_decoder`.
+        stepping: see `make_decoder`.
+    """
 
     def __init__(
         self,

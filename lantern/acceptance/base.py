@@ -1,12 +1,12 @@
-"""Verification of drafts: which are accepted, and which token follows.
+"""Verification of drafts: which drafts are accepted, and which token follows them.
 
 An *acceptance* (`Acceptance` and its subclasses) gives the relaxed probability s(x) of a draft x. A *verifier*
-(`Verifier` and its subclasses) decides with it: it compares drafts with the token that the target samples, or tests
-them by rejection.
+(`Verifier` and its subclasses) decides with it. It either compares drafts with the token that the target samples, or
+tests them by rejection sampling. The *bonus* token is the token that is emitted after the last accepted draft.
 
-A verifier decides each node without the others. Usually it verifies all nodes at once. On a CPU, if a tree has many
-more nodes than levels, it verifies only the nodes of the accepted path, level after level, so that filters, noise and
-relaxed sets are computed for few rows. Elsewhere shapes are fixed, and nothing is read back to the host.
+A verifier decides each node independently. Usually it verifies all nodes at once. On a CPU, if a tree has many more
+nodes than levels, it follows the accepted path instead and verifies one node per level. This computes filters, noise
+and relaxed sets for fewer nodes. On a GPU shapes are fixed, and nothing is read back to the host.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Merged:
     """Relaxed probability s(x) of drafts x, and the codes that add to it.
 
     Attributes:
-        taken: int64, (..., n): the codes whose probabilities add up to s(x), x last. x replaces those that do not
-            count.
-        relaxed_prob: (..., 1): s(x).
+        taken: codes whose probabilities add up to s(x), x last, int64 (..., n). Entries that do not count are replaced
+            by x.
+        relaxed_prob: s(x), (..., 1).
     """
 
     taken: torch.Tensor
@@ -41,7 +41,7 @@ class Merged:
 
 
 class Readings(NamedTuple):
-    """Inputs from which an acceptance is made.
+    """The inputs from which an acceptance is made.
 
     Attributes:
         sampling: temperature and filters.
@@ -55,10 +55,10 @@ class Readings(NamedTuple):
 
 
 class Acceptance:
-    """The base class of all acceptances: what gives the relaxed probability s(x) of a draft x.
+    """The base class of all acceptances, which give the relaxed probability s(x) of a draft x.
 
-    A custom class defines `relaxed_prob`. It may declare `parameters`, `drafts` and `paper` as
-    `lantern.methods.AcceptanceRow` has them.
+    A custom class defines `relaxed_prob`. It may declare `parameters`, `drafts` and `paper`, which are described in
+    `lantern.methods.AcceptanceRow`.
 
     Args:
         parameters: values of the declared parameters. Each becomes an attribute, for example `self.delta`.
@@ -106,20 +106,23 @@ class Acceptance:
     def move_mass(self, probs: torch.Tensor, merged: Merged | None) -> torch.Tensor:
         """Return the target distribution after the probabilities that add up to s(x) have moved onto x.
 
-        By default no other code adds to s(x), so that `probs` itself is returned.
+        By default only x itself adds to s(x), so that `probs` is returned unchanged.
 
         Args:
             probs: target distribution, (..., vocab).
-            merged: s(x) of one draft x per node. None only if `has_one_residual`.
+            merged: s(x) of one draft x per node. None only if `has_one_residual` returns True.
         """
         return probs
 
     def has_one_residual(self) -> bool:
-        """Return whether the residual distribution is the same for every rejected draft x: `move_mass` moves none."""
+        """Return whether the residual distribution is the same for every rejected draft x.
+
+        This holds if `move_mass` moves nothing.
+        """
         return True
 
     def at(self, depths: torch.Tensor) -> Acceptance:
-        """Return the acceptance at nodes of these depths, int64 (nodes,)."""
+        """Return the acceptance at nodes of given depths, int64 (nodes,)."""
         return self
 
     def of_next_sibling(self) -> Acceptance:
@@ -144,9 +147,9 @@ class Choice:
     """The decisions of a verifier at some nodes.
 
     Attributes:
-        chosen: int64, (batch, n): children with this token are accepted.
-        bonus: int64, (batch, n): the token that is emitted if no child is accepted.
-        best: (batch, n): the largest value, at whose index `bonus` was found. Not finite if the logits are not.
+        chosen: the token of the accepted child, int64 (batch, n). Children with this token are accepted.
+        bonus: the token that is emitted if no child is accepted, int64 (batch, n).
+        best: score of `bonus`, the largest of all codes, (batch, n). Not finite if the logits are not finite.
     """
 
     chosen: torch.Tensor
@@ -155,14 +158,14 @@ class Choice:
 
 
 class Verifier:
-    """The base class of all verifiers: decides which drafts are accepted, and which token follows.
+    """The base class of all verifiers, which decide which drafts are accepted and which token follows.
 
-    Siblings that hold the same token are accepted together; the longest path wins. A subclass defines `verify_nodes`.
-    One that needs all nodes at once defines `verify_all` instead.
+    Siblings that hold the same token are accepted together, and the longest path wins. A subclass defines
+    `verify_nodes`. If it needs all nodes at once, it defines `verify_all` instead.
 
     Attributes:
-        noise_streams: noise that is read besides the target's, above temperature 0.
-        samples_target_tokens: whether the target samples a token at every node, so that a substitution is defined.
+        noise_streams: names of the noise that it reads above temperature 0, besides the target's.
+        samples_target_tokens: whether the target samples a token at every node. Only then are substitutions defined.
         has_twins: whether two siblings may hold the same token. `make_verifier` sets it from the kind of drafts.
     """
 
@@ -171,7 +174,7 @@ class Verifier:
     has_twins: bool = True
 
     def follows_path(self, sampling: SamplingConfig) -> bool:
-        """Return whether the nodes of the accepted path alone may be verified, one after the other."""
+        """Return whether it is enough to verify the nodes of the accepted path, one after the other."""
         has_verify_nodes = type(self).verify_nodes is not Verifier.verify_nodes
         return has_verify_nodes and not self.has_twins and not sampling.is_greedy
 
@@ -225,11 +228,17 @@ class Verifier:
         raise NotImplementedError
 
     def order_of_nodes(self, tree: DraftTree) -> torch.Tensor | None:
-        """Return which of several paths of one length comes first, as `longest_path` takes it. None: by node number."""
+        """Return the argument `order` of `longest_path`, which chooses between paths of the same length.
+
+        None chooses by node number.
+        """
         return None
 
     def _verify_path(self, scores: Scores, proposal: Proposal) -> Outcome:
-        """Verify the root, then the child that it accepts, and so on. No two siblings may hold the same token."""
+        """Verify the root, then the child that it accepts, and so on.
+
+        No two siblings may hold the same token.
+        """
         tree = proposal.tree
         tokens = proposal.tokens
         child_nodes = of_all_nodes(tree.children, tree, 0).expand(len(tokens), -1, -1)  # (batch, nodes, m)
@@ -282,7 +291,7 @@ class Verifier:
 
 
 def _outcome_of_root(scores: Scores, proposal: Proposal) -> Outcome:
-    """Return the outcome of a step without drafts: the token that the target samples."""
+    """Return the outcome of a step without drafts, which emits the token that the target samples."""
     best, sampled = scores.keys.max(-1)
     none = torch.zeros_like(sampled, dtype=torch.bool)
     root = torch.zeros_like(sampled)
@@ -299,14 +308,14 @@ def _outcome_of_root(scores: Scores, proposal: Proposal) -> Outcome:
 
 
 def _widths_of_levels(tree: DraftTree) -> list[int]:
-    """Return the largest number of children of a node, for each level from the root to the last one with children."""
+    """Return the largest number of children of a node per level, without the last level, which has none."""
     if isinstance(tree, StaticTree):
         return tree.level_children
     return tree.max_depth * [tree.children.shape[-1]]
 
 
 class ByEquality(Verifier):
-    """Exact decoding: a draft is accepted if it is the token that the target samples."""
+    """Exact verification: a draft is accepted if it is the token that the target samples."""
 
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Compare every draft with the target's token at its parent."""
@@ -315,18 +324,18 @@ class ByEquality(Verifier):
         return sampled_of_parent == proposal.tokens, sampled, best
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """Return the target's token, which accepts the child that holds it."""
+        """Return the target's sample, which accepts the child that holds it."""
         best, sampled = scores.keys.max(-1)
         return Choice(sampled, sampled, best)
 
 
 def token_of(rank: torch.Tensor, children: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """Return the token of the child of this rank.
+    """Return the token of the child with a given rank.
 
     Args:
-        rank: int64, (...), from 0 to m.
+        rank: rank of the child, int64 (...), from 0 to m.
         children: tokens of the children, int64 (..., m).
-        otherwise: the token if the rank is m, int64 (...).
+        otherwise: token to return if the rank is m, int64 (...).
     """
     tokens = torch.cat([children, otherwise[..., None]], dim=-1)
     return tokens.gather(-1, rank[..., None]).squeeze(-1)

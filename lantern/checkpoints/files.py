@@ -75,7 +75,7 @@ class WeightFile:
             raise ValueError(f"{self.settings_path} lacks the key {key}; fetch it from the checkpoint's repository")
         is_right = isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
         if not is_right or (not isinstance(value, str) and value <= 0):
-            wanted = "text" if kind is str else "a number above 0" if kind is float else "a whole number above 0"
+            wanted = "text" if kind is str else "a number above 0" if kind is float else "an integer above 0"
             raise ValueError(f"{self.settings_path}: {key} should be {wanted}, found {value!r}")
         return kind(value)
 

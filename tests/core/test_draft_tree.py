@@ -62,8 +62,8 @@ def test_rows_of_a_batch_may_have_different_trees():
         ([(0, 0)], r"\[0, 0\] lacks its parent \[0\]"),
         ([(1,)], r"\[1\] lacks its sibling \[0\]"),
         ([(0,), (-1,)], "ranks >= 0"),
-        ([(0,), (1.0,)], "paths of whole numbers, got 1.0"),
-        (["0"], "paths of whole numbers, got '0'"),
+        ([(0,), (1.0,)], "paths of integers, got 1.0"),
+        (["0"], "paths of integers, got '0'"),
     ],
 )
 def test_bad_choices_are_named(choices, message):

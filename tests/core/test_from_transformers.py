@@ -146,7 +146,7 @@ def test_a_prompt_longer_than_max_tokens_is_refused_with_the_number_that_it_need
     assert wrap(max_tokens=15).generate(prompt).codes.shape == (1, 16)
     for name, value in (("max_tokens", 0), ("max_tokens", "9"), ("family", "no")):
         with pytest.raises(
-            ValueError, match=r"max_tokens of from_transformers must be a whole number >= 1, |family must be one of"
+            ValueError, match=r"max_tokens of from_transformers must be an integer >= 1, |family must be one of"
         ):
             wrap(**{name: value})
 

@@ -211,7 +211,7 @@ def test_sizes_and_prefixes_of_emu3_that_do_not_fit_are_refused(emu3):
     with pytest.raises(ValueError, match=r"do not say the image's size: pass lantern.custom_generate\(grid="):
         model.generate(**processor(text=["cat"], return_tensors="pt"), custom_generate=decode)
     for grid in ("4", (4,), (4, 0), 2.0):
-        with pytest.raises(ValueError, match="grid must be a whole number >= 1, or a height and a width of such, got"):
+        with pytest.raises(ValueError, match="grid must be an integer >= 1, or a height and a width of such, got"):
             lantern.custom_generate(grid=grid)
     right = {"input_ids": square.input_ids.flip(1), "attention_mask": square.attention_mask.flip(1)}
     with pytest.raises(ValueError, match="attention_mask must be that of prompts padded on the left"):

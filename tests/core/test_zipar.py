@@ -82,8 +82,8 @@ def test_a_window_of_a_line_is_autoregressive_decoding_and_a_smaller_one_is_not(
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"window": 0}, "window of zipar must be a whole number >= 1, got 0"),
-        ({"window": None}, "zipar with drafts zipar and acceptance exact needs window, a whole number"),
+        ({"window": 0}, "window of zipar must be an integer >= 1, got 0"),
+        ({"window": None}, "zipar with drafts zipar and acceptance exact needs window, an integer"),
         ({"tree": "chain3"}, "zipar has a tree and no drafts to fill it, got tree chain3; remove it"),
     ],
 )

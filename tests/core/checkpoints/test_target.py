@@ -137,7 +137,7 @@ def test_wrong_tensors_of_original_targets(tmp_path, name, tensor, words):
         ({"rms_norm_eps": None}, ["lacks the key rms_norm_eps"]),
         ({"rms_norm_eps": "1e-5"}, ["rms_norm_eps should be a number above 0, found '1e-5'"]),
         ({"rms_norm_eps": 0}, ["rms_norm_eps should be a number above 0, found 0"]),
-        ({"vocab_size": True}, ["vocab_size should be a whole number above 0, found True"]),
+        ({"vocab_size": True}, ["vocab_size should be an integer above 0, found True"]),
         ({"input_type": 2}, ["input_type should be text, found 2"]),
         ({"intermediate_size": 512}, ["layers.0.mlp.gate_proj.weight should have shape (512, 48), found (256, 48)"]),
     ],
