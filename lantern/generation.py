@@ -55,7 +55,8 @@ def load_decoding_models(
     if draft is not None:
         models.draft = load_model(draft, DraftModel, torch_dtype, device).prepare_for_decoding()
         for name in ("dim", "vocab_size", "grid", "num_text_tokens"):
-            expected, found = getattr(models.target.config, name), getattr(models.draft.config, name)
+            expected = getattr(models.target.config, name)
+            found = getattr(models.draft.config, name)
             if expected != found:
                 raise ValueError(
                     f"{draft}: {name} should be {expected} as in {target}, found {found}; train the drafter again"

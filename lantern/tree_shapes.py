@@ -100,7 +100,9 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
     if named and tree in named:
         return tuple(tuple(path) for path in named[tree])
     if match := re.fullmatch(r"chain([1-9]\d*)(?:k([1-9]\d*)d([1-9]\d*))?", tree):
-        length, width, wide_depth = int(match[1]), int(match[2] or 1), int(match[3] or 0)
+        length = int(match[1])
+        width = int(match[2] or 1)
+        wide_depth = int(match[3] or 0)
         if width ** min(length, wide_depth, MAX_WIDTH.bit_length()) > MAX_WIDTH:  # two siblings have no more depths
             raise ValueError(f"tree {tree} must have at most {MAX_WIDTH} drafts of one depth; give it fewer siblings")
         _check_depth(tree, length)

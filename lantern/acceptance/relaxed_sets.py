@@ -82,7 +82,7 @@ class RelaxedSets(Acceptance):
 
     @classmethod
     def make(cls, spec: MethodSpec, read: Readings) -> RelaxedSets:
-        """Make the acceptance with the columns of the table that the method reads.
+        """Make the acceptance of a method. It keeps only those columns of the table that it needs.
 
         Raises:
             ValueError: the table is missing or too narrow.
@@ -371,7 +371,8 @@ class GreedyWithinBound(Verifier):
     """Relaxed verification at temperature 0: x is accepted if s(x) makes it the most probable token.
 
     s(x) is computed from the softmax of the guided logits, without temperature and filters. Ties go to the lower code.
-    It makes no difference whether A(x) keeps its mass: if A(x) holds the top token, s(x) exceeds it anyway.
+    s(x) is compared with the unchanged probabilities of all other codes, although the probability of A(x) moves onto x.
+    This makes no difference: if A(x) holds the most probable token, s(x) exceeds its probability anyway.
 
     Args:
         sets: gives s(x).

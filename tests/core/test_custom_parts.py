@@ -143,7 +143,7 @@ def decode_with(models, acceptance: str, tree: str = "chain3", **options):
         (
             Sets,
             gap,
-            "admits of .*:Sets in method mine must return a prefix: False ever after the first False, got a gap",
+            "admits of .*:Sets in method mine must return a prefix: only False after the first False, got a gap",
         ),
         (Sets, lambda found: found.missing, "^admits of .*:Sets in method mine failed: AttributeError: "),
     ],

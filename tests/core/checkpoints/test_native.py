@@ -38,7 +38,7 @@ def test_wrong_files_and_weights_are_named(tmp_path):
     for changes, words in (
         ({}, "t.safetensors lacks the tensor head.weight of shape (8, 32)"),
         ({"head.weight": head[:4]}, "head.weight should have shape (8, 32), found (4, 32)"),
-        ({"head.weight": head, "extra": head}, "foreign tensor extra"),
+        ({"head.weight": head, "extra": head}, "unexpected tensor extra"),
     ):
         assert words in refusal(lambda changes=changes: load_weights(model, state | changes, path))
     broken = TargetModel(CONFIG)

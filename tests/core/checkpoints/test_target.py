@@ -109,7 +109,7 @@ def test_null_caption_is_cut_only_where_the_file_says_so(tmp_path):
     [
         ("layers.1.feed_forward.w3.weight", None, "lacks the tensor layers.1.feed_forward.w3.weight of shape (256,"),
         ("layers.1.feed_forward.w3.weight", None, "expected 20 tensors, found 19"),
-        ("layers.0.attention.wqkv.bias", torch.zeros(144), "the foreign tensor layers.0.attention.wqkv.bias"),
+        ("layers.0.attention.wqkv.bias", torch.zeros(144), "the unexpected tensor layers.0.attention.wqkv.bias"),
         ("layers.2.ffn_norm.weight", torch.zeros(48), "tensor layers.2.ffn_norm.weight (1 such); expected"),
         ("cls_embedding.embedding_table.weight", torch.zeros(1001, 48), "what it is prompted with should be captions"),
         ("tok_embeddings.weight", torch.zeros(128, 64), "weight should have shape (128, 48), found (128, 64)"),
@@ -170,7 +170,7 @@ def test_stages_are_told_by_arguments_or_name_or_not_at_all(tmp_path, caplog):
         assert f"{name}: {key} should be 256 to fit the model (image size), found 512" in sentence
     shutil.copy(ORIGINAL, tmp_path / "mine.pt")
     read_target(tmp_path / "mine.pt", CONFIG)
-    assert "mine.pt: neither the file's name nor its training's arguments say" in caplog.text
+    assert "mine.pt: neither the file's name nor its training's arguments state" in caplog.text
     assert "images of 16 x 16 codes" in caplog.text
 
 
