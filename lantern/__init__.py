@@ -9,8 +9,8 @@ __all__ = ["Images", "Model", "custom_generate", "from_transformers", "load"]  #
 def __getattr__(name: str):
     """Import a public name when it is first used, since planning a workflow imports this package without torch.
 
-    The module is named by a string, since an import statement would make it part of the code of everything that imports
-    this package.
+    The module is named by a string. An import statement would make that module part of the code fingerprint of every
+    stage that imports this package.
     """
     homes = {
         "custom_generate": "lantern.within_generate",

@@ -110,8 +110,8 @@ def map_draft_parameters(model: DraftModel, has_bias: bool) -> dict[str, torch.T
 def find_embedding(model: DraftModel, target: Path | str) -> str | None:
     """Find the matrix of a target from which a draft model's token embedding was copied.
 
-    They may differ by the rounding of a half precision. The authors' training copies the head if the target is one
-    file, and the token embedding if it is in shards.
+    The copy may differ from the matrix by the rounding of a half precision. The authors' training copies the head if
+    the target is one file, and the token embedding if it is in shards.
 
     Args:
         model: the draft model.
@@ -172,7 +172,7 @@ def _is_chameleon(weights: WeightFile) -> bool:
 
 
 def _token_rows(table: torch.Tensor, config: DraftConfig) -> torch.Tensor:
-    """Return the rows of a table of Chameleon's whole vocabulary that are sampled: the codes, then the line end."""
+    """Return the rows of the codes and then of the line end, from a table of Chameleon's whole vocabulary."""
     codes = table[FIRST_CODE : FIRST_CODE + config.num_codes]
     return codes if config.line_end is None else torch.cat([codes, table[config.line_end :][:1]])
 

@@ -18,7 +18,7 @@ class ClassEncoder:
     """Encoder of prompts that are class numbers, or ImageNet's class names if there are 1000 classes.
 
     Args:
-        num_classes: number of classes. Class numbers are below it.
+        num_classes: number of classes. Class numbers go from 0 to num_classes - 1.
     """
 
     def __init__(self, num_classes: int) -> None:
