@@ -7,7 +7,7 @@
 #   make figures     redraw the figures from stored results; never generates
 #   make readme      write the results into README.md and docs/ (for maintainers)
 #   make report      write results/<experiment>/report.html from stored results
-#   make gpu-check   check and time decoding on a GPU (eight minutes; ARGS="--device cpu --tiny" tries it without one)
+#   make gpu-check   check and time decoding on a GPU (ten minutes; ARGS="--device cpu --tiny" tries it without one)
 #   make lint        ruff, import-linter, pyright, snakefmt, snakemake --lint
 #   make format      let ruff and snakefmt rewrite the files
 #   make rulegraph   draw docs/rulegraph.svg (needs graphviz)
@@ -97,8 +97,7 @@ rulegraph: $(STAMP)
 	$(SNAKEMAKE) --rulegraph dot | $(BIN)/python docs/rulegraph.py | dot -Tsvg > docs/rulegraph.svg
 
 gpu-check: $(STAMP)
-	@mkdir -p results
-	$(BIN)/python benchmarks/gpu_check.py --output results/gpu_check.json $(ARGS)
+	$(BIN)/python benchmarks/gpu_check.py --output results/gpu_check $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

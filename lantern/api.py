@@ -14,7 +14,7 @@ import torch
 
 from lantern.checkpoints.tokenizers import ImageModel
 from lantern.codebook import nearest_codes
-from lantern.decoding import make_decoder
+from lantern.decoding import Decoder, make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.generation import generate_images
 from lantern.methods import MethodSpec, make_method, preset_of
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 # The fastest number of CPU threads for targets below a number of parameters. For larger targets torch's number is used.
 # Measured on two cores (benchmarks/results/threads_2core_cpu.json). The embedded target has 4 million parameters.
 THREADS = {6e6: 1, 50e6: 2}
+NUM_KEPT_DECODERS = 2  # each holds a cache and CUDA graphs for the batch that it generated last
+_taking = threading.Lock()
 _WHOLE = Parameter("", "a seed", is_integer=True)
 _COUNT = Parameter("", "images at a time", 1, is_integer=True)
 
@@ -106,6 +108,7 @@ class Model:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     parts: Mapping[str, object] = field(default_factory=dict)
     _tables: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
+    _decoders: list[Decoder] = field(default_factory=list)  # with CUDA graphs and caches, the last used last
 
     def generate(
         self,
@@ -142,10 +145,27 @@ class Model:
         spec = self._method(method, parts)
         models = replace(self.models, nearest_codes=self._table(spec))
         with _threads.limited(models.target.config):
-            decoder = make_decoder(models, spec, sampling)
+            decoder = self._take_decoder(models, spec, sampling) or make_decoder(models, spec, sampling)
             todo = [Prompt(str(index), text) for index, text in enumerate(texts)]
             records, pixels = generate_images(decoder, todo, self.encoder, self.tokenizer.decode, seed, batch_size)
+        self._keep_decoder(decoder)
         return Images(pixels.numpy(), records)
+
+    def _take_decoder(self, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Decoder | None:
+        """Return a decoder that an earlier call has kept, or None. No other call gets the same decoder meanwhile."""
+        with _taking:
+            for index, decoder in enumerate(self._decoders):
+                is_same = decoder.models.target is models.target and decoder.models.draft is models.draft
+                if is_same and (decoder.spec, decoder.sampling) == (spec, sampling):
+                    return self._decoders.pop(index)
+        return None
+
+    def _keep_decoder(self, decoder: Decoder) -> None:
+        """Keep the decoder of a call for later calls if its steps were captured. The oldest ones are dropped."""
+        if decoder.runner.mode == "graph":
+            with _taking:
+                self._decoders.append(decoder)
+                del self._decoders[:-NUM_KEPT_DECODERS]
 
     def draw(self, *_: object, **__: object) -> Images:
         """Raise an error that names `generate`, the name of this function since version 0.6."""

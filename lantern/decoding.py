@@ -33,7 +33,9 @@ from lantern.models.config import OVERSHOOT
 from lantern.noise import ImageNoise, NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
 from lantern.step import Outcome, Prefill, Proposal, Scores
-from lantern.stepping import StepRunner
+from lantern.stepping import StepRunner, slot_limits, without_cudnn_attention
+
+FEWEST_STEPS = 8  # with one number of slots, before the host looks for a larger one
 
 
 def make_decoder(
@@ -136,9 +138,9 @@ class Decoder:
         return () if self.sampling.is_greedy else ("target",)
 
     def make_noise(self, run_seed: int, prompt_id: str) -> ImageNoise:
-        """Make the noise of one image for `generate`, on the CPU. Any thread may call this."""
-        vocab_size = self.target.config.vocab_size
-        return ImageNoise(run_seed, prompt_id, self.noise_streams, self.num_tokens, vocab_size)
+        """Make the noise of one image for `generate`. Any thread may call this."""
+        sizes = (self.num_tokens, self.target.config.vocab_size, self.noise_window)
+        return ImageNoise(run_seed, prompt_id, self.noise_streams, *sizes, self.device)
 
     @torch.inference_mode()
     def generate(self, features: torch.Tensor, mask: torch.Tensor, fields: Sequence[ImageNoise]) -> Generation:
@@ -160,11 +162,13 @@ class Decoder:
         self.run(state, len(fields))
         return state.collect(range(len(fields)))
 
+    @without_cudnn_attention()
     def allocate(self, num_rows: int) -> DecodingState:
         """Make the state of `num_rows` images that have no prompts yet."""
         with torch.inference_mode():
             state = self._make_state(num_rows)
-        self.runner.prepare(self.step, state)
+        least = self.num_text + 1 + self._reach
+        self.runner.prepare(self.step, state, slot_limits(self.num_slots, least))
         return state
 
     def _make_state(self, num_rows: int) -> DecodingState:
@@ -187,6 +191,7 @@ class Decoder:
         )
 
     @torch.inference_mode()
+    @without_cudnn_attention()
     def fill(
         self,
         state: DecodingState,
@@ -238,6 +243,7 @@ class Decoder:
         """Prepare the drafter's state for new prompts in some batch rows, int64 (prompts,)."""
 
     @torch.inference_mode()
+    @without_cudnn_attention()
     def run(self, state: DecodingState, num_complete: int) -> None:
         """Run steps until `num_complete` batch rows are complete. Rows without a prompt count as complete.
 
@@ -247,8 +253,6 @@ class Decoder:
         observers = (self.observer, self.score_observer)
         is_watched = any(observer is not None for observer in observers) or self.timer is not nullcontext
         step = self.step if is_watched else partial(self.runner.step, self.step)
-        # On a CPU reading back costs nothing. In 16 bits, rounding would make results depend on the number of slots.
-        reads_often = self.device.type == "cpu" and self.runner.mode == "eager" and self.dtype == torch.float32
         tokens_per_step = self.max_depth + 1  # the largest number
         while True:
             state.check_finite()
@@ -256,17 +260,26 @@ class Decoder:
             if missing == 0:
                 return
             most = state.noise.advance(state.lengths, tokens_per_step)
-            if reads_often:
-                longest = int(state.lengths.where(state.lengths < self.num_tokens, 0).max())
-                needed = self.num_text + longest + self._reach
-                used = round_slots(needed)
-                state.cache.limit(min(used, self.num_slots))
-                most = min(most, 1 + (used - needed) // tokens_per_step)
+            most = min(most, self._limit_slots(state, tokens_per_step))
             for _ in range(min(most, -(-missing // tokens_per_step))):
                 if self.on_forward is not None:
                     self.on_forward()
                 with self.timer("step"):
                     step(state)
+
+    def _limit_slots(self, state: DecodingState, tokens_per_step: int) -> int:
+        """Have steps read little more than the slots in use; return how many steps may follow before the next call."""
+        # On a CPU it costs nothing to look before every step. Narrow formats would round by the number of slots there.
+        is_cpu = self.device.type == "cpu" and self.runner.mode == "eager" and self.dtype == torch.float32
+        if not is_cpu and len(state.graphs) < 2:
+            return self.num_tokens
+        longest = int(state.lengths.where(state.lengths < self.num_tokens, 0).max())
+        fewest = 1 if is_cpu else FEWEST_STEPS
+        needed = self.num_text + longest + self._reach + (fewest - 1) * tokens_per_step
+        limits = [round_slots(needed)] if is_cpu else state.graphs
+        used = min((limit for limit in limits if limit >= needed), default=self.num_slots)
+        state.cache.limit(min(used, self.num_slots))
+        return self.num_tokens if used >= self.num_slots else fewest + (used - needed) // tokens_per_step
 
     def _score(self, state: DecodingState, hidden: torch.Tensor, positions: torch.Tensor) -> Scores:
         """Return the target's scores of some nodes.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -90,7 +90,8 @@ class DecodingState:
         step_log: three values per step, int64 (batch, tokens, 3): number of accepted drafts, deepest accepted node, and
             whether the logits after that node were finite (1 or 0). Entries from `num_steps` on have no meaning.
         drafter_state: the drafter's state, see `Drafter.allocate`. None without a drafter.
-        graph: CUDA graph of a step on these tensors, see `StepRunner`. None unless a step was captured.
+        graphs: CUDA graphs of a step on these tensors, by the number of slots that it reads, see `StepRunner`. Empty
+            unless a step was captured.
     """
 
     noise: NoiseField
@@ -102,7 +103,7 @@ class DecodingState:
     num_steps: torch.Tensor
     step_log: torch.Tensor
     drafter_state: object
-    graph: torch.cuda.CUDAGraph | None = None
+    graphs: dict[int, torch.cuda.CUDAGraph] = field(default_factory=dict)
 
     def check_finite(self) -> None:
         """Check that the logits of all steps so far were finite.

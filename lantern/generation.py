@@ -185,7 +185,10 @@ def _generate(
             if not running:
                 return
             if encoded is not None:
-                decoder.fill(state, idle[: len(taken)], *encoded, [field for _, field in taken])
+                fields = [field for _, field in taken]
+                for part in _refills(len(taken), decoder.device):
+                    decoder.fill(state, idle[part], encoded[0][part], encoded[1][part], fields[part])
+                del fields
             num_left -= len(taken)
             del taken  # frees the noise, which has been copied into the state
             decoder.run(state, min(group, num_left) or num_rows)
@@ -196,6 +199,23 @@ def _generate(
             complete = [row for row in running if lengths[row] == decoder.num_tokens]
             finished = [running.pop(row) for row in complete]
             yield finished, state.collect(complete), [seconds[row] for row in complete]
+
+
+def _refills(num_prompts: int, device: torch.device) -> list[slice]:
+    """Divide new prompts into groups that are filled together.
+
+    On a GPU the sizes of groups are powers of two, so that kernels and buffers are chosen for few sizes. On a CPU all
+    prompts are one group.
+    """
+    if device.type != "cuda":
+        return [slice(0, num_prompts)]
+    parts = []
+    begin = 0
+    while begin < num_prompts:
+        size = 1 << ((num_prompts - begin).bit_length() - 1)
+        parts.append(slice(begin, begin + size))
+        begin += size
+    return parts
 
 
 def _with_noise(

@@ -1,7 +1,7 @@
 """The table of methods, a good place to start reading: a method is a drafter and an acceptance, with their parameters.
 
-DRAFTS and ACCEPTANCE declare each part once: its class, its parameters, its paper, and whether it is exact. PRESETS
-names the published combinations. Error messages, the config's schema, labels and tables are made from these
+DRAFTS and ACCEPTANCE declare each part once: its class, its parameters, its paper, and whether it is exact. PRESET_ROWS
+names the published combinations, with their labels. Error messages, the config's schema and tables are made from these
 declarations. A custom part is an import string such as "my_module:Capped". Its class declares the same data as
 attributes.
 
@@ -223,36 +223,84 @@ ACCEPTANCE = {
     ),
 }
 
+# A declaration may have a parameter that no other part has.
+for _row in (*DRAFTS.values(), *ACCEPTANCE.values()):
+    PARAMETERS.update(_row.parameters)
+
+
+@dataclass(frozen=True)
+class PresetRow:
+    """The declaration of a published method in the table PRESET_ROWS.
+
+    Attributes:
+        label: name in tables and figures.
+        parts: tree, drafts, acceptance, residual and parameters. The tree "static" is the one that the config or the
+            model names.
+        colour: colour in figures, "#rrggbb". If empty, figures choose one that no preset has.
+        marker: matplotlib marker in figures. If empty, figures choose one.
+        is_peer: whether the method was published by others than EAGLE, LANTERN and this project.
+    """
+
+    label: str
+    parts: Mapping[str, ParameterValue]
+    colour: str = ""
+    marker: str = ""
+    is_peer: bool = False
+
+
 _SJD: dict[str, ParameterValue] = {"tree": "chain15", "drafts": "sjd", "coupling": "none", "labels": "point"}
-# Published methods besides EAGLE and LANTERN, with their published parameters.
-_OF_PEERS: dict[str, dict[str, ParameterValue]] = {
-    "cool": {"tree": "chain5", "drafts": "sampled", "acceptance": "weighted", "residual": "matched", "fall": 0.7},
-    "ensemble": {"tree": "chain5", "drafts": "sampled", "acceptance": "ensemble"},
-    "mixing": {"tree": "chain5", "drafts": "sampled", "acceptance": "mixing"},
-    "sjd": _SJD,
-    "scd_gumbel": {**_SJD, "coupling": "gumbel"},
-    "scd": {**_SJD, "coupling": "maximal"},
-    "sjd_pp": {"tree": "chain15", "drafts": "sjd_pp", "threshold": 0.5},
-    "sjd_pac": {**_SJD, "tree": "chain15k3d2", "coupling": "maximal", "labels": "uniform"},
-    "path_relax": {"tree": "chain11x2", "drafts": "path_relax", "delta": 0.01},
-    "gsd": {**_SJD, "acceptance": "group", "h": 7, "p_max": 0.15, "d_max": 0.5},
-    "zipar": {"drafts": "zipar", "window": 16},
+# Colours of Okabe and Ito (2008), "Color Universal Design", then of Tol (2021), "muted".
+PRESET_ROWS = {
+    "autoregressive": PresetRow("autoregressive", {}, "#000000", "*"),
+    "eagle1": PresetRow("EAGLE-1", {"tree": "static", "drafts": "sampled"}, "#7F7F7F", "s"),
+    "eagle2": PresetRow("EAGLE-2", {"tree": "dynamic", "drafts": "top"}, "#56B4E9", "D"),
+    "lantern": PresetRow("LANTERN", {"tree": "dynamic", "drafts": "top", "acceptance": "additive"}, "#D55E00", "o"),
+    "lantern_pp": PresetRow(
+        "LANTERN++", {"tree": "static", "drafts": "sampled", "acceptance": "multiplicative"}, "#E69F00", "^"
+    ),
+    "coupled": PresetRow("coupled", {"tree": "static", "drafts": "coupled"}, "#0072B2", "P"),
+    "proximity": PresetRow(
+        "proximity", {"tree": "static", "drafts": "coupled", "acceptance": "proximity"}, "#009E73", "v"
+    ),
+    "bounded": PresetRow("bounded", {"tree": "dynamic", "drafts": "top", "acceptance": "bounded"}, "#CC79A7", "X"),
+    "jacobi": PresetRow("Jacobi", {"tree": "chain9", "drafts": "jacobi"}, "#332288", ">"),
+    "hybrid": PresetRow("hybrid", {"tree": "chain9+chain3", "drafts": "hybrid"}, "#999933", "p"),
+    "cool": PresetRow(
+        "COOL-SD",
+        {"tree": "chain5", "drafts": "sampled", "acceptance": "weighted", "residual": "matched", "fall": 0.7},
+        "#AA4499",
+        "<",
+        is_peer=True,
+    ),
+    "ensemble": PresetRow(
+        "ensemble", {"tree": "chain5", "drafts": "sampled", "acceptance": "ensemble"}, "#6699CC", "x", is_peer=True
+    ),
+    "mixing": PresetRow(
+        "mixing", {"tree": "chain5", "drafts": "sampled", "acceptance": "mixing"}, "#EE3377", "+", is_peer=True
+    ),
+    "sjd": PresetRow("SJD", _SJD, "#117733", "1", is_peer=True),
+    "scd_gumbel": PresetRow("SCD, Gumbel", {**_SJD, "coupling": "gumbel"}, "#88CCEE", "2", is_peer=True),
+    "scd": PresetRow("SCD", {**_SJD, "coupling": "maximal"}, "#DDAA33", "3", is_peer=True),
+    "sjd_pp": PresetRow(
+        "SJD++", {"tree": "chain15", "drafts": "sjd_pp", "threshold": 0.5}, "#BB5566", "4", is_peer=True
+    ),
+    "sjd_pac": PresetRow(
+        "SJD-PAC",
+        {**_SJD, "tree": "chain15k3d2", "coupling": "maximal", "labels": "uniform"},
+        "#004488",
+        "d",
+        is_peer=True,
+    ),
+    "path_relax": PresetRow(
+        "PathRelax", {"tree": "chain11x2", "drafts": "path_relax", "delta": 0.01}, "#997700", "8", is_peer=True
+    ),
+    "gsd": PresetRow(
+        "GSD", {**_SJD, "acceptance": "group", "h": 7, "p_max": 0.15, "d_max": 0.5}, "#661177", "H", is_peer=True
+    ),
+    "zipar": PresetRow("ZipAR", {"drafts": "zipar", "window": 16}, "#225522", "p", is_peer=True),
 }
-PEERS = tuple(_OF_PEERS)
-# The parts of each preset. The tree "static" is the one that the config or the model names.
-PRESETS: dict[str, dict[str, ParameterValue]] = {
-    "autoregressive": {},
-    "eagle1": {"tree": "static", "drafts": "sampled"},
-    "eagle2": {"tree": "dynamic", "drafts": "top"},
-    "lantern": {"tree": "dynamic", "drafts": "top", "acceptance": "additive"},
-    "lantern_pp": {"tree": "static", "drafts": "sampled", "acceptance": "multiplicative"},
-    "coupled": {"tree": "static", "drafts": "coupled"},
-    "proximity": {"tree": "static", "drafts": "coupled", "acceptance": "proximity"},
-    "bounded": {"tree": "dynamic", "drafts": "top", "acceptance": "bounded"},
-    "jacobi": {"tree": "chain9", "drafts": "jacobi"},
-    "hybrid": {"tree": "chain9+chain3", "drafts": "hybrid"},
-    **_OF_PEERS,
-}
+PRESETS: dict[str, dict[str, ParameterValue]] = {name: dict(row.parts) for name, row in PRESET_ROWS.items()}
+PEERS = tuple(name for name, row in PRESET_ROWS.items() if row.is_peer)
 
 
 CLASS_FOLDERS = "LANTERN_CLASSES"  # environment variable: folders of custom classes, separated as in PATH

@@ -12,8 +12,7 @@ of a node, branches = 1, or 2 with classifier-free guidance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import torch
 
@@ -80,16 +79,23 @@ class Scores:
     positions: torch.Tensor
     noise: NoiseField
     sampling: SamplingConfig
+    # Kept once computed. functools.cached_property holds a lock on Python 3.11, which torch.compile cannot trace.
+    _weights: torch.Tensor | None = field(default=None, init=False)
+    _keys: torch.Tensor | None = field(default=None, init=False)
 
-    @cached_property
+    @property
     def weights(self) -> torch.Tensor:
         """Unnormalised log-probabilities after temperature and filters, shaped like `logits`.
 
         They are -inf for codes that were filtered out. In greedy decoding they are the logits.
         """
-        return self.logits if self.sampling.is_greedy else filter_logits(self.logits, self.sampling)
+        if self.sampling.is_greedy:
+            return self.logits
+        if self._weights is None:
+            self._weights = filter_logits(self.logits, self.sampling)
+        return self._weights
 
-    @cached_property
+    @property
     def keys(self) -> torch.Tensor:
         """The weights plus the target's noise. The code with the largest key is the target's sample.
 
@@ -97,7 +103,9 @@ class Scores:
         """
         if self.sampling.is_greedy:
             return self.logits
-        return self.weights + self.noise.gumbel("target", self.positions)
+        if self._keys is None:
+            self._keys = self.weights + self.noise.gumbel("target", self.positions)
+        return self._keys
 
     def at(self, nodes: torch.Tensor) -> Scores:
         """Return the scores of some nodes, int64 (batch, n)."""

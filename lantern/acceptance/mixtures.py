@@ -14,6 +14,8 @@ import torch
 
 from lantern.acceptance.base import Acceptance, Exact
 
+_EXACT = Exact()  # made outside of steps, so that torch.compile can trace them
+
 
 class Mixture(Acceptance):
     """The base class of mixtures of t and p. A subclass defines the weight of t."""
@@ -29,7 +31,7 @@ class Mixture(Acceptance):
 
     def of_next_sibling(self) -> Acceptance:
         """Return exact acceptance: the residual already yields s."""
-        return Exact()
+        return _EXACT
 
 
 class Ensemble(Mixture):

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -43,18 +42,21 @@ class MergedSet:
     is_member: torch.Tensor
     cumulative: torch.Tensor
     token_probs: torch.Tensor
+    _relaxed_prob: torch.Tensor | None = field(default=None, init=False)  # kept once computed, as in `Scores`
 
-    @cached_property
+    @property
     def mass(self) -> torch.Tensor:
         """Target mass of A(x), (..., 1)."""
         if not self.codes.shape[-1]:
             return torch.zeros_like(self.token_probs)
         return (self.cumulative * self.is_member).amax(-1, keepdim=True)
 
-    @cached_property
+    @property
     def relaxed_prob(self) -> torch.Tensor:
         """s(x), the target mass of {x} and A(x), (..., 1)."""
-        return self.token_probs + self.mass
+        if self._relaxed_prob is None:
+            self._relaxed_prob = self.token_probs + self.mass
+        return self._relaxed_prob
 
 
 class RelaxedSets(Acceptance):

@@ -85,6 +85,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
             streams.append("sibling")
         self.noise_streams = tuple(streams)
         codes = torch.arange(config.vocab_size, device=tree.parents.device) < config.num_codes
+        self._rejection = Rejection()
         self._first_probs = codes / config.num_codes if spec.get("labels") == "uniform" else None
         self._chain = first_ranks(tree)  # the root, then the nodes of the positions' first drafts
         self._chain_inner = torch.searchsorted(tree.parent_nodes, self._chain[:-1])
@@ -210,5 +211,5 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
             draft_prob = draft_probs.gather(-1, drafts[..., None]).squeeze(-1)
             return target_prob > self.threshold * draft_prob, probs
         uniforms = noise.fresh("keep", positions, self._steps[:, :-1])[..., None]
-        rank, residual = Rejection().accept(probs, drafts[..., None], draft_probs, uniforms)
+        rank, residual = self._rejection.accept(probs, drafts[..., None], draft_probs, uniforms)
         return rank == 0, residual

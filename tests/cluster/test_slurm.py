@@ -11,12 +11,13 @@ import pandas as pd
 import pytest
 import yaml
 
-import toy_slurm
-from conftest import load_config, typed_config
-from faults import held_run
+from helpers import toy_slurm
+from helpers.configs import load_config, typed_config
+from helpers.faults import held_run
+from helpers.paths import ROOT
+from helpers.tiny_run import TINY, copy_run, planned, with_overlay, without_time
 from lantern.records import load_records
 from lantern_pipeline.config.resources import JobSizes
-from tiny_run import ROOT, TINY, copy_run, planned, with_overlay, without_time
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 SMALL = Path(__file__).parent / "small.yaml"

@@ -15,8 +15,9 @@ import yaml
 from safetensors.torch import save_file
 
 import lantern
-from conftest import ROOT
-from families import draw_c2i
+from helpers.captured_steps import captured
+from helpers.families import draw_c2i
+from helpers.paths import ROOT
 from lantern import api
 from lantern.cards.card import ImageSettings, PromptSettings, read_card
 from lantern.cards.published import CARDS
@@ -81,6 +82,20 @@ def test_images_are_those_of_the_method_on_the_models_own_settings(model):
     assert torch.equal(found.tokens_per_forward, 64 / expected.target_forwards)
     assert (found.seconds > 0).all() and found.records.metadata["method"]["k"] == 20
     assert [picture.size for picture in found.pictures()] == [(48, 48)] * 2
+
+
+def test_captured_steps_are_kept_for_later_calls(model, monkeypatch, tapes):
+    made = []
+    expected = {name: model.generate(PROMPTS, method=name).codes for name in ("jacobi", "eagle1", "coupled")}
+    monkeypatch.setattr(api, "make_decoder", lambda *parts: made.append(captured(make_decoder(*parts))) or made[-1])
+    model = replace(model, _decoders=[])
+    for name in ("jacobi", "eagle1", "jacobi", "coupled", "eagle1"):
+        assert torch.equal(model.generate(PROMPTS, method=name).codes, expected[name])
+    assert [decoder.spec.name for decoder in made] == ["jacobi", "eagle1", "coupled", "eagle1"]
+    assert model._decoders == made[2:]
+    parts = (model.models, made[2].spec, made[2].sampling)
+    assert model._take_decoder(*parts) is made[2] and model._take_decoder(*parts) is None  # while it is in use
+    assert model._take_decoder(replace(model.models, target=None), made[-1].spec, made[-1].sampling) is None
 
 
 def test_a_seed_and_options_change_what_is_drawn_and_static_trees_are_the_models(model):

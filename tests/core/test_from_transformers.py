@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_transformers import GRIDS, NUM_CODES, make_tiny
 from transformers import PreTrainedTokenizerFast
 
 import lantern
-from conftest import ROOT
-from families import SPECIALS, save_tokenizer, settings_of
+from helpers.families import SPECIALS, save_tokenizer, settings_of
+from helpers.paths import ROOT
+from helpers.tiny_transformers import GRIDS, NUM_CODES, make_tiny
 from lantern.cards.published import CARDS
 from lantern.checkpoints.target import read_target
 from lantern.models.config import TargetConfig

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from conftest import ROOT
+from helpers.paths import ROOT
 from lantern.methods import ACCEPTANCE, PARAMETERS, PEERS, PRESETS, MethodSpec, Parameter, keeps_tokens, make_method
 from lantern.tree_shapes import DynamicTreeOptions, JointTree, tree_choices
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_every_method import METHODS, spec_of
+from every_method import METHODS, spec_of
 
 from lantern.acceptance.verifiers import make_verifier
 from lantern.io import DamagedFileError, load_tensors, save_tensors

@@ -14,10 +14,8 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_reference import assert_accepted, generate, method_of
 
-from conftest import DATA
-from families import (
+from helpers.families import (
     LLAMA,
     anole_drafter,
     as_meta,
@@ -29,6 +27,9 @@ from families import (
     save_tokenizer,
     settings_of,
 )
+from helpers.paths import DATA
+from helpers.published_layouts import refusal
+from helpers.reference_runs import assert_accepted, generate, method_of
 from lantern.attention_mask import window_table
 from lantern.cards.card import PromptSettings
 from lantern.checkpoints.drafter import read_draft
@@ -45,7 +46,6 @@ from lantern.sampling import SamplingConfig
 from lantern.text_encoders.tokens import TokenPromptEncoder
 from lantern.tree_shapes import DynamicTreeOptions
 from lantern_pipeline.training.drafter_loss import run_target, unroll
-from published_layouts import refusal
 
 CLASSES = load_file(DATA / "c2i" / "target_io.safetensors")
 STORED = load_file(LLAMA / "target_io.safetensors")

@@ -11,12 +11,12 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from tiny_processors import make_emu3_processor, make_glm_processor, make_janus_processor
-from tiny_transformers import NUM_CODES, make_tiny
 from transformers import LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList, TopKLogitsWarper, TopPLogitsWarper
 
 import lantern
-from conftest import ROOT
+from helpers.paths import ROOT
+from helpers.tiny_processors import make_emu3_processor, make_glm_processor, make_janus_processor
+from helpers.tiny_transformers import NUM_CODES, make_tiny
 from lantern.cards.published import CARDS
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels

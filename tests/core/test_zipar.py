@@ -8,7 +8,8 @@ from dataclasses import fields
 import pytest
 import torch
 
-from conftest import DATA, generate, make_prompts
+from helpers.paths import DATA
+from helpers.tiny_models import generate, make_prompts
 from lantern.attention_mask import window_table
 from lantern.decoding import Decoder, make_decoder
 from lantern.methods import make_method

@@ -10,21 +10,11 @@ import pandas as pd
 import pytest
 import torch
 
-from faults import (
-    FOLLOWERS,
-    SHARD,
-    SUMMARIES,
-    TABLE,
-    check_table,
-    go_on,
-    held_run,
-    overwrite,
-    resume,
-    rewrite,
-)
+from helpers.faults import FOLLOWERS, SHARD, SUMMARIES, TABLE, check_table, go_on, held_run, overwrite, resume, rewrite
+from helpers.paths import ROOT
+from helpers.tiny_run import METHODS, edited_project, planned, with_overlay, without_time
 from lantern.io import load_tensors
 from lantern.records import load_records
-from tiny_run import METHODS, ROOT, edited_project, planned, with_overlay, without_time
 
 
 @pytest.fixture

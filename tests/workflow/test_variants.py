@@ -1,9 +1,9 @@
 """Variants of a run's experiment: the workflow once more for each, as a module."""
 
+from helpers.tiny_run import with_overlay
 from lantern.checkpoints.native import read_metadata
 from lantern.records import load_records
 from lantern_pipeline.data.tables import read_table
-from tiny_run import with_overlay
 
 METHODS = [{"preset": ["autoregressive", "coupled"]}, {"preset": "proximity", "k": 20}]
 OTHER = {

@@ -11,22 +11,13 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from conftest import load_config, typed_config
+from helpers.configs import load_config, typed_config
+from helpers.paths import ROOT
+from helpers.tiny_run import EXACT, METHODS, TINY, Workflow, copy_project, overlays_of, planned, with_overlay
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.runtime.fingerprint import imported_modules
 from lantern_pipeline.runtime.machine import memory_bytes
-from tiny_run import (
-    EXACT,
-    METHODS,
-    ROOT,
-    TINY,
-    Workflow,
-    copy_project,
-    overlays_of,
-    planned,
-    with_overlay,
-)
 
 # fmt: off
 COLUMNS = [

@@ -15,13 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from lantern.checkpoints.drafter import map_draft_parameters
-from lantern.checkpoints.native import save_model
-from lantern.checkpoints.target import map_target_parameters, read_target
-from lantern.models.config import LLAMAGEN_SIZES
-from lantern.models.draft import DraftConfig, DraftModel
-from lantern.models.target import TargetConfig, TargetModel
-from published_layouts import (
+from helpers.published_layouts import (
     CONFIG,
     FOLDER,
     ORIGINAL,
@@ -30,6 +24,12 @@ from published_layouts import (
     refusal,
     write_hugging_face,
 )
+from lantern.checkpoints.drafter import map_draft_parameters
+from lantern.checkpoints.native import save_model
+from lantern.checkpoints.target import map_target_parameters, read_target
+from lantern.models.config import LLAMAGEN_SIZES
+from lantern.models.draft import DraftConfig, DraftModel
+from lantern.models.target import TargetConfig, TargetModel
 
 
 def save_original(path, state=None, **args):

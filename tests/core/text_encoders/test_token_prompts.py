@@ -8,9 +8,10 @@ import logging
 import pytest
 import torch
 
-from families import SPECIALS, save_tokenizer
+from helpers.families import SPECIALS, save_tokenizer
 from lantern.models.families import FAMILIES
 from lantern_pipeline.data.text_encoders import make_text_encoder
+from lantern_pipeline.settings.run_config import TextSettings
 
 WORDS = ["a", "red", "cat", "dog", ":", "Generate", ".", "90", "*", "2"]  # ids from 101
 IDS = {word: 101 + i for i, word in enumerate(WORDS)}
@@ -30,8 +31,9 @@ def encoder_of(tmp_path):
 
 
 def of_text(family: str, checkpoint, max_tokens: int = 12, *file):
-    text = {"encoder": family, "checkpoint": checkpoint and str(checkpoint), "max_tokens": max_tokens}
-    return make_text_encoder({**text, "grids": [90, 2]}, "none", *file)
+    checkpoint = checkpoint and str(checkpoint)
+    text = TextSettings.model_construct(encoder=family, checkpoint=checkpoint, max_tokens=max_tokens, grids=[90, 2])
+    return make_text_encoder(text, "none", *file)
 
 
 def prompt(encoder, text: str) -> list[int]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import make_models
+from helpers.tiny_models import make_models
 from lantern import stepping
 from lantern.decoding import Decoder, make_decoder
 from lantern.methods import MethodSpec

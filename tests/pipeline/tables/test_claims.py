@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 
 import numpy as np
 import pandas as pd
 import pytest
-from result_tables import METHODS, SETTINGS, join, make_tables, with_changes
 
-from conftest import ROOT
+from helpers.configs import load_config_of_all_figures, typed_config
+from helpers.result_tables import METHODS, SETTINGS, join, make_tables, with_changes
 from lantern.methods import make_method
+from lantern_pipeline.config.figures import figure_table
+from lantern_pipeline.config.paths import RunPlan
+from lantern_pipeline.fetch.entries import parse_entries
 from lantern_pipeline.tables.claims import describe_run, find_claims, place_rows
 from lantern_pipeline.tables.markdown import claim_cells
 from lantern_pipeline.tables.summary import build_summary
@@ -143,9 +145,16 @@ def test_models_are_described_by_their_reports_and_captions_ask_for_what_there_i
     setting = found["setting"]
     assert (setting["prompts"], setting["num_timed"], setting["num_methods"]) == ("20 prompts", "6", "5")
     assert setting["autoregressive_latency_ms"] == "1025"
-    captions = "".join(path.read_text() for path in (ROOT / "workflow" / "report").glob("*.rst"))
-    asked = set(re.findall(r"params\.numbers\.(\w+)", captions))
-    assert asked and asked <= set(setting)
+    config = load_config_of_all_figures()
+    checked = typed_config(config)
+    for figure in figure_table(RunPlan(checked, parse_entries(checked.resource_entries))).values():
+        known = (
+            setting
+            if "summary" in figure.files
+            else {name: setting[name] for name in ("prompt_set", "temperature", "cfg_scale")}
+        )
+        caption = figure.caption.format(config=checked, **known)
+        assert not set("{}") & set(caption)
 
 
 def test_claims_survive_a_csv_file_and_fill_a_table(table, tmp_path):

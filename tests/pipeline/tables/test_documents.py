@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from conftest import ROOT
+from helpers.paths import ROOT
 from lantern.io import read_json
 from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.tables import documents

@@ -59,6 +59,9 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
     path.write_bytes(b"not a checkpoint")
     with pytest.raises(ValueError, match=r"checkpoint\.pt is no training checkpoint that can be read .*make it again"):
         run_training(Counter(), 2, name="x", checkpoint=path)
+    torch.save([1, 2], path)
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is no training checkpoint"):
+        run_training(Counter(), 2, name="x", checkpoint=path)
 
 
 def test_a_loss_that_is_not_finite_stops_with_stage_and_step():

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from tiny_codes import make_recipe
 
-from conftest import DATA
+from helpers.paths import DATA
+from helpers.tiny_codes import make_recipe
 from lantern.checkpoints.drafter import fill_draft
 from lantern.checkpoints.native import copy_tensors
 from lantern.checkpoints.target import map_target_parameters

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
@@ -17,7 +16,7 @@ from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.pages.html_page import data_uri, fill_page, to_json
 from lantern_pipeline.tables.method_labels import label_method
 
-TEMPLATE = Path(__file__).with_suffix(".html")
+TEMPLATE = "race.html"
 # Snakemake's report opens the page as a data URI, of which Chromium takes 2 MiB and base64 makes four bytes of three.
 MAX_BYTES = 1_500_000
 MAX_EXACT_SIDE = 64  # pixels; larger images are compressed with loss, and scaled smoothly

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from conftest import DATA
+from helpers.paths import DATA
 from lantern.checkpoints.native import copy_tensors
 from lantern.checkpoints.target import map_target_parameters
 from lantern.models.target import TargetConfig, TargetModel

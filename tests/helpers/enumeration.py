@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 import torch
-from table_world import Images, TableWorld
+
+from helpers.table_world import Images, TableWorld
 
 
 @dataclass

@@ -28,11 +28,11 @@ import torch_fidelity  # noqa: F401
 import yaml
 from filelock import FileLock
 
+from helpers.paths import ROOT
 from lantern_pipeline.runtime.fingerprint import code_fingerprint
 
-ROOT = Path(__file__).resolve().parents[2]
 PINS = ("requirements.lock.txt", "pyproject.toml")  # what the Makefile reads
-TINY = Path(__file__).parent / "tiny.yaml"
+TINY = ROOT / "tests" / "workflow" / "tiny.yaml"
 EXACT = ["autoregressive", "eagle2", "coupled", "jacobi", "hybrid"]
 METHODS = [*EXACT, "proximity-k20", "bounded-k4-delta0.2"]  # of the tiny config
 # What is measured with a clock: columns, or rows of a metric.

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from conftest import DATA
+from helpers.paths import DATA
 from lantern.checkpoints.names import LLAMA_LAYER, map_layer_parameters
 from lantern.checkpoints.target import map_target_parameters
 from lantern.models.emu3 import Emu3Tokenizer, Emu3TokenizerConfig
@@ -24,7 +24,7 @@ from lantern.models.transformer import Layer
 from lantern.models.vq16 import VQ16, VQ16Config
 
 if TYPE_CHECKING:
-    from hub_server import HubServer
+    from helpers.hub_server import HubServer
 
 LLAMA = DATA / "llama"
 SPECIALS = {  # of tiny tokenizers: the tokens that a family's prompts name
