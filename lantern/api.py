@@ -108,7 +108,7 @@ class Model:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     parts: Mapping[str, object] = field(default_factory=dict)
     _tables: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
-    _decoders: list[Decoder] = field(default_factory=list)  # with CUDA graphs and caches, the last used last
+    _decoders: list[Decoder] = field(default_factory=list)  # kept with their CUDA graphs and caches, latest last
 
     def generate(
         self,

@@ -5,8 +5,9 @@ verifier decides which drafts are accepted, and the accepted drafts and one more
 decoding the tree has only a root.
 
 Every step changes the state in place. On a GPU, steps have fixed shapes and read nothing back to the host, and the loop
-checks for complete images only when there may be some. On a CPU the loop checks before every step, and a step attends
-only to the slots in use.
+checks for complete images only when there may be some. On a CPU the loop checks before every step. Between steps the
+loop limits attention to the slots in use: before every step on a CPU, and every few steps if there are several CUDA
+graphs.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from lantern.sampling import SamplingConfig, filter_logits
 from lantern.step import Outcome, Prefill, Proposal, Scores
 from lantern.stepping import StepRunner, slot_limits, without_cudnn_attention
 
-FEWEST_STEPS = 8  # with one number of slots, before the host looks for a larger one
+FEWEST_STEPS = 8  # number of steps with the same limit on slots, before the host chooses the next limit
 
 
 def make_decoder(
@@ -268,8 +269,12 @@ class Decoder:
                     step(state)
 
     def _limit_slots(self, state: DecodingState, tokens_per_step: int) -> int:
-        """Have steps read little more than the slots in use; return how many steps may follow before the next call."""
-        # On a CPU it costs nothing to look before every step. Narrow formats would round by the number of slots there.
+        """Limit the slots that steps read to little more than the slots in use.
+
+        Returns:
+            The number of steps that may follow before the next call.
+        """
+        # On a CPU reading back costs nothing. In 16 bits, rounding would make results depend on the number of slots.
         is_cpu = self.device.type == "cpu" and self.runner.mode == "eager" and self.dtype == torch.float32
         if not is_cpu and len(state.graphs) < 2:
             return self.num_tokens

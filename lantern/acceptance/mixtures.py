@@ -14,7 +14,7 @@ import torch
 
 from lantern.acceptance.base import Acceptance, Exact
 
-_EXACT = Exact()  # made outside of steps, so that torch.compile can trace them
+_EXACT = Exact()  # made here, since torch.compile cannot trace a step that makes an acceptance
 
 
 class Mixture(Acceptance):

@@ -192,7 +192,7 @@ def test_a_users_verifier_decides_and_follows_the_path_if_it_verifies_single_nod
 
 def test_a_verifier_for_an_earlier_version_is_told_the_new_name(monkeypatch):
     monkeypatch.setattr(NodeByNode, "draws_target_tokens", False, raising=False)
-    spec = MethodSpec.of("mine", tree="chain3", drafts="top", acceptance="wrong_parts:OwnVerifier")
+    spec = MethodSpec.of("mine", tree="chain3", drafts="top", acceptance=f"{PARTS}:OwnVerifier")
     with pytest.raises(ValueError, match="draws_target_tokens, which is now samples_target_tokens; rename it"):
         make_verifier(spec, SamplingConfig())
 
