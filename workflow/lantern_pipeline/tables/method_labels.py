@@ -71,12 +71,12 @@ def label_family(method: Mapping[str, object]) -> str:
 def describe_parameters(method: Mapping[str, object]) -> str:
     """Writes a row's parameters, e.g. "k 20, δ 0.1"; an empty text where it has none but its preset's own."""
     usual = _base_of(method)[1]
-    symbols = SYMBOLS | own_parameters(pd.DataFrame([dict(method)]))
+    symbols = SYMBOLS | custom_parameters(pd.DataFrame([dict(method)]))
     told = [(symbol, method[name]) for name, symbol in symbols.items() if _is_told(method, name, usual)]
     return ", ".join(f"{symbol} {value:g}" for symbol, value in told)
 
 
-def own_parameters(rows: pd.DataFrame) -> dict[str, str]:
+def custom_parameters(rows: pd.DataFrame) -> dict[str, str]:
     """Names and symbols of the parameters that users' own classes in a table declare, besides those of ours."""
     parts = {str(name) for column in ("drafts", "acceptance") if column in rows for name in rows[column].unique()}
     declared = [getattr(load_class(name), "parameters", {}) for name in sorted(parts) if ":" in name]
