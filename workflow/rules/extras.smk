@@ -1,5 +1,7 @@
 """Rules that `all` never asks for: what a run writes into the repository, and the study, which needs people."""
 
+from lantern_pipeline.config.paths import answer_files
+
 PUBLISHED_FIGURES = {"results": "abl", "peers": "q", "mixing": "", "generality": "r", "targets": ""}
 
 if CONFIG.publish:

@@ -1,13 +1,11 @@
 """Models that are trained or, where the config names a `checkpoint`, converted: what measures images, image tokenizer,
 target, draft model. Weights and real images from elsewhere are looked at here, too."""
 
-from lantern_pipeline.measure.registry import TRAINED
-from lantern_pipeline.settings.run_config import MetricChoices
-from lantern_pipeline.settings.run_config import TargetTraining
+from lantern_pipeline.config.paths import drafter_settings
+from lantern_pipeline.measure.registry import TRAINED, loading_modules
+from lantern_pipeline.settings.run_config import MetricChoices, TargetTraining
 
 TARGET_SIZES = asdict(SIZES.sizes)
-
-
 METRIC_MODELS = {name: getattr(CONFIG, name) for name in TRAINED}
 
 

@@ -2,7 +2,7 @@
 
 from lantern_pipeline.archive.provenance import results_config
 from lantern_pipeline.config.figures import GENERALITY
-from lantern_pipeline.data.model_cards import FROM_FILES
+from lantern_pipeline.data.model_cards import FROM_FILES, card_of
 from lantern_pipeline.measure.registry import trained_models
 
 
