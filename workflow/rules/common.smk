@@ -65,7 +65,7 @@ TABLE_SETTINGS = CONFIG.metrics.keys_of(TableSettings)
 def code(script, *others):
     """Return the fingerprint of a script, its imports and files of the pipeline. An edit re-runs the rule.
 
-    Snakemake asks for it job by job, so that no process works out those of other rules' scripts.
+    Snakemake calls it per job, so that a job does not compute the fingerprints of other rules.
     """
     files = [PIPELINE.parent / "scripts" / script, *(PIPELINE / name for name in others)]
     return lambda wildcards: " ".join(code_fingerprint(file) for file in files)

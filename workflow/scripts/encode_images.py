@@ -15,7 +15,7 @@ with job_log(snakemake) as log, torch.inference_mode():
     params = snakemake.params
     source = make_source(params.source["data"], params.seed)
     device = execution_of(snakemake).device
-    chunk = min(128, max(1, 16 * 256**2 // source.image_size**2))  # number of images; larger chunks are slower on a CPU or exceed GPU memory
+    chunk = min(128, max(1, 16 * 256**2 // source.image_size**2))  # images; more are slower or exceed GPU memory
     tokenizer = load_tokenizer(snakemake.input.tokenizer).to(device)
     split, captions = snakemake.wildcards.split, read_prompts(snakemake.input.captions)
     shard = select_shard(range(len(captions)), snakemake.wildcards.scatteritem)
