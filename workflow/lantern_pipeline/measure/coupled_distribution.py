@@ -105,12 +105,27 @@ def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -
     return OutputDistribution(emitted, acceptance, torch.zeros_like(acceptance))
 
 
-class _Draw(Scores):
-    """Scores of one draw of the noise; both are (nodes, 1, vocab)."""
+class _GivenScores(Scores):
+    """Scores of one sample of the noise.
+
+    Attributes:
+        given_weights: log-probabilities of the target, (nodes, 1, vocab).
+        given_keys: log-probabilities plus noise, (nodes, 1, vocab).
+    """
 
     def __init__(self, weights: torch.Tensor, keys: torch.Tensor) -> None:
-        self.weights = weights
-        self.keys = keys
+        self.given_weights = weights
+        self.given_keys = keys
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """Log-probabilities of the target, (nodes, 1, vocab)."""
+        return self.given_weights
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """Log-probabilities plus noise, (nodes, 1, vocab)."""
+        return self.given_keys
 
 
 def distribution_of_coupled_siblings(
@@ -131,7 +146,8 @@ def distribution_of_coupled_siblings(
         best = (draft_weights + noise).topk(nodes.children.shape[1], dim=-1)
         drawn = best.indices.masked_fill(best.values.isneginf(), -1)
         children = torch.where(is_copied, nodes.children, drawn)
-        choice = verifier.verify_nodes(_Draw(weights[:, None], (weights + noise)[:, None]), children[:, None], None)
+        scores = _GivenScores(weights[:, None], (weights + noise)[:, None])
+        choice = verifier.verify_nodes(scores, children[:, None], None)
         sums[number % 2].scatter_add_(1, choice.chosen, one).scatter_add_(1, choice.own, -one)
         num_accepted += (children == choice.chosen).any(1)
     counts = (num_samples - num_samples // 2, num_samples // 2)
