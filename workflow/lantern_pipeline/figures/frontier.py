@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, FormatStrFormatter
 from lantern_pipeline.figures import style
 from lantern_pipeline.figures.tradeoff import LINES, split_curves
 from lantern_pipeline.measure.speed import BASELINE
-from lantern_pipeline.tables.claims import place_rows
+from lantern_pipeline.tables.claims import add_distance
 from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
 HEIGHT, ROW_HEIGHT = 3.6, 0.17  # inches: of the upper panels, and of a line below or of the legend
@@ -35,7 +35,7 @@ def draw_frontier(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
     A figure of page width. Horizontal bars are 95 % intervals of the speed; the vertical axis is that of square roots.
     `summary`: table of `lantern_pipeline.tables.summary.build_summary`.
     """
-    rows = split_curves(place_rows(select_headline(summary, settings)))
+    rows = split_curves(add_distance(select_headline(summary, settings)))
     distance = rows["distance"]
     known = rows[distance > 0]
     lists = {"total variation 0": rows[distance == 0], "total variation not known": rows[distance.isna()]}

@@ -24,7 +24,7 @@ from lantern_pipeline.measure.coupled_distribution import knows_drafts, measure_
 from lantern_pipeline.measure.evaluate_images import ImageScores, score_records
 from lantern_pipeline.measure.intervals import mean_with_interval
 from lantern_pipeline.measure.losslessness import compare_with_autoregressive
-from lantern_pipeline.measure.measuring_models import MeasuringModels
+from lantern_pipeline.measure.metric_models import MetricModels
 from lantern_pipeline.measure.output_distribution import mean_over_nodes
 from lantern_pipeline.measure.registry import IMAGES, metrics_over
 from lantern_pipeline.measure.speed import BASELINE, mean_accepted_length
@@ -40,7 +40,7 @@ class AblationStudy:
     # drafter steps -> models for decoding; None has the run's own draft model, or none where no point needs that one
     models: Mapping[int | None, DecodingModels]
     tables: Mapping[str, Tensor]  # neighbours -> int64 (vocab, columns)
-    measuring: MeasuringModels  # measure images, the target among them
+    measuring: MetricModels  # measure images, the target among them
     cross_entropy: float | None  # the target's on held-out images, nats per token; None is unknown
     prompts: Sequence[Prompt]  # what is drawn
     total_variation: TotalVariationNodes  # how total variation is measured

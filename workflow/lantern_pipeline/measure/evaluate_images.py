@@ -19,7 +19,7 @@ from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_files import decode_images
 from lantern_pipeline.measure.likelihood import score_tokens
-from lantern_pipeline.measure.measuring_models import MeasuringModels
+from lantern_pipeline.measure.metric_models import MetricModels
 from lantern_pipeline.measure.speed import BASELINE
 
 
@@ -86,7 +86,7 @@ def score_method(
     records: GenerationRecords,
     baseline: GenerationRecords,
     prompts: Sequence[Prompt],
-    models: MeasuringModels,
+    models: MetricModels,
 ) -> MethodScores:
     """Score the images of a method that differ from the autoregressive ones; of autoregressive decoding, all.
 
@@ -117,7 +117,7 @@ def score_method(
 
 
 def score_records(
-    records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt], models: MeasuringModels
+    records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt], models: MetricModels
 ) -> dict[str, ImageScores]:
     """Score the images of several methods, autoregressive decoding among them; see `score_method`."""
     baseline = records[BASELINE]
@@ -125,12 +125,12 @@ def score_records(
     return {name: part.complete(parts[BASELINE].scores) for name, part in parts.items()}
 
 
-def score_codes(codes: Tensor, prompts: Sequence[Prompt], models: MeasuringModels, cfg_scale: float) -> ImageScores:
+def score_codes(codes: Tensor, prompts: Sequence[Prompt], models: MetricModels, cfg_scale: float) -> ImageScores:
     """Scores one batch of codes (images, tokens), as images and under the target."""
     return _score_decoded(codes.to(models.device), prompts, models, cfg_scale)[0]
 
 
-def score_images(images: Tensor, prompts: Sequence[Prompt], models: MeasuringModels, nll: Tensor) -> ImageScores:
+def score_images(images: Tensor, prompts: Sequence[Prompt], models: MetricModels, nll: Tensor) -> ImageScores:
     """Scores one batch of images (images, 3, S, S) in [-1, 1] with their `nll` (images,), nan without tokens."""
     columns = {"nll": nll}
     for part in models.scores:
@@ -156,7 +156,7 @@ def chunks(first: int, last: int, size: int, name: str) -> tqdm:
 
 
 def _score_decoded(
-    codes: Tensor, prompts: Sequence[Prompt], models: MeasuringModels, cfg_scale: float
+    codes: Tensor, prompts: Sequence[Prompt], models: MetricModels, cfg_scale: float
 ) -> tuple[ImageScores, Tensor]:
     """Scores codes on the models' device; also gives the images' pixels (images, 3, S, S) in [0, 1]."""
     texts = [prompt.text for prompt in prompts]

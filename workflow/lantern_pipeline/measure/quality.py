@@ -25,7 +25,7 @@ from lantern_pipeline.measure.evaluate_images import (
 )
 from lantern_pipeline.measure.fidelity import ClassifierFidelity
 from lantern_pipeline.measure.losslessness import Equality, compare_with_autoregressive
-from lantern_pipeline.measure.measuring_models import MeasuringModels
+from lantern_pipeline.measure.metric_models import MetricModels
 from lantern_pipeline.measure.reference_statistics import Reference
 from lantern_pipeline.measure.registry import CEILINGS, IMAGES, REAL, RECONSTRUCTION, metrics_over
 from lantern_pipeline.measure.speed import BASELINE
@@ -38,7 +38,7 @@ def measure_quality(
     scores: Mapping[str, MethodScores],
     prompts: Sequence[Prompt],
     source: ImageSource | None,
-    models: MeasuringModels,
+    models: MetricModels,
     *,
     settings: FidelitySettings,
     prompt_set: str,
@@ -98,7 +98,7 @@ def hash_prompts(prompts: Sequence[Prompt]) -> dict[str, str]:
 
 
 def _make_reference(
-    source: ImageSource | None, models: MeasuringModels, split: str, first: int, settings: FidelitySettings
+    source: ImageSource | None, models: MetricModels, split: str, first: int, settings: FidelitySettings
 ) -> Reference | None:
     """Makes what sets are compared with; held-out images begin at number `first`, behind those of the prompts."""
     if not isinstance(models.fidelity, ClassifierFidelity):
@@ -113,7 +113,7 @@ def _make_reference(
 
 
 def _reconstruct(
-    source: ImageSource, models: MeasuringModels, split: str, first: int, settings: FidelitySettings
+    source: ImageSource, models: MetricModels, split: str, first: int, settings: FidelitySettings
 ) -> Iterator[Tensor]:
     """Batches of reconstructions (images, 3, S, S)."""
     for indices in chunks(first, first + settings.num_reference, models.batch_size, "reference"):
@@ -122,7 +122,7 @@ def _reconstruct(
 
 
 def _score_ceilings(
-    source: ImageSource, prompts: Sequence[Prompt], models: MeasuringModels, split: str, cfg_scale: float
+    source: ImageSource, prompts: Sequence[Prompt], models: MetricModels, split: str, cfg_scale: float
 ) -> dict[str, ImageScores]:
     """Score real images of the split and their reconstructions against their own captions."""
     parts: dict[str, list[ImageScores]] = {name: [] for name in CEILINGS}

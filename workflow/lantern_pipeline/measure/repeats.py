@@ -9,8 +9,8 @@ import pandas as pd
 
 from lantern_pipeline.measure.intervals import NORMAL_QUANTILE, normal_interval
 
-PLACE = ("method_id", "prompt_set", "temperature")
-KEYS = (*PLACE, "repeat")
+RUN_KEYS = ("method_id", "prompt_set", "temperature")
+KEYS = (*RUN_KEYS, "repeat")
 POOLED = "pooled"
 
 
@@ -23,7 +23,7 @@ def repeat_groups(table: pd.DataFrame) -> Iterator[tuple[tuple[str, str, float, 
     """Splits a table with the columns KEYS into the groups that get a row each, as (key, rows): first all repeats
     together, named POOLED, of each method, prompt set and temperature that has several; then every repeat alone.
     """
-    for place, rows in table.groupby(list(PLACE), sort=False):
+    for place, rows in table.groupby(list(RUN_KEYS), sort=False):
         if rows["repeat"].nunique() > 1:
             yield (*place, POOLED), rows
     yield from table.groupby(list(KEYS), sort=False)

@@ -24,7 +24,7 @@ from lantern_pipeline.measure.coupled_distribution import (
     knows_drafts,
     measure_coupled_drafts,
 )
-from lantern_pipeline.measure.image_law import ImageTest
+from lantern_pipeline.measure.goodness_of_fit import ImageTest
 from lantern_pipeline.measure.losslessness import drawn_tokens, substitution_row
 from lantern_pipeline.measure.output_distribution import (
     OutputDistribution,

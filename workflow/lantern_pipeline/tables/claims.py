@@ -146,7 +146,7 @@ def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
     return _keeps_tokens(rows) & (rows["dtype"] == "float32")
 
 
-def place_rows(rows: pd.DataFrame) -> pd.DataFrame:
+def add_distance(rows: pd.DataFrame) -> pd.DataFrame:
     """Adds `has_draft_model`, and `distance`: total variation, or its upper bound, the share of substitutions."""
     distance = rows["tv_mean"].fillna(rows["substitution_rate"]).mask(rows["method_id"] == BASELINE, 0.0)
     distance = distance.mask(distance < ROUNDING, 0.0)
@@ -216,7 +216,7 @@ def _frontier(rows: pd.DataFrame) -> dict[str, object]:
     """Return the Pareto frontier of tokens per forward and distance from the target, most tokens first: of all methods,
     and of those without a draft model.
     """
-    placed = place_rows(rows)
+    placed = add_distance(rows)
     known = placed[placed["distance"].notna()]
     if (known["method_id"] != BASELINE).sum() < 2:
         return {}

@@ -17,7 +17,7 @@ import pandas as pd
 from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.measure.intervals import LEVEL, bootstrap_interval, crossed_resamples, mean_statistic
 from lantern_pipeline.measure.registry import HIGHER, IMAGES, LOWER, METRICS, NEITHER, Metric, metrics_over, with_ends
-from lantern_pipeline.measure.repeats import KEYS, PLACE, POOLED, repeat_groups, stack_prompts
+from lantern_pipeline.measure.repeats import KEYS, POOLED, RUN_KEYS, repeat_groups, stack_prompts
 from lantern_pipeline.measure.speed import BASELINE, summarise_latency
 from lantern_pipeline.tables.summary import MetricsSection, preferred_rows
 
@@ -76,7 +76,7 @@ def _compare_images(images: pd.DataFrame, options: dict[str, int]) -> Iterator[d
 
 
 def _compare_latency(latency: pd.DataFrame, options: dict[str, int]) -> Iterator[dict[str, object]]:
-    repeats = latency.groupby(list(PLACE))["repeat"].nunique()
+    repeats = latency.groupby(list(RUN_KEYS))["repeat"].nunique()
     for row in summarise_latency(latency, **options).to_dict("records"):
         if row["method_id"] == BASELINE:
             continue

@@ -31,8 +31,8 @@ from lantern_pipeline.measure.registry import (
 )
 from lantern_pipeline.measure.repeats import (
     KEYS,
-    PLACE,
     POOLED,
+    RUN_KEYS,
     combine_repeats,
     repeat_groups,
     stack_prompts,
@@ -110,20 +110,20 @@ def build_summary(
         parts.append(eager.rename(columns=dict(zip(columns, with_ends("speedup_eager"), strict=True))))
     for part in parts:
         table = table.merge(part, on=list(KEYS), how="left", validate="many_to_one")
-    table = table.merge(_steppings(latency), on=list(PLACE), how="left", validate="many_to_one")
+    table = table.merge(_steppings(latency), on=list(RUN_KEYS), how="left", validate="many_to_one")
     return table.reindex(columns=[*SUMMARY_COLUMNS, *own_parameters(table)])
 
 
 def _steppings(latency: pd.DataFrame) -> pd.DataFrame:
-    """How the steps of each method ran whose times count: PLACE and `stepping`."""
-    modes = latency.groupby(list(PLACE))["stepping"]
+    """How the steps of each method ran whose times count: RUN_KEYS and `stepping`."""
+    modes = latency.groupby(list(RUN_KEYS))["stepping"]
     return modes.agg(lambda found: next((mode for mode in found if mode != "eager"), "eager")).reset_index()
 
 
 def preferred_rows(summary: pd.DataFrame) -> pd.DataFrame:
     """Selects one row per method, prompt set and temperature: the pooled one, or the only repeat's where none is."""
     is_pooled = summary["repeat"] == POOLED
-    has_pooled = is_pooled.groupby([summary[name] for name in PLACE], dropna=False).transform("any")
+    has_pooled = is_pooled.groupby([summary[name] for name in RUN_KEYS], dropna=False).transform("any")
     return summary[is_pooled | ~has_pooled]
 
 

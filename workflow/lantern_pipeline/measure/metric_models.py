@@ -41,7 +41,7 @@ class ImageScore(Protocol):
 
 
 @dataclass(frozen=True)
-class MeasuringModels:
+class MetricModels:
     """What images are measured with; models are in evaluation mode and on one device."""
 
     tokenizer: ImageModel  # draws images from codes
@@ -63,7 +63,7 @@ class MeasuringModels:
         return self.target_model.device
 
 
-def load_measuring_models(
+def load_metric_models(
     tokenizer: str,
     target: str,
     text_encoder: TextEncoder,
@@ -71,11 +71,11 @@ def load_measuring_models(
     metrics: MetricChoices,
     device: Device,
     batch_size: int,
-) -> MeasuringModels:
+) -> MetricModels:
     """Loads the tokenizer and the target model, and what config section `metrics` measures with."""
     parts = load_parts(metrics, files, device)
     fidelity = parts.pop(FIDELITY, None)
-    return MeasuringModels(
+    return MetricModels(
         load_tokenizer(tokenizer).to(device),
         load_target(target).to(device),
         text_encoder,
@@ -108,7 +108,7 @@ def check_metric_weights(metrics: MetricChoices, files: Mapping[str, str]) -> di
     return hashes
 
 
-def read_measuring_model(path: Path, name: str, sizes: Mapping[str, int]) -> nn.Module:
+def read_metric_model(path: Path, name: str, sizes: Mapping[str, int]) -> nn.Module:
     """Reads an attribute_classifier or a clip of another run; a ValueError names a size, of `sizes` by config key, that
     it does not have.
     """
