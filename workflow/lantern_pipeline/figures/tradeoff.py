@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from lantern_pipeline.figures import style
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.claims import ACCURACY_TOLERANCE
-from lantern_pipeline.tables.method_labels import PARTS, SYMBOLS, label_families, own_parameters
+from lantern_pipeline.tables.method_labels import PARTS, SYMBOLS, custom_parameters, label_families
 from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
 # measure -> its name, the factor to its unit
@@ -62,7 +62,7 @@ def split_curves(rows: pd.DataFrame) -> pd.DataFrame:
     A curve holds the rows of one family along the first parameter that varies in it; k comes last. Further varying
     parameters (k beside delta, say) make further curves of the same colour.
     """
-    symbols = SYMBOLS | own_parameters(rows)
+    symbols = SYMBOLS | custom_parameters(rows)
     grid_order = sorted(symbols, key=lambda name: name == "k")
     rows = rows.assign(family=label_families(rows))
     curves, counts = [], Counter()
