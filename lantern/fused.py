@@ -1,7 +1,7 @@
-"""Operations that are one Triton kernel each on a GPU, in place of several of PyTorch.
+"""Operations that run as one Triton kernel each on a GPU, instead of several PyTorch operations.
 
-They serve if Triton is installed and they give what PyTorch's operations give on the device, which is checked once per
-process. Otherwise, and if the environment variable LANTERN_FUSED is 0, PyTorch's operations run.
+They are used if Triton is installed and they give the same results as PyTorch's operations on the device. This is
+checked once per process. Otherwise, or if the environment variable LANTERN_FUSED is 0, PyTorch's operations run.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ log = logging.getLogger(__name__)
 _is_equal: dict[torch.device, bool] = {}  # whether the kernels passed the check on a device
 
 torch.library.define(
-    "lantern::turn_and_write", "(Tensor(a!) qkv, Tensor rotary, Tensor(b!) vectors, Tensor places) -> ()"
+    "lantern::rotate_and_write", "(Tensor(a!) qkv, Tensor rotary, Tensor(b!) vectors, Tensor flat_slots) -> ()"
 )
 torch.library.define("lantern::silu_times", "(Tensor gate_up) -> Tensor")
 torch.library.define("lantern::make_noise", "(Tensor key, int first, int num_values, bool is_gumbel) -> Tensor")
 
 
-@torch.library.impl("lantern::turn_and_write", "CUDA")
-def _turn_and_write(*arguments: torch.Tensor) -> None:
-    with torch.cuda.device(arguments[0].device):  # Triton launches on the current device, whatever its arguments
-        _kernels().turn_and_write(*arguments)
+@torch.library.impl("lantern::rotate_and_write", "CUDA")
+def _rotate_and_write(*arguments: torch.Tensor) -> None:
+    with torch.cuda.device(arguments[0].device):  # Triton launches on the current device, not on that of its arguments
+        _kernels().rotate_and_write(*arguments)
 
 
 @torch.library.impl("lantern::silu_times", "CUDA")
@@ -43,9 +43,9 @@ def _make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool)
         return _kernels().make_noise(key, first, num_values, is_gumbel)
 
 
-@torch.library.register_fake("lantern::turn_and_write")
-def _turn_and_write_of_shapes(*_: torch.Tensor) -> None:
-    """Nothing is returned."""
+@torch.library.register_fake("lantern::rotate_and_write")
+def _rotate_and_write_of_shapes(*_: torch.Tensor) -> None:
+    """Return nothing, like the operation."""
 
 
 @torch.library.register_fake("lantern::silu_times")
@@ -58,31 +58,36 @@ def _make_noise_of_shapes(key: torch.Tensor, first: int, num_values: int, is_gum
     return torch.empty(num_values, device=key.device)
 
 
-def turn_and_write(qkv: torch.Tensor, rotary: torch.Tensor, vectors: torch.Tensor, places: torch.Tensor) -> None:
-    """Turn queries and keys, and write keys and values to a layer's cache.
+def rotate_and_write(qkv: torch.Tensor, rotary: torch.Tensor, vectors: torch.Tensor, flat_slots: torch.Tensor) -> None:
+    """Rotate queries and keys (RoPE), and write keys and values to a layer's cache.
 
     Args:
-        qkv: queries, keys and values side by side, (rows, heads * head_dim). Queries are turned in place.
-        rotary: complex64, (n, 1, head_dim / 2), where n divides the number of rows. Row r turns by r % n.
-        vectors: of `LayerCache`, (slots of all heads, head_dim).
-        places: int64, (rows, heads of keys and values), as `KVCache.places` returns them.
+        qkv: queries, keys and values side by side, (rows, heads * head_dim). Queries are rotated in place.
+        rotary: rotations, complex64 (n, 1, head_dim / 2), where n divides the number of rows. Row r is rotated by r %
+            n.
+        vectors: the vectors of a `LayerCache`, (slots of all heads, head_dim).
+        flat_slots: slots of the keys, then of the values, int64 (rows, 2 * key/value heads), from `KVCache.flat_slots`
     """
-    torch.ops.lantern.turn_and_write(qkv, rotary, vectors, places)
+    torch.ops.lantern.rotate_and_write(qkv, rotary, vectors, flat_slots)
 
 
 def silu_times(gate_up: torch.Tensor) -> torch.Tensor:
-    """Return SiLU(gate) * up, (rows, width), for gate and up side by side, (rows, 2 * width)."""
+    """Return SiLU(gate) * up, (rows, width).
+
+    Args:
+        gate_up: gate and up side by side, (rows, 2 * width).
+    """
     return torch.ops.lantern.silu_times(gate_up)
 
 
 def make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool) -> torch.Tensor:
-    """Return noise as `lantern.philox.noise_values` does, float32 (num_values,).
+    """Return the noise of `lantern.philox.noise_values`, float32 (num_values,).
 
     Args:
-        key: int64, (2,), with the bits of the generator's key.
+        key: int64 (2,), with the bits of the generator's key.
         first: index of the first value.
         num_values: number of values.
-        is_gumbel: whether the noise is Gumbel noise or uniform.
+        is_gumbel: whether the noise is Gumbel noise, not uniform noise.
     """
     return torch.ops.lantern.make_noise(key, first, num_values, is_gumbel)
 
@@ -99,7 +104,7 @@ def is_usable(device: torch.device) -> bool:
 
 
 def _passes_check(device: torch.device) -> bool:
-    """Compare the kernels with operations of PyTorch on small inputs; log why they cannot be used."""
+    """Return whether the kernels give the results of PyTorch's operations on small inputs. Log the reason if not."""
     try:
         with torch.cuda.device(device):
             check(_kernels(), device)
@@ -113,8 +118,8 @@ def check(kernels: ModuleType, device: torch.device) -> None:
     """Compare the kernels with operations of PyTorch and numpy on small inputs.
 
     Args:
-        kernels: `lantern.triton_kernels`.
-        device: where they run.
+        kernels: the module `lantern.triton_kernels`.
+        device: device on which the kernels run.
 
     Raises:
         AssertionError: the results differ by more than rounding.
@@ -124,15 +129,15 @@ def check(kernels: ModuleType, device: torch.device) -> None:
     num_turned = (num_heads + num_kv_heads) * head_dim
     angles = torch.randn(num_turns, 1, head_dim // 2, generator=generator)
     rotary = torch.polar(torch.ones_like(angles), angles).to(device)
-    places = torch.randperm(40, generator=generator)[: num_rows * 2 * num_kv_heads].view(num_rows, -1).to(device)
+    flat_slots = torch.randperm(40, generator=generator)[: num_rows * 2 * num_kv_heads].view(num_rows, -1).to(device)
     for dtype in (torch.float32, torch.bfloat16):
         atol, rtol = (1e-6, 1e-5) if dtype == torch.float32 else (1e-3, 2e-2)
         qkv = torch.randn(num_rows, num_turned + num_kv_heads * head_dim, generator=generator).to(device, dtype)
         expected, vectors = qkv.clone(), torch.zeros(2, 40, head_dim, dtype=dtype, device=device)
         pairs = expected[:, :num_turned].view(-1, num_turns, num_turned // head_dim, head_dim // 2, 2)
         pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * rotary))
-        vectors[0].index_put_((places,), expected[:, num_heads * head_dim :].view(num_rows, -1, head_dim))
-        kernels.turn_and_write(qkv, rotary, vectors[1], places)
+        vectors[0].index_put_((flat_slots,), expected[:, num_heads * head_dim :].view(num_rows, -1, head_dim))
+        kernels.rotate_and_write(qkv, rotary, vectors[1], flat_slots)
         found, wanted = (part[:, : num_heads * head_dim] for part in (qkv, expected))
         torch.testing.assert_close(found, wanted, atol=atol, rtol=rtol)
         torch.testing.assert_close(vectors[1], vectors[0], atol=atol, rtol=rtol)

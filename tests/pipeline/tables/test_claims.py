@@ -14,7 +14,7 @@ from lantern.methods import make_method
 from lantern_pipeline.config.figures import figure_table
 from lantern_pipeline.config.paths import RunPlan
 from lantern_pipeline.fetch.entries import parse_entries
-from lantern_pipeline.tables.claims import describe_run, find_claims, place_rows
+from lantern_pipeline.tables.claims import add_distance, describe_run, find_claims
 from lantern_pipeline.tables.markdown import claim_cells
 from lantern_pipeline.tables.summary import build_summary
 
@@ -204,16 +204,16 @@ def peers():
 )
 def test_one_sign_refutes_a_claim(peers, method_id, values, num_refuted):
     found = find(change(peers[0], method_id, **values), images=peers[1])["distribution"]
-    assert len(found["refuted"]) == num_refuted and found["num_stand"] == 2 - num_refuted
+    assert len(found["refuted"]) == num_refuted and found["num_confirmed"] == 2 - num_refuted
 
 
 def test_claims_that_stand_what_the_test_cannot_tell_and_what_was_not_measured(peers):
     found = find(change(peers[0], "annealed-2.0", law_p=1e-9), images=peers[1])["distribution"]
-    assert (found["num_claims"], found["num_stand"], found["refuted"], found["not_measured"]) == (2, 2, {}, [])
+    assert (found["num_claims"], found["num_confirmed"], found["refuted"], found["not_measured"]) == (2, 2, {}, [])
     assert (found["num_tests"], found["level"]) == (7, pytest.approx(0.05 / 7))
     assert (found["num_relaxed"], found["num_told"]) == (5, 1) and found["not_told"]["COOL-SD ω 1.1"] == 0.5
     found = find(change(peers[0], "eagle1", law_p=np.nan), images=peers[1])
-    assert found["distribution"]["not_measured"] == ["EAGLE-1 (chain5)"] and found["distribution"]["num_stand"] == 1
+    assert found["distribution"]["not_measured"] == ["EAGLE-1 (chain5)"] and found["distribution"]["num_confirmed"] == 1
     assert found["frontier"]["not_measured"] == ["SJD++ (chain9)"]
     assert "distribution" not in find(peers[0].assign(law_p=np.nan), images=peers[1])
 
@@ -274,10 +274,10 @@ def test_a_busy_machine_is_named_and_an_idle_one_is_not(table):
 
 def test_a_row_stands_at_its_total_variation_and_only_without_it_at_its_substitutions(table):
     known = change(table, "lantern-a", tv_mean=0.3, substitution_rate=0.1)
-    rows = place_rows(known).set_index("method_id")
+    rows = add_distance(known).set_index("method_id")
     assert rows.loc["lantern-a", "distance"] == 0.3 and rows.loc["autoregressive", "distance"] == 0
     bounded = change(table, "lantern-a", tv_mean=np.nan, substitution_rate=0.1)
-    assert place_rows(bounded).set_index("method_id").loc["lantern-a", "distance"] == 0.1
+    assert add_distance(bounded).set_index("method_id").loc["lantern-a", "distance"] == 0.1
     assert rows["has_draft_model"].to_dict()["autoregressive"] is False and rows.loc["coupled", "has_draft_model"]
 
 
@@ -303,7 +303,7 @@ def test_what_is_at_its_limit_is_neither_told_apart_nor_slow_nor_rounded_away(pe
         slow = find(change(table, "lantern-a", speedup_high=high)).get("relaxed_and_slow", [])
         assert (slow == ["LANTERN chain k 20, δ 0.1"]) == is_slow
     distances = [
-        place_rows(change(table, "lantern-a", tv_mean=tv)).set_index("method_id").loc["lantern-a", "distance"]
+        add_distance(change(table, "lantern-a", tv_mean=tv)).set_index("method_id").loc["lantern-a", "distance"]
         for tv in (0.9e-5, 1e-5)
     ]
     assert distances == [0, 1e-5]

@@ -19,13 +19,13 @@ from lantern_pipeline.tables.method_labels import (
     SPARE_COLOURS,
     STATIC_TREE,
     SYMBOLS,
+    custom_parameters,
     label_family,
     label_method,
     label_rows,
     method_colour,
     method_marker,
     method_name,
-    own_parameters,
 )
 
 PUBLISHED = ("peers", "mixing", "generality", "ablations", "embedded_training")
@@ -128,10 +128,14 @@ def test_own_parameters_are_those_that_users_classes_add(tmp_path, monkeypatch):
         lines += [f"class {letter}:", f"    parameters = {{{own}}}", ""]
     (tmp_path / "own_parts.py").write_text("\n".join(lines))
     classes = [f"own_parts:{letter}" for letter in "CADB"]
-    found = own_parameters(pd.DataFrame({"drafts": ["top", *classes[:3]], "acceptance": ["exact", *classes[1:]]}))
+    found = custom_parameters(pd.DataFrame({"drafts": ["top", *classes[:3]], "acceptance": ["exact", *classes[1:]]}))
     monkeypatch.delitem(sys.modules, "own_parts")
     assert list(found.items()) == [(f"cap_{letter}", f"cap {letter}") for letter in "ABCD"]
-    assert own_parameters(pd.DataFrame({"drafts": ["top"]})) == own_parameters(pd.DataFrame({"method": ["real"]})) == {}
+    assert (
+        custom_parameters(pd.DataFrame({"drafts": ["top"]}))
+        == custom_parameters(pd.DataFrame({"method": ["real"]}))
+        == {}
+    )
 
 
 KNOWN = (*PRESET_ROWS, "lantern_chain", "pjd")
