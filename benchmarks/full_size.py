@@ -182,7 +182,7 @@ def example_of(parameter: Parameter) -> float | str:
     if parameter.choices:
         return parameter.choices[0]
     low = max(parameter.low, 0)
-    return int(low) + 1 if parameter.is_whole or math.isinf(parameter.high) else (low + parameter.high) / 2
+    return int(low) + 1 if parameter.is_integer or math.isinf(parameter.high) else (low + parameter.high) / 2
 
 
 def make_spec(name: str) -> MethodSpec:

@@ -1,7 +1,7 @@
-"""Operations that are one Triton kernel each on a GPU, in place of several of PyTorch.
+"""Operations that run as one Triton kernel each on a GPU, instead of several PyTorch operations.
 
-They serve if Triton is installed and they give what PyTorch's operations give on the device, which is checked once per
-process. Otherwise, and if the environment variable LANTERN_FUSED is 0, PyTorch's operations run.
+They are used if Triton is installed and they give the same results as PyTorch's operations on the device. This is
+checked once per process. Otherwise, or if the environment variable LANTERN_FUSED is 0, PyTorch's operations run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ torch.library.define("lantern::make_noise", "(Tensor key, int first, int num_val
 
 @torch.library.impl("lantern::turn_and_write", "CUDA")
 def _turn_and_write(*arguments: torch.Tensor) -> None:
-    with torch.cuda.device(arguments[0].device):  # Triton launches on the current device, whatever its arguments
+    with torch.cuda.device(arguments[0].device):  # Triton launches on the current device, not on that of its arguments
         _kernels().turn_and_write(*arguments)
 
 
@@ -45,7 +45,7 @@ def _make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool)
 
 @torch.library.register_fake("lantern::turn_and_write")
 def _turn_and_write_of_shapes(*_: torch.Tensor) -> None:
-    """Nothing is returned."""
+    """Return nothing, like the operation."""
 
 
 @torch.library.register_fake("lantern::silu_times")
@@ -59,30 +59,36 @@ def _make_noise_of_shapes(key: torch.Tensor, first: int, num_values: int, is_gum
 
 
 def turn_and_write(qkv: torch.Tensor, rotary: torch.Tensor, vectors: torch.Tensor, places: torch.Tensor) -> None:
-    """Turn queries and keys, and write keys and values to a layer's cache.
+    """Rotate queries and keys (RoPE), and write keys and values to a layer's cache.
 
     Args:
-        qkv: queries, keys and values side by side, (rows, heads * head_dim). Queries are turned in place.
-        rotary: complex64, (n, 1, head_dim / 2), where n divides the number of rows. Row r turns by r % n.
-        vectors: of `LayerCache`, (slots of all heads, head_dim).
-        places: int64, (rows, heads of keys and values), as `KVCache.places` returns them.
+        qkv: queries, keys and values side by side, (rows, heads * head_dim). Queries are rotated in place.
+        rotary: rotations, complex64 (n, 1, head_dim / 2), where n divides the number of rows. Row r is rotated by r %
+            n.
+        vectors: the vectors of a `LayerCache`, (slots of all heads, head_dim).
+        places: slots of the keys, then of the values, int64 (rows, 2 * key/value heads), as `KVCache.places` returns
+            them.
     """
     torch.ops.lantern.turn_and_write(qkv, rotary, vectors, places)
 
 
 def silu_times(gate_up: torch.Tensor) -> torch.Tensor:
-    """Return SiLU(gate) * up, (rows, width), for gate and up side by side, (rows, 2 * width)."""
+    """Return SiLU(gate) * up, (rows, width).
+
+    Args:
+        gate_up: gate and up side by side, (rows, 2 * width).
+    """
     return torch.ops.lantern.silu_times(gate_up)
 
 
 def make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool) -> torch.Tensor:
-    """Return noise as `lantern.philox.noise_values` does, float32 (num_values,).
+    """Return the noise of `lantern.philox.noise_values`, float32 (num_values,).
 
     Args:
-        key: int64, (2,), with the bits of the generator's key.
+        key: int64 (2,), with the bits of the generator's key.
         first: index of the first value.
         num_values: number of values.
-        is_gumbel: whether the noise is Gumbel noise or uniform.
+        is_gumbel: whether the noise is Gumbel noise, not uniform noise.
     """
     return torch.ops.lantern.make_noise(key, first, num_values, is_gumbel)
 
@@ -99,7 +105,7 @@ def is_usable(device: torch.device) -> bool:
 
 
 def _passes_check(device: torch.device) -> bool:
-    """Compare the kernels with operations of PyTorch on small inputs; log why they cannot be used."""
+    """Return whether the kernels give the results of PyTorch's operations on small inputs. Log the reason if not."""
     try:
         with torch.cuda.device(device):
             check(_kernels(), device)
@@ -113,8 +119,8 @@ def check(kernels: ModuleType, device: torch.device) -> None:
     """Compare the kernels with operations of PyTorch and numpy on small inputs.
 
     Args:
-        kernels: `lantern.triton_kernels`.
-        device: where they run.
+        kernels: the module `lantern.triton_kernels`.
+        device: device on which the kernels run.
 
     Raises:
         AssertionError: the results differ by more than rounding.

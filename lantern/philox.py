@@ -1,6 +1,6 @@
-"""Random bits of numpy's Philox generator, and noise made of them, in PyTorch operations on any device.
+"""Random bits of numpy's Philox generator, and noise made from them, by PyTorch operations on any device.
 
-Source: Philox 4x64 with 10 rounds (Salmon et al. 2011), as in numpy.random.Philox. PyTorch multiplies no unsigned
+Source: Philox 4x64 with 10 rounds (Salmon et al. 2011), as in numpy.random.Philox. PyTorch cannot multiply unsigned
 64-bit integers, but products and sums of int64 have the same bits.
 """
 
@@ -14,17 +14,17 @@ ROUNDS = 10
 MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 KEY_STEPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 LOW = 2**32 - 1  # mask of the lower half of 64 bits
-VALUES_AT_ONCE = 2**22  # a tensor of them takes 32 MiB
+VALUES_AT_ONCE = 2**22  # number of values that are made at once; as float64 they take 32 MiB
 
 
 def raw_bits(key: tuple[int, int], begin: int, end: int, device: torch.device | str) -> torch.Tensor:
-    """Return raw values begin to end - 1 of a generator, int64 (end - begin,), with the bits of numpy's uint64.
+    """Return the raw values `begin` to `end` - 1 of a generator, int64 (end - begin,), with the bits of numpy's uint64.
 
     Args:
         key: two numbers below 2^64.
         begin: index of the first value.
         end: index after the last value.
-        device: where the values are made.
+        device: device on which the values are made.
     """
     first = begin // 4
     # The generator steps its counter before it uses it.
@@ -41,15 +41,30 @@ def raw_bits(key: tuple[int, int], begin: int, end: int, device: torch.device | 
 
 
 def uniform_values(key: tuple[int, int], begin: int, end: int, device: torch.device | str) -> torch.Tensor:
-    """Return uniform values in (0, 1), float64 (end - begin,); arguments are those of `raw_bits`."""
+    """Return uniform values in (0, 1), float64 (end - begin,).
+
+    Args:
+        key: as in `raw_bits`.
+        begin: as in `raw_bits`.
+        end: as in `raw_bits`.
+        device: as in `raw_bits`.
+    """
     values = _shift_right(raw_bits(key, begin, end, device), 11).double().add_(0.5).mul_(2.0**-53)
-    return values.clamp_(max=1 - 2.0**-53)  # the largest rounds to 1: infinite Gumbel noise
+    return values.clamp_(max=1 - 2.0**-53)  # the largest value would round to 1 and give infinite Gumbel noise
 
 
 def noise_values(
     key: tuple[int, int], begin: int, end: int, device: torch.device | str, *, is_gumbel: bool
 ) -> torch.Tensor:
-    """Return standard Gumbel or uniform noise, float32 (end - begin,); other arguments are those of `raw_bits`."""
+    """Return standard Gumbel noise or uniform noise, float32 (end - begin,).
+
+    Args:
+        key: as in `raw_bits`.
+        begin: as in `raw_bits`.
+        end: as in `raw_bits`.
+        device: as in `raw_bits`.
+        is_gumbel: whether the noise is Gumbel noise.
+    """
     if fused.is_usable(torch.device(device)):
         bits = torch.tensor([_signed(part) for part in key], device=device)
         return fused.make_noise(bits, begin, end - begin, is_gumbel)
@@ -64,7 +79,7 @@ def noise_values(
 
 
 def _signed(value: int) -> int:
-    """Return the int64 with the bits of an integer modulo 2^64."""
+    """Return the int64 that has the bits of an integer modulo 2^64."""
     value %= 2**64
     return value - 2**64 if value >= 2**63 else value
 
@@ -75,7 +90,10 @@ def _shift_right(x: torch.Tensor, num_bits: int) -> torch.Tensor:
 
 
 def _high_product(factor: int, x: torch.Tensor) -> torch.Tensor:
-    """Return the upper 64 bits of the unsigned product, by halves of 32 bits whose products no int64 overflows."""
+    """Return the upper 64 bits of the unsigned product.
+
+    It is computed from halves of 32 bits, whose products do not overflow an int64.
+    """
     high, low = factor >> 32, factor & LOW
     x_low, x_high = x & LOW, _shift_right(x, 32)
     middle = torch.add(_shift_right(x_low * low, 32), x_low, alpha=high)

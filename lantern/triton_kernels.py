@@ -1,4 +1,4 @@
-"""Kernels that Triton compiles for a GPU. `lantern.fused` says when they are used, and in place of what."""
+"""Kernels that Triton compiles for a GPU. `lantern.fused` decides when they replace PyTorch's operations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-BLOCK = 1024  # values of a program
+BLOCK = 1024  # number of values that one program computes
 
 
 @triton.jit
@@ -24,7 +24,10 @@ def _turn_and_write(
     half: tl.constexpr,
     block: tl.constexpr,
 ):
-    """One head of one row: turn it, if it is a query or a key; write it in place, if it is a query, else to a slot."""
+    """Process one head of one row.
+
+    Queries and keys are rotated. A query is written in place, a key or a value to a slot of the cache.
+    """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pair = tl.arange(0, block)
     is_pair = pair < half
@@ -50,7 +53,7 @@ def _turn_and_write(
 
 @triton.jit
 def _silu_times(gate_up, product, width, block: tl.constexpr):
-    """A block of one row: round SiLU of the gate, then the product, as two operations of PyTorch do."""
+    """Process a block of one row. SiLU and then the product are rounded, as by two PyTorch operations."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     is_column = column < width
@@ -62,7 +65,7 @@ def _silu_times(gate_up, product, width, block: tl.constexpr):
 
 @triton.jit
 def _noise(key, noise, first, num_values, is_gumbel: tl.constexpr, block: tl.constexpr):
-    """A block of counters of numpy's Philox generator, four values each; see `lantern.philox`."""
+    """Process a block of counters of numpy's Philox generator, which give four values each. See `lantern.philox`."""
     index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     a = (first // 4 + 1 + index).to(tl.uint64)
     b = tl.full([block], 0, tl.uint64)

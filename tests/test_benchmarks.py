@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -223,6 +224,16 @@ def test_a_wrong_option_of_the_check_is_one_sentence(arguments, sentence, tmp_pa
     with pytest.raises(SystemExit):
         check_options(tmp_path, *arguments)
     assert sentence in capsys.readouterr().err
+
+
+def test_the_parts_of_the_check_need_no_package_of_the_pipeline():
+    missing = ("pydantic", "jsonschema", "snakemake", "transformers", "tokenizers", "PIL", "matplotlib", "typer")
+    modules = [f"gpu_parts.{part.module}" for part in PARTS.values()]
+    code = f"import sys\nsys.modules |= dict.fromkeys({missing})\nimport {', '.join(modules)}"
+    folders = [ROOT / "benchmarks", ROOT, ROOT / "workflow"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert found.returncode == 0, found.stderr
 
 
 def test_the_check_starts_without_torch_and_without_git(monkeypatch, tmp_path):

@@ -200,20 +200,20 @@ def test_a_finished_runs_folder_is_read_by_its_card(tmp_path):
         ({"cfg_scale": "3"}, "cfg_scale must be a finite number, got '3'"),
         ({"temperature": True}, "temperature must be a finite number, got True"),
         *(
-            ({"seed": seed}, f"seed of generate must be a whole number, got {seed!r}")
+            ({"seed": seed}, f"seed of generate must be an integer, got {seed!r}")
             for seed in ("a", 1.5, None, [1], True)
         ),
         ({"prompts": []}, "prompts must be a text or a list of one or more, got []"),
         ({"prompts": 3}, "prompts must be a text or a list of one or more, got 3"),
         ({"prompts": [3]}, "prompts must be a text or a list of one or more, got [3]"),
-        ({"batch_size": 0}, "batch_size of generate must be a whole number >= 1, got 0"),
-        ({"batch_size": 2.0}, "batch_size of generate must be a whole number >= 1, got 2.0"),
+        ({"batch_size": 0}, "batch_size of generate must be an integer >= 1, got 0"),
+        ({"batch_size": 2.0}, "batch_size of generate must be an integer >= 1, got 2.0"),
         ({"method": ["jacobi"]}, "preset must be one of autoregressive, "),
         (
             {"method": "lantern", "k": 20.0, "delta": 0.1},
-            "k of lantern must be a whole number >= 1, got 20.0; for exact",
+            "k of lantern must be an integer >= 1, got 20.0; for exact",
         ),
-        ({"method": "lantern", "k": True, "delta": 0.1}, "k of lantern must be a whole number >= 1, got True"),
+        ({"method": "lantern", "k": True, "delta": 0.1}, "k of lantern must be an integer >= 1, got True"),
         ({"method": "lantern", "k": 9, "delta": float("nan")}, "delta of lantern must be in [0, 1], got nan"),
         ({"method": "lantern_pp", "k": 9, "lambda_": float("inf")}, "lambda_ of lantern_pp must be >= 1, got inf"),
         (
@@ -237,7 +237,7 @@ def test_a_finished_runs_folder_is_read_by_its_card(tmp_path):
             {"method": "eagle2", "tree_shape": {"num_nodes": 8, "depth": 10**9, "top_k": 2}},
             "depth of a dynamic tree must be < 32, got 1000000000",
         ),
-        ({"method": "eagle2", "tree_shape": {"depth": 2.0}}, "of a dynamic tree must be a whole number >= 1, got 2.0"),
+        ({"method": "eagle2", "tree_shape": {"depth": 2.0}}, "of a dynamic tree must be an integer >= 1, got 2.0"),
         ({"method": "eagle2", "tree_shape": {"width": 2}}, "tree_shape of eagle2 must be a list of paths, or the opt"),
     ],
 )

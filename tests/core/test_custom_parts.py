@@ -149,7 +149,7 @@ def decode_with(models, acceptance: str, tree: str = "chain3", **options):
         (
             Sets,
             gap,
-            "admits of .*:Sets in method mine must return a prefix: False ever after the first False, got a gap",
+            "admits of .*:Sets in method mine must return a prefix: only False after the first False, got a gap",
         ),
         (Sets, lambda found: found.missing, "^admits of .*:Sets in method mine failed: AttributeError: "),
     ],
@@ -188,6 +188,13 @@ def test_a_users_verifier_decides_and_follows_the_path_if_it_verifies_single_nod
     found = generate(models, spec, rows=range(2))
     expected = generate(models, MethodSpec.of("autoregressive"), rows=range(2))
     assert torch.equal(found.codes, expected.codes) and (found.target_forwards < 16).any()
+
+
+def test_a_verifier_for_an_earlier_version_is_told_the_new_name(monkeypatch):
+    monkeypatch.setattr(NodeByNode, "draws_target_tokens", False, raising=False)
+    spec = MethodSpec.of("mine", tree="chain3", drafts="top", acceptance=f"{PARTS}:OwnVerifier")
+    with pytest.raises(ValueError, match="draws_target_tokens, which is now samples_target_tokens; rename it"):
+        make_verifier(spec, SamplingConfig())
 
 
 @pytest.mark.parametrize(

@@ -292,7 +292,8 @@ def test_a_cut_file_and_our_own_of_other_classes_are_one_sentence(folder, tmp_pa
     cut["model.generation_embeddings.weight"] = torch.zeros(64, 9)
     save_file(cut, tmp_path / "cut.safetensors")
     sentence = refusal(lambda: read_target(tmp_path / "cut.safetensors", CONFIGS["janus"], family="janus"))
-    assert "model.generation_embeddings.weight should have shape (64, 8) as config.json says, found (64, 9)" in sentence
+    wanted = "model.generation_embeddings.weight should have shape (64, 8) as config.json states, found (64, 9)"
+    assert wanted in sentence
     sentence = refusal(lambda: read_target(tmp_path / "cut.safetensors", CONFIGS["janus"]))
     assert (
         "what it is prompted with should be captions to fit the model (text encoder), found ids of tokens" in sentence
@@ -303,7 +304,7 @@ def test_a_cut_file_and_our_own_of_other_classes_are_one_sentence(folder, tmp_pa
     )
     (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
     sentence = refusal(lambda: read_target(tmp_path / "cut.safetensors", CONFIGS["janus"], family="janus"))
-    assert "must be one of Chameleon" in sentence and "to draw images, got BertModel" in sentence
+    assert "must be one of Chameleon" in sentence and "to generate images, got BertModel" in sentence
     (tmp_path / "config.json").unlink()
     save_model(tmp_path / "model.safetensors", read(folder, "c2i"))
     assert read_target(tmp_path / "model.safetensors", CONFIGS["c2i"]).config == CONFIGS["c2i"]

@@ -1,4 +1,4 @@
-"""Writes the page on which methods draw the timed prompts side by side, and a moving picture of one prompt."""
+"""Write the page that replays how methods generate the timed prompts, and an animation of one prompt."""
 
 from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.io import write_text
@@ -15,7 +15,7 @@ with job_log(snakemake) as log:
     prompts = [prompt for path in files.prompts for prompt in read_prompts(path) if prompt.id in set(timed.prompt_ids)]
 
     def draw(codes):
-        """Pixels of images' codes."""
+        """Decode codes to pixels."""
         return to_pixels(decode_images(tokenizer, codes))
 
     page = build_page(timed, prompts, draw)

@@ -1,4 +1,4 @@
-"""Loads what images will be measured with, so that a wrong file stops a run before anything is generated."""
+"""Load the published metric models, so that a wrong file stops a run before images are generated."""
 
 from lantern.io import write_json
 from lantern_pipeline.measure.metric_models import check_metric_weights

@@ -1,4 +1,4 @@
-"""Brings an attribute classifier or a CLIP model of another run into this one, after comparing it with the config."""
+"""Copy an attribute classifier or a CLIP model of another run after checking it against the config."""
 
 from lantern.checkpoints.native import save_model
 from lantern.io import write_json

@@ -1,4 +1,4 @@
-"""Measures the images of all methods on one prompt set at one temperature by their scores, and the ceilings."""
+"""Measure the images of all methods on one prompt set at one temperature from their scores."""
 
 from lantern.records import load_shards
 from lantern_pipeline.data.image_sources import make_source

@@ -1,4 +1,4 @@
-"""Scores the images of one method on one prompt set at one temperature that differ from the autoregressive ones."""
+"""Score the images of one method, prompt set and temperature that differ from the autoregressive images."""
 
 from pathlib import Path
 

@@ -166,7 +166,7 @@ def test_a_model_in_bfloat16_is_decoded_in_it_and_left_as_it_was():
 
 
 def test_a_class_without_a_row_is_named():
-    with pytest.raises(ValueError, match=r"must be one of Chameleon.*, GlmImage.* to draw images, got Linear"):
+    with pytest.raises(ValueError, match=r"must be one of Chameleon.*, GlmImage.* to generate images, got Linear"):
         family_of("Linear")
 
 

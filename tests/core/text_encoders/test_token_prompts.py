@@ -102,7 +102,7 @@ def test_errors_are_one_sentence(encoder_of, tmp_path):
         path = save_tokenizer(tmp_path / "tokenizer.json", {"<s>": 0, "<racm3:break>": 1}, WORDS)
         of_text("anole", None, 12, str(path))
     (tmp_path / "tokenizer_config.json").unlink()
-    with pytest.raises(ValueError, match=r"the tokenizer names no 'bos_token': tokenizer_config.json should lie"):
+    with pytest.raises(ValueError, match=r"the tokenizer names no 'bos_token': tokenizer_config.json should be"):
         of_text("glm_image", path)
     (tmp_path / "text_tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"found text_tokenizer.json, tokenizer.json; name it"):

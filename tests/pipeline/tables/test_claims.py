@@ -204,16 +204,16 @@ def peers():
 )
 def test_one_sign_refutes_a_claim(peers, method_id, values, num_refuted):
     found = find(change(peers[0], method_id, **values), images=peers[1])["distribution"]
-    assert len(found["refuted"]) == num_refuted and found["num_stand"] == 2 - num_refuted
+    assert len(found["refuted"]) == num_refuted and found["num_confirmed"] == 2 - num_refuted
 
 
 def test_claims_that_stand_what_the_test_cannot_tell_and_what_was_not_measured(peers):
     found = find(change(peers[0], "annealed-2.0", law_p=1e-9), images=peers[1])["distribution"]
-    assert (found["num_claims"], found["num_stand"], found["refuted"], found["not_measured"]) == (2, 2, {}, [])
+    assert (found["num_claims"], found["num_confirmed"], found["refuted"], found["not_measured"]) == (2, 2, {}, [])
     assert (found["num_tests"], found["level"]) == (7, pytest.approx(0.05 / 7))
     assert (found["num_relaxed"], found["num_told"]) == (5, 1) and found["not_told"]["COOL-SD ω 1.1"] == 0.5
     found = find(change(peers[0], "eagle1", law_p=np.nan), images=peers[1])
-    assert found["distribution"]["not_measured"] == ["EAGLE-1 (chain5)"] and found["distribution"]["num_stand"] == 1
+    assert found["distribution"]["not_measured"] == ["EAGLE-1 (chain5)"] and found["distribution"]["num_confirmed"] == 1
     assert found["frontier"]["not_measured"] == ["SJD++ (chain9)"]
     assert "distribution" not in find(peers[0].assign(law_p=np.nan), images=peers[1])
 

@@ -53,28 +53,30 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
             images,
             of_samples,
             caption=(
-                "**Same prompts, same noise, every method.** Rows are the first prompts of the set {prompt_set} "
-                "(not a choice), columns methods at temperature {temperature} and guidance scale {cfg_scale}; of "
-                "every preset the first. The number under an image is its tokens per forward pass of the target "
-                "model: 1 without guesses. Exact methods that use the target's own noise repeat the autoregressive "
-                "image token for token; EAGLE-1 keeps the distribution, so its images are others of the same "
-                "quality."
+                "**Same prompts, same noise, every method.** Each row is a prompt, the first ones of the prompt set "
+                "{prompt_set} (not selected by hand). Each column is a method, the first one of each preset. "
+                "Temperature {temperature}, guidance scale {cfg_scale}. The number below an image is its tokens per "
+                "forward pass of the target model; it is 1 without drafts, and higher is faster.\n\n"
+                "Exact methods that use the target's noise repeat the autoregressive image token for token. EAGLE-1 "
+                "keeps the distribution only: its images are other samples of the same quality."
             ),
         ),
         "tradeoff": Figure(
             "b",
-            "What speed costs",
+            "Speed and quality",
             {"summary": SUMMARY},
             of_rows,
             caption=(
-                "**What speed costs.** Right is faster: speed-up over our own autoregressive decoder at batch 1 "
-                "(left; {autoregressive_latency_ms} ms an image, {num_timed} prompts timed in pairs) and tokens per "
-                "forward pass of the target (right). Top: negative log-likelihood (NLL) of the tokens under the "
-                "target; off the dashed line, above or below it, a method has left the target's distribution. "
-                "Bottom, where it is measured: share of the prompt's attributes that a classifier reads back. "
-                "{prompts} of the set {prompt_set}, temperature {temperature}. A curve runs over a method's grid. "
-                "Bars are 95 % bootstrap intervals over prompts; methods share their noise, so that differences "
-                "between them are smaller than the bars suggest."
+                "**Speed and quality.** Horizontal axes, further right is faster: speed-up over Lantern's "
+                "autoregressive decoding at batch 1 (left), and tokens per forward pass of the target (right). "
+                "Vertical axes: negative log-likelihood (NLL) of the tokens under the target (top), and prompt "
+                "accuracy (bottom, if measured), the fraction of the prompt's attributes that a classifier reads from "
+                "the image; higher is better. The dashed line is the NLL of the target's samples. A method above or "
+                "below it does not follow the target's distribution.\n\n"
+                "{prompts} of the prompt set {prompt_set}, temperature {temperature}; {num_timed} prompts are timed. "
+                "Autoregressive decoding takes {autoregressive_latency_ms} ms per image. A curve connects the "
+                "settings of one method. Bars are 95 % bootstrap intervals over prompts. Methods share their noise, "
+                "so differences between them are more certain than the bars suggest."
             ),
         ),
         "ambiguity": Figure(
@@ -82,24 +84,28 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
             "Token-selection ambiguity",
             {"ambiguity": "<results>/quality/ambiguity.csv"},
             caption=(
-                "**Token-selection ambiguity.** Probability that the target gives its best next token (top) and its "
-                "ten best (bottom), at every position of held-out images, temperature 1, without guidance and at "
-                "guidance scale {cfg_scale}; vertical lines are means. A language model is nearly sure of most "
-                "tokens. This target, like published ones, spreads its mass over many look-alike codes: that "
-                "starves drafts of acceptance, and is what relaxed decoding answers."
+                "**Token-selection ambiguity.** Histograms of the target's top-1 probability (top) and top-10 "
+                "probability (bottom) for the next token; further right is less ambiguous. Vertical lines are means. "
+                "They are measured at every position of held-out images at temperature 1, without guidance and at "
+                "guidance scale {cfg_scale}.\n\n"
+                "A language model is nearly certain of most tokens. This target, like published ones, spreads its "
+                "probability over many similar codes. Few drafts are therefore accepted, and relaxed decoding was "
+                "made for this case."
             ),
         ),
         "latent_proximity": Figure(
             "e",
-            "Are near codes look-alikes?",
+            "Do nearest codes look alike?",
             {**images, "records": originals, "nearest_codes": nearest},
             of_proximity,
             caption=(
-                "**Are near codes look-alikes?** First images of the set {prompt_set} (not a choice), drawn by "
-                "autoregressive decoding at temperature {temperature}, and the same with *every* token replaced by "
-                "its 1st, 10th and 100th nearest code (or the last that the table keeps) and by a random one. "
-                "Below: mean peak signal-to-noise ratio (PSNR) to the original, in dB, higher is closer. Relaxed "
-                "decoding replaces some tokens, never all, and the target sees each replacement before it goes on."
+                "**Do nearest codes look alike?** Each row is an image of autoregressive decoding, the first ones of "
+                "the prompt set {prompt_set} (not selected by hand), at temperature {temperature}. Next to it, "
+                "*every* token is replaced by its 1st, 10th or 100th nearest code (or the last one stored), or by a "
+                "random code. Below: mean peak signal-to-noise ratio (PSNR) to the original, in dB; higher is "
+                "closer.\n\n"
+                "Relaxed decoding replaces only some tokens, and the target sees each replacement before it "
+                "continues."
             ),
         ),
         "total_variation": Figure(
@@ -108,37 +114,40 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
             {"curves": f"{tables}/curves.csv", "methods": f"{tables}/methods.csv", "summary": SUMMARY},
             of_rows,
             caption=(
-                "**Is delta a bound?** Top: total variation (TV; 0: equal, 1: disjoint) between the distributions "
-                "of the emitted token and of the target's, against the bound that was asked for. It is enumerated "
-                "at the same nodes for all rules, visited by exact decoding on {config.total_variation.num_images} "
-                "images, with k = {config.total_variation.k} nearest codes. Lines are means over nodes with 95 % "
-                "bootstrap intervals over images, dotted lines 95th percentiles. Above the grey line delta is a "
-                "knob and no guarantee; the bounded rule lies below it at every node, by proof. Both axes are "
-                "logarithmic; smaller values are drawn on the lower end.\n\n"
-                "Bottom: this run's relaxed methods, each over the nodes that it met itself, with 95 % intervals, "
-                "and the delta that each was given. Open marks are the share of substituted tokens: an upper bound "
-                "of TV. TV says how the distribution changes, not whether the change can be seen."
+                "**Is delta a bound?** Total variation (TV) is the distance between the distributions of the emitted "
+                "token and of the target's token: 0 if they are equal, 1 if they are disjoint. Smaller is better.\n\n"
+                "Top: TV over delta, the bound that was set, for all acceptances at the same nodes. Above the grey "
+                "line, TV exceeds delta, so delta is no bound. Both axes are logarithmic, and values that are too "
+                "small are drawn at the lower end. The comparison uses k = {config.total_variation.k} nearest codes. "
+                "Exact decoding visited the nodes on {config.total_variation.num_images} images, and TV is computed "
+                "by enumeration. Lines are means over nodes with 95 % bootstrap intervals over images; dotted lines "
+                "are 95th percentiles. The acceptance ``bounded`` is below the grey line at every node, by proof.\n\n"
+                "Bottom: the relaxed methods of this run, each at the nodes that it visited, with 95 % intervals. "
+                "Further left is better; a black tick is the delta of the method. Open markers show the fraction of "
+                "substituted tokens, an upper bound of TV. TV measures a change of the distribution, not whether a "
+                "person can see it."
             ),
         ),
         "published": Figure(
             "l",
-            "Published numbers beside this run's",
+            "Published numbers next to those of this run",
             {"summary": SUMMARY},
             of_rows,
             caption=(
-                "**Published numbers, beside ours and not comparable with them.** Speed-ups as printed (left) and "
-                "this run's (right, with 95 % intervals), each over the autoregressive decoding of its own source. "
-                "Models, GPUs, image sizes and data differ: LlamaGen-XL has 775 million parameters and draws 256 or "
-                "1024 tokens, this run's target is small enough for a CPU. Read each panel for the order of methods "
-                "within a line, never across panels. Markers that would hide each other are shifted up and down. T "
-                "is the temperature, where our source states it.\n\n"
-                "Sources: LANTERN (arXiv 2410.03355), COOL-SD (arXiv 2601.09212), SCD (arXiv 2510.24211) and GSD "
-                "(arXiv 2508.07747), from summaries by others; LANTERN++ (arXiv 2502.06352) and SJD++ (arXiv "
-                '2512.07503), their abstracts, an "up to"; PathRelax (arXiv 2606.10492), its abstract; SJD-PAC '
-                "(arXiv 2603.18599), its code's README, SJD measured again. Measured again by others: VVS (arXiv "
-                "2511.13587), COOL-SD, CIAR (arXiv 2603.25463), MuLo-SD (arXiv 2601.05149), PJD (arXiv 2606.05703). "
-                "Left out are PAR, LPD, FlashAR and DiDA, which train the model anew. All numbers, with grade and "
-                "notes, are in ``workflow/lantern_pipeline/tables/published_results.csv``."
+                "**Published speed-ups next to those of this run; they are not comparable.** Left: speed-ups as "
+                "published. Right: speed-ups of this run with 95 % intervals. Further right is faster. Each source "
+                "compares with its own autoregressive decoding. Models, GPUs, image sizes and data differ: "
+                "LlamaGen-XL has 775 million parameters and generates 256 or 1024 tokens, while this run's target is "
+                "small enough for a CPU. Compare the order of methods within a panel, not values across panels. "
+                "Overlapping markers are shifted up or down. T is the temperature, if the source states it.\n\n"
+                "Numbers of LANTERN (arXiv 2410.03355), COOL-SD (arXiv 2601.09212), SCD (arXiv 2510.24211) and GSD "
+                "(arXiv 2508.07747) come from summaries by others. Numbers of LANTERN++ (arXiv 2502.06352) and SJD++ "
+                '(arXiv 2512.07503) are the "up to" of their abstracts. PathRelax (arXiv 2606.10492): its abstract. '
+                "SJD-PAC (arXiv 2603.18599): the README of its code, where SJD was measured again. Other repeated "
+                "measurements come from VVS (arXiv 2511.13587), COOL-SD, CIAR (arXiv 2603.25463), MuLo-SD (arXiv "
+                "2601.05149) and PJD (arXiv 2606.05703). PAR, LPD, FlashAR and DiDA are left out, because they train "
+                "another model. All numbers, with their grade and notes, are in "
+                "``workflow/lantern_pipeline/tables/published_results.csv``."
             ),
         ),
         "ablations": Figure(
@@ -146,44 +155,46 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
             "Ablations",
             {"table": ablations},
             caption=(
-                "**Ablations.** One panel per ablation, a line per variant, on {config.ablations.num_prompts} "
-                "prompts of the set {prompt_set}: tokens per forward pass of the target (left) and rise of the "
-                "negative log-likelihood (NLL) over autoregressive decoding of the same noise and sampling settings "
-                "(right). Labels name what differs within the panel. Bars are 95 % bootstrap intervals over "
-                'prompts, dashed lines autoregressive decoding. With so few prompts, overlapping bars mean "not '
-                'told apart", not "equal".'
+                "**Ablations.** One panel per ablation and one line per variant. Left: tokens per forward pass of the "
+                "target; further right is faster. Right: increase of the negative log-likelihood (NLL) over "
+                "autoregressive decoding; closer to 0 is better. Both compare the same noise and sampling settings, "
+                "on {config.ablations.num_prompts} prompts of the prompt set {prompt_set}. Labels state what differs "
+                "within the panel. Bars are 95 % bootstrap intervals over prompts; dashed lines are autoregressive "
+                "decoding. The number of prompts is small: overlapping bars do not show that two variants are equal."
             ),
         ),
         "frontier": Figure(
             "q",
-            "Speed against distance from the target's distribution",
+            "Speed and distance from the target's distribution",
             {"summary": SUMMARY},
             of_rows,
             caption=(
-                "**Speed against distance from the target's distribution.** Total variation between the "
-                "distributions of the emitted and of the target's token, over speed-up (left) and tokens per "
-                "forward pass of the target (right); lower right is better. The mean over verified nodes; where "
-                "drafts share the target's noise and no more is known, the share of substitutions, which bounds it. "
-                "The axis is that of square roots, so that small distances can be told apart. A line runs over a "
-                "method's grid. Filled markers have a trained draft model, open ones none. Below: methods that "
-                "follow the target's distribution, and those whose total variation at a node is not known, since "
-                "their drafts do not follow the distributions that they are verified with. Horizontal bars are 95 % "
-                "bootstrap intervals of the speed over prompts; the intervals of the total variation stand in the "
-                "table alone. {prompts} of the set {prompt_set}, temperature {temperature}."
+                "**Speed and distance from the target's distribution.** Vertical axis: total variation between the "
+                "distributions of the emitted token and of the target's token, on a square-root scale. Horizontal "
+                "axes: speed-up (left) and tokens per forward pass of the target (right). Further right and lower is "
+                "better.\n\n"
+                "Total variation is the mean over verified nodes. If drafts share the target's noise and only a bound "
+                "is known, the bound is shown: the fraction of substituted tokens. A line connects the settings of "
+                "one method. Filled markers have a trained draft model; open markers have none. Methods whose total "
+                "variation is 0 or unknown are listed below the panels, by speed only. It is unknown if the drafts do "
+                "not follow the distributions with which they are verified.\n\n"
+                "{prompts} of the prompt set {prompt_set}, temperature {temperature}. Horizontal bars are 95 % "
+                "bootstrap intervals over prompts. The table has the intervals of the total variation."
             ),
         ),
         "generality": Figure(
             "r",
-            "Acceptance over the ambiguity of many targets",
+            "Tokens per forward pass on targets of different ambiguity",
             {"table": GENERALITY},
             caption=(
-                "**Acceptance over the ambiguity of many targets.** Left: tokens per forward of the target, a "
-                "marker per method and target; filled markers are relaxed methods, open ones exact. Right: by how "
-                "much a relaxed method exceeds the exact one on the same drafts and tree. Further right, a target's "
-                "ten best tokens hold less probability (guided, on held-out images). The targets, named above, "
-                "differ from *base* in one thing each: family, heads of keys and values, codebook, grid, or "
-                "prompts. Dashed lines are least-squares fits, for the eye. Bars are 95 % bootstrap intervals over "
-                "prompts."
+                "**Tokens per forward pass on targets of different ambiguity.** Horizontal axis: ambiguity, which is "
+                "1 minus the probability of the ten most probable tokens, with guidance, on held-out images; further "
+                "right is more ambiguous. Left: tokens per forward pass of the target; higher is faster. Right: gain "
+                "of a relaxed method over the exact method with the same drafts and tree; higher is better. One "
+                "marker per method and target: filled markers are relaxed, open ones exact.\n\n"
+                "The targets, named above the panels, differ from *base* in one setting each: family, key/value "
+                "heads, codebook, grid or prompts. Bars are 95 % bootstrap intervals over prompts. Dashed lines are "
+                "least-squares fits, as a guide to the eye."
             ),
         ),
     }

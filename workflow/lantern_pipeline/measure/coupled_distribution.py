@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from lantern.acceptance.base import Verifier
-from lantern.acceptance.relaxed_sets import ByLookAlike, RelaxedSets, WithinBound
+from lantern.acceptance.relaxed_sets import ByProximity, RelaxedSets, WithinBound
 from lantern.decoding import TreeDecoder
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
@@ -59,7 +59,7 @@ def measure_coupled_drafts(
         "monte_carlo".
     """
     nodes, verifier = record_nodes(decoder.with_draft_probs(), prompts, encoder, **options), decoder.verifier
-    if nodes.children.shape[1] == 1 and isinstance(verifier, WithinBound | ByLookAlike):
+    if nodes.children.shape[1] == 1 and isinstance(verifier, WithinBound | ByProximity):
         return nodes, "enumeration", distribution_of_one_coupled_draft(nodes, verifier.sets)
     found = distribution_of_coupled_siblings(nodes, verifier, num_samples=num_samples, seed=options["run_seed"])
     return nodes, "monte_carlo", found
@@ -158,7 +158,7 @@ def distribution_of_coupled_siblings(
         children = torch.where(is_copied, nodes.children, drawn)
         scores = _GivenScores(weights[:, None], (weights + noise)[:, None])
         choice = verifier.verify_nodes(scores, children[:, None], None)
-        sums[number % 2].scatter_add_(1, choice.chosen, one).scatter_add_(1, choice.own, -one)
+        sums[number % 2].scatter_add_(1, choice.chosen, one).scatter_add_(1, choice.bonus, -one)
         num_accepted += (children == choice.chosen).any(1)
     counts = (num_samples - num_samples // 2, num_samples // 2)
     first, second = (part / count for part, count in zip(sums, counts, strict=True))

@@ -93,7 +93,7 @@ class TotalVariationStudy:
             if not decoder.sampling.is_greedy:
                 row["law_p"] = image_test.p_value(_select(drawn, self.tested_prompts).codes, decoder.sampling)
             has_drafts = spec.tree is not None
-            if has_drafts and isinstance(decoder, TreeDecoder) and decoder.verifier.draws_target_tokens:
+            if has_drafts and isinstance(decoder, TreeDecoder) and decoder.verifier.samples_target_tokens:
                 row |= self._count_substitutions(_select(drawn, self.prompts), decoder)
             rows.append(row)
         return pd.DataFrame(rows).reindex(columns=COLUMNS)

@@ -9,7 +9,7 @@ from typing import TypedDict
 import numpy as np
 from torch import Tensor
 
-from lantern.methods import draws_target_tokens
+from lantern.methods import samples_target_tokens
 from lantern.prompts import Prompt
 from lantern_pipeline.measure.latency import TimedImages
 from lantern_pipeline.measure.speed import BASELINE
@@ -98,7 +98,7 @@ def _kind(method: Mapping[str, object], temperature: float) -> str:
     if method["method_id"] == BASELINE:
         return "baseline"
     kind = "exact" if method["is_exact"] else "relaxed"
-    return kind if draws_target_tokens(method, temperature) else f"{kind}_rejection"
+    return kind if samples_target_tokens(method, temperature) else f"{kind}_rejection"
 
 
 def _describe_run(timed: TimedImages, row: int, baseline: int) -> dict[str, object]:

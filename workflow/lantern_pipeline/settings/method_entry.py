@@ -23,7 +23,7 @@ def _parameter_type(parameter: Parameter) -> object:
         bounds.append(Field(gt=parameter.low) if parameter.is_open else Field(ge=parameter.low))
     if isfinite(parameter.high):
         bounds.append(Field(le=parameter.high))
-    return Annotated[Integer if parameter.is_whole else Number, *bounds]
+    return Annotated[Integer if parameter.is_integer else Number, *bounds]
 
 
 _Temperature = Annotated[Number, Field(ge=0, le=100)]

@@ -222,7 +222,7 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
     alike = relaxed[relaxed["law_p"] >= level]
     return {
         "num_claims": int(is_claimed.sum()),
-        "num_stand": int(is_claimed.sum()) - len(refuted) - len(open_),
+        "num_confirmed": int(is_claimed.sum()) - len(refuted) - len(open_),
         "refuted": dict(zip(refuted["label"], refuted["law_p"], strict=True)),
         "not_measured": list(open_["label"]),
         "num_tests": int(tested.sum()),
