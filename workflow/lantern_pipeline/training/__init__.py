@@ -1,1 +1,1 @@
-"""Training loops of every model that the embedded world needs; one file a model."""
+"""Training of every model of the shapes dataset, one file per model."""

@@ -1,4 +1,4 @@
-"""Training of the attribute classifier on scenes rendered on the fly."""
+"""Training of the attribute classifier on scenes that are rendered during training."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ from lantern_pipeline.world.attribute_classifier import (
     attribute_targets,
 )
 
-NUM_EVAL = 1000  # held-out images behind the reported numbers
-_DATA_STREAM = 101  # keeps this stage's draws apart from the other stages'
-_FAR = 1 << 30  # prompts are the first indices of "unseen"; training takes those from here on
+NUM_EVAL = 1000  # held-out images of the reported numbers
+_DATA_STREAM = 101  # makes this stage's random numbers different from those of other stages
+_FAR = 1 << 30  # prompts are the first indices of "unseen"; training uses indices from here on
 
 
 @dataclass(frozen=True)
 class AttributeClassifierTraining:
-    """The keys of config section `attribute_classifier` that say how it is trained."""
+    """Training keys of config section `attribute_classifier`."""
 
     num_steps: int
-    batch_size: int = 64  # images a step
-    learning_rate: float = 0.003  # of AdamW, at its highest
+    batch_size: int = 64  # images per step
+    learning_rate: float = 0.003  # highest learning rate of AdamW
     weight_decay: float = 0.02
-    blur_share: float = 0.5  # of the images, blurred and made noisy, so that reconstructions are read as well
-    shape_weight: float = 4.0  # of the two shape losses
+    blur_share: float = 0.5  # share of images that are blurred and noisy, so that reconstructions can be read as well
+    shape_weight: float = 4.0  # weight of the two shape losses
 
 
 class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
-    """Trains an attribute classifier; the seed is that of weights and data.
+    """Trainer of an attribute classifier; `seed` determines weights and data.
 
-    A quarter of each batch holds held-out combinations, far from the prompts' indices: the classifier must measure both
-    prompt sets alike and not share the target's gaps. A share of the images is blurred and made noisy, so that
-    reconstructions can be read too; shapes are learnt last, hence the weight of their losses.
+    A quarter of each batch shows held-out combinations of attributes, far from the indices of the prompts. The
+    classifier must measure both prompt sets equally well and not share the target's gaps. A share of the images is
+    blurred and noisy, so that the classifier can also read reconstructions. Shapes are learnt last, hence the weight of
+    their losses.
     """
 
     def __init__(
@@ -54,7 +55,11 @@ class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
         )
 
     def step(self, i: int) -> dict[str, float]:
-        """Runs step i; returns loss (nats, weighted sum over heads) and accuracy of the batch."""
+        """Run step i.
+
+        Returns:
+            loss (nats, weighted sum over heads) and accuracy of the batch.
+        """
         settings = self.settings
         images, targets = self._batch(i)
         self.model.train()
@@ -78,7 +83,7 @@ class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
 
 
 def degrade(images: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Blurs a share of the images (images, 3, S, S) by random amounts and adds noise, as a tokenizer would."""
+    """Blur a share of the images (images, 3, S, S) by random amounts and add noise, like a tokenizer."""
     chosen = (torch.rand(len(images), 1, 1, 1, generator=generator) < share).float()
     weight = chosen * torch.rand(len(images), 1, 1, 1, generator=generator)
     blurred = F.avg_pool2d(images, 3, 1, 1, count_include_pad=False)

@@ -1,4 +1,4 @@
-"""Training of the small CLIP model with open_clip's own contrastive loss."""
+"""Training of the small CLIP model with open_clip's contrastive loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WARMUP_SHARE = 0.1
 
 
 class ClipRecipe(TypedDict):
-    """What a run adds to config section `clip`."""
+    """Settings that the code adds to config section `clip`."""
 
     batch_size: int
     learning_rate: float
@@ -33,23 +33,26 @@ class ClipRecipe(TypedDict):
 
 
 class ClipSettings(ClipRecipe):
-    """A recipe, and the length of the training, config section `clip`."""
+    """Recipe, and number of training steps from config section `clip`."""
 
     num_steps: int
 
 
 RECIPE: ClipRecipe = {
-    "batch_size": 128,  # image-caption pairs a step
-    "learning_rate": 0.002,  # of AdamW, at its highest
+    "batch_size": 128,  # image-caption pairs per step
+    "learning_rate": 0.002,  # highest learning rate of AdamW
     "weight_decay": 0.05,
-    "width": 16,  # channels of the image tower's first stage; all towers scale with it
+    "width": 16,  # channels of the first stage of the image tower; later stages scale with it
     "embed_dim": 64,  # length of the common embedding
-    "num_eval": 512,  # held-out pairs behind the reported accuracy
+    "num_eval": 512,  # held-out pairs of the reported accuracy
 }
 
 
 class ClipTrainer(Trainer[ClipModel]):
-    """Contrastive training on captioned images with settings RECIPE and num_steps; the seed is that of their order."""
+    """Contrastive trainer on captioned images, with settings RECIPE and num_steps.
+
+    The seed determines the order of the images.
+    """
 
     def __init__(self, model: ClipModel, source: ImageSource, settings: ClipSettings, seed: int) -> None:
         from open_clip.loss import ClipLoss
@@ -66,7 +69,7 @@ class ClipTrainer(Trainer[ClipModel]):
         self.optimiser = Optimiser([adamw], 1.0, model.parameters())
 
     def step(self, i: int) -> dict[str, float]:
-        """Runs step i on a batch that holds every caption once."""
+        """Run step i on a batch in which every caption occurs once."""
         indices, captions = self._draw_batch(i)
         device = next(self.model.parameters()).device
         images = self.source.images("train", indices).to(device)
@@ -74,12 +77,15 @@ class ClipTrainer(Trainer[ClipModel]):
         loss = self.loss(output["image_features"], output["text_features"], output["logit_scale"])
         num_steps = self.settings["num_steps"]
         self.optimiser.step(loss, cosine_rate(i, num_steps, warmup=max(1, round(WARMUP_SHARE * num_steps))))
-        with torch.no_grad():  # the bound that CLIP's authors put on the learned temperature
+        with torch.no_grad():  # bound of the learned temperature, as in CLIP's paper
             self.model.clip.logit_scale.clamp_(0.0, math.log(MAX_LOGIT_SCALE))
         return {"loss": loss.item()}
 
     def _draw_batch(self, i: int) -> tuple[list[int], list[str]]:
-        """Indices and captions of step i. A caption drawn twice stays once: the loss would call it a mismatch."""
+        """Return indices and captions of step i.
+
+        A caption that was sampled twice is kept once, because the loss would count the second one as a mismatch.
+        """
         indices = batch_indices(self.seed, i, self.settings["batch_size"], self.source.num_train)
         first = {}
         for index, caption in zip(indices, self.source.captions("train", indices), strict=True):
@@ -95,10 +101,20 @@ def train_clip(
     checkpoint: Path | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[ClipModel, dict[str, object]]:
-    """Trains a small CLIP model with settings RECIPE and num_steps; returns it in evaluation mode and a report with its
-    retrieval accuracy on held-out real images as JSON values.
+    """Train a small CLIP model with settings RECIPE and num_steps.
+
+    Args:
+        source: captioned images.
+        settings: RECIPE and num_steps.
+        seed: random seed of weights and order.
+        checkpoint: file for resuming, or None.
+        device: device of the model.
+
+    Returns:
+        (model in evaluation mode, report). The report has JSON values, including the retrieval accuracy on held-out
+        real images.
     """
-    # A generator of its own is no option: open_clip initialises from the global one. The fork keeps the caller's state.
+    # open_clip initialises from the global random generator. The fork preserves the caller's state of it.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = ClipModel(make_config(source, settings)).to(device)
@@ -113,8 +129,10 @@ def train_clip(
 
 
 def make_config(source: ImageSource, settings: ClipSettings) -> ClipConfig:
-    """The model's config: sizes from the settings, words from the source. One without a closed vocabulary lends the
-    most frequent words of its training captions; all others share one token.
+    """Build the model's config: sizes from the settings, words from the source.
+
+    If the source has no closed vocabulary, the most frequent words of its training captions are used. All other words
+    share one token.
     """
     width, embed_dim = settings["width"], settings["embed_dim"]
     if source.vocabulary is not None:
@@ -127,10 +145,10 @@ def make_config(source: ImageSource, settings: ClipSettings) -> ClipConfig:
 
 
 def retrieval_accuracy(scorer: ClipScorer, source: ImageSource, split: str, num_pairs: int) -> dict[str, float]:
-    """Retrieval of 1 in 32 on the first `num_pairs` real images of a split, and the mean cosine of matching pairs.
+    """Measure 1-in-32 retrieval on the first `num_pairs` real images of a split, and the mean cosine of matching pairs.
 
-    Accuracies are shares right, 1 / 32 by chance with full groups; a candidate with the same caption counts as right.
-    A remainder of the pairs that makes no full group is left out, unless it is all there is.
+    Accuracies are shares of correct choices, 1 / 32 by chance. A candidate with the same caption counts as correct.
+    Pairs are split into groups of 32. An incomplete last group is left out, unless it is the only one.
     """
     captions = source.captions(split, range(num_pairs))
     batches = (range(first, min(first + 64, num_pairs)) for first in range(0, num_pairs, 64))

@@ -1,6 +1,6 @@
-"""Training of the draft model against a frozen target.
+"""Training of the draft model with a frozen target.
 
-The order of images and whatever else is random are pure functions of (seed, batch, place in the batch).
+The order of images and all random numbers are pure functions of (seed, batch, position in the batch).
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from lantern_pipeline.training.target import drop_prompts
 
 
 class DrafterTrainer(Trainer[DraftModel]):
-    """Trains a float32 draft model against a target, both on one device, that it freezes and, for bfloat16, casts in
-    place. The recipe is resolved (`DrafterTraining.resolve`); the seed is that of order, noise and caption dropout.
+    """Trainer of a float32 draft model with a target on the same device.
+
+    The trainer freezes the target, and for bfloat16 casts it in place. The recipe must be resolved
+    (`DrafterTraining.resolve`). The seed determines order, noise and caption dropout.
     """
 
     def __init__(
@@ -35,7 +37,11 @@ class DrafterTrainer(Trainer[DraftModel]):
         self.optimiser = make_optimiser(draft, recipe)
 
     def step(self, i: int) -> dict[str, float]:
-        """One optimiser step on the batches of step i."""
+        """Run one optimiser step on the batches of step i.
+
+        Returns:
+            loss, gradient_norm, and overlap_<d> at each depth d, see `DraftLoss`.
+        """
         num_batches = self.recipe.accumulation
         self.optimiser.zero_grad()
         total = torch.zeros((), device=self.target.device)
@@ -48,7 +54,7 @@ class DrafterTrainer(Trainer[DraftModel]):
         return {"loss": loss, "gradient_norm": norm} | {f"overlap_{d}": value for d, value in enumerate(overlaps, 1)}
 
     def _batch(self, i: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Batch i as the loss takes it: codes, mask, hidden states, noisy hidden states."""
+        """Return batch i as the loss takes it: codes, mask, hidden states, noisy hidden states."""
         t = self.recipe
         indices = step_indices(len(self.dataset), t.batch_size, self.seed, i)
         draws = [slot_generator(self.seed, i, slot) for slot in range(t.batch_size)]
@@ -60,25 +66,26 @@ class DrafterTrainer(Trainer[DraftModel]):
         codes, mask, hidden = run_target(self.target, codes, features, mask, with_null=t.is_guided)
         if not t.noise:
             return codes, mask, hidden, hidden
-        # Every image has noise of its own, a guided one two: (images, copies, rows, dim), then captioned rows first.
+        # Every image has different noise, with guidance one sample per branch: (images, branches, positions, dim).
+        # Then all conditional sequences come first.
         shape = (len(hidden) // len(draws), *hidden.shape[1:])
         jitter = torch.stack([torch.rand(shape, generator=draw) - 0.5 for draw in draws]).transpose(0, 1).flatten(0, 1)
         return codes, mask, hidden, hidden + jitter.to(hidden.device) * (t.noise * 512 / hidden.shape[1])
 
 
 def make_optimiser(draft: DraftModel, recipe: DrafterTraining) -> Optimiser:
-    """The recipe's optimiser over the parameters that are trained."""
+    """Create the recipe's optimiser of the trained parameters."""
     if recipe.optimiser == "adamw":
         return make_adamw(draft, recipe.learning_rate, recipe.max_norm, recipe.weight_decay)
     return make_muon(draft, recipe.matrix_learning_rate, recipe.learning_rate, recipe.max_norm, recipe.weight_decay)
 
 
 def freeze(target: Target, dtype: torch.dtype) -> Target:
-    """Freezes a target in place and casts it; its head, which losses and probabilities read, stays float32."""
+    """Freeze a target in place and cast it. Its head stays float32, because losses and probabilities use it."""
     return cast_weights(target, dtype).eval().requires_grad_(False)
 
 
 def slot_generator(seed: int, i: int, slot: int) -> torch.Generator:
-    """Randomness of one image of batch i; `slot` is its place in the whole batch."""
+    """Return the random generator of one image of batch i; `slot` is its position in the whole batch."""
     digest = hashlib.blake2b(f"{seed} {i} {slot}".encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))

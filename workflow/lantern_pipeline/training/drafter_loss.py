@@ -1,5 +1,7 @@
-"""What the draft model's training minimises, the distance of its unrolled predictions from the target's own, and how
-often its drafts would be accepted on held-out images.
+"""Loss of the draft model, and acceptance of its drafts on held-out images.
+
+The loss is the distance of its unrolled predictions from the target's. *Unrolled* means that the draft model continues
+its own predictions, as in decoding.
 """
 
 from __future__ import annotations
@@ -23,12 +25,13 @@ from lantern_pipeline.data.code_dataset import CodeDataset
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
 
 PUBLISHED_ENTROPY_WEIGHT = 0.1
-MIN_DEPTH = 3  # drafts deep that is validated, whatever the loss trains
+MIN_DEPTH = 3  # validation measures at least this depth, even if the loss trains fewer passes
 
 
 class DraftLoss(nn.Module):
-    """The loss as a module, whose parameters are the draft model's; of the frozen target its head reads hidden
-    states.
+    """Loss as a module, with the parameters of the draft model.
+
+    The frozen target only applies its head to hidden states.
     """
 
     def __init__(self, draft: DraftModel, target: Target, recipe: DrafterTraining) -> None:
@@ -40,24 +43,31 @@ class DraftLoss(nn.Module):
     def forward(
         self, codes: torch.Tensor, mask: torch.Tensor, hidden: torch.Tensor, noisy_hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scalar loss of a batch and the overlaps sum_x min(t(x), p(x)) at each depth of drafting, (passes,), float32.
+        """Compute the loss of a batch.
 
-        Codes int64 (images, tokens); mask (rows, num_text_tokens); the target's hidden states (rows,
-        num_text_tokens + tokens - 1, dim), of which those with the null caption follow under the guided loss; and what
-        the draft model sees of them.
+        Args:
+            codes: int64 (images, tokens).
+            mask: (sequences, num_text_tokens).
+            hidden: the target's hidden states, (sequences, num_text_tokens + tokens - 1, dim). With the guided loss,
+                unconditional sequences follow the conditional ones.
+            noisy_hidden: hidden states that the draft model reads.
+
+        Returns:
+            (scalar loss, overlaps). overlaps are sum_x min(t(x), p(x)) at each depth of drafting, (passes,), float32,
+            for target distribution t and draft distribution p.
         """
         predictions = self.predict(codes, mask, noisy_hidden, self.recipe.passes if self.recipe.is_guided else 1)
         return compare(predictions, self.wanted(hidden), self.read, self.recipe)
 
     def predict(self, codes: torch.Tensor, mask: torch.Tensor, hidden: torch.Tensor, passes: int) -> list[torch.Tensor]:
-        """`unroll` in the recipe's precision; float32 results."""
+        """Run `unroll` in the recipe's precision, and return float32."""
         is_lower = self.recipe.dtype != torch.float32
         with torch.autocast(hidden.device.type, self.recipe.dtype) if is_lower else nullcontext():
             predictions = unroll(self.draft, codes, mask, hidden, passes)
         return [part.float() for part in predictions]
 
     def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The hidden states to predict, float32, (rows, tokens - 1, dim): row n predicts token n + 1."""
+        """Return the hidden states to predict, float32 (sequences, tokens - 1, dim): entry n predicts token n + 1."""
         return hidden[:, self.num_text_tokens :].float()
 
 
@@ -67,8 +77,16 @@ def compare(
     read: Callable[[torch.Tensor, float], torch.Tensor],
     recipe: DrafterTraining,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scalar loss and overlaps (passes,), float32, of hidden states predicted per pass, (rows, tokens - 1, dim), from
-    those wanted, captioned rows first under the guided loss; `read` is `Target.guided_logits`.
+    """Compare predicted hidden states with the target's.
+
+    Args:
+        predictions: hidden states per pass, (sequences, tokens - 1, dim).
+        wanted: the target's hidden states, the same shape. With the guided loss, conditional sequences come first.
+        read: `Target.guided_logits`.
+        recipe: the recipe.
+
+    Returns:
+        Scalar loss and overlaps (passes,), float32.
     """
     captions = 2 if recipe.is_guided and recipe.cfg_scale > 1 else 1
 
@@ -80,7 +98,7 @@ def compare(
     losses, overlaps = [], []
     for depth, predicted in enumerate(predictions):
         log_probs = logits(predicted).log_softmax(-1)
-        valid = slice(depth, None)  # the first `depth` rows have no draft of that depth before them
+        valid = slice(depth, None)  # no draft of this depth predicts the first `depth` positions
         entropy = -(target_probs * log_probs).sum(-1)[:, valid].mean()
         regression = F.smooth_l1_loss(predicted[:, valid], wanted[:, valid])
         if recipe.is_guided:
@@ -94,11 +112,20 @@ def compare(
 def unroll(
     draft: DraftModel, codes: torch.Tensor, mask: torch.Tensor, hidden: torch.Tensor, passes: int
 ) -> list[torch.Tensor]:
-    """Runs the draft model on its own predictions, as decoding does.
+    """Run the draft model on its own predictions, as in decoding.
 
-    In pass d every row sees the rows up to d - 1 places before it with the target's hidden states, then one row of
-    each pass between, then itself: just what a draft at depth d of a chain sees. Shapes as in `DraftLoss.forward`; the
-    last row of `hidden` is not read. Gives per pass (rows, tokens - 1, dim), whose row n predicts token n + 1.
+    Pass d gives each position the context of a draft at depth d of a chain: the target's hidden states up to d - 1
+    positions back, then one position of each pass in between, then itself.
+
+    Args:
+        draft: the draft model.
+        codes: int64 (images, tokens).
+        mask: (sequences, num_text_tokens).
+        hidden: the target's hidden states, as in `DraftLoss.forward`; the last position is not read.
+        passes: number of passes.
+
+    Returns:
+        One tensor per pass, (sequences, tokens - 1, dim); entry n predicts token n + 1.
     """
     rows, num_text, n = len(hidden), mask.shape[1] - 1, codes.shape[1] - 1
     codes = repeat_rows(codes, rows)
@@ -112,7 +139,7 @@ def unroll(
     predictions = [out]
     step = torch.arange(n, device=hidden.device)
     for depth in range(1, passes):
-        shifted = F.pad(out, (0, 0, 1, 0))[:, :-1]  # row n continues what the draft model predicted at row n - 1
+        shifted = F.pad(out, (0, 0, 1, 0))[:, :-1]  # position n continues the prediction at position n - 1
         masks = [attention[:, :, num_text:, :num_text], _band(step, depth, None, hidden.dtype)]
         masks += [_band(step, depth - between, depth - between, hidden.dtype) for between in range(1, depth + 1)]
         joined = torch.cat([part.expand(rows, -1, -1, -1) for part in masks], dim=-1)
@@ -123,7 +150,10 @@ def unroll(
 
 
 def _band(step: torch.Tensor, lowest: int, highest: int | None, dtype: torch.dtype) -> torch.Tensor:
-    """Additive mask (1, 1, n, n): query row sees key rows `lowest` (and more, up to `highest`) places before it."""
+    """Return the additive mask (1, 1, n, n) in which queries see keys from `lowest` to `highest` positions back.
+
+    Without `highest` they see all earlier keys.
+    """
     distance = step[:, None] - step
     visible = distance >= lowest
     if highest is not None:
@@ -132,7 +162,7 @@ def _band(step: torch.Tensor, lowest: int, highest: int | None, dtype: torch.dty
 
 
 class _GrowingCache:
-    """Keys and values of all passes so far, side by side; differentiable, for training only."""
+    """Keys and values of all passes so far, concatenated. It is differentiable and serves training only."""
 
     def __init__(self) -> None:
         self.keys: list[torch.Tensor] = []
@@ -148,11 +178,19 @@ class _GrowingCache:
 def run_target(
     target: Target, codes: torch.Tensor, features: torch.Tensor, mask: torch.Tensor, *, with_null: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Hidden states of images, teacher-forced, on the target's device: (codes, mask (rows, num_text_tokens), hidden
-    states (rows, num_text_tokens + tokens - 1, dim)).
+    """Compute hidden states of images by teacher forcing, on the target's device.
 
-    Codes are int64 (images, tokens), features and mask as in `Target.forward`. `with_null` adds the same images
-    with the null prompt behind, as guidance has them: rows are images or twice as many. Codes are given once an image.
+    Args:
+        target: the target.
+        codes: int64 (images, tokens).
+        features: as in `Target.forward`.
+        mask: as in `Target.forward`.
+        with_null: whether to append the same images with the null prompt, as for guidance. Then there are two sequences
+            per image.
+
+    Returns:
+        (codes, mask, hidden states). codes has one entry per image, mask is (sequences, num_text_tokens), hidden states
+        are (sequences, num_text_tokens + tokens - 1, dim).
     """
     codes, features, mask = (part.to(target.device) for part in (codes, features, mask))
     if with_null:
@@ -161,8 +199,9 @@ def run_target(
 
 
 class DrafterValidation:
-    """Teacher-forced acceptance under the run's own sampling settings, but at temperature 1, on the first `num_eval`
-    held-out images.
+    """Acceptance by teacher forcing on the first `num_eval` held-out images.
+
+    It uses the run's sampling settings, but temperature 1.
     """
 
     def __init__(self, loss: DraftLoss, target: Target, dataset: CodeDataset, sampling: SamplingConfig) -> None:
@@ -173,14 +212,15 @@ class DrafterValidation:
 
     @torch.no_grad()
     def __call__(self) -> dict[str, float]:
-        """Measures the draft model as it is.
+        """Measure the draft model in its present state.
 
-        val_loss: the training loss, without noise and dropped captions. val_acceptance_<d>: mean over positions of
-        sum_x min(t(x), p(x)), filtered target and draft distribution: the probability that a sampled draft at depth d
-        is accepted, given that the drafts before it were. val_greedy_<d>: share of positions where the most probable
-        codes of both agree. val_expected_length: 1 + a1 + a1 a2 + ..., tokens per target forward of a chain of sampled
-        drafts; an approximation, since depths are averaged over positions before they are multiplied, and the image's
-        codes stand in for drafts that were accepted.
+        Returns:
+            val_loss is the training loss, without noise and dropped captions. val_acceptance_<d> is the mean over
+            positions of sum_x min(t(x), p(x)) for filtered target and draft distributions. It is the probability that a
+            sampled draft at depth d is accepted if all drafts before it were. val_greedy_<d> is the share of positions
+            at which the most probable codes of both agree. val_expected_length is 1 + a1 + a1 a2 + ..., the tokens per
+            forward of a chain of sampled drafts. It is approximate: depths are averaged over positions before they are
+            multiplied, and codes of the image replace accepted drafts.
         """
         batches = torch.arange(self.num_images).split(self.loss.recipe.batch_size)
         totals = [len(indices) * self._measure(indices) for indices in batches]
@@ -192,7 +232,7 @@ class DrafterValidation:
         return values | {"val_expected_length": 1 + sum(accumulate(acceptance, mul))}
 
     def _measure(self, indices: torch.Tensor) -> torch.Tensor:
-        """Means over some images: loss, acceptance at each depth, greedy agreement at each depth; float64."""
+        """Return means over some images, float64: loss, acceptance at each depth, greedy agreement at each depth."""
         recipe = self.loss.recipe
         codes, mask, hidden = run_target(self.target, *self.dataset.batch(indices), with_null=True)
         predictions, wanted = self.loss.predict(codes, mask, hidden, self.depth), self.loss.wanted(hidden)
@@ -206,11 +246,11 @@ class DrafterValidation:
         for depth, predicted in enumerate(predictions):
             drafted = self._guided_logits(predicted)
             overlap = torch.minimum(probs, filter_logits(drafted, self.sampling).softmax(-1)).sum(-1)
-            acceptance.append(overlap[:, depth:].mean())  # the first `depth` rows have no draft of that depth
+            acceptance.append(overlap[:, depth:].mean())  # no draft of this depth predicts the first positions
             greedy.append((drafted.argmax(-1) == best)[:, depth:].float().mean())
         return torch.stack([loss, *acceptance, *greedy]).double()
 
     def _guided_logits(self, doubled: torch.Tensor) -> torch.Tensor:
-        """Hidden states, captioned rows first, to logits (images, tokens - 1, vocab)."""
+        """Convert hidden states, conditional sequences first, to logits (images, tokens - 1, vocab)."""
         captions = doubled.unflatten(0, (2, -1))[: 1 + self.sampling.is_guided]
         return self.loss.read(captions, self.sampling.cfg_scale)

@@ -1,26 +1,26 @@
-"""How a draft model is trained.
+"""Recipe of the draft model's training.
 
-Two losses. "guided" (default) compares what decoding compares: the guided distributions u + s (c - u) of target and
-draft model, on pairs of captioned and null rows, over several passes in which the draft model continues its own
-predictions. "published" is the LANTERN authors' loss: SmoothL1 on the hidden state plus 0.1 cross-entropy, unguided,
-one pass, noise on the input.
+There are two losses. "guided" (default) compares the distributions of decoding: the guided logits u + s (c - u) of
+target and draft model, for conditional and unconditional logits c and u. It runs several passes in which the draft
+model continues its own predictions. "published" is the LANTERN authors' loss: SmoothL1 on the hidden state plus 0.1
+cross-entropy, unguided, one pass, noise on the input.
 
 The authors' recipe is loss "published", optimiser "adamw", learning_rate 1e-4, weight_decay 0.01, schedule "linear",
-warmup_share 0.03, noise 0.2, caption_dropout 0.1, num_epochs 20, precision "bfloat16". What differs from their code, on
+warmup_share 0.03, noise 0.2, caption_dropout 0.1, num_epochs 20, precision "bfloat16". It differs from their code on
 purpose:
 
-- Their loss mask leaves out the first draft of an image, which every generation needs, and keeps the hidden state
-  behind the last token, which predicts nothing. Here it is the other way round.
-- `accumulation` accumulates. Theirs divides the loss by it and updates after every batch all the same.
-- Warm-up is a share of all steps, theirs 3 % of one epoch's; its first step has a rate above 0, theirs has none.
-- The gradient's norm is clipped (`max_norm`); theirs clips each value to 0.5, which turns the gradient.
-- An image whose caption is dropped keeps its prompt's mask over the null caption, as the unguided half has it when
-  images are generated. Theirs shows all 120 rows. Which images are dropped is drawn anew in every epoch, not once.
-- The draft model does not attend to caption padding; theirs ignores the mask in training and in decoding.
+- Their loss mask leaves out the first draft of an image, which every generation needs, and keeps the hidden state after
+  the last token, which predicts nothing. Lantern does the opposite.
+- `accumulation` accumulates gradients. Their code divides the loss by it, but still updates after every batch.
+- Warm-up is a share of all steps; theirs is 3 % of the steps of one epoch. The first step has a rate above 0; theirs
+  has rate 0.
+- The norm of the gradient is clipped (`max_norm`). Theirs clips each value to 0.5, which changes the direction.
+- An image with a dropped caption keeps the mask of its prompt over the null caption, like the unconditional branch in
+  generation. Theirs attends to all 120 positions. Dropped images are sampled again in every epoch, not once.
+- The draft model does not attend to caption padding. Theirs ignores the mask in training and in decoding.
 - Hidden states are computed when they are needed instead of stored, by the target in the precision of the run.
-- The noise has the width 0.2 * 512 / L of theirs, L being one shorter, since the last token's row is not read.
-- Validation images are a split of the data source, not the end of a folder's listing, and acceptance is measured on
-  them.
+- The noise has their width 0.2 * 512 / L. Here L is one shorter, because the position of the last token is not read.
+- Validation images are a split of the data source, not the end of a folder's listing. Acceptance is measured on them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ import torch
 
 from lantern_pipeline.training.loop import cosine_rate, linear_rate
 
-FINAL_SHARE = 0.02  # of the highest rate, at the end of the cosine
+FINAL_SHARE = 0.02  # learning rate at the end of the cosine, as a share of the highest one
 
 
 @dataclass(frozen=True)
 class DrafterTraining:
-    """The keys of config section `drafter` that say how it is trained, and the guidance scale of decoding."""
+    """Training keys of config section `drafter`, and the guidance scale of decoding."""
 
     num_steps: int
     num_epochs: float | None
@@ -58,8 +58,8 @@ class DrafterTraining:
     precision: str
     num_eval: int
     eval_every: int | None
-    warmup: int = 50  # optimiser steps, where warmup_share is null
-    hidden_weight: float = 0.1  # of the loss on hidden states beside the guided loss
+    warmup: int = 50  # optimiser steps, if warmup_share is null
+    hidden_weight: float = 0.1  # weight of the loss on hidden states, added to the guided loss
 
     def __post_init__(self) -> None:
         if self.is_guided and self.caption_dropout:
@@ -75,13 +75,18 @@ class DrafterTraining:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the draft model's matrix products and the target's weights; the draft model's weights, the head,
-        probabilities and losses stay float32.
+        """Dtype of the draft model's matrix products and of the target's weights.
+
+        The draft model's weights, the head, probabilities and losses are always float32.
         """
         return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
 
     def resolve(self, num_images: int) -> DrafterTraining:
-        """The same recipe with epochs over so many training images, and shares of the steps, counted in steps."""
+        """Return the recipe with epochs and shares of steps converted to numbers of steps.
+
+        Args:
+            num_images: number of training images.
+        """
         num_steps, warmup = self.num_steps, self.warmup
         if self.num_epochs is not None:
             num_steps = max(1, math.ceil(self.num_epochs * num_images / (self.batch_size * self.accumulation)))
@@ -90,7 +95,7 @@ class DrafterTraining:
         return replace(self, num_steps=num_steps, num_epochs=None, warmup=warmup, warmup_share=None)
 
     def rate(self, i: int) -> float:
-        """Factor of the learning rates at step i, in [0, 1]."""
+        """Return the factor of the learning rates at step i, in [0, 1]."""
         if self.schedule == "linear":
             return linear_rate(i, self.num_steps, warmup=self.warmup)
         return cosine_rate(i, self.num_steps, warmup=self.warmup, final_share=FINAL_SHARE)

@@ -1,4 +1,4 @@
-"""The one training loop: runs a trainer step by step, shows progress, writes checkpoints and resumes from them."""
+"""Training loop of all models: runs a trainer, shows progress, writes checkpoints and resumes from them."""
 
 from __future__ import annotations
 
@@ -22,30 +22,31 @@ log = logging.getLogger(__name__)
 
 
 class Trainer(Generic[Model]):
-    """What `run_training` drives. The data of step i must be a pure function of (seed, i): then a resumed run equals an
-    undisturbed one.
+    """Base class of trainers, which `run_training` runs.
+
+    The data of step i must be a pure function of (seed, i). Then a resumed run equals an uninterrupted one.
     """
 
     model: Model
     optimiser: Optimiser
 
     def step(self, i: int) -> dict[str, float]:
-        """Runs optimiser step i; returns what to log."""
+        """Run optimiser step i, and return the values to log."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, object]:
-        """Model, optimiser and, in subclasses, whatever else the next step depends on."""
+        """Return model, optimiser and, in subclasses, everything else that the next step depends on."""
         return {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` gave."""
+        """Restore a result of `state_dict`."""
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How often a training run says and keeps something."""
+    """Frequency of logs, checkpoints and validation."""
 
     log_every: int = 50  # steps
     checkpoint_every_s: float = 30.0
@@ -61,15 +62,27 @@ def run_training(
     pace: Pace = Pace(),
     validate: Callable[[], dict[str, float]] | None = None,
 ) -> list[dict[str, float]]:
-    """Runs a trainer to its last step, going on from a checkpoint where one is left; whoever gives its path removes it.
+    """Run a trainer to its last step, resuming from a checkpoint if there is one.
 
-    Returns a dict per logged or validated step (the last one is both), with "step" and "elapsed_s" added: seconds of
-    training, an interruption left out.
+    Args:
+        trainer: the trainer.
+        num_steps: number of steps.
+        name: name in logs.
+        checkpoint: file for resuming, or None. The caller removes it.
+        pace: frequency of logs, checkpoints and validation.
+        validate: function that measures the model, or None.
+
+    Returns:
+        A dict per logged or validated step, including the last one. "step" and "elapsed_s" are added; the latter is
+        seconds of training without interruptions.
+
+    Raises:
+        FloatingPointError: a value is nan or infinite.
     """
     first, elapsed_s, history = _resume(trainer, checkpoint)
     last_saved = time.monotonic()
     begun = last_saved - elapsed_s
-    # The bar is for a person at a terminal; log files get one line per `log_every` steps instead.
+    # The bar is for terminals; log files get one line per `log_every` steps instead.
     bar = tqdm(range(first, num_steps), initial=first, total=num_steps, desc=name, disable=None, mininterval=1.0)
     for i in bar:
         values = trainer.step(i)
@@ -93,7 +106,7 @@ def run_training(
 
 
 def _resume(trainer: Trainer, checkpoint: Path | None) -> tuple[int, float, list[dict[str, float]]]:
-    """Loads the resumable state if there is one; returns next step, seconds and history so far."""
+    """Load the checkpoint if there is one; return next step, seconds and history so far."""
     if checkpoint is None or not checkpoint.exists():
         return 0, 0.0, []
     try:
@@ -121,12 +134,12 @@ def _check_finite(values: dict[str, float], name: str, i: int) -> None:
 
 
 def step_generator(seed: int, i: int) -> torch.Generator:
-    """Randomness of step i."""
+    """Return the random generator of step i."""
     return torch.Generator().manual_seed(seed * 1_000_003 + i)
 
 
 def cosine_rate(i: int, num_steps: int, *, warmup: int, final_share: float = 0.0) -> float:
-    """Learning-rate factor of step i, in [0, 1]: linear warm-up, then cosine decay to `final_share`."""
+    """Return the learning-rate factor of step i, in [0, 1]: linear warm-up, then cosine decay to `final_share`."""
     if i < warmup:
         return (i + 1) / warmup
     progress = (i - warmup) / max(1, num_steps - warmup)
@@ -134,7 +147,7 @@ def cosine_rate(i: int, num_steps: int, *, warmup: int, final_share: float = 0.0
 
 
 def linear_rate(i: int, num_steps: int, *, warmup: int) -> float:
-    """Learning-rate factor of step i, in [0, 1]: linear warm-up, then a straight line to zero."""
+    """Return the learning-rate factor of step i, in [0, 1]: linear warm-up, then linear decay to zero."""
     if i < warmup:
         return (i + 1) / warmup
     return max(0.0, (num_steps - i) / max(1, num_steps - warmup))

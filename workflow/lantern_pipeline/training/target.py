@@ -15,7 +15,7 @@ from lantern_pipeline.training.optimisers import make_muon
 
 @dataclass(frozen=True)
 class TargetTraining:
-    """The keys of config section `target` that say how it is trained."""
+    """Training keys of config section `target`."""
 
     num_steps: int
     batch_size: int
@@ -26,14 +26,18 @@ class TargetTraining:
 
 
 class TargetTrainer(Trainer[TargetModel]):
-    """Trains a target model in place; the seed is that of order and caption dropout."""
+    """Trainer of a target model, in place. The seed determines order and caption dropout."""
 
     def __init__(self, model: TargetModel, dataset: CodeDataset, training: TargetTraining, seed: int) -> None:
         self.model, self.dataset, self.training, self.seed = model.train(), dataset, training, seed
         self.optimiser = make_muon(model, training.matrix_learning_rate, training.learning_rate)
 
     def step(self, i: int) -> dict[str, float]:
-        """One optimiser step on the images of step i."""
+        """Run one optimiser step on the images of step i.
+
+        Returns:
+            cross_entropy and gradient_norm.
+        """
         t = self.training
         codes, features, mask = self.dataset.batch(step_indices(len(self.dataset), t.batch_size, self.seed, i))
         device = self.model.device
@@ -48,7 +52,10 @@ class TargetTrainer(Trainer[TargetModel]):
 def drop_prompts(
     model: Target, features: torch.Tensor, mask: torch.Tensor, is_dropped: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Puts the null prompt in place of those that are dropped, bool (images,); the rest as in `TargetModel.forward`."""
+    """Replace the prompts of images in `is_dropped`, bool (images,), by the null prompt.
+
+    Features and mask are as in `TargetModel.forward`.
+    """
     null, null_mask = model.null_prompt(mask)
     is_dropped = is_dropped.view(-1, *[1] * (features.dim() - 1))
     return torch.where(is_dropped, null, features), torch.where(is_dropped.view(-1, 1), null_mask, mask)
@@ -57,14 +64,17 @@ def drop_prompts(
 def next_token_loss(
     model: TargetModel, codes: torch.Tensor, features: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Mean cross-entropy of the next image token, nats, teacher-forced; shapes as in `TargetModel.forward`."""
+    """Compute the mean cross-entropy of the next image token by teacher forcing, in nats.
+
+    Shapes are as in `TargetModel.forward`.
+    """
     hidden = model(features, mask, codes[:, :-1])[:, model.config.num_text_tokens - 1 :]
     return F.cross_entropy(model.read_logits(hidden).flatten(0, 1), codes.flatten())
 
 
 @torch.inference_mode()
 def evaluate_target(model: TargetModel, dataset: CodeDataset, batch_size: int = 64) -> float:
-    """Cross-entropy on held-out images with their captions, nats per token."""
+    """Compute the cross-entropy on held-out images with their captions, in nats per token."""
     total = 0.0
     device = model.device
     for indices in torch.arange(len(dataset)).split(batch_size):

@@ -1,4 +1,4 @@
-"""Training of the image tokenizer: continuous at first, then quantised with a codebook kept by moving averages."""
+"""Training of the image tokenizer: continuous at first, then quantised with a codebook of moving averages."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ from lantern_pipeline.training.optimisers import BETAS, ConvolutionMuon, Optimis
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, evaluate_attribute_classifier
 from lantern_pipeline.world.scenes import Scene
 
-NUM_EVAL = 1000  # held-out images behind the reported numbers
-_DATA_STREAM = 202  # keeps this stage's draws apart from the other stages'
+NUM_EVAL = 1000  # held-out images of the reported numbers
+_DATA_STREAM = 202  # makes this stage's random numbers different from those of other stages
 _KMEANS_IMAGES = 512
 _KMEANS_CHUNK = 8192  # vectors
 
 
 @dataclass(frozen=True)
 class TokenizerTraining:
-    """The keys of config section `tokenizer` that say how it is trained."""
+    """Training keys of config section `tokenizer`."""
 
     num_steps: int
-    batch_size: int = 16  # images a step
-    matrix_learning_rate: float = 0.004  # of Muon, for the convolution kernels
-    learning_rate: float = 0.002  # of AdamW, at its highest
-    continuous_steps: int = 120  # first steps without quantisation, but at most half of all
-    codebook_decay: float = 0.985  # of a code's moving average, per step
-    dead_share: float = 0.05  # a code used less often than this share of the mean use is moved
-    commitment_weight: float = 0.25  # of the loss that pulls latents to their codes
-    gradient_weight: float = 0.5  # of the loss for sharp edges
-    perceptual_weight: float = 0.1  # of the distance of the attribute classifier's activations
+    batch_size: int = 16  # images per step
+    matrix_learning_rate: float = 0.004  # highest learning rate of Muon, for convolution kernels
+    learning_rate: float = 0.002  # highest learning rate of AdamW
+    continuous_steps: int = 120  # first steps, without quantisation; at most half of all steps
+    codebook_decay: float = 0.985  # decay of a code's moving average per step
+    dead_share: float = 0.05  # a code is moved if it is used less often than this share of the mean use
+    commitment_weight: float = 0.25  # weight of the loss that pulls latents to their codes
+    gradient_weight: float = 0.5  # weight of the loss for sharp edges
+    perceptual_weight: float = 0.1  # weight of the distance between the attribute classifier's activations
 
 
 class TokenizerTrainer(Trainer[ImageTokenizer]):
-    """Trains a tokenizer; the seed is that of weights and data. Without an attribute classifier there is no
-    perceptual loss.
+    """Trainer of a tokenizer. The seed determines weights and data.
+
+    Without an attribute classifier there is no perceptual loss.
     """
 
     def __init__(
@@ -67,7 +68,11 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
         self.code_sums = self.model.codebook.clone()
 
     def step(self, i: int) -> dict[str, float]:
-        """Runs step i; returns losses and the perplexity of the batch's codes."""
+        """Run step i.
+
+        Returns:
+            loss, psnr_db, and each weighted term of the loss.
+        """
         settings = self.settings
         first = min(settings.continuous_steps, settings.num_steps // 2)
         if i == first:
@@ -78,7 +83,7 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
         if i >= first:
             codes = nearest_rows(latents.detach(), self.model.embedding)
             quantised = self.model.embedding[codes]
-        # straight through: the decoder sees the code, the encoder gets its gradient
+        # straight-through estimator: the decoder receives the code, and the encoder receives its gradient
         reconstructions = self.model.reconstruct(latents + (quantised - latents).detach())
         losses = self._losses(images, reconstructions, latents, quantised)
         loss = sum(losses.values(), torch.zeros(()))
@@ -90,11 +95,11 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
         return {"loss": loss.item(), "psnr_db": psnr.item(), **{name: value.item() for name, value in losses.items()}}
 
     def state_dict(self) -> dict[str, object]:
-        """Adds the codebook's moving averages."""
+        """Return the state of the trainer, including the codebook's moving averages."""
         return super().state_dict() | {"code_use": self.code_use, "code_sums": self.code_sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` gave."""
+        """Restore a result of `state_dict`."""
         super().load_state_dict(state)
         self.code_use, self.code_sums = state["code_use"].clone(), state["code_sums"].clone()
 
@@ -105,7 +110,7 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
         return step_generator(self.seed + _DATA_STREAM, i)
 
     def _losses(self, images: Tensor, output: Tensor, latents: Tensor, quantised: Tensor) -> dict[str, Tensor]:
-        """The weighted terms of the loss."""
+        """Compute the weighted terms of the loss."""
         settings = self.settings
         losses = {
             "pixel": F.l1_loss(output, images) + F.mse_loss(output, images),
@@ -119,20 +124,26 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
 
     @torch.no_grad()
     def _start_codebook(self, i: int) -> None:
-        """Places the codes by k-means on the latents of fresh images."""
+        """Initialise the codebook by k-means on the latents of new images."""
         indices = self._indices(i + (1 << 40), _KMEANS_IMAGES)
         chunks = [indices[start : start + 64] for start in range(0, len(indices), 64)]
         latents = torch.cat([self.model.latents(self.source.images("train", chunk)).flatten(0, 1) for chunk in chunks])
         codebook = spherical_kmeans(latents, self.model.config.codebook_size, 8, self._generator(i))
         self.model.embedding.copy_(codebook)
-        # the averages start as if each code had had its even share of a batch
+        # the averages start as if all codes were used equally often
         share = self.settings.batch_size * self.model.config.grid**2 / len(codebook)
         self.code_use.fill_(share)
         self.code_sums.copy_(codebook * share)
 
     @torch.no_grad()
     def _update_codebook(self, i: int, latents: Tensor, codes: Tensor) -> None:
-        """Moves each code to the moving average of its latents, (positions, code_dim); revives the unused ones."""
+        """Move each code to the moving average of its latents, and move unused codes to random latents.
+
+        Args:
+            i: number of the step.
+            latents: (positions, code_dim).
+            codes: code of each latent, (positions,).
+        """
         decay = self.settings.codebook_decay
         use, sums = count_and_sum(latents, codes, len(self.code_use))
         self.code_use.lerp_(use, 1.0 - decay)
@@ -145,13 +156,16 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
 
 
 def gradient_distance(output: Tensor, images: Tensor) -> Tensor:
-    """Mean absolute difference of horizontal and vertical finite differences; scalar."""
+    """Return the mean absolute difference of horizontal and vertical finite differences, a scalar."""
     error = output - images
     return (error[..., 1:] - error[..., :-1]).abs().mean() + (error[..., 1:, :] - error[..., :-1, :]).abs().mean()
 
 
 def perceptual_distance(attribute_classifier: AttributeClassifier, output: Tensor, images: Tensor) -> Tensor:
-    """Mean squared difference of the classifier's activations, each stage in units of its own mean square; scalar."""
+    """Return the mean squared difference of the classifier's activations, a scalar.
+
+    Each stage is divided by its mean square.
+    """
     num_stages = len(attribute_classifier.stages)
     with torch.no_grad():
         wanted = attribute_classifier.activations(images, num_stages)
@@ -161,7 +175,7 @@ def perceptual_distance(attribute_classifier: AttributeClassifier, output: Tenso
 
 
 def count_and_sum(latents: Tensor, codes: Tensor, codebook_size: int) -> tuple[Tensor, Tensor]:
-    """How often each code is used, (codebook_size,), and the sum of its latents, (codebook_size, code_dim)."""
+    """Count the uses of each code, (codebook_size,), and sum its latents, (codebook_size, code_dim)."""
     use = torch.bincount(codes, minlength=codebook_size).to(latents.dtype)
     sums = torch.zeros(codebook_size, latents.shape[1]).index_add_(0, codes, latents)
     return use, sums
@@ -170,11 +184,19 @@ def count_and_sum(latents: Tensor, codes: Tensor, codebook_size: int) -> tuple[T
 def reseed_dead_codes(
     code_use: Tensor, code_sums: Tensor, latents: Tensor, threshold: float, generator: torch.Generator
 ) -> int:
-    """Moves codes used less than `threshold` times a step to random latents (positions, code_dim) of the batch, in
-    place; returns how many.
+    """Move codes with fewer than `threshold` uses per step to random latents of the batch, in place.
 
-    `code_use` (codebook_size,) and `code_sums` (codebook_size, code_dim) are moving averages of a step's uses and
-    summed latents. A moved code starts at ten times the threshold, so that it gets time to win latents.
+    A moved code starts at ten times the threshold, so that it has time to attract latents.
+
+    Args:
+        code_use: moving average of uses per step, (codebook_size,).
+        code_sums: moving average of summed latents, (codebook_size, code_dim).
+        latents: (positions, code_dim).
+        threshold: fewest uses per step.
+        generator: chooses the latents.
+
+    Returns:
+        Number of moved codes.
     """
     dead = (code_use < threshold).nonzero()[:, 0]
     if len(dead):
@@ -185,8 +207,16 @@ def reseed_dead_codes(
 
 
 def spherical_kmeans(vectors: Tensor, num_rows: int, num_rounds: int, generator: torch.Generator) -> Tensor:
-    """Clusters unit vectors (vectors, dim) by inner product into (num_rows, dim) unit rows; the generator draws the
-    starting rows and the vectors that replace empty clusters.
+    """Cluster unit vectors (vectors, dim) by inner product into (num_rows, dim) unit vectors.
+
+    Args:
+        vectors: unit vectors.
+        num_rows: number of clusters.
+        num_rounds: iterations of k-means.
+        generator: samples the first centres, and the vectors that replace empty clusters.
+
+    Raises:
+        ValueError: there are fewer vectors than clusters.
     """
     if len(vectors) < num_rows:
         raise ValueError(
@@ -208,9 +238,17 @@ def evaluate_tokenizer(
     images: Tensor,
     scenes: Sequence[Scene] | None,
 ) -> dict[str, float]:
-    """Measure reconstructions of held-out images (images, 3, size, size) in [-1, 1]: psnr_db (mean over images),
-    codes_used_share (of the codebook), perplexity (of the code frequencies, in codes) and, with scenes,
-    `evaluate_attribute_classifier`.
+    """Measure reconstructions of held-out images.
+
+    Args:
+        tokenizer: the tokenizer.
+        attribute_classifier: the attribute classifier, or None.
+        images: (images, 3, size, size) in [-1, 1].
+        scenes: their scenes, or None.
+
+    Returns:
+        psnr_db (mean over images), codes_used_share (of the codebook), perplexity (of the code frequencies, in codes)
+        and, with classifier and scenes, the results of `evaluate_attribute_classifier`.
     """
     codes = tokenizer.encode(images)
     reconstructions = tokenizer.decode(codes)

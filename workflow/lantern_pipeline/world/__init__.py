@@ -1,1 +1,1 @@
-"""The embedded world: captioned procedural images and the models that belong to it."""
+"""The shapes dataset: captioned procedural images, and the models that belong to it."""

@@ -1,6 +1,7 @@
-"""The attribute classifier: a small convolutional net that reads the attributes of an image of the embedded data set.
+"""Attribute classifier: a small convolutional network that reads the attributes of an image of the shapes dataset.
 
-It measures prompt accuracy, gives the features of FID and KID, and serves the tokenizer's perceptual loss.
+It measures prompt accuracy, gives the features of the Fréchet and kernel distances, and serves the tokenizer's
+perceptual loss.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ HEADS: dict[str, tuple[str, ...]] = {
     "layout": LAYOUTS,
     **{f"{name}_{slot}": values for slot in (0, 1) for name, values in _OBJECT_HEADS.items()},
 }
-_BATCH = 256  # images; bounds the memory of whole-set calls
+_BATCH = 256  # images in memory at once
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,10 @@ class AttributeClassifierConfig:
 
 
 class AttributeClassifier(StoredModel):
-    """Four convolution stages at 1/2, 1/4, 1/8 and 1/16 of the image, a feature vector, one linear head an attribute.
+    """Convolutional network with four stages, a feature vector, and one linear head per attribute.
 
-    Heads are canonical: slot 0 is the left or top object. Slot 1 means nothing where the layout is "single".
+    The stages have 1/2, 1/4, 1/8 and 1/16 of the image's side. Heads are canonical: object 0 is the left or top one.
+    The heads of object 1 have no meaning if the layout is "single".
     """
 
     kind = "attribute_classifier"
@@ -62,7 +64,7 @@ class AttributeClassifier(StoredModel):
         self.heads = nn.ModuleDict({name: nn.Linear(config.num_features, len(HEADS[name])) for name in HEADS})
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Return the logits of each head, (images, values of the head); images (images, 3, size, size) in [-1, 1]."""
+        """Return the logits of each head, (images, values), for images (images, 3, size, size) in [-1, 1]."""
         return self.read_features(self._project(images))
 
     def read_features(self, features: Tensor) -> dict[str, Tensor]:
@@ -71,7 +73,7 @@ class AttributeClassifier(StoredModel):
         return {name: head(hidden) for name, head in self.heads.items()}
 
     def activations(self, images: Tensor, num_stages: int) -> list[Tensor]:
-        """Return the outputs of the first stages, for a perceptual loss; (images, channels, height, width) each."""
+        """Return the outputs of the first stages, each (images, channels, height, width), for a perceptual loss."""
         outputs = [images]
         for stage in self.stages[:num_stages]:
             outputs.append(stage(outputs[-1]))
@@ -79,7 +81,7 @@ class AttributeClassifier(StoredModel):
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
-        """Return feature vectors (images, num_features) float32 for FID and KID, in eval mode."""
+        """Return feature vectors (images, num_features) float32. Call it in evaluation mode."""
         return torch.cat([self._project(chunk) for chunk in images.split(_BATCH)])
 
     def _project(self, images: Tensor) -> Tensor:
@@ -95,7 +97,11 @@ def _convolution(in_channels: int, out_channels: int, stride: int) -> nn.Sequent
 
 
 def attribute_targets(scenes: Sequence[Scene]) -> dict[str, Tensor]:
-    """Right answers, head -> (scenes,) int64 index into HEADS[head], of canonical scenes; -1 without such an object."""
+    """Return the correct class per head.
+
+    Returns:
+        head -> int64 (scenes,), an index into HEADS[head] of the canonical scene, or -1 if the scene lacks that object.
+    """
     columns: dict[str, list[int]] = {name: [] for name in HEADS}
     for scene in (scene.canonical() for scene in scenes):
         columns["background"].append(BACKGROUNDS.index(scene.background))
@@ -108,8 +114,15 @@ def attribute_targets(scenes: Sequence[Scene]) -> dict[str, Tensor]:
 
 
 def attribute_matches(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Compare logits, head -> (images, values), with `attribute_targets`: which heads match and which apply, both
-    (images, heads) bool in the order of HEADS; a head that does not apply never matches.
+    """Compare the classifier's logits with the correct classes.
+
+    Args:
+        logits: head -> (images, values).
+        targets: as `attribute_targets` returns them.
+
+    Returns:
+        (heads that match, heads that apply), both bool (images, heads) in the order of HEADS. A head that does not
+        apply never matches.
     """
     expected = torch.stack([targets[name] for name in HEADS], dim=1)
     answers = torch.stack([logits[name].argmax(-1) for name in HEADS], dim=1)
@@ -120,8 +133,11 @@ def attribute_matches(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor
 def evaluate_attribute_classifier(
     attribute_classifier: AttributeClassifier, images: Tensor, scenes: Sequence[Scene]
 ) -> dict[str, float]:
-    """Shares of what is read right in images (images, 3, size, size) in [-1, 1]: "accuracy_<head>", "accuracy" of all
-    attributes that apply, "accuracy_all" of images with every attribute right.
+    """Measure the accuracy of the classifier on images (images, 3, size, size) in [-1, 1].
+
+    Returns:
+        "accuracy_<head>"; "accuracy" of all attributes that apply; "accuracy_all", the share of images with every
+        attribute correct.
     """
     logits = attribute_classifier.read_features(attribute_classifier.features(images))
     is_match, is_applicable = attribute_matches(logits, attribute_targets(scenes))

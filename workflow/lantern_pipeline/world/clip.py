@@ -1,4 +1,4 @@
-"""CLIP scorers: a small open_clip model trained on the world's captions, or a published one, behind one interface."""
+"""CLIP scorers with one interface: a small open_clip model trained on the dataset's captions, or a published model."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class ClipConfig:
     """Sizes of the small CLIP model."""
 
     vocabulary: tuple[str, ...]  # known words, in the order of their token ids
-    # Other words share one token and long captions are cut, as a user's own captions need; False makes both an error,
-    # as suits the embedded world's closed grammar.
+    # True: unknown words share one token and long captions are cut, as for custom captions. False: both are errors, as
+    # for the closed grammar of the shapes dataset.
     is_open_vocabulary: bool = False
     context_length: int = 18  # tokens of a caption, start and end token included
     embed_dim: int = 64  # length of the common embedding
     width: int = 16  # channels after the stem of the residual image tower, even
-    text_width: int = 64  # of the text transformer, a multiple of 32
+    text_width: int = 64  # width of the text transformer, a multiple of 32
     text_layers: int = 2
     input_size: int = 64  # pixels to which images are resized; open_clip's ModifiedResNet divides them by 32
 
@@ -40,9 +40,9 @@ class ClipConfig:
 
 
 class WordTokenizer:
-    """One token a word, between a start and an end token; padded on the right.
+    """Tokenizer with one token per word, between a start and an end token, padded on the right.
 
-    The end token has the highest id, where open_clip's text tower looks for its output.
+    The end token has the highest id, because open_clip's text tower reads its output there.
     """
 
     def __init__(self, vocabulary: Sequence[str], context_length: int, is_open_vocabulary: bool = False) -> None:
@@ -53,7 +53,7 @@ class WordTokenizer:
         self.end = self.start + 1
 
     def __call__(self, texts: Sequence[str]) -> torch.Tensor:
-        """Turns texts into token ids, (texts, context_length) int64."""
+        """Convert texts to token ids, int64 (texts, context_length)."""
         ids = torch.full((len(texts), self.context_length), PAD, dtype=torch.int64)
         for row, text in enumerate(texts):
             tokens = [self.start, *self._words(text), self.end]
@@ -73,7 +73,7 @@ class WordTokenizer:
 
 
 class ClipModel(StoredModel):
-    """A small CLIP of open_clip's parts: ModifiedResNet image tower, causal text transformer, learned temperature."""
+    """Small CLIP of open_clip's parts: ModifiedResNet image tower, causal text transformer, learned temperature."""
 
     kind = "clip"
     config_class = ClipConfig
@@ -99,40 +99,53 @@ class ClipModel(StoredModel):
         self.clip.visual.to(memory_format=torch.channels_last)
 
     def preprocess(self, images: torch.Tensor) -> torch.Tensor:
-        """Resizes images (n, 3, S, S) in [-1, 1] to the tower's input size; the range stays."""
+        """Resize images (n, 3, S, S) in [-1, 1] to the tower's input size, in the same range."""
         size = self.config.input_size
         if images.shape[-1] == size:
             return images
         return F.interpolate(images, size=(size, size), mode="bilinear", align_corners=False, antialias=True)
 
     def forward(self, images: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-        """image_features and text_features, each (n, embed_dim) of unit length, of images (n, 3, S, S) in [-1, 1] and
-        tokens (n, context_length); also logit_scale.
+        """Embed images and texts.
+
+        Args:
+            images: (n, 3, S, S) in [-1, 1].
+            tokens: (n, context_length).
+
+        Returns:
+            image_features and text_features, each (n, embed_dim) of unit length, and logit_scale.
         """
         return self.clip(self.preprocess(images), tokens)
 
 
 @dataclass(eq=False)
 class ClipScorer:
-    """Scores how well images fit texts: the cosine of their embeddings, in [-1, 1]; some papers multiply it by 100."""
+    """Scorer of how well images fit texts: the cosine of their embeddings, in [-1, 1].
+
+    Some papers multiply it by 100.
+    """
 
     model: CLIP | CustomTextCLIP
     tokenizer: Callable[[list[str]], torch.Tensor]  # texts -> token ids
     preprocess: Callable[[torch.Tensor], torch.Tensor]  # images (n, 3, S, S) in [-1, 1] -> the model's input
     name: str
-    prompt_prefix: str = ""  # in front of every text
+    prompt_prefix: str = ""  # precedes every text
 
     def __post_init__(self) -> None:
         self.model.eval().requires_grad_(False)
 
     @classmethod
     def from_model(cls, model: ClipModel) -> ClipScorer:
-        """Wraps a small CLIP model that the caller has trained."""
+        """Wrap a small CLIP model that the caller has trained."""
         return cls(model.clip, model.tokenizer, model.preprocess, name="lantern-clip")
 
     @classmethod
     def from_checkpoint(cls, path: Path | str, device: torch.device | str = "cpu") -> ClipScorer:
-        """Reads a trained model onto a device; random weights, whose scores look plausible, are refused."""
+        """Load a trained model onto a device.
+
+        Raises:
+            ValueError: the file has no training report. Scores of random weights look plausible, so they are refused.
+        """
         model = load_model(path, ClipModel)
         if not (read_metadata(path) or {}).get("num_steps"):
             raise ValueError(
@@ -142,22 +155,31 @@ class ClipScorer:
 
     @property
     def device(self) -> torch.device:
-        """Where the towers lie."""
+        """Device of the model."""
         return next(self.model.parameters()).device
 
     @torch.inference_mode()
     def embed_images(self, images: torch.Tensor) -> torch.Tensor:
-        """Embeds images (n, 3, S, S) float32 in [-1, 1] as (n, embed_dim) float32 of unit length."""
+        """Embed images (n, 3, S, S) float32 in [-1, 1] as (n, embed_dim) float32 of unit length."""
         return F.normalize(self.model.encode_image(self.preprocess(images.to(self.device))).float(), dim=-1)
 
     @torch.inference_mode()
     def embed_texts(self, texts: Sequence[str]) -> torch.Tensor:
-        """Embeds texts as (n, embed_dim) float32 of unit length."""
+        """Embed texts as (n, embed_dim) float32 of unit length."""
         tokens = self.tokenizer([self.prompt_prefix + text for text in texts]).to(self.device)
         return F.normalize(self.model.encode_text(tokens).float(), dim=-1)
 
     def score(self, images: torch.Tensor, texts: Sequence[str], batch_size: int = 64) -> torch.Tensor:
-        """Scores image i, (n, 3, S, S) float32 in [-1, 1], against text i: (n,) float32 cosine, on the CPU."""
+        """Score each image against the text with the same index.
+
+        Args:
+            images: float32 (n, 3, S, S) in [-1, 1].
+            texts: n texts.
+            batch_size: images per batch.
+
+        Returns:
+            Cosines, (n,) float32, on the CPU.
+        """
         scores = []
         for first in range(0, len(texts), batch_size):
             rows = slice(first, first + batch_size)

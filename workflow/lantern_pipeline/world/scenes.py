@@ -1,7 +1,7 @@
-"""The embedded world: captioned procedural images of one or two objects on a stochastic background.
+"""Shapes dataset: captioned procedural images of one or two objects on a random background.
 
-Every scene and every image is a pure function of (seed, index). Captions follow one grammar:
-"a {size} {colour} {shape} [{relation} a {size} {colour} {shape}] on {background}".
+Every scene and every image is a pure function of (seed, index). Captions follow one grammar: "a {size} {colour} {shape}
+[{relation} a {size} {colour} {shape}] on {background}".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _cross(x: Tensor, y: Tensor, r: Tensor) -> Tensor:
     return torch.minimum(upright, torch.maximum(x.abs() - long, y.abs() - short))
 
 
-# Signed distance from offsets x and y of the centre, for a radius r; negative inside.
+# Shape -> function of offsets x and y from the centre and radius r: signed distance to the outline, negative inside.
 DISTANCES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "circle": lambda x, y, r: (x * x + y * y).sqrt() - r,
     "square": lambda x, y, r: torch.maximum(x.abs(), y.abs()) - 0.88 * r,
@@ -52,7 +52,7 @@ COLOURS = {
     "purple": (0.68, 0.20, 0.88),
     "white": (0.97, 0.97, 0.97),
 }
-SIZES = {"small": 7.6, "large": 11.0}  # radius in units of a 48 pixel image
+SIZES = {"small": 7.6, "large": 11.0}  # radius in units of a 48-pixel image
 BACKGROUNDS = tuple(TEXTURES)
 RELATIONS = ("left of", "right of", "above", "below")
 HELD_OUT = frozenset(
@@ -60,10 +60,10 @@ HELD_OUT = frozenset(
 )
 SPLITS = ("train", "seen", "unseen")
 VOCABULARY = ("a", *SIZES, *COLOURS, *SHAPES, "left", "right", "of", "above", "below", "on", *BACKGROUNDS)
-RENDER_CHUNK = 64  # images; larger chunks leave the cache and render several times slower
+RENDER_CHUNK = 64  # images; larger chunks do not fit into the cache and render several times slower
 _SINGLE_SHARE = 0.4
 _OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-_FIRST_IS_BEFORE = ("left of", "above")  # relations in which the first object named is the left or top one
+_FIRST_IS_BEFORE = ("left of", "above")  # relations in which the first object of the caption is the left or top one
 _OBJECT_PARAMETERS = 6
 _SCENE_STREAM, _RENDER_STREAM = 0, 1
 
@@ -72,21 +72,21 @@ SceneObject = tuple[str, str, str]  # size, colour, shape
 
 @dataclass(frozen=True)
 class Scene:
-    """What a caption says about an image."""
+    """Content of an image, as its caption states it."""
 
     background: str
-    objects: tuple[SceneObject, ...]  # one or two, in the caption's order
-    relation: str | None = None  # where the first object lies as seen from the second; None for one object
+    objects: tuple[SceneObject, ...]  # one or two, in the order of the caption
+    relation: str | None = None  # position of the first object relative to the second; None for one object
 
     @property
     def layout(self) -> str:
-        """Return "single", "horizontal" or "vertical"."""
+        """Layout of the objects: "single", "horizontal" or "vertical"."""
         if self.relation is None:
             return "single"
         return "horizontal" if self.relation in ("left of", "right of") else "vertical"
 
     def canonical(self) -> Scene:
-        """Return the same scene with the left or top object first ("A right of B" is "B left of A")."""
+        """Return the same scene with the left or top object first ("A right of B" becomes "B left of A")."""
         if self.relation is None or self.relation in _FIRST_IS_BEFORE:
             return self
         return Scene(self.background, self.objects[::-1], _OPPOSITE[self.relation])
@@ -99,7 +99,13 @@ def caption(scene: Scene) -> str:
 
 
 def parse_caption(text: str) -> Scene:
-    """Read a caption back, objects in its order; case and a final full stop do not matter."""
+    """Parse a caption into a scene, with the objects in the same order.
+
+    Case and a final full stop are ignored.
+
+    Raises:
+        ValueError: the caption has an unknown word or does not follow the grammar.
+    """
     words = text.lower().rstrip(" .").split()
     for word in words:
         if word not in VOCABULARY:
@@ -120,7 +126,7 @@ def parse_caption(text: str) -> Scene:
 
 
 def scene_of(text: str) -> Scene | None:
-    """Return the scene of a caption of the embedded world, None for any other text."""
+    """Return the scene of a caption of the shapes dataset, or None for any other text."""
     try:
         return parse_caption(text)
     except ValueError:
@@ -128,7 +134,7 @@ def scene_of(text: str) -> Scene | None:
 
 
 def _take_object(words: list[str], text: str) -> SceneObject:
-    """Remove "a {size} {colour} {shape}" from the front of `words`."""
+    """Remove "a {size} {colour} {shape}" from the start of `words`, and return it."""
     taken = words[:4]
     del words[:4]
     if len(taken) < 4 or taken[0] != "a" or taken[1] not in SIZES or taken[2] not in COLOURS or taken[3] not in SHAPES:
@@ -145,12 +151,15 @@ def _grammar_error(text: str) -> ValueError:
 
 
 def _generator(seed: int, stream: int, index: int) -> np.random.Generator:
-    """Return the counter-based generator of one image; streams separate scenes from pixels."""
+    """Return the counter-based random generator of one image. The stream separates scenes from pixels."""
     return np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), (stream << 56) + index]))
 
 
 def sample_scene(seed: int, index: int, split: str) -> Scene:
-    """Draw the scene of one index in [0, 2**48); split "unseen" alone has a HELD_OUT (colour, shape), always."""
+    """Sample the scene of one index in [0, 2**48).
+
+    Every scene of split "unseen" has a HELD_OUT (colour, shape); no scene of another split has one.
+    """
     generator = _generator(seed, _SCENE_STREAM, (SPLITS.index(split) << 50) + index)
     sizes, colours = tuple(SIZES), tuple(COLOURS)
     while True:
@@ -170,8 +179,12 @@ def sample_scene(seed: int, index: int, split: str) -> Scene:
 
 
 def render(scenes: Sequence[Scene], seed: int, indices: Sequence[int], image_size: int = 48) -> Tensor:
-    """Render (images, 3, image_size, image_size) float32 in [-1, 1] on 256 levels; image i is a pure function of
-    (scenes[i], seed, indices[i], image_size).
+    """Render scenes as images with 256 levels.
+
+    Image i is a pure function of (scenes[i], seed, indices[i], image_size).
+
+    Returns:
+        float32 (images, 3, image_size, image_size) in [-1, 1].
     """
     images = torch.empty(len(scenes), 3, image_size, image_size)
     for start in range(0, len(scenes), RENDER_CHUNK):
@@ -181,7 +194,7 @@ def render(scenes: Sequence[Scene], seed: int, indices: Sequence[int], image_siz
 
 
 def _render_chunk(scenes: Sequence[Scene], seed: int, indices: Sequence[int], size: int) -> Tensor:
-    """Render at most RENDER_CHUNK scenes; (images, 3, size, size)."""
+    """Render at most RENDER_CHUNK scenes: (images, 3, size, size)."""
     noise, placement = _draw_noise(seed, indices, size)
     images = paint_backgrounds([scene.background for scene in scenes], noise)
     ordered = [scene.canonical() for scene in scenes]
@@ -192,12 +205,12 @@ def _render_chunk(scenes: Sequence[Scene], seed: int, indices: Sequence[int], si
             centres = torch.tensor([_centre(ordered[row].layout, slot) for row in rows])
             index = torch.tensor(rows)
             images[index] = _draw_objects(images[index], objects, centres, placement[index, slot])
-    # 256 levels, like any stored image; this also removes last-bit differences between machines and batch shapes
+    # 256 levels, like a stored image; rounding also removes last-bit differences between machines and batch sizes
     return images.clamp_(0.0, 1.0).mul_(255.0).round_().mul_(2.0 / 255.0).sub_(1.0)
 
 
 def _draw_noise(seed: int, indices: Sequence[int], size: int) -> tuple[TextureNoise, Tensor]:
-    """Return texture noise and (images, 2 slots, _OBJECT_PARAMETERS) uniform noise for the objects."""
+    """Return texture noise, and uniform noise for the objects, (images, 2 objects, _OBJECT_PARAMETERS)."""
     counts = [2 * _OBJECT_PARAMETERS, NUM_PARAMETERS, NUM_COARSE * COARSE_SIZE**2, 2 * size * size]
     values = np.empty((len(indices), sum(counts)), dtype=np.float32)
     for row, index in enumerate(indices):
@@ -210,7 +223,7 @@ def _draw_noise(seed: int, indices: Sequence[int], size: int) -> tuple[TextureNo
 
 
 def _centre(layout: str, slot: int) -> tuple[float, float, float, float]:
-    """Return centre x, y and their jitter half-widths, in units of a 48 pixel image."""
+    """Return centre x and y, and the half-widths of their jitter, in units of a 48-pixel image."""
     along = (12.0, 36.0)[slot]
     if layout == "horizontal":
         return along, 24.0, 0.9, 5.0
@@ -220,7 +233,10 @@ def _centre(layout: str, slot: int) -> tuple[float, float, float, float]:
 
 
 def _draw_objects(images: Tensor, objects: Sequence[SceneObject], centres: Tensor, placement: Tensor) -> Tensor:
-    """Draw one object with its shadow into each image; all (images, ...), returns new images."""
+    """Draw one object with its shadow into each image, and return new images.
+
+    All arguments have one entry per image.
+    """
     size = images.shape[-1]
     scale = REFERENCE_SIZE / size
     jitter = 2.0 * placement - 1.0
@@ -241,7 +257,7 @@ def _draw_objects(images: Tensor, objects: Sequence[SceneObject], centres: Tenso
 
 
 def _shade(colour: Tensor, distance: Tensor, x: Tensor, y: Tensor, radius: Tensor) -> Tensor:
-    """Light a surface from the top left: gradient, highlight and a dark rim; (images, 3, size, size)."""
+    """Shade a surface lit from the top left, with gradient, highlight and dark rim: (images, 3, size, size)."""
     r = radius[:, None, None]
     light = 0.98 - 0.13 * (x + y) / r
     rim = (distance / (0.11 * r) + 1.4).clamp(0.0, 1.0)
@@ -251,8 +267,17 @@ def _shade(colour: Tensor, distance: Tensor, x: Tensor, y: Tensor, radius: Tenso
 
 
 def signed_distance(shapes: Sequence[str], x: Tensor, y: Tensor, radius: Tensor, angle: Tensor) -> Tensor:
-    """Signed distance to each image's outline, negative inside: (images, size, size), in the unit of `radius`; x and y
-    (downwards) are offsets from the centre, `angle` is in radians.
+    """Compute the signed distance to the outline of each image's shape, negative inside.
+
+    Args:
+        shapes: one per image.
+        x: horizontal offset of each pixel from the centre, (images, 1, size).
+        y: vertical offset, downwards, (images, size, 1).
+        radius: (images,), in the same unit as x and y.
+        angle: rotation in radians, (images,).
+
+    Returns:
+        (images, size, size), in the same unit.
     """
     distance = torch.empty(len(shapes), y.shape[1], x.shape[2])
     for shape in sorted(set(shapes)):

@@ -1,7 +1,7 @@
-"""Stochastic backgrounds of the embedded world: textures computed from given uniform noise.
+"""Random backgrounds of the shapes dataset: textures computed from given uniform noise.
 
-The random fine detail is the point: no caption determines it, so the next-token distribution of a model trained on it
-stays flat.
+No caption determines their fine detail. So the next-token distribution of a model trained on them stays flat, which is
+their purpose.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ REFERENCE_SIZE = 48.0
 
 @dataclass(frozen=True)
 class TextureNoise:
-    """Uniform [0, 1) noise of a batch of images, float32."""
+    """Noise of a batch of images, uniform in [0, 1), float32."""
 
-    fine: Tensor  # (images, 2, size, size), one value a pixel
+    fine: Tensor  # (images, 2, size, size), two values per pixel
     coarse: Tensor  # (images, NUM_COARSE, COARSE_SIZE, COARSE_SIZE), lattices for smooth fields
-    parameters: Tensor  # (images, NUM_PARAMETERS), one value an image (phases, tints)
+    parameters: Tensor  # (images, NUM_PARAMETERS), values per image (phases, tints)
 
     def select(self, rows: Tensor) -> TextureNoise:
-        """Return the noise of the images `rows` (selected,) int64."""
+        """Return the noise of some images, selected by index: int64 (selected,)."""
         return TextureNoise(self.fine[rows], self.coarse[rows], self.parameters[rows])
 
     def parameter(self, index: int, low: float, high: float) -> Tensor:
-        """Return one parameter scaled to [low, high), (images, 1, 1)."""
+        """Return one parameter scaled to [low, high): (images, 1, 1)."""
         return (low + (high - low) * self.parameters[:, index])[:, None, None]
 
 
 def _smooth(noise: TextureNoise, channel: int, height: int, width: int) -> Tensor:
-    """Interpolate the top left (height, width) corner of a lattice; (images, size, size), about in [0, 1]."""
+    """Interpolate the top left (height, width) corner of a lattice: (images, size, size), about in [0, 1]."""
     corner = noise.coarse[:, channel : channel + 1, :height, :width]
     size = noise.fine.shape[-1]
     return F.interpolate(corner, size=(size, size), mode="bicubic", align_corners=True)[:, 0]
 
 
 def _streaks(fine: Tensor, height: int, width: int) -> Tensor:
-    """Average white noise over (height, width) pixels and restore its spread: zero mean, standard deviation about 1."""
+    """Average white noise over (height, width) pixels, and rescale it to mean 0 and standard deviation about 1."""
     scale = fine.shape[-1] / REFERENCE_SIZE
     kernel = [max(1, round(length * scale)) | 1 for length in (height, width)]
     padding = [length // 2 for length in kernel]
@@ -53,14 +53,14 @@ def _streaks(fine: Tensor, height: int, width: int) -> Tensor:
 
 
 def _coordinates(noise: TextureNoise) -> tuple[Tensor, Tensor]:
-    """Return x (1, 1, size) and y (1, size, 1) in units of a 48 pixel image."""
+    """Return x (1, 1, size) and y (1, size, 1) in units of a 48-pixel image."""
     size = noise.fine.shape[-1]
     line = (torch.arange(size, dtype=torch.float32) + 0.5) * (REFERENCE_SIZE / size)
     return line[None, None, :], line[None, :, None]
 
 
 def _mix(low: tuple[float, float, float], high: tuple[float, float, float], weight: Tensor) -> Tensor:
-    """Blend two colours by `weight` (images, size, size); (images, 3, size, size)."""
+    """Blend two colours by `weight` (images, size, size): (images, 3, size, size)."""
     start = torch.tensor(low)[None, :, None, None]
     return start + (torch.tensor(high)[None, :, None, None] - start) * weight[:, None]
 
@@ -103,7 +103,7 @@ def _night(noise: TextureNoise) -> Tensor:
     haze = 0.55 * _smooth(noise, 0, 4, 4) + 0.45 * _smooth(noise, 1, 11, 11)
     sky = _mix((0.02, 0.03, 0.11), (0.14, 0.16, 0.36), 2.0 * haze - 0.6)
     bright = ((noise.fine[:, 0] - 0.991) * 90.0).clamp(0.0, 0.6)
-    # a star is a bright pixel in a cross of dimmer ones in a soft square
+    # a star is a bright pixel within a cross of dimmer pixels within a soft square
     across = F.avg_pool2d(bright[:, None], (1, 3), 1, (0, 1)) + F.avg_pool2d(bright[:, None], (3, 1), 1, (1, 0))
     glow = 1.5 * across + 4.0 * F.avg_pool2d(bright[:, None], 3, 1, 1)
     return sky + (0.4 * bright[:, None] + glow) * torch.tensor([1.0, 0.97, 0.85])[None, :, None, None]
@@ -136,7 +136,11 @@ TEXTURES: dict[str, Callable[[TextureNoise], Tensor]] = {
 
 
 def paint_backgrounds(names: list[str], noise: TextureNoise) -> Tensor:
-    """Paint one background of TEXTURES an image: (images, 3, size, size) float32, about in [0, 1], not clamped."""
+    """Paint one background of TEXTURES per image.
+
+    Returns:
+        float32 (images, 3, size, size), about in [0, 1], not clamped.
+    """
     size = noise.fine.shape[-1]
     images = torch.empty(len(names), 3, size, size)
     for name in sorted(set(names)):
