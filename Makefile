@@ -7,7 +7,7 @@
 #   make figures     redraw the figures from stored results; never generates
 #   make readme      write the results into README.md and docs/ (for maintainers)
 #   make report      write results/<experiment>/report.html from stored results
-#   make gpu-check   check and time decoding on a GPU (eight minutes; ARGS="--device cpu --tiny" tries it without one)
+#   make gpu-check   check and time decoding on a GPU (ten minutes; ARGS="--device cpu --tiny" tries it without one)
 #   make lint        ruff, import-linter, pyright, snakefmt, snakemake --lint
 #   make format      let ruff and snakefmt rewrite the files
 #   make rulegraph   draw docs/rulegraph.svg (needs graphviz)
@@ -73,19 +73,10 @@ train: arguments $(STAMP)
 readme: arguments $(STAMP)
 	$(SNAKEMAKE) $(ARGS) --forcerun publish_readme -- publish_readme
 
-# Three processes side by side; the outputs of the second and third are printed last. The third, a Slurm of one node, mostly waits.
+# Three processes for two cores, since one of them, a Slurm of one node, mostly waits. tests/conftest.py says which tests share a process.
 # Jobs that are forks take GOMP_SPINCOUNT from here.
-WORKFLOW_TESTS := $(filter-out %/test_families.py,$(wildcard tests/workflow/test_*.py))
-CLUSTER_TESTS := tests/cluster
 test: $(STAMP)
-	@folder=$$(mktemp -d); trap 'rm -rf $$folder' EXIT; code=0; \
-	export OMP_NUM_THREADS=1 GOMP_SPINCOUNT=2000 LANTERN_TINY_RUN=$$folder; \
-	set -m; $(BIN)/python -m pytest $(WORKFLOW_TESTS) > $$folder/workflow.log 2>&1 & workflow=$$!; \
-	$(BIN)/python -m pytest $(CLUSTER_TESTS) > $$folder/cluster.log 2>&1 & cluster=$$!; \
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(WORKFLOW_TESTS) $(CLUSTER_TESTS)) & others=$$!; set +m; \
-	trap 'kill -- -$$others -$$workflow -$$cluster 2>/dev/null; wait; exit 130' INT TERM; \
-	for process in $$others $$workflow $$cluster; do wait $$process || code=1; done; \
-	cat $$folder/cluster.log $$folder/workflow.log; exit $$code
+	OMP_NUM_THREADS=1 GOMP_SPINCOUNT=2000 $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder
 
 # Only the drawing rules are allowed, so whatever else is missing or out of date stops the command instead of being generated.
 # Which those are depends on the config: a figure of an ablation that is off has no rule.
@@ -97,8 +88,7 @@ rulegraph: $(STAMP)
 	$(SNAKEMAKE) --rulegraph dot | $(BIN)/python docs/rulegraph.py | dot -Tsvg > docs/rulegraph.svg
 
 gpu-check: $(STAMP)
-	@mkdir -p results
-	$(BIN)/python benchmarks/gpu_check.py --output results/gpu_check.json $(ARGS)
+	$(BIN)/python benchmarks/gpu_check.py --output results/gpu_check $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -34,8 +34,9 @@ from typing import Any
 
 import torch
 import yaml
+from report import ROOT, commit_of, write_report
+from timing import EnoughSteps, PartClock
 
-ROOT = Path(__file__).resolve().parents[1]
 BASELINE = "autoregressive"
 TABLE_COLUMNS = 1001  # of random models: LANTERN's k of 1000, and one more that the authors' residuals read
 LARGE = {"dim": 256, "num_layers": 8, "num_heads": 4, "vocab_size": 4096, "grid": 16}
@@ -69,10 +70,6 @@ def common_methods(k: int) -> list[dict[str, Any]]:
     ]
 
 
-class EnoughSteps(Exception):
-    """Ends an image of which no more steps are wanted."""
-
-
 class Bench:
     """The decoders of a case on the packages at hand, this checkout's or another's: all that it needs of them is
     imported here, and a method that they do not know is left out.
@@ -88,12 +85,20 @@ class Bench:
         models, tables = self._load_models(case["files"]) if "files" in case else self._make_models(case["sizes"])
         sampling = SamplingConfig(temperature=case["temperature"], **case["sampling"])
         self.prompts = [Prompt(**prompt) for prompt in case["prompts"]]
-        self.encoder = make_text_encoder(case["text"], case["source"])
+        self.encoder = make_text_encoder(self._text_settings(case["text"]), case["source"])
         self.decoders = {}
         for spec in self._specs(case):
             make = getattr(decoding, "make_decoder", decoding.Decoder)  # Decoder: versions before 0.6
             with_table = replace(models, nearest_codes=tables.get(spec.neighbours))
             self.decoders[spec.method_id] = make(with_table, spec, sampling)
+
+    @staticmethod
+    def _text_settings(text: dict[str, Any]) -> Any:
+        try:
+            from lantern_pipeline.settings.run_config import TextSettings
+        except ImportError:  # versions whose jobs take the config's section itself
+            return text
+        return TextSettings.model_construct(**text)
 
     @staticmethod
     def _load_models(files: dict[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -137,22 +142,8 @@ class Bench:
         """
         from lantern.generation import decode_timed
 
-        decoder, parts = self.decoders[method], defaultdict(list)
-        now: dict[str, float] = defaultdict(float)
-
-        @contextmanager
-        def clock(part: str) -> Iterator[None]:
-            begun = time.perf_counter()
-            yield
-            now[part] += 1000 * (time.perf_counter() - begun)
-            if part == "step":
-                now["other"] = 2 * now["step"] - sum(now.values())
-                for name in now:
-                    parts[name].append(now[name])
-                now.clear()
-                if len(parts["step"]) == steps:
-                    raise EnoughSteps
-
+        decoder = self.decoders[method]
+        clock = PartClock(steps)
         decoder.timer, whole = clock, {}
         try:
             generation, seconds = decode_timed(decoder, [self.prompts[image]], self.encoder, run_seed=0)
@@ -162,7 +153,7 @@ class Bench:
             pass
         finally:
             decoder.timer = nullcontext
-        return {**whole, **{f"{part}_ms": median(values) for part, values in parts.items()}}
+        return {**whole, **clock.medians()}
 
     def job(self, method: str, batch: int, images: int) -> dict[str, float]:
         """Images per second of a generation job from texts to records; tokens that a target forward emits; and the
@@ -334,20 +325,6 @@ def describe_run(options: argparse.Namespace) -> dict[str, Any]:
     machine |= {"torch": torch.__version__, "threads": options.threads, "load_average": os.getloadavg()[0]}
     commits = {name: commit_of(checkout) for name, checkout in checkouts.items()}
     return {"machine": machine, "commits": commits, "temperature": options.temperature}
-
-
-def commit_of(checkout: Path) -> str | None:
-    """A checkout's commit, with "-dirty" behind it where files differ from it; None outside of git."""
-    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--exclude", "*"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
-
-
-def write_report(report: dict[str, Any], output: Path | None) -> None:
-    """Prints the report as the last line, floats to four digits, and writes it where asked for."""
-    rounded = json.loads(json.dumps(report), parse_float=lambda digits: float(f"{float(digits):.4g}"))
-    if output:
-        output.write_text(json.dumps(rounded, indent=1) + "\n")
-    print(json.dumps(rounded))
 
 
 def main() -> None:

@@ -8,9 +8,9 @@
 
 Per preset: one image (or a batch) from random caption features, or random ids, to pixels, after one that does not
 count. Seconds are those of the prefill, of the steps and of the image decoder; memory is the peak; operations are the
-tensor operations of a step that are no views, each a kernel launch on a GPU. Random weights give nearly flat
-distributions: seconds per step are real, while seconds per image follow from accepted lengths that real weights do not
-have. The last line of the output is JSON.
+kernels that a step launches on a GPU, see kernels.py. Random weights give nearly flat distributions: seconds per step
+are real, while seconds per image follow from accepted lengths that real weights do not have. The last line of the
+output is JSON.
 """
 
 from __future__ import annotations
@@ -20,23 +20,21 @@ import json
 import math
 import platform
 import resource
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from typing import NamedTuple
-from unittest.mock import patch
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from kernels import count_kernels
+from timing import clock
 
 from lantern.cards.published import CARDS
 from lantern.checkpoints.native import empty_model
-from lantern.codebook import nearest_codes
+from lantern.codebook import code_dtype, nearest_codes
 from lantern.decoding import Decoder, make_decoder
 from lantern.decoding_state import DecodingModels
-from lantern.generation import decode_timed, synchronise
-from lantern.methods import ACCEPTANCE, PRESETS, MethodSpec, make_method
+from lantern.generation import decode_timed
+from lantern.methods import ACCEPTANCE, PRESETS, MethodSpec, Parameter, make_method
 from lantern.models.adapter import AdapterConfig, TransformersTarget
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, DraftConfig, pick
 from lantern.models.draft import DraftModel
@@ -71,25 +69,6 @@ def peak_gib(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
 
 
-class OperationCount(TorchDispatchMode):
-    """Counts the tensor operations of a block that are no views.
-
-    Attributes:
-        count: operations so far.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(
-        self, function: Callable, types: object, arguments: tuple = (), options: dict | None = None
-    ) -> object:
-        """Counts one and runs it."""
-        self.count += not function.is_view
-        return function(*arguments, **(options or {}))
-
-
 class Models(NamedTuple):
     """What is measured."""
 
@@ -98,26 +77,34 @@ class Models(NamedTuple):
     device: torch.device
 
 
-def make_config(size: str, grid: int | None) -> TargetConfig:
-    """Sizes of a published target; its own grid, or LlamaGen's of stage 1, where none is given."""
+def make_config(size: str, grid: int | None, **changes: int) -> TargetConfig:
+    """Return the sizes of a published target.
+
+    Args:
+        size: name of the target.
+        grid: codes of an image's side; None for the target's own, or for LlamaGen's of stage 1.
+        changes: other sizes in place of a transformers model's, such as num_layers.
+    """
     if size in MODELS:
-        return make_adapter_config(size, grid)
+        return make_adapter_config(size, grid, **changes)
     sizes = {"vocab_size": 16384, "num_text_tokens": 120, "caption_dim": 2048, "ffn_multiple": FFN_MULTIPLE}
     return TargetConfig(**LLAMAGEN_SIZES[size], **sizes, grid=grid or 16)
 
 
-def make_adapter_config(size: str, grid: int | None) -> AdapterConfig:
-    """Sizes of a published model of transformers, with prompts of 128 ids."""
+def make_adapter_config(size: str, grid: int | None, **changes: int) -> AdapterConfig:
+    """Return the sizes of a published model of transformers, with prompts of 128 ids; arguments as in `make_config`."""
     import transformers
 
     card = CARDS[size]
     row = FAMILIES[card.prompts.encoder]
-    sizes = {"num_kv_heads": card.target["num_heads"], **card.target}
+    sizes = {"num_kv_heads": card.target["num_heads"], **card.target, **changes}
     names = {"hidden_size": "dim", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
     names |= {"num_key_value_heads": "num_kv_heads", "intermediate_size": "ffn_width"}
-    layers = getattr(transformers, row.layers_class).config_class(
-        **{theirs: sizes[name] for theirs, name in names.items()}, vocab_size=sizes["num_prompt_ids"], pad_token_id=0
-    )
+    known = {theirs: sizes[name] for theirs, name in names.items()}
+    known |= {"vocab_size": sizes["num_prompt_ids"], "pad_token_id": 0}
+    if row.turns_by_grid:  # GLM-Image's config.json, which the class does not repeat
+        known["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    layers = getattr(transformers, row.layers_class).config_class(**known)
     is_guided = not row.turns_by_grid
     return AdapterConfig(
         **sizes,
@@ -143,9 +130,13 @@ def make_random(
     return model
 
 
-def make_draft(target: TargetModel, dtype: torch.dtype) -> DraftModel:
-    """The target's published drafter, or one of ours, with random weights."""
+def make_draft(target: TargetModel, dtype: torch.dtype) -> DraftModel | None:
+    """The target's published drafter, or one of ours, with random weights; None if it draws two images, since draft
+    models do not.
+    """
     config = target.config
+    if config.small_grid:
+        return None
     if config.has_qk_norm:
         return make_random(DraftModel, DraftConfig.of_chameleon(config), dtype, target.device)
     draft = cast_weights(DraftModel.from_target(target, 0).eval(), dtype)
@@ -154,46 +145,57 @@ def make_draft(target: TargetModel, dtype: torch.dtype) -> DraftModel:
     return draft
 
 
-def make_models(options: argparse.Namespace) -> Models:
-    """Random models of the asked size, and the table of nearest codes of a random codebook."""
-    device, dtype = torch.device(options.device), getattr(torch, options.dtype)
-    config = make_config(options.size, options.grid)
+def make_decoding_models(options: argparse.Namespace, device: torch.device) -> DecodingModels:
+    """Random models of the asked size, not prepared for decoding, without a table of nearest codes."""
+    dtype, config = getattr(torch, options.dtype), make_config(options.size, options.grid, **options.sizes)
     if isinstance(config, AdapterConfig) and not options.own_layers:
         target = make_random(TransformersTarget, config, dtype, device)
     else:
         target = make_random(TargetModel, pick(TargetConfig, asdict(config)), dtype, device)
+    return DecodingModels(target, make_draft(target, dtype))
+
+
+def make_models(options: argparse.Namespace) -> Models:
+    """Random models of the asked size, and the table of nearest codes of a random codebook."""
+    device = torch.device(options.device)
+    models = make_decoding_models(options, device)
+    config = models.target.config
     with torch.device(device):  # VQ-16 stands for the image tokenizer of every family
         tokenizer = VQ16(VQ16Config(grid=config.grid, codebook_size=config.num_codes)).eval()
-    draft = make_draft(target, dtype)
-    table = nearest_codes(tokenizer.codebook.detach().cpu(), PARAMETERS["k"], "l2").to(device)
-    decoding = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding(), table)
-    return Models(decoding, tokenizer, device)
+    models.nearest_codes = nearest_codes(tokenizer.codebook.detach().cpu(), PARAMETERS["k"], "l2").to(device)
+    models.target.prepare_for_decoding()
+    if models.draft is not None:
+        models.draft.prepare_for_decoding()
+    return Models(models, tokenizer, device)
 
 
-@contextmanager
-def clock(seconds: dict[str, float], name: str, device: torch.device) -> Iterator[None]:
-    """Adds the seconds of a block to a dictionary, the device synchronised."""
-    synchronise(device)
-    begun = time.perf_counter()
-    yield
-    synchronise(device)
-    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begun
+def fake_models(options: argparse.Namespace) -> DecodingModels:
+    """The same models to count kernels with; what the table holds does not matter."""
+    models = make_decoding_models(options, torch.device("meta"))
+    num_codes = models.target.config.num_codes
+    models.nearest_codes = torch.zeros(num_codes, PARAMETERS["k"], dtype=code_dtype(num_codes))
+    return models
+
+
+def example_of(parameter: Parameter) -> float | str:
+    """Return an allowed value of a parameter: a word, or a number between its bounds."""
+    if parameter.choices:
+        return parameter.choices[0]
+    low = max(parameter.low, 0)
+    return int(low) + 1 if parameter.is_integer or math.isinf(parameter.high) else (low + parameter.high) / 2
 
 
 def make_spec(name: str) -> MethodSpec:
     """The preset with the parameters that it leaves open, on the published trees."""
     wanted = ACCEPTANCE[PRESETS[name].get("acceptance", "exact")].parameters
-    return make_method(name, **{key: PARAMETERS[key] for key in wanted if key not in PRESETS[name]})
+    open_parameters = [key for key in wanted if key not in PRESETS[name]]
+    return make_method(name, **{key: PARAMETERS.get(key, example_of(wanted[key])) for key in open_parameters})
 
 
-def decoder_of(models: Models, preset: str, options: argparse.Namespace) -> Decoder:
-    """A decoder of the preset with the papers' sampling settings."""
-    spec = make_spec(preset)
-    parts = models.decoding if spec.needs_nearest_codes else replace(models.decoding, nearest_codes=None)
-    config = models.decoding.target.config
+def make_sampling(config: TargetConfig, options: argparse.Namespace) -> SamplingConfig:
+    """The papers' sampling settings; a target without a null prompt takes no guidance."""
     cfg_scale = options.cfg_scale if config.null_ids or not config.num_prompt_ids else 1.0
-    sampling = SamplingConfig(options.temperature, 1000, 1.0, "top_k_first", cfg_scale)
-    return make_decoder(parts, spec, sampling, stepping=options.stepping)
+    return SamplingConfig(options.temperature, 1000, 1.0, "top_k_first", cfg_scale)
 
 
 class RandomCaptions:
@@ -235,20 +237,18 @@ def run_image(decoder: Decoder, models: Models, options: argparse.Namespace) -> 
 
 def measure(models: Models, preset: str, options: argparse.Namespace) -> dict[str, float]:
     """One preset: seconds, steps and memory."""
-    decoder = decoder_of(models, preset, options)
+    spec, sampling = make_spec(preset), make_sampling(models.decoding.target.config, options)
+    parts = models.decoding if spec.needs_nearest_codes else replace(models.decoding, nearest_codes=None)
+    decoder = make_decoder(parts, spec, sampling, stepping=options.stepping)
     reset_peak(models.device)
-    operations = OperationCount()  # of the image that does not count: counting takes time
-    decoder.timer = lambda part: operations if part == "step" else nullcontext()
-    with patch("lantern.acceptance.base.MANY_LOGITS", math.inf):  # counted as a GPU runs them, whatever the device
-        _, counted = run_image(decoder, models, options)
-    decoder.timer = nullcontext
+    run_image(decoder, models, options)
     seconds, forwards = run_image(decoder, models, options)
     return {
         "stepping": decoder.runner.mode,
         **{name: round(value, 4) for name, value in seconds.items()},
         "target_forwards": forwards,
         "step_s": round(seconds["steps_s"] / max(1, forwards - 1), 4),
-        "step_operations": round(operations.count / max(1, counted - 1)),
+        "step_operations": count_kernels(partial(fake_models, options), spec, sampling, options.batch).total(),
         "memory_gib": peak_gib(models.device),
     }
 
@@ -275,13 +275,16 @@ def parse_options() -> argparse.Namespace:
 def main() -> None:
     """Builds the models once and runs every preset."""
     options = parse_options()
-    options.grid = make_config(options.size, options.grid).grid
+    options.grid, options.sizes = make_config(options.size, options.grid).grid, {}
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     device = torch.device(options.device)
     models = make_models(options)
     rows = {}
     for preset in options.presets:
+        if models.decoding.draft is None and make_spec(preset).needs_draft_model:
+            print(f"left out: {preset} needs a draft model, {options.size} has none", flush=True)
+            continue
         rows[preset] = measure(models, preset, options)
         print(preset, rows[preset], flush=True)
     machine = {"device": name_of(device), "torch": torch.__version__, "threads": options.threads}

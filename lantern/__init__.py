@@ -7,9 +7,10 @@ __all__ = ["Images", "Model", "custom_generate", "from_transformers", "load"]  #
 
 
 def __getattr__(name: str):
-    """Load the public names when they are asked for: planning a workflow imports this package without torch.
+    """Import a public name when it is first used, since planning a workflow imports this package without torch.
 
-    By name, since an import would be part of the code of everything that imports the package.
+    The module is named by a string. An import statement would make that module part of the code fingerprint of every
+    stage that imports this package.
     """
     homes = {
         "custom_generate": "lantern.within_generate",

@@ -1,4 +1,4 @@
-"""Nearest codes: for every code of the codebook its k nearest other codes."""
+"""Nearest codes: for every code of the codebook, its k nearest other codes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DISTANCES = ("l2", "l2_normalised", "random")
 
 
 def code_dtype(vocab: int) -> torch.dtype:
-    """Whole numbers in which a table of nearest codes of so many codes is kept: two bytes a code where they do."""
+    """Return the integer dtype of a table of nearest codes: int16 if all codes fit, else int32."""
     return torch.int16 if vocab <= torch.iinfo(torch.int16).max else torch.int32
 
 
@@ -17,8 +17,8 @@ def drop_line_ends(tokens: torch.Tensor, grid: int) -> torch.Tensor:
     """Return the codes of square images without the tokens that end lines.
 
     Args:
-        tokens: tokens of images, (..., grid * (grid + 1)). Tokens of any other number have no line ends and are
-            returned unchanged.
+        tokens: tokens of images, (..., grid * (grid + 1)). With any other number of tokens there are no line ends, and
+            the tokens are returned unchanged.
         grid: number of lines of an image, and of codes per line.
     """
     if tokens.shape[-1] != grid * (grid + 1):
@@ -38,9 +38,9 @@ def add_line_ends(codes: torch.Tensor, grid: int, line_end: int) -> torch.Tensor
 
 
 def with_line_end(table: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Return a table with rows for the tokens after the codebook, which end lines.
+    """Pad a table of nearest codes with rows for the tokens that end lines.
 
-    Their nearest codes do not matter: no other token has probability where such a token is possible.
+    The values of these rows do not matter: at the end of a line no other token has probability.
 
     Args:
         table: nearest codes, (codes, columns).
@@ -50,15 +50,21 @@ def with_line_end(table: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
 
 def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalised", seed: int = 0) -> torch.Tensor:
-    """Table of the k nearest codes of each code of a codebook (vocab, code_dim), itself excluded: (vocab, k), nearest
-    first, ties to the lower code, as wide as `code_dtype`.
+    """Return a table of the k nearest other codes of each code.
 
-    `neighbours` is "l2" on the rows as stored (the LANTERN authors' table), "l2_normalised" on normalised rows (what an
-    l2-normalised tokenizer decodes, and cosine distance's too), or "random" (other codes in an order of the seed, the
-    control).
+    Args:
+        codebook: code vectors, (vocab, code_dim).
+        k: number of neighbours per code, from 1 to vocab - 1.
+        neighbours: "l2" compares the vectors as stored, like the LANTERN authors' table. "l2_normalised" compares unit
+            vectors, which an l2-normalised tokenizer decodes; cosine distance gives the same order. "random" is a
+            random order of the other codes, as a control.
+        seed: random seed of "random".
+
+    Returns:
+        Table (vocab, k) of dtype `code_dtype`, nearest first. Ties go to the lower code.
 
     Raises:
-        ValueError: k out of range, or unknown neighbours.
+        ValueError: k is out of range, or `neighbours` is unknown.
 
     Source: jadohu/LANTERN entrypoints/generate_codebook.py for "l2" (it keeps all vocab - 1 columns).
     """
@@ -69,7 +75,7 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
     rows = codebook.double() if neighbours == "l2" else F.normalize(codebook.double(), dim=-1)
     generator = torch.Generator().manual_seed(seed)
     table = torch.empty(vocab, k, dtype=code_dtype(vocab))
-    for begin in range(0, vocab, 1024):  # chunked: a full 16384 x 16384 matrix of doubles would take 2 GiB
+    for begin in range(0, vocab, 1024):  # in chunks, since a 16384 x 16384 matrix of doubles takes 2 GiB
         chunk = slice(begin, min(begin + 1024, vocab))
         if neighbours == "random":
             distance = torch.rand(chunk.stop - begin, vocab, generator=generator, dtype=torch.float64)

@@ -1,6 +1,6 @@
 """Checks of custom drafters and acceptances.
 
-Every error names the class, the function that was called, and the decoding method.
+Every error message names the class, the function that was called, and the decoding method.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ def named(call: Callable[Arguments, Result], path: str, spec: MethodSpec) -> Cal
     return run
 
 
-# The type of custom objects is not checked: they may lack what they should have.
+# Custom objects have the type Any below, since they may lack attributes that they should have.
 
 
 def watch_drafter(drafter: Any, path: str, spec: MethodSpec, sampling: SamplingConfig, vocab_size: int) -> None:
-    """Check every proposal of a custom drafter, in place.
+    """Make a custom drafter check each of its proposals. The drafter is changed in place.
 
     Args:
         drafter: the drafter.
-        path: its class, "module:Class".
+        path: class of the drafter, "module:Class".
         spec: the method.
         sampling: temperature and filters.
         vocab_size: number of tokens.
 
     Raises:
-        CustomPartError: the drafter lacks an attribute, or attributes contradict each other. The drafter's functions
-            raise it as well.
+        CustomPartError: the drafter lacks an attribute, or attributes contradict each other. Functions of the drafter
+            raise it for wrong results.
     """
     for name in ("tree", "max_depth"):
         _require(hasattr(drafter, name), drafter, "make", spec, f"a drafter with the attribute {name}", "none")
@@ -86,7 +86,10 @@ def watch_drafter(drafter: Any, path: str, spec: MethodSpec, sampling: SamplingC
 
 
 def watch_acceptance(acceptance: Any, spec: MethodSpec) -> None:
-    """Check what a custom acceptance returns, in place: its functions raise a `CustomPartError`."""
+    """Make a custom acceptance check its results. The acceptance is changed in place.
+
+    Its functions raise a `CustomPartError` for wrong results.
+    """
     relaxed_prob = acceptance.relaxed_prob
 
     def checked(probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
@@ -94,7 +97,7 @@ def watch_acceptance(acceptance: Any, spec: MethodSpec) -> None:
         _check_tensor(found, tokens.shape, acceptance, "relaxed_prob", spec)
         if _is_readable(found):
             is_wrong = ~(found.isfinite() & (found >= 0))
-            if draft_probs is not None:  # nodes where no draft is left have nan
+            if draft_probs is not None:  # nodes without a remaining draft have nan
                 is_wrong = is_wrong & draft_probs.isfinite().all(-1, keepdim=True)
             _require(not is_wrong.any(), acceptance, "relaxed_prob", spec, "finite numbers >= 0", found[is_wrong])
         return found
@@ -109,15 +112,15 @@ def watch_acceptance(acceptance: Any, spec: MethodSpec) -> None:
 
 
 def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Tensor]:
-    """Return the function `admits` of custom relaxed sets, with a check that it returns prefixes."""
+    """Return the function `admits` of a custom bound, with a check that it returns prefixes."""
     admits = acceptance.admits
 
     def checked(mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
         found = admits(mass, token_probs, spent)
         _check_tensor(found, mass.shape, acceptance, "admits", spec, torch.bool)
         if _is_readable(found):
-            is_prefix = not (found[..., 1:-1] & ~found[..., :-2]).any()  # the last is the draft, member or not
-            _require(is_prefix, acceptance, "admits", spec, "a prefix: False ever after the first False", "a gap")
+            is_prefix = not (found[..., 1:-1] & ~found[..., :-2]).any()  # the last entry is the draft, which may differ
+            _require(is_prefix, acceptance, "admits", spec, "a prefix: only False after the first False", "a gap")
         return found
 
     checked.__name__ = "admits"
@@ -125,7 +128,16 @@ def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Te
 
 
 def watch_verifier(verifier: Any, spec: MethodSpec) -> None:
-    """Make the verifier of a custom acceptance raise a `CustomPartError`, in place."""
+    """Make the verifier of a custom acceptance raise its errors as a `CustomPartError`, in place.
+
+    Raises:
+        CustomPartError: the verifier defines an attribute of an earlier version.
+    """
+    if hasattr(verifier, "draws_target_tokens"):
+        raise CustomPartError(
+            f"{type(verifier).__name__} of {spec.acceptance} must not define draws_target_tokens, which is now "
+            "samples_target_tokens; rename it"
+        )
     vars(verifier)["verify"] = named(verifier.verify, spec.acceptance, spec)
 
 
@@ -166,7 +178,7 @@ def _check_tensor(
     dtype: torch.dtype | None = None,
     what: str = "",
 ) -> None:
-    """Check shape and dtype. None is any floating dtype."""
+    """Check the shape and dtype of a tensor. The dtype None allows any floating dtype."""
     kind = "a tensor of a floating dtype" if dtype is None else f"a tensor of {dtype}"
     wanted = f"{what}{kind} of shape {tuple(shape)}"
     if not isinstance(found, torch.Tensor):
@@ -190,5 +202,5 @@ def _error(part: object, call: str, spec: MethodSpec, wanted: str, found: object
 
 
 def _is_readable(tensor: torch.Tensor) -> bool:
-    """Return whether values may be read: not while a CUDA graph is captured."""
+    """Return whether the values of a tensor may be read, which is impossible while a CUDA graph is captured."""
     return tensor.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()

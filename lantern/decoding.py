@@ -1,12 +1,13 @@
 """The decoding loop: autoregressive and speculative generation of a batch of images.
 
-In a step of `TreeDecoder` the drafter proposes a tree, the target runs once over all its nodes, the verifier decides
-which drafts are accepted, and the accepted path is committed with one more token. Autoregressive decoding proposes only
-the root.
+A step of `TreeDecoder` has four parts. The drafter proposes a tree, the target runs once over all its nodes, the
+verifier decides which drafts are accepted, and the accepted drafts and one more token are committed. In autoregressive
+decoding the tree has only a root.
 
-Every step changes the state in place. On a GPU it has fixed shapes and reads nothing back to the host, and the loop
-checks for complete images only when there may be some. On a CPU the loop looks before every step, which then attends
-only to the slots in use.
+Every step changes the state in place. On a GPU, steps have fixed shapes and read nothing back to the host, and the loop
+checks for complete images only when there may be some. On a CPU the loop checks before every step. Between steps the
+loop limits attention to the slots in use: before every step on a CPU, and every few steps if there are several CUDA
+graphs.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from lantern.models.config import OVERSHOOT
 from lantern.noise import ImageNoise, NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
 from lantern.step import Outcome, Prefill, Proposal, Scores
-from lantern.stepping import StepRunner
+from lantern.stepping import StepRunner, slot_limits, without_cudnn_attention
+
+FEWEST_STEPS = 8  # number of steps with the same limit on slots, before the host chooses the next limit
 
 
 def make_decoder(
@@ -50,18 +53,19 @@ def make_decoder(
         models: prepared models. The draft model and the table may be None if the method needs none.
         spec: the method.
         sampling: temperature, filters and guidance.
-        records_margins: whether the target's margins are recorded, for the autoregressive reference. Slower.
+        records_margins: whether the target's margins are recorded, which is slower. The autoregressive reference needs
+            them.
         stepping: how steps are run, see `StepRunner`.
 
     Raises:
-        ValueError: a part that the method needs is missing, or k exceeds the table.
+        ValueError: a part that the method needs is missing, or k exceeds the columns of the table.
     """
     loop = load_class(spec.drafts_row.loop)
     return loop(models, spec, sampling, records_margins=records_margins, stepping=stepping)
 
 
 class Decoder:
-    """The base class of decoders: generates images step by step with one method. A subclass defines `step`.
+    """The base class of decoders, which generate images step by step with one method. A subclass defines `step`.
 
     The data of a batch is in a `DecodingState`.
 
@@ -69,19 +73,19 @@ class Decoder:
         models: prepared models.
         spec: the method.
         sampling: temperature, filters and guidance.
-        max_depth: one less than the largest number of tokens that a step emits.
+        max_depth: largest number of tokens that a step emits, minus 1.
         num_slots: slots of the target's cache.
-        reach: number of slots, from that of the last emitted token on, that a step may fill.
-        noise_window: number of positions whose noise is in memory at once. None for as many as memory suggests.
+        reach: number of slots that a step may fill, counted from the slot of the last emitted token.
+        noise_window: number of positions whose noise is in memory at once. None chooses it from the available memory.
         records_margins: see `make_decoder`.
         stepping: see `make_decoder`.
 
     Attributes:
-        runner: executes steps, eagerly or as a CUDA graph. Steps that an observer or a timer watches are run eagerly.
-        on_forward: None, or a function that `generate` calls before the prefill and before every step. Captured steps
-            stay captured.
-        observer: None, or a function of a measurement that is called with the `Outcome` of every step that drafts.
-        score_observer: None, or a function of a measurement that is called with the `Scores` of every step.
+        runner: runs steps, eagerly or as a CUDA graph. If there is an observer or a timer, steps are run eagerly.
+        on_forward: None, or a function that `generate` calls before the prefill and before every step. It does not
+            prevent CUDA graphs.
+        observer: None, or a function that is called with the `Outcome` of every step with drafts, for a measurement.
+        score_observer: None, or a function that is called with the `Scores` of every step, for a measurement.
         timer: returns the context manager for a part of a step: "draft", "target", "score", "verify" or "commit", all
             within "step".
     """
@@ -124,27 +128,27 @@ class Decoder:
         raise NotImplementedError
 
     def stepped(self, stepping: str) -> Decoder:
-        """Return this decoder with another way to run steps, see `StepRunner`."""
+        """Return a copy of this decoder that runs steps in another way, see `StepRunner`."""
         other = copy(self)
         other.runner = StepRunner(stepping, self.device, self.spec.name)
         return other
 
     @property
     def noise_streams(self) -> tuple[str, ...]:
-        """The noise that this method reads."""
+        """Names of the noise that this method reads."""
         return () if self.sampling.is_greedy else ("target",)
 
     def make_noise(self, run_seed: int, prompt_id: str) -> ImageNoise:
-        """Make the noise of one image for `generate` on the CPU, in any thread."""
-        vocab_size = self.target.config.vocab_size
-        return ImageNoise(run_seed, prompt_id, self.noise_streams, self.num_tokens, vocab_size)
+        """Make the noise of one image for `generate`. Any thread may call this."""
+        sizes = (self.num_tokens, self.target.config.vocab_size, self.noise_window)
+        return ImageNoise(run_seed, prompt_id, self.noise_streams, *sizes, self.device)
 
     @torch.inference_mode()
     def generate(self, features: torch.Tensor, mask: torch.Tensor, fields: Sequence[ImageNoise]) -> Generation:
         """Generate one image per prompt.
 
         Args:
-            features: left-padded prompts: caption features (batch, num_text_tokens, caption_dim), or ids, int64
+            features: prompts, padded on the left: caption features (batch, num_text_tokens, caption_dim), or ids, int64
                 (batch, num_text_tokens).
             mask: bool, (batch, num_text_tokens): True for tokens of the prompt, False for padding.
             fields: noise of the images, see `make_noise`.
@@ -159,11 +163,13 @@ class Decoder:
         self.run(state, len(fields))
         return state.collect(range(len(fields)))
 
+    @without_cudnn_attention()
     def allocate(self, num_rows: int) -> DecodingState:
         """Make the state of `num_rows` images that have no prompts yet."""
         with torch.inference_mode():
             state = self._make_state(num_rows)
-        self.runner.prepare(self.step, state)
+        least = self.num_text + 1 + self._reach
+        self.runner.prepare(self.step, state, slot_limits(self.num_slots, least))
         return state
 
     def _make_state(self, num_rows: int) -> DecodingState:
@@ -186,6 +192,7 @@ class Decoder:
         )
 
     @torch.inference_mode()
+    @without_cudnn_attention()
     def fill(
         self,
         state: DecodingState,
@@ -194,7 +201,7 @@ class Decoder:
         mask: torch.Tensor,
         fields: Sequence[ImageNoise],
     ) -> None:
-        """Give some rows new prompts: run the prompts through the target and emit image token 0.
+        """Give some batch rows new prompts: run the prompts through the target and emit image token 0.
 
         Args:
             state: the state, changed in place.
@@ -230,42 +237,54 @@ class Decoder:
         self._fill_drafts(state, index, Prefill(hidden, mask, first, ids))
 
     def _allocate_drafts(self, num_rows: int, noise: NoiseField) -> object:
-        """Return the state of the drafter of a batch. None without a drafter."""
+        """Return the drafter's state for a batch, or None without a drafter."""
         return None
 
     def _fill_drafts(self, state: DecodingState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Prepare the drafter's state for new prompts in these rows, int64 (prompts,)."""
+        """Prepare the drafter's state for new prompts in some batch rows, int64 (prompts,)."""
 
     @torch.inference_mode()
+    @without_cudnn_attention()
     def run(self, state: DecodingState, num_complete: int) -> None:
-        """Run steps until `num_complete` rows are complete. Rows without a prompt count as complete.
+        """Run steps until `num_complete` batch rows are complete. Rows without a prompt count as complete.
 
         Raises:
-            FloatingPointError: as `generate`.
+            FloatingPointError: as in `generate`.
         """
         observers = (self.observer, self.score_observer)
         is_watched = any(observer is not None for observer in observers) or self.timer is not nullcontext
         step = self.step if is_watched else partial(self.runner.step, self.step)
-        # On a CPU this costs nothing. In 16 bits, results would depend on the number of slots by rounding.
-        reads_often = self.device.type == "cpu" and self.runner.mode == "eager" and self.dtype == torch.float32
-        tokens_per_step = self.max_depth + 1  # at most
+        tokens_per_step = self.max_depth + 1  # the largest number
         while True:
             state.check_finite()
             missing = int((self.num_tokens - state.lengths).sort().values[num_complete - 1])
             if missing == 0:
                 return
             most = state.noise.advance(state.lengths, tokens_per_step)
-            if reads_often:
-                longest = int(state.lengths.where(state.lengths < self.num_tokens, 0).max())
-                needed = self.num_text + longest + self._reach
-                used = round_slots(needed)
-                state.cache.limit(min(used, self.num_slots))
-                most = min(most, 1 + (used - needed) // tokens_per_step)
+            most = min(most, self._limit_slots(state, tokens_per_step))
             for _ in range(min(most, -(-missing // tokens_per_step))):
                 if self.on_forward is not None:
                     self.on_forward()
                 with self.timer("step"):
                     step(state)
+
+    def _limit_slots(self, state: DecodingState, tokens_per_step: int) -> int:
+        """Limit the slots that steps read to little more than the slots in use.
+
+        Returns:
+            The number of steps that may follow before the next call.
+        """
+        # On a CPU reading back costs nothing. In 16 bits, rounding would make results depend on the number of slots.
+        is_cpu = self.device.type == "cpu" and self.runner.mode == "eager" and self.dtype == torch.float32
+        if not is_cpu and len(state.graphs) < 2:
+            return self.num_tokens
+        longest = int(state.lengths.where(state.lengths < self.num_tokens, 0).max())
+        fewest = 1 if is_cpu else FEWEST_STEPS
+        needed = self.num_text + longest + self._reach + (fewest - 1) * tokens_per_step
+        limits = [round_slots(needed)] if is_cpu else state.graphs
+        used = min((limit for limit in limits if limit >= needed), default=self.num_slots)
+        state.cache.limit(min(used, self.num_slots))
+        return self.num_tokens if used >= self.num_slots else fewest + (used - needed) // tokens_per_step
 
     def _score(self, state: DecodingState, hidden: torch.Tensor, positions: torch.Tensor) -> Scores:
         """Return the target's scores of some nodes.
@@ -299,7 +318,7 @@ class Decoder:
 
 
 class TreeDecoder(Decoder):
-    """Decodes with a tree of drafts per step. The tree of autoregressive decoding is its root.
+    """Decodes with a tree of drafts per step. In autoregressive decoding the tree is its root.
 
     Args:
         models: see `make_decoder`.
@@ -313,7 +332,7 @@ class TreeDecoder(Decoder):
         verifier: decides which drafts are accepted.
 
     Raises:
-        ValueError: a part that the method needs is missing, or k exceeds the table.
+        ValueError: a part that the method needs is missing, or k exceeds the columns of the table.
     """
 
     def __init__(
@@ -351,7 +370,7 @@ class TreeDecoder(Decoder):
         self._window = window_table(tree.ancestors, self.dtype) if is_static else None
 
     def with_draft_probs(self) -> TreeDecoder:
-        """Return this decoder, run eagerly, with a drafter whose proposals state what drafts were sampled from."""
+        """Return a copy of this decoder that runs eagerly and whose proposals hold `draft_probs`."""
         other = copy(self)
         other.runner = StepRunner("eager", self.device, self.spec.name)
         other.drafter = self.drafter.with_draft_probs()
@@ -359,7 +378,7 @@ class TreeDecoder(Decoder):
 
     @property
     def noise_streams(self) -> tuple[str, ...]:
-        """The noise that this method reads."""
+        """Names of the noise that this method reads."""
         if self.sampling.is_greedy:
             return ()
         return ("target", *self.drafter.noise_streams, *self.verifier.noise_streams)
@@ -389,18 +408,18 @@ class TreeDecoder(Decoder):
             self._commit(state, outcome)
 
     def _run_target(self, state: DecodingState, proposal: Proposal) -> torch.Tensor:
-        """Return the target's hidden states of a tree's nodes, (branches, batch, nodes, dim)."""
+        """Return the target's hidden states of the nodes of a tree, (branches, batch, nodes, dim)."""
         root_slot = state.lengths[:, None] + (self.num_text - 1)
         table = self._window
         if table is None:  # a dynamic tree differs from step to step
             table = window_table(proposal.tree.ancestors, self.dtype)
         mask = state.cache.mask(table, root_slot[:, 0])
-        tokens = proposal.tokens.clamp(min=0)  # a missing draft needs some token
-        rotary_rows = root_slot + proposal.tree.depths
-        return self.target.extend(state.cache, tokens, root_slot + self._nodes, rotary_rows, mask)
+        tokens = proposal.tokens.clamp(min=0)  # a missing draft is -1, which is no row of the embedding
+        rotary_positions = root_slot + proposal.tree.depths
+        return self.target.extend(state.cache, tokens, root_slot + self._nodes, rotary_positions, mask)
 
     def _commit(self, state: DecodingState, outcome: Outcome) -> None:
-        """Emit the tokens of the accepted path and keep its keys and values."""
+        """Emit the tokens of the accepted path and keep its keys and values in the cache."""
         path = outcome.path
         positions = state.lengths[:, None] + self._steps
         if not self._is_chain:
@@ -417,7 +436,7 @@ class TreeDecoder(Decoder):
 
 
 def _make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter[Any]:
-    """Make the drafter of a method, and check that models and tree fit it."""
+    """Make the drafter of a method, and check that the models and the tree fit it."""
     if spec.needs_draft_model:
         models.require_draft(spec.label)
     kind: type[Drafter[Any]] = load_class(spec.drafts_row.path)
@@ -434,6 +453,10 @@ def _make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingCo
 
 
 def margins_of(keys: torch.Tensor) -> torch.Tensor:
-    """Return the gap between the two largest keys of each node: (batch, nodes, vocab) -> (batch, nodes)."""
+    """Return the gap between the two largest keys of each node, (batch, nodes).
+
+    Args:
+        keys: (batch, nodes, vocab).
+    """
     best = keys.topk(2, dim=-1).values
     return best[..., 0] - best[..., 1]

@@ -1,9 +1,9 @@
-"""The models that a decoder runs, the state of a batch of images while it is decoded, and the finished images."""
+"""The data of decoding: the models, the state of a batch of images, and the finished images."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ class DecodingModels:
     Attributes:
         target: the target model.
         draft: the draft model, or None if the method needs none.
-        nearest_codes: integer table, (vocab, columns), of the codes nearest to each code, nearest first. None if the
+        nearest_codes: integer table (vocab, columns) of the nearest codes of each code, nearest first. None if the
             method needs none.
     """
 
@@ -73,24 +73,25 @@ class Generation:
 
 @dataclass
 class DecodingState:
-    """All data of a batch of images while it is decoded. A decoder may work on several states in turn.
+    """All data of a batch of images while it is decoded. A decoder may alternate between several states.
 
-    Steps and new prompts change the tensors in place. The buffers of tokens are longer than an image, so that the last
-    step may emit tokens past its end.
+    Steps and new prompts change the tensors in place. The token buffers are longer than an image, since the last step
+    may emit tokens past its end.
 
     Attributes:
-        noise: the noise of the images.
+        noise: noise of the images.
         cache: the target's key/value cache.
         tokens: the emitted tokens, int64 (batch, tokens + overshoot).
-        lengths: number of tokens emitted so far, int64 (batch,), at most the number of an image. A row without a prompt
-            counts as complete.
+        lengths: number of tokens emitted so far, int64 (batch,), at most the number of an image. A batch row without a
+            prompt counts as complete.
         is_substituted: whether a token differs from the target's sample, bool, shaped like `tokens`.
         margins: gaps as in `Generation`, float32, shaped like `tokens`. None unless margins are recorded.
-        num_steps: number of steps that each image took, int64 (batch,).
-        step_log: number of accepted drafts, deepest accepted node, and whether the logits after that node were finite
-            (1 or 0), per step: int64 (batch, tokens, 3). Entries from `num_steps` on have no meaning.
+        num_steps: number of steps of each image, int64 (batch,).
+        step_log: three values per step, int64 (batch, tokens, 3): number of accepted drafts, deepest accepted node, and
+            whether the logits after that node were finite (1 or 0). Entries from `num_steps` on have no meaning.
         drafter_state: the drafter's state, see `Drafter.allocate`. None without a drafter.
-        graph: CUDA graph of a step on these tensors, see `StepRunner`. None unless a step was captured.
+        graphs: CUDA graphs of a step on these tensors, by the number of slots that it reads, see `StepRunner`. Empty
+            unless a step was captured.
     """
 
     noise: NoiseField
@@ -102,13 +103,13 @@ class DecodingState:
     num_steps: torch.Tensor
     step_log: torch.Tensor
     drafter_state: object
-    graph: torch.cuda.CUDAGraph | None = None
+    graphs: dict[int, torch.cuda.CUDAGraph] = field(default_factory=dict)
 
     def check_finite(self) -> None:
         """Check that the logits of all steps so far were finite.
 
         Raises:
-            FloatingPointError: they were not. The message names the prompt and the step.
+            FloatingPointError: some were not. The message names the prompt and the step.
         """
         is_step = torch.arange(self.step_log.shape[1], device=self.lengths.device) < self.num_steps[:, None]
         is_bad = (self.step_log[..., 2] == 0) & is_step
@@ -120,7 +121,7 @@ class DecodingState:
             )
 
     def collect(self, rows: Sequence[int]) -> Generation:
-        """Return the images of complete rows.
+        """Return the images of complete batch rows.
 
         Args:
             rows: indices into the batch.
@@ -131,7 +132,8 @@ class DecodingState:
         log = self.step_log[index, : int(num_steps.max())]
         is_past_end = torch.arange(log.shape[1], device=self.lengths.device) >= num_steps[:, None]
         log = log.masked_fill(is_past_end[..., None], -1)
-        accepted, nodes = log[..., 0], log[..., 1]
+        accepted = log[..., 0]
+        nodes = log[..., 1]
         lengths = F.pad(accepted + 1, (1, 0), value=1).cumsum(1).clamp(max=num_tokens)
         lengths = lengths.diff(dim=1, prepend=torch.zeros_like(lengths[:, :1]))
         return Generation(

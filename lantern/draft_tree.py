@@ -1,8 +1,10 @@
-"""Draft trees: which drafted tokens are verified together, and who follows whom.
+"""Draft trees: the drafts that are verified together in one forward pass.
 
-Node 0 is the root, the last token already emitted; every other node is a drafted token. Nodes are numbered so that a
-parent comes before its children, and siblings in drafting order. A static tree is fixed by a list of choices; a
-dynamic one (EAGLE-2) is chosen anew in every step from the draft model's probabilities.
+Node 0 is the root, the last emitted token. Every other node is a draft for the position after its parent. A parent
+comes before its children, and siblings are numbered in drafting order. A *static* tree is defined by a list of choices
+and never changes. A *dynamic* tree (EAGLE-2) is chosen in every step from the draft model's probabilities.
+
+Shapes: rows = batch for a dynamic tree, 1 for a static one; inner = nodes that may have children.
 """
 
 from __future__ import annotations
@@ -17,16 +19,17 @@ from lantern.tree_shapes import check_choices
 
 @dataclass
 class DraftTree:
-    """The structure of a tree; `rows` is the batch for a dynamic tree and 1 for a static one, which all rows share.
+    """The structure of a tree.
 
     Attributes:
-        parents: int64, (rows, nodes); the root is its own parent.
-        depths: int64, (rows, nodes); 0 for the root.
-        ranks: int64, (rows, nodes); place among the siblings, 0 first; 0 for the root.
-        ancestors: bool, (rows, nodes, nodes); [n, m] is True if m is n or an ancestor of n.
-        paths: int64, (rows, nodes, max_depth + 1); nodes from the root to n, then n again until the end.
-        children: int64, (rows, parents that may have children, most children); node or -1.
-        parent_nodes: int64, (inner,): the nodes that may have children, in the order of `children`; None for all nodes.
+        parents: parent of each node, int64 (rows, nodes). The root is its own parent.
+        depths: number of drafts from the root to each node, int64 (rows, nodes).
+        ranks: rank of each node among its siblings, int64 (rows, nodes). 0 for the first sibling and for the root.
+        ancestors: bool, (rows, nodes, nodes). [n, m] is True if m is n or an ancestor of n.
+        paths: nodes from the root to n, then n repeated, int64 (rows, nodes, max_depth + 1).
+        children: children of each inner node, int64 (rows, inner, m). -1 marks a missing one.
+        parent_nodes: numbers of the inner nodes, in the order of `children`, int64 (inner,). None if all nodes are
+            inner.
     """
 
     parents: torch.Tensor
@@ -39,23 +42,31 @@ class DraftTree:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes, root included."""
+        """Number of nodes, including the root."""
         return self.parents.shape[1]
 
     @property
     def max_depth(self) -> int:
-        """Most drafts on a path."""
+        """Largest number of drafts on a path."""
         return self.paths.shape[2] - 1
 
 
 def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) -> DraftTree:
-    """The structure of a tree with these parents, int64 (rows, nodes), parents before children, siblings in drafting
-    order, the root its own parent; without host synchronisation, and with `children` for every node.
+    """Return the structure of a tree, with `children` for every node.
+
+    Nothing is read back to the host.
+
+    Args:
+        parents: parent of each node, int64 (rows, nodes). Parents come before children, siblings are in drafting order,
+            and the root is its own parent.
+        max_depth: largest number of drafts on a path.
+        max_children: largest number of children of a node.
     """
     rows, nodes = parents.shape
     device = parents.device
     node = torch.arange(nodes, device=device)
-    step, climbing = parents, [node.expand(rows, nodes)]
+    step = parents
+    climbing = [node.expand(rows, nodes)]
     for _ in range(max_depth):
         climbing.append(step)
         step = parents.gather(1, step)
@@ -67,9 +78,9 @@ def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) 
     paths = climb.gather(2, back.clamp(min=0))
     is_sibling = (parents[:, :, None] == parents[:, None, :]) & (node[None, :] < node[:, None]) & (node[None, :] > 0)
     ranks = is_sibling.sum(dim=2)
-    last = nodes * max_children  # this column takes the root, which is nobody's child
-    places = torch.where(node == 0, last, parents * max_children + ranks)
-    children = torch.full((rows, last + 1), -1, device=device).scatter_(1, places, node.expand(rows, nodes))
+    last = nodes * max_children  # an extra column for the root, which is not a child of any node
+    columns = torch.where(node == 0, last, parents * max_children + ranks)
+    children = torch.full((rows, last + 1), -1, device=device).scatter_(1, columns, node.expand(rows, nodes))
     return DraftTree(
         parents=parents,
         depths=depths,
@@ -83,14 +94,16 @@ def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) 
 
 @dataclass
 class StaticTree(DraftTree):
-    """A tree fixed by choices, with the plan by which the draft model fills it.
+    """A tree that a list of choices defines, with the indices by which the draft model fills it.
+
+    A *level* holds the inner nodes of one depth. Level 0 is the root.
 
     Attributes:
-        levels: per depth d >= 1 that is drafted from, the int64 nodes of depth d that have children; level 0 is the
-            root.
-        drafted: per level, int64 (inner nodes of the level, children): for each node of depth d + 1, in node order,
-            where its token stands in the flattened proposals of the level.
-        inner_ordinal: int64, (nodes,): place of a node among the non-root nodes that have children; 0 elsewhere.
+        levels: nodes of each level, int64.
+        drafted: for each level, indices into its flattened drafts (inner nodes, `level_children`): one for each node
+            that is one deeper, in node order, int64.
+        level_children: for each level, the largest number of children of a node.
+        inner_ordinal: index of each node among the inner nodes without the root, int64 (nodes,). 0 for all other nodes.
     """
 
     parent_nodes: torch.Tensor
@@ -101,8 +114,11 @@ class StaticTree(DraftTree):
 
 
 def static_structure(parents: Sequence[int], device: torch.device | str = "cpu") -> DraftTree:
-    """The structure of a tree that all images share in every step, with `children` of the nodes that have some; parents
-    are ordered as in `tree_from_parents`.
+    """Return the structure of a tree that all images share, with `children` of the inner nodes only.
+
+    Args:
+        parents: parent of each node, ordered as in `tree_from_parents`.
+        device: device of the tensors.
     """
     depths = [0]
     for parent in parents[1:]:
@@ -114,34 +130,49 @@ def static_structure(parents: Sequence[int], device: torch.device | str = "cpu")
 
 
 def first_ranks(tree: DraftTree) -> torch.Tensor:
-    """Nodes of a static tree on whose path from the root all ranks are 0, int64: the root, then a node per depth."""
+    """Return the nodes whose path from the root has only rank 0, int64 (max_depth + 1,).
+
+    Args:
+        tree: a static tree. The result is the root, then one node per depth.
+    """
     return (tree.ancestors & (tree.ranks > 0)[:, None]).any(-1).logical_not()[0].nonzero().squeeze(1)
 
 
 def join_trees(first: DraftTree, second: DraftTree) -> DraftTree:
-    """Two static trees below one root: the nodes of the first keep their numbers, those of the second follow."""
+    """Return two static trees below one root.
+
+    Args:
+        first: its nodes keep their numbers.
+        second: its nodes follow those of `first`.
+    """
     shift = first.num_nodes - 1
-    behind = [parent + shift if parent else 0 for parent in second.parents[0, 1:].tolist()]
-    return static_structure(first.parents[0].tolist() + behind, first.parents.device)
+    shifted = [parent + shift if parent else 0 for parent in second.parents[0, 1:].tolist()]
+    return static_structure(first.parents[0].tolist() + shifted, first.parents.device)
 
 
 def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> StaticTree:
-    """The tree of a list of choices, paths of sibling ranks from the root; nodes are numbered by depth, then
-    lexicographically.
+    """Return the tree that a list of choices defines.
+
+    Nodes are numbered by depth, then lexicographically.
+
+    Args:
+        choices: paths from the root, each a sequence of ranks.
+        device: device of the tensors.
 
     Raises:
-        ValueError: an empty list, a path listed twice, or a path whose parent or lower sibling is missing.
+        ValueError: the list is empty, names a path twice, or lacks a parent or a lower sibling of a path.
     """
     ordered = check_choices(choices)
     number = {(): 0} | {path: i + 1 for i, path in enumerate(ordered)}
     parents = [0] + [number[path[:-1]] for path in ordered]
     tree = static_structure(parents, device)
-    max_depth, inner = tree.max_depth, sorted(set(parents))
-    by_level = [[n for n in inner if int(tree.depths[0, n]) == depth] for depth in range(max_depth)]
-    place = {node: i for i, node in enumerate(inner)}  # among the nodes with children
-    level_children, drafted = [], []
+    inner = sorted(set(parents))
+    by_level = [[n for n in inner if int(tree.depths[0, n]) == depth] for depth in range(tree.max_depth)]
+    index = {node: i for i, node in enumerate(inner)}
+    level_children = []
+    drafted = []
     for nodes in by_level:
-        table = tree.children[0, [place[node] for node in nodes]]
+        table = tree.children[0, [index[node] for node in nodes]]
         level_children.append(int((table >= 0).sum(dim=1).max()))
         table = table[:, : level_children[-1]].flatten()
         drafted.append(torch.nonzero(table >= 0).flatten()[table[table >= 0].argsort()])
@@ -157,8 +188,11 @@ def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "
 
 
 def reached_nodes(tree: DraftTree, is_accepted: torch.Tensor) -> torch.Tensor:
-    """Nodes whose whole path from the root is accepted, themselves included: bool (batch, nodes); `is_accepted`, of the
-    same shape, says which are accepted by their parents, the root's entry is ignored.
+    """Return the nodes whose whole path from the root is accepted, bool (batch, nodes).
+
+    Args:
+        tree: structure of the tree.
+        is_accepted: whether each node was accepted by its parent, bool (batch, nodes). The root's entry is ignored.
     """
     is_cut = tree.ancestors[:, :, 1:] & ~is_accepted[:, None, 1:]  # (batch, node, ancestor)
     return ~is_cut.any(-1)
@@ -167,11 +201,17 @@ def reached_nodes(tree: DraftTree, is_accepted: torch.Tensor) -> torch.Tensor:
 def longest_path(
     tree: DraftTree, is_accepted: torch.Tensor, order: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The deepest node whose whole path from the root is accepted; the first of them where there are several.
+    """Find the deepest node whose whole path from the root is accepted.
 
-    `is_accepted` is as in `reached_nodes`; `order`, int64 (batch or 1, nodes) in [0, nodes), says which of several
-    deepest nodes is first, by default node numbers. Returns (path, int64 (batch, max_depth + 1),
-    padded with its last node; number of accepted drafts, int64 (batch,)).
+    Args:
+        tree: structure of the tree.
+        is_accepted: as in `reached_nodes`.
+        order: decides between nodes of the same depth: the one with the smallest number wins. int64 (batch or 1,
+            nodes), in [0, nodes). None for the node numbers.
+
+    Returns:
+        (path from the root, padded with its last node, int64 (batch, max_depth + 1); number of accepted drafts, int64
+        (batch,)).
     """
     reached = tree.depths.masked_fill(~reached_nodes(tree, is_accepted), -1)
     if order is None:
@@ -185,10 +225,10 @@ def longest_path(
 
 
 def first_leaf(tree: DraftTree) -> torch.Tensor:
-    """Lowest-numbered leaf at or below each node, int64 (rows, nodes).
+    """Return the lowest-numbered leaf at or below each node, int64 (rows, nodes).
 
-    The authors' code lists a dynamic tree's paths by leaf and takes the first of the longest; greedy relaxed decoding
-    is where several are accepted.
+    The LANTERN authors' code lists the paths of a dynamic tree by leaf and takes the first of the longest. This matters
+    in greedy relaxed decoding only, in which several siblings may be accepted.
     """
     is_leaf = ~(tree.children >= 0).any(-1)  # (rows, nodes)
     node = torch.arange(tree.num_nodes, device=is_leaf.device)
@@ -197,14 +237,20 @@ def first_leaf(tree: DraftTree) -> torch.Tensor:
 
 
 def of_all_nodes(values: torch.Tensor, tree: DraftTree, fill: int) -> torch.Tensor:
-    """Values of the nodes that may have children, (rows, inner, ...), among those of all nodes, (rows, nodes, ...)."""
+    """Scatter values of inner nodes into a tensor for all nodes, (rows, nodes, ...).
+
+    Args:
+        values: values of the inner nodes, (rows, inner, ...).
+        tree: structure of the tree.
+        fill: value of all other nodes.
+    """
     if tree.parent_nodes is None:
         return values
     whole = values.new_full((len(values), tree.num_nodes, *values.shape[2:]), fill)
     return whole.index_copy(1, tree.parent_nodes, values)
 
 
-def inner_places(tree: DraftTree) -> torch.Tensor:
-    """Place of each node among those that may have children, int64 (1, nodes); 0 for the others."""
+def inner_indices(tree: DraftTree) -> torch.Tensor:
+    """Return the index of each node among the inner nodes, int64 (1, nodes). 0 for all other nodes."""
     num_inner = tree.num_nodes if tree.parent_nodes is None else len(tree.parent_nodes)
     return of_all_nodes(torch.arange(num_inner, device=tree.parents.device)[None], tree, 0)

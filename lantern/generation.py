@@ -38,18 +38,25 @@ def load_decoding_models(
     device: torch.device | str = "cpu",
     dtype: str = "float32",
 ) -> DecodingModels:
-    """Loads models and prepares them for decoding: target, draft model (None for autoregressive or Jacobi decoding) and
-    a file with the tensor "nearest_codes" (None without relaxation); weights are "float32" or "bfloat16".
+    """Load models and prepare them for decoding.
+
+    Args:
+        target: file of the target.
+        draft: file of the draft model. None for autoregressive or Jacobi decoding.
+        table: file with the tensor "nearest_codes". None without relaxation.
+        device: device of the models.
+        dtype: dtype of the weights, "float32" or "bfloat16".
 
     Raises:
-        ValueError: a foreign or truncated file, or a draft model that does not fit the target.
+        ValueError: a file is truncated or holds something else, or the draft model does not fit the target.
     """
-    number_format = getattr(torch, dtype)
-    models = DecodingModels(load_target(target, number_format, device).prepare_for_decoding())
+    torch_dtype = getattr(torch, dtype)
+    models = DecodingModels(load_target(target, torch_dtype, device).prepare_for_decoding())
     if draft is not None:
-        models.draft = load_model(draft, DraftModel, number_format, device).prepare_for_decoding()
+        models.draft = load_model(draft, DraftModel, torch_dtype, device).prepare_for_decoding()
         for name in ("dim", "vocab_size", "grid", "num_text_tokens"):
-            expected, found = getattr(models.target.config, name), getattr(models.draft.config, name)
+            expected = getattr(models.target.config, name)
+            found = getattr(models.draft.config, name)
             if expected != found:
                 raise ValueError(
                     f"{draft}: {name} should be {expected} as in {target}, found {found}; train the drafter again"
@@ -60,8 +67,10 @@ def load_decoding_models(
 
 
 def load_nearest_codes(path: Path | str, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Reads a table of nearest codes, (vocab, columns), in the whole numbers of `code_dtype`; a ValueError where the
-    file holds none.
+    """Load a table of nearest codes, (vocab, columns), in the dtype that `code_dtype` chooses.
+
+    Raises:
+        ValueError: the file holds no such table.
     """
     tensors, _ = load_tensors(path)
     if "nearest_codes" not in tensors:
@@ -78,10 +87,19 @@ def generate_images(
     run_seed: int = 0,
     batch_size: int = 16,
 ) -> tuple[GenerationRecords, torch.Tensor]:
-    """Generate images of prompts; return their records and pixels, uint8 (images, size, size, 3) on the CPU.
+    """Generate an image of each prompt.
 
-    `image_decoder` turns codes, int64 (images, codes), into images in [-1, 1], (images, 3, size, size), as
-    `VQ16.decode`; it gets one image at a time, since a large one takes a GiB.
+    Args:
+        decoder: decodes tokens by a method.
+        prompts: the prompts.
+        encoder: text encoder of the prompts.
+        image_decoder: turns codes, int64 (images, codes), into images in [-1, 1], (images, 3, size, size). It gets one
+            image at a time, since a large image takes a GiB.
+        run_seed: seed of the noise.
+        batch_size: number of images that are decoded together.
+
+    Returns:
+        (records; pixels, uint8 (images, size, size, 3) on the CPU).
     """
     records = generate_records(decoder, prompts, encoder, run_seed=run_seed, batch_size=batch_size)
     codes = decoder.target.config.image_codes(records.codes.long()).to(decoder.device)
@@ -101,26 +119,39 @@ def generate_records(
     partial: Path | None = None,
     partial_every_s: float = 30.0,
 ) -> GenerationRecords:
-    """Generates an image of each prompt, `batch_size` at a time; records are in the order of the prompts.
+    """Generate the tokens of an image of each prompt.
 
-    Where an image is complete, its row of the batch takes the next prompt, so that no row waits for the slowest; the
-    result does not depend on it. Seconds are an image's share of the clock: images that run at the same time share it
-    equally, prefills included, so that all of them add up to the time that decoding took. Excluded are text encoding
-    and what noise had to be waited for; noise is made ahead, in threads beside decoding. First calls allocate and
-    choose kernels, so draw an image that does not count first (`decode_timed`).
+    When an image is complete, its batch row takes the next prompt, so that no row waits for the slowest image. The
+    tokens do not depend on it.
 
-    `partial` is a file for the images finished so far, written every `partial_every_s` seconds: images in one that an
-    interruption has left are not drawn again.
+    The time of an image, in seconds, is its share of the decoding time. Images that run at the same time share it
+    equally, including prefills, so that all times add up to the decoding time. Text encoding and waiting for noise are
+    excluded. Threads make noise ahead, during decoding. The first call also allocates memory and chooses kernels, so
+    generate an image that does not count first (`decode_timed`).
+
+    Args:
+        decoder: decodes tokens by a method.
+        prompts: the prompts.
+        encoder: text encoder of the prompts.
+        run_seed: seed of the noise.
+        batch_size: number of images that are decoded together.
+        partial: file for the images that are complete so far. If an interrupted call has left one, its images are not
+            generated again.
+        partial_every_s: seconds between two writes of this file.
+
+    Returns:
+        The records, in the order of the prompts.
     """
     parts = [load_records(partial)] if partial is not None and partial.exists() else []
     finished = {id for part in parts for id in part.prompt_ids}
     if finished:
-        log.info("%d of %d images were drawn by an interrupted job", len(finished), len(prompts))
+        log.info("%d of %d images were generated by an interrupted job", len(finished), len(prompts))
     todo = [prompt for prompt in prompts if prompt.id not in finished]
-    name, saved = f"{decoder.spec.method_id} T{decoder.sampling.temperature:g}", time.monotonic()
+    name = f"{decoder.spec.method_id} T{decoder.sampling.temperature:g}"
+    saved = time.monotonic()
     with tqdm(total=len(todo), desc=name, unit="image", disable=None, mininterval=1.0) as progress:
-        for drawn in _draw(decoder, todo, encoder, run_seed, batch_size):
-            parts.append(_to_records(decoder, *drawn, run_seed, batch_size))
+        for complete in _generate(decoder, todo, encoder, run_seed, batch_size):
+            parts.append(_to_records(decoder, *complete, run_seed, batch_size))
             progress.update(len(parts[-1]))
             if partial is not None and time.monotonic() - saved > partial_every_s:
                 save_records(partial, concatenate_records(parts))
@@ -128,12 +159,16 @@ def generate_records(
     return concatenate_records(parts, [prompt.id for prompt in prompts])
 
 
-def _draw(
+def _generate(
     decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, run_seed: int, batch_size: int
 ) -> Iterator[tuple[list[Prompt], Generation, list[float]]]:
-    """Images as they are completed, with their seconds; prompts are taken in groups, so that prefills stay batched."""
+    """Yield prompts, images and times in seconds as images complete.
+
+    Free rows are refilled in groups, so that prefills stay batched.
+    """
     num_rows = min(batch_size, len(prompts))
-    state, group = decoder.runner.borrow(decoder.allocate, num_rows), max(1, num_rows // 8)
+    state = decoder.runner.borrow(decoder.allocate, num_rows)
+    group = max(1, num_rows // 8)
     running: dict[int, Prompt] = {}
     num_left = len(prompts)
     seconds = [0.0] * num_rows
@@ -141,31 +176,52 @@ def _draw(
         while True:
             idle = [row for row in range(num_rows) if row not in running]
             taken = list(islice(coming, len(idle)))
-            captions = encoder.encode([prompt.text for prompt, _ in taken]) if taken else None
+            encoded = encoder.encode([prompt.text for prompt, _ in taken]) if taken else None
             synchronise(decoder.device)
             begun = time.perf_counter()
             for row, (prompt, _) in zip(idle, taken, strict=False):
-                running[row], seconds[row] = prompt, 0.0
+                running[row] = prompt
+                seconds[row] = 0.0
             if not running:
                 return
-            if captions is not None:
-                decoder.fill(state, idle[: len(taken)], *captions, [field for _, field in taken])
+            if encoded is not None:
+                fields = [field for _, field in taken]
+                for part in _refills(len(taken), decoder.device):
+                    decoder.fill(state, idle[part], encoded[0][part], encoded[1][part], fields[part])
+                del fields
             num_left -= len(taken)
-            del taken  # with the noise, which the state holds now
+            del taken  # frees the noise, which has been copied into the state
             decoder.run(state, min(group, num_left) or num_rows)
             lengths = state.lengths.tolist()
             share = (time.perf_counter() - begun) / len(running)
             for row in running:
                 seconds[row] += share
             complete = [row for row in running if lengths[row] == decoder.num_tokens]
-            drawn = [running.pop(row) for row in complete]
-            yield drawn, state.collect(complete), [seconds[row] for row in complete]
+            finished = [running.pop(row) for row in complete]
+            yield finished, state.collect(complete), [seconds[row] for row in complete]
+
+
+def _refills(num_prompts: int, device: torch.device) -> list[slice]:
+    """Divide new prompts into groups that are filled together.
+
+    On a GPU the sizes of groups are powers of two, so that kernels and buffers are chosen for few sizes. On a CPU all
+    prompts are one group.
+    """
+    if device.type != "cuda":
+        return [slice(0, num_prompts)]
+    parts = []
+    begin = 0
+    while begin < num_prompts:
+        size = 1 << ((num_prompts - begin).bit_length() - 1)
+        parts.append(slice(begin, begin + size))
+        begin += size
+    return parts
 
 
 def _with_noise(
     decoder: Decoder, prompts: Sequence[Prompt], run_seed: int, num_ahead: int
 ) -> Generator[tuple[Prompt, ImageNoise], None, None]:
-    """Prompts with their noise; threads make that of the next `num_ahead` before it is asked for."""
+    """Yield prompts with their noise. Threads make the noise of the next `num_ahead` prompts ahead of time."""
     pool = ThreadPoolExecutor(torch.get_num_threads())
     coming: deque[tuple[Prompt, Future[ImageNoise]]] = deque()
     try:
@@ -188,8 +244,9 @@ def _to_records(
     run_seed: int,
     batch_size: int,
 ) -> GenerationRecords:
-    """Records of some images."""
-    config, nodes = decoder.sampling, generation.accepted_nodes
+    """Return the records of some images."""
+    config = decoder.sampling
+    nodes = generation.accepted_nodes
     metadata = {
         "method": decoder.spec.to_dict(),
         "tree_shape": asdict(decoder.spec)["tree_shape"],
@@ -221,7 +278,11 @@ def _to_records(
 def decode_timed(
     decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, run_seed: int
 ) -> tuple[Generation, float]:
-    """Draws one batch; returns it with its seconds, synchronised, text encoding and making the noise excluded."""
+    """Generate one batch and time it.
+
+    Returns:
+        (images; seconds, without text encoding and making noise). A GPU is synchronised before and after.
+    """
     features, mask = encoder.encode([prompt.text for prompt in prompts])
     fields = [decoder.make_noise(run_seed, prompt.id) for prompt in prompts]
     synchronise(decoder.device)
@@ -232,6 +293,6 @@ def decode_timed(
 
 
 def synchronise(device: torch.device | str) -> None:
-    """Waits until a GPU has done all it was asked to do; on a CPU there is nothing to wait for."""
+    """Wait until a GPU has finished all its work. Do nothing on a CPU."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)

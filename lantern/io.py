@@ -1,4 +1,4 @@
-"""Reading and writing of tensors and JSON. Whatever is written appears whole or not at all."""
+"""Reading and writing of tensors and JSON. A file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,32 +16,37 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 if TYPE_CHECKING:
-    import torch  # loaded where tensors are: who reads tables starts without it
+    import torch  # imported only by functions that need it, so that reading tables starts fast
 
 METADATA_KEY = "lantern"
-CHECKSUM_KEY = "content_sha256"  # in the metadata: of several entries, safetensors writes now one first, now the other
-_VALUES_AT_ONCE = 2**24  # that are summed: PyTorch makes them float32 first
+CHECKSUM_KEY = "content_sha256"  # inside the metadata entry, since safetensors writes several entries in any order
+_VALUES_AT_ONCE = 2**24  # number of values that are summed at once, since PyTorch converts them to float32 first
 
 
 class DamagedFileError(ValueError):
-    """A file whose content is not what was written into it: `path`, and `damage`, the predicate of a sentence."""
+    """An error about a file whose content differs from what was written into it.
+
+    Attributes:
+        path: the file.
+        damage: what is wrong, the predicate of a sentence about the file.
+    """
 
     def __init__(self, path: Path | str, damage: str) -> None:
-        super().__init__(f"{path} {damage}; fetch it again or make it anew")
+        super().__init__(f"{path} {damage}; fetch it again or make it again")
         self.path = Path(path)
         self.damage = damage
 
 
 @contextmanager
 def atomic_path(path: Path | str) -> Iterator[Path]:
-    """Gives a temporary path to write to; on success it takes the place of `path`, on any error it is removed.
+    """Give a temporary path to write to, which replaces `path` on success and is removed on any error.
 
-    The temporary file lies in the same folder (so that the rename is atomic), its name starts with "." and it keeps the
-    suffix, which decides the format for some writers. Parent folders are created. What a killed writer of the same
-    file left behind is removed: a file has one writer at a time.
+    The temporary file is in the same folder, so that the rename is atomic. Its name starts with "." and has the same
+    suffix, which decides the format for some writers. Parent folders are created. Temporary files of a killed writer of
+    the same file are removed, since a file has only one writer at a time.
 
     Raises:
-        OSError: the write failed, for example because the disk is full; names `path`.
+        OSError: the write failed, for example because the disk is full. The message names `path`.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +69,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
 
 
 def _cause_of(error: OSError | SafetensorError) -> tuple[int, str]:
-    """Number and words of what the system refused; safetensors has both in its message only."""
+    """Return the number and the text of a system error, which safetensors has only in its message."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno, error.strerror or str(error)
     found = re.search(r"\(os error (\d+)\)", str(error))
@@ -72,7 +77,7 @@ def _cause_of(error: OSError | SafetensorError) -> tuple[int, str]:
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Writes a UTF-8 text file, atomically."""
+    """Write a UTF-8 text file, atomically."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -80,10 +85,15 @@ def write_text(path: Path | str, text: str) -> None:
 def save_tensors(
     path: Path | str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, object] | None = None
 ) -> None:
-    """Writes tensors by name and JSON values about them into one safetensors file, atomically, with a checksum of both.
+    """Write tensors and metadata into one safetensors file, atomically, with a checksum of both.
+
+    Args:
+        path: the file.
+        tensors: tensors by name.
+        metadata: JSON values.
 
     Raises:
-        ValueError: the metadata is not JSON (NaN included).
+        ValueError: the metadata is not JSON, or holds NaN.
     """
     from safetensors.torch import save_file
 
@@ -93,18 +103,22 @@ def save_tensors(
     header = {METADATA_KEY: _to_json(path, metadata)}
     with atomic_path(path) as temporary:
         temporary.touch()
-        mode = temporary.stat().st_mode  # as the umask has it; safetensors would leave the file to its owner alone
+        mode = temporary.stat().st_mode  # from the umask; safetensors would make the file readable by its owner only
         save_file(ready, temporary, metadata=header)
         temporary.chmod(mode)
 
 
 def load_tensors(path: Path | str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Reads (tensors by name, metadata) that `save_tensors` wrote, after comparing them with their checksum: two
-    seconds for 3 GB. A file of another program has neither checksum nor metadata.
+    """Read a file that `save_tensors` wrote, and check it against its checksum.
+
+    This takes two seconds for 3 GB. A file of another program has neither checksum nor metadata.
+
+    Returns:
+        (tensors by name, metadata).
 
     Raises:
-        FileNotFoundError: there is no such file.
-        DamagedFileError: the file is truncated, is not safetensors, or does not agree with its checksum.
+        FileNotFoundError: the file does not exist.
+        DamagedFileError: the file is truncated, is not a safetensors file, or differs from its checksum.
     """
     path = Path(path)
     if not path.is_file():
@@ -121,7 +135,14 @@ def load_tensors(path: Path | str) -> tuple[dict[str, torch.Tensor], dict[str, A
 
 
 def open_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Tensors by name, mapped from a safetensors file, and its header; a DamagedFileError where it is none."""
+    """Map the tensors of a safetensors file into memory.
+
+    Returns:
+        (tensors by name, header).
+
+    Raises:
+        DamagedFileError: the file is not a safetensors file.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
@@ -130,7 +151,10 @@ def open_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
 
 
 def _checksum(tensors: Mapping[str, torch.Tensor], text: str) -> str:
-    """SHA-256 of metadata and of names, formats, shapes and bytes of tensors on the CPU, whatever their order."""
+    """Return the SHA-256 of metadata and of the names, dtypes, shapes and bytes of tensors, in any order.
+
+    The tensors are on the CPU.
+    """
     import torch
 
     digest = hashlib.sha256(text.encode())
@@ -141,17 +165,21 @@ def _checksum(tensors: Mapping[str, torch.Tensor], text: str) -> str:
 
 
 def check_finite(path: Path | str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Makes sure that weights by name, read from `path`, are numbers.
+    """Check that all weights of a file are finite.
+
+    Args:
+        path: the file, for the message.
+        tensors: tensors by name.
 
     Raises:
-        ValueError: a tensor holds nan or infinity; names it and says how many.
+        ValueError: a tensor holds nan or infinity. The message names it and the number of such values.
     """
     import torch
 
     for name, tensor in tensors.items():
         parts = tensor.reshape(-1).split(_VALUES_AT_ONCE) if tensor.is_floating_point() else ()
         if all(part.sum(dtype=torch.float32).isfinite() for part in parts):
-            continue  # the sum is one pass, the count several
+            continue  # the sum takes one pass over the tensor, the count below several
         if num_bad := int((~tensor.isfinite()).sum()):
             raise ValueError(
                 f"{path}: tensor {name} should hold finite numbers, found {num_bad} of {tensor.numel()} that are nan "
@@ -160,7 +188,11 @@ def check_finite(path: Path | str, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def read_json(path: Path | str) -> Any:
-    """Reads a JSON file; a DamagedFileError where it is none."""
+    """Read a JSON file.
+
+    Raises:
+        DamagedFileError: the file is not JSON.
+    """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:  # not JSON, or not text
@@ -168,13 +200,19 @@ def read_json(path: Path | str) -> Any:
 
 
 def write_json(path: Path | str, value: object) -> None:
-    """Writes a JSON file in insertion order, atomically; a ValueError where the value holds NaN or is no JSON."""
+    """Write a JSON file, atomically and in insertion order.
+
+    Raises:
+        ValueError: the value is not JSON, or holds NaN.
+    """
     write_text(path, _to_json(path, value, indent=1) + "\n")
 
 
 def check_last_line(path: Path | str) -> None:
-    """Makes sure that a text file of lines was not cut off within one, by a DamagedFileError: text has no place for a
-    checksum.
+    """Check that the last line of a text file is complete, since text files have no checksum.
+
+    Raises:
+        DamagedFileError: the last line has no end.
     """
     with open(path, "rb") as file:
         if size := file.seek(0, os.SEEK_END):
@@ -187,4 +225,4 @@ def _to_json(path: Path | str, value: object, indent: int | None = None) -> str:
     try:
         return json.dumps(value, allow_nan=False, indent=indent, ensure_ascii=False)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"what should go into {path} is not JSON: {error}") from error
+        raise ValueError(f"the value to write into {path} is not JSON: {error}") from error

@@ -19,19 +19,32 @@ HIDDEN = 2**40  # a hidden caption row counts as behind every slot
 
 @dataclass
 class LayerCache:
-    """One layer's part of a `KVCache`, views of its buffer.
+    """One layer's keys and values.
 
     Attributes:
         vectors: (2 * rows * heads * slots, head_dim): all keys, then all values.
-        keys: (rows, heads, slots, head_dim).
-        values: (rows, heads, slots, head_dim).
-        used: keys and values of the slots that a pass reads, see `KVCache.limit`.
+        shape: (2, rows, heads, slots, head_dim), by which `vectors` is viewed.
     """
 
     vectors: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
-    used: tuple[torch.Tensor, torch.Tensor]
+    shape: tuple[int, int, int, int, int]
+
+    def __post_init__(self) -> None:
+        self.limit(self.shape[3])
+
+    def limit(self, num_used: int) -> None:
+        """Have passes read the first slots only."""
+        self._num_used = num_used
+        self._used = self._view()
+
+    def read(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values of the slots in use, each (rows, heads, slots, head_dim)."""
+        # torch.compile would copy a tensor of which it gets a view too, in every pass. Elsewhere views cost time.
+        return self._view() if torch.compiler.is_compiling() else self._used
+
+    def _view(self) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = self.vectors.view(self.shape)[:, :, :, : self._num_used].unbind(0)
+        return keys, values
 
     def write(self, places: torch.Tensor, new: torch.Tensor) -> None:
         """Takes the keys and values of nodes, (rows * nodes, 2 * heads, head_dim), keys first, at the places that
@@ -68,10 +81,8 @@ class KVCache:
         num_heads, head_dim = head_shape
         shape = (num_layers, 2, num_captions, batch, num_heads, num_slots, head_dim)
         self.entries = torch.zeros(shape, dtype=dtype, device=visible.device)
-        self.layers = []
-        for part in self.entries:
-            keys, values = part.flatten(1, 2)
-            self.layers.append(LayerCache(part.flatten(0, -2), keys, values, (keys, values)))
+        layer_shape = (2, num_captions * batch, num_heads, num_slots, head_dim)
+        self.layers = [LayerCache(part.flatten(0, -2), layer_shape) for part in self.entries]
         # Where the slots of a row, (captions, batch, 1, 1), and of a key or value of a head, (2 * heads,), begin.
         heads = torch.arange(2 * num_captions * batch * num_heads, device=visible.device) * num_slots
         self._begins = heads.view(2, num_captions, batch, 1, num_heads).permute(1, 2, 3, 0, 4).flatten(3)
@@ -81,11 +92,11 @@ class KVCache:
         self.num_used = num_slots
 
     def limit(self, num_used: int) -> None:
-        """Has passes read the first slots alone."""
+        """Have passes read the first slots only."""
         if num_used != self.num_used:
             self.num_used = num_used
             for layer in self.layers:
-                layer.used = layer.keys[:, :, :num_used], layer.values[:, :, :num_used]
+                layer.limit(num_used)
 
     def text_mask(self, visible: torch.Tensor) -> torch.Tensor:
         """The attention mask with which the caption runs, (rows, 1, text rows, slots); `visible` as for the cache."""

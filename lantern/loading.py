@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from lantern.text_encoders.tokens import TokenPromptEncoder
 
 DTYPES = ("float32", "bfloat16")
-MAX_TOKENS = 128  # of a prompt of a transformers model, unless the caller says otherwise
+MAX_TOKENS = 128  # default length of the longest prompt of a transformers model
 EMBEDDED = Path("models/embedded")
-# Folders that may hold what is shipped beside the code: the clone, and where a wheel installs data files.
+# Folders that may hold the files that are shipped with the code: the clone, and the folder of a wheel's data files.
 HOMES = (Path(__file__).resolve().parents[1], Path(sys.prefix, "share", "lantern"))
-# Settings of a GenerationConfig that change tokens and are not applied, with the value at which they change none.
+# Settings of a GenerationConfig that Lantern does not apply, with the value at which they change no token.
 _NOT_APPLIED = {"num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_p": None, "typical_p": 1.0}
 _NOT_APPLIED |= {"epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "suppress_tokens": None}
-_COUNT = Parameter("", "a number", 1, is_whole=True)
+_COUNT = Parameter("", "a number", 1, is_integer=True)
 
 log = logging.getLogger(__name__)
 
@@ -62,18 +62,18 @@ def load(
 
     Args:
         source: "embedded", the name of a published model such as "llamagen_stage1", the folder of a finished run, or
-            the folder or hub id of a model of transformers, such as "deepseek-community/Janus-Pro-1B".
-        target: file or folder of weights, in place of the model's.
-        drafter: the same for the draft model.
-        tokenizer: the same for the image tokenizer.
-        text: folder of a T5, or a tokenizer.json, in place of the model's.
-        device: where to decode, "cpu" or "cuda".
-        dtype: of the weights, "float32" or "bfloat16".
+            the folder or hub id of a transformers model, such as "deepseek-community/Janus-Pro-1B".
+        target: file or folder of weights that replaces the model's target.
+        drafter: file or folder that replaces the draft model.
+        tokenizer: file or folder that replaces the image tokenizer.
+        text: folder of a T5, or a tokenizer.json, that replaces the model's text encoder.
+        device: device on which to decode, "cpu" or "cuda".
+        dtype: dtype of the weights, "float32" or "bfloat16".
 
     Raises:
-        ValueError: the name is unknown, lists the known ones; the device is not on this machine; the dtype is unknown;
-            or a file is damaged or belongs to another model.
-        FileNotFoundError: a file that the model needs is neither here nor on the hub.
+        ValueError: the name is unknown (the message lists the known ones), the device does not exist, the dtype is
+            unknown, or a file is damaged or belongs to another model.
+        FileNotFoundError: a file that the model needs is neither on this machine nor on the hub.
     """
     given = {"target": target, "drafter": drafter, "tokenizer": tokenizer, "text": text}
     given = {name: path for name, path in given.items() if path is not None}
@@ -83,13 +83,14 @@ def load(
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     given = {name: Path(path) for name, path in given.items()}
-    where, number_format = _device_of(device), getattr(torch, dtype)
+    torch_device = _device_of(device)
+    torch_dtype = getattr(torch, dtype)
     if _is_pretrained_folder(Path(source)):
-        return _load_pretrained(Path(source), given, where, number_format)
+        return _load_pretrained(Path(source), given, torch_device, torch_dtype)
     if not Path(source).exists() and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(source)):
-        return _load_pretrained(_fetch(_files_of_repository(str(source))), given, where, number_format)
+        return _load_pretrained(_fetch(_files_of_repository(str(source))), given, torch_device, torch_dtype)
     card, files = _find_card(source)
-    return _build(card, _locate(str(source), card, files | given), where, number_format)
+    return _build(card, _locate(str(source), card, files | given), torch_device, torch_dtype)
 
 
 def from_transformers(
@@ -100,18 +101,21 @@ def from_transformers(
     grid: int | None = None,
     max_tokens: int = MAX_TOKENS,
 ) -> Model:
-    """Let a model of transformers generate by any method; Jacobi decoding needs no other model and keeps every token.
+    """Make a model that generates images with a transformers model, by any method.
+
+    Jacobi decoding needs no other model and keeps every token.
 
     Args:
-        model: of a class in `lantern.models.families.FAMILIES`, used as it is, on its device and in its dtype.
-        processor: the model's processor, or its tokenizer.
-        family: name in FAMILIES, if the class has several.
-        grid: codes of an image's side, if it differs from the published one.
-        max_tokens: length of the longest prompt, with its form; `generate` refuses longer ones.
+        model: of a class in `lantern.models.families.FAMILIES`. It is used as it is, on its device and in its dtype.
+        processor: processor or tokenizer of the model.
+        family: key of FAMILIES. Needed only if the class has several families.
+        grid: side of an image in codes, if it differs from the published one.
+        max_tokens: length of the longest prompt, including the tokens around the caption. `generate` refuses longer
+            ones.
 
     Raises:
-        ValueError: the class is unknown, lists the known ones; the tokenizer belongs to another model; or the model is
-            on several devices, or adapted where it cannot be read.
+        ValueError: the class is unknown (the message lists the known ones), the tokenizer belongs to another model, the
+            model is on several devices, or an adapter is in a layer that Lantern must read.
     """
     for name, value in {"grid": grid, "max_tokens": max_tokens}.items():
         if value is not None:
@@ -119,7 +123,8 @@ def from_transformers(
     from lantern.text_encoders.tokens import TokenPromptEncoder, fill_form
 
     family = family_named(family, type(model).__name__)
-    row, tokenizer = FAMILIES[family], getattr(processor, "tokenizer", processor)
+    row = FAMILIES[family]
+    tokenizer = getattr(processor, "tokenizer", processor)
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ValueError(f"processor must be the model's, or its fast tokenizer, got {type(processor).__name__}")
     names = {name: value for name, value in vars(tokenizer).items() if name.endswith("_token")}
@@ -133,16 +138,18 @@ def from_transformers(
     if adapted := next((name for name in state if ".base_layer." in name), None):
         raise ValueError(f"an adapter on {adapted} cannot be read; merge it (merge_and_unload), or leave vqmodel out")
     if any(value.is_meta for value in state.values()):
-        raise ValueError("model.vqmodel must lie on one device, got meta (offloaded); load with device_map={'': 0}")
+        raise ValueError("model.vqmodel must be on one device, got meta (offloaded); load with device_map={'': 0}")
     image_tokenizer = make_image_tokenizer(WeightFile(Path(type(model).__name__), state), grid=grid)
     return _adopt(model, family, TokenPromptEncoder(form, words, max_tokens), image_tokenizer)
 
 
 def sampling_of(known: GenerationConfig) -> SamplingConfig:
-    """Return temperature, filters and guidance of a `GenerationConfig`; top_k is 50 if it is not set, as in `generate`.
+    """Return the sampling settings of a `GenerationConfig`.
+
+    top_k is 50 if it is not set, as in transformers' `generate`.
 
     Raises:
-        ValueError: a setting that changes tokens is not supported.
+        ValueError: the config has a setting that changes tokens and is not supported.
     """
     for name, neutral in _NOT_APPLIED.items():
         if (value := getattr(known, name, None)) not in (None, neutral):
@@ -159,12 +166,19 @@ def sampling_of(known: GenerationConfig) -> SamplingConfig:
 
 
 def find_shipped(name: str | Path) -> Path | None:
-    """Return a file or folder that is shipped beside the code, such as "docs/results.csv"; None if it is not here."""
+    """Return the path of a file or folder that is shipped with the code, such as "docs/results.csv".
+
+    None if it does not exist.
+    """
     return next((home / name for home in HOMES if (home / name).exists()), None)
 
 
 def _find_card(source: str | Path) -> tuple[ModelCard, dict[str, Path]]:
-    """Find the card of a name or of a folder, and the files that are beside it."""
+    """Find the card for a name or in a folder.
+
+    Returns:
+        (the card, files of the model that are in the folder).
+    """
     folder = Path(source)
     if str(source) == "embedded":
         folder = find_shipped(EMBEDDED) or folder
@@ -173,8 +187,8 @@ def _find_card(source: str | Path) -> tuple[ModelCard, dict[str, Path]]:
     if not (folder / FILE_NAME).is_file():
         raise ValueError(
             f"a model must be one of embedded, {', '.join(CARDS)}, the folder of a finished run (with {FILE_NAME}), or "
-            f"the folder or hub id of a model of transformers, got {str(source)!r}; to load weights of your own, name "
-            "the published model that they replace: lantern.load('llamagen_stage1', target=path, tokenizer=path)"
+            f"the folder or hub id of a model of transformers, got {str(source)!r}; to load your own weights, name the "
+            "published model that they replace: lantern.load('llamagen_stage1', target=path, tokenizer=path)"
         )
     card = read_card(folder)
     files = {part: folder / file for part, file in card.files.items() if isinstance(file, str)}
@@ -182,8 +196,9 @@ def _find_card(source: str | Path) -> tuple[ModelCard, dict[str, Path]]:
 
 
 def _locate(source: str, card: ModelCard, files: dict[str, Path]) -> dict[str, Path]:
-    """Add the files of a card that are not in `files`, from the hub; a draft model that is not there is left out."""
-    found, missing = dict(files), {}
+    """Add the missing files of a card to `files`, from the hub. A missing draft model is left out."""
+    found = dict(files)
+    missing = {}
     for part, file in card.files.items():
         if part in files:
             continue
@@ -213,12 +228,16 @@ def _describe(file: str | HubFiles) -> str:
 
 
 def _fetch(wanted: HubFiles) -> Path:
-    """Download files into the hub's cache; return the one file, or the folder of several.
+    """Download files into the hub's cache.
+
+    Returns:
+        The path of the file, or the folder if there are several.
 
     Raises:
-        FileNotFoundError: they are not in the cache and cannot be downloaded, or `huggingface_hub` is not installed.
+        FileNotFoundError: the files are not in the cache and cannot be downloaded, or `huggingface_hub` is not
+            installed.
     """
-    # An index names shards, which are beside it.
+    # An index file names shards, which are in the same folder.
     shards = [name.replace(".safetensors.index.json", "-*.safetensors") for name in wanted.files]
     patterns = [*wanted.files, *shards]
     try:
@@ -232,8 +251,9 @@ def _fetch(wanted: HubFiles) -> Path:
 
 
 def _build(card: ModelCard, files: Mapping[str, Path], device: torch.device, dtype: torch.dtype) -> Model:
-    """Build a model of its card and files."""
-    config, encoder_name = card.target_config(), card.prompts.encoder
+    """Build a model from its card and its files."""
+    config = card.target_config()
+    encoder_name = card.prompts.encoder
     sides = {"large": config.grid, "small": config.small_grid}
     encoder = make_text_encoder(card.prompts, files.get("text"), **sides, device=device)
     config = replace(config, **getattr(encoder, "null_prompt", {}))
@@ -250,14 +270,14 @@ def _is_pretrained_folder(folder: Path) -> bool:
 
 
 def _load_pretrained(folder: Path, given: Mapping[str, Path], device: torch.device, dtype: torch.dtype) -> Model:
-    """Load a model of transformers from its folder, or from that of a pipeline of diffusers, such as GLM-Image's."""
+    """Load a transformers model from its folder, or from the folder of a diffusers pipeline such as GLM-Image's."""
     weights = read_weights(given.get("target", folder))
     if not is_pretrained(weights):
-        raise ValueError(f"{weights.settings_path} names no class of transformers that draws images")
+        raise ValueError(f"{weights.settings_path} names no class of transformers that generates images")
     if not weights.settings_path.with_name("generation_config.json").is_file():
         raise ValueError(
-            f"{weights.path.parent} lacks generation_config.json, which says temperature, filters and guidance; fetch "
-            "it from the model's repository"
+            f"{weights.path.parent} lacks generation_config.json, which states temperature, filters and guidance; "
+            "fetch it from the model's repository"
         )
     from lantern.text_encoders.tokens import TokenPromptEncoder
 
@@ -274,16 +294,16 @@ def _load_pretrained(folder: Path, given: Mapping[str, Path], device: torch.devi
 
 
 def _read_draft(files: Mapping[str, Path], target: Target, dtype: torch.dtype) -> DraftModel | None:
-    """Read the draft model of a target, prepared for decoding on its device; None if `files` has none."""
+    """Read the draft model of a target, prepared for decoding on the target's device. None if `files` has none."""
     if "drafter" not in files:
         return None
     return read_draft(files["drafter"], target.config, dtype).to(target.device).prepare_for_decoding()
 
 
 def _adopt(model: PreTrainedModel, family: str, encoder: TokenPromptEncoder, images: ImageModel) -> Model:
-    """Build a model of a loaded model of transformers.
+    """Build a model from a transformers model that is already loaded.
 
-    It is sampled as its generation settings say or, if they do not, as the card of its family does.
+    Sampling follows its generation settings, or the card of its family if they do not say how to sample.
     """
     card = card_of_family(family)
     sampling = sampling_of(model.generation_config)

@@ -1,8 +1,9 @@
-"""The table of methods. Start reading here: a method is a drafter and an acceptance, each with its parameters.
+"""The table of methods, a good place to start reading: a method is a drafter and an acceptance, with their parameters.
 
-DRAFTS and ACCEPTANCE declare every part once: its class, its parameters, its paper, and whether it is exact. PRESETS
-names combinations as they were published. Errors, the config's schema, labels and tables are made from these tables. A
-custom part is an import string, "my_module:Capped", whose class declares the same data as attributes.
+DRAFTS and ACCEPTANCE declare each part once: its class, its parameters, its paper, and whether it is exact. PRESET_ROWS
+names the published combinations, with their labels. Error messages, the config's schema and tables are made from these
+declarations. A custom part is an import string such as "my_module:Capped". Its class declares the same data as
+attributes.
 
 Snakemake imports this module to plan the workflow, so it must not import torch.
 """
@@ -36,20 +37,20 @@ def _of(*names: str) -> dict[str, Parameter]:
 
 @dataclass(frozen=True)
 class DraftsRow:
-    """The row of a drafter in the table DRAFTS.
+    """The declaration of a drafter in the table DRAFTS.
 
     Attributes:
-        path: its class, "module:Class".
-        trees: kinds of trees that the drafter fills: "static", "chains" (of one length below the root), "joint" (two
-            static trees), "dynamic". Empty if the method has no drafts.
+        path: class of the drafter, "module:Class".
+        trees: kinds of trees that the drafter fills: "static", "chains" (chains of the same length below the root),
+            "joint" (two static trees), "dynamic". Empty if the method has no drafts.
         parameters: parameters by name.
         needs_draft_model: whether a draft model makes all or some of the drafts.
-        is_sampled: whether drafts are sampled from a known distribution with their own noise. If so, they are verified
+        is_sampled: whether drafts are sampled from a known distribution with separate noise. If so, they are verified
             by rejection above temperature 0.
         is_coupled: whether drafts are sampled with the target's noise.
         has_twins: whether two siblings may hold the same token.
-        is_exact: whether decoding with exact acceptance has the target's distribution. Otherwise the distributions
-            recorded at a node do not describe the drafts.
+        is_exact: whether decoding with exact acceptance has the target's distribution. If not, the distributions that
+            are recorded at a node do not describe the drafts.
         loop: class of the decoder, "module:Class".
         paper: source of the method.
     """
@@ -137,15 +138,15 @@ DRAFTS = {
 
 @dataclass(frozen=True)
 class AcceptanceRow:
-    """The row of an acceptance in the table ACCEPTANCE.
+    """The declaration of an acceptance in the table ACCEPTANCE.
 
     Attributes:
-        path: its class, "module:Class".
+        path: class of the acceptance, "module:Class".
         parameters: parameters by name. An acceptance with the parameter k reads the table of nearest codes.
         drafts: kinds of drafts that the acceptance supports. None for all.
-        reason: the end of an error about other drafts.
+        reason: end of the error message about other drafts.
         exact_at: parameter values at which no other code adds to s(x), so that decoding is exact.
-        has_official: whether the LANTERN authors' code has this acceptance, so that their residuals exist.
+        has_official: whether the LANTERN authors' code has this acceptance. Only then do their residuals exist.
         residuals: residuals that the acceptance supports.
         needs_chain: whether the tree must be a chain.
         is_exact: whether the output distribution is the target's.
@@ -222,60 +223,109 @@ ACCEPTANCE = {
     ),
 }
 
+# A declaration may have a parameter that no other part has.
+for _row in (*DRAFTS.values(), *ACCEPTANCE.values()):
+    PARAMETERS.update(_row.parameters)
+
+
+@dataclass(frozen=True)
+class PresetRow:
+    """The declaration of a published method in the table PRESET_ROWS.
+
+    Attributes:
+        label: name in tables and figures.
+        parts: tree, drafts, acceptance, residual and parameters. The tree "static" is the one that the config or the
+            model names.
+        colour: colour in figures, "#rrggbb". If empty, figures choose one that no preset has.
+        marker: matplotlib marker in figures. If empty, figures choose one.
+        is_peer: whether the method was published by others than EAGLE, LANTERN and this project.
+    """
+
+    label: str
+    parts: Mapping[str, ParameterValue]
+    colour: str = ""
+    marker: str = ""
+    is_peer: bool = False
+
+
 _SJD: dict[str, ParameterValue] = {"tree": "chain15", "drafts": "sjd", "coupling": "none", "labels": "point"}
-# Published methods besides EAGLE and LANTERN, with their published parameters.
-_OF_PEERS: dict[str, dict[str, ParameterValue]] = {
-    "cool": {"tree": "chain5", "drafts": "sampled", "acceptance": "weighted", "residual": "matched", "fall": 0.7},
-    "ensemble": {"tree": "chain5", "drafts": "sampled", "acceptance": "ensemble"},
-    "mixing": {"tree": "chain5", "drafts": "sampled", "acceptance": "mixing"},
-    "sjd": _SJD,
-    "scd_gumbel": {**_SJD, "coupling": "gumbel"},
-    "scd": {**_SJD, "coupling": "maximal"},
-    "sjd_pp": {"tree": "chain15", "drafts": "sjd_pp", "threshold": 0.5},
-    "sjd_pac": {**_SJD, "tree": "chain15k3d2", "coupling": "maximal", "labels": "uniform"},
-    "path_relax": {"tree": "chain11x2", "drafts": "path_relax", "delta": 0.01},
-    "gsd": {**_SJD, "acceptance": "group", "h": 7, "p_max": 0.15, "d_max": 0.5},
-    "zipar": {"drafts": "zipar", "window": 16},
+# Colours of Okabe and Ito (2008), "Color Universal Design", then of Tol (2021), "muted".
+PRESET_ROWS = {
+    "autoregressive": PresetRow("autoregressive", {}, "#000000", "*"),
+    "eagle1": PresetRow("EAGLE-1", {"tree": "static", "drafts": "sampled"}, "#7F7F7F", "s"),
+    "eagle2": PresetRow("EAGLE-2", {"tree": "dynamic", "drafts": "top"}, "#56B4E9", "D"),
+    "lantern": PresetRow("LANTERN", {"tree": "dynamic", "drafts": "top", "acceptance": "additive"}, "#D55E00", "o"),
+    "lantern_pp": PresetRow(
+        "LANTERN++", {"tree": "static", "drafts": "sampled", "acceptance": "multiplicative"}, "#E69F00", "^"
+    ),
+    "coupled": PresetRow("coupled", {"tree": "static", "drafts": "coupled"}, "#0072B2", "P"),
+    "proximity": PresetRow(
+        "proximity", {"tree": "static", "drafts": "coupled", "acceptance": "proximity"}, "#009E73", "v"
+    ),
+    "bounded": PresetRow("bounded", {"tree": "dynamic", "drafts": "top", "acceptance": "bounded"}, "#CC79A7", "X"),
+    "jacobi": PresetRow("Jacobi", {"tree": "chain9", "drafts": "jacobi"}, "#332288", ">"),
+    "hybrid": PresetRow("hybrid", {"tree": "chain9+chain3", "drafts": "hybrid"}, "#999933", "p"),
+    "cool": PresetRow(
+        "COOL-SD",
+        {"tree": "chain5", "drafts": "sampled", "acceptance": "weighted", "residual": "matched", "fall": 0.7},
+        "#AA4499",
+        "<",
+        is_peer=True,
+    ),
+    "ensemble": PresetRow(
+        "ensemble", {"tree": "chain5", "drafts": "sampled", "acceptance": "ensemble"}, "#6699CC", "x", is_peer=True
+    ),
+    "mixing": PresetRow(
+        "mixing", {"tree": "chain5", "drafts": "sampled", "acceptance": "mixing"}, "#EE3377", "+", is_peer=True
+    ),
+    "sjd": PresetRow("SJD", _SJD, "#117733", "1", is_peer=True),
+    "scd_gumbel": PresetRow("SCD, Gumbel", {**_SJD, "coupling": "gumbel"}, "#88CCEE", "2", is_peer=True),
+    "scd": PresetRow("SCD", {**_SJD, "coupling": "maximal"}, "#DDAA33", "3", is_peer=True),
+    "sjd_pp": PresetRow(
+        "SJD++", {"tree": "chain15", "drafts": "sjd_pp", "threshold": 0.5}, "#BB5566", "4", is_peer=True
+    ),
+    "sjd_pac": PresetRow(
+        "SJD-PAC",
+        {**_SJD, "tree": "chain15k3d2", "coupling": "maximal", "labels": "uniform"},
+        "#004488",
+        "d",
+        is_peer=True,
+    ),
+    "path_relax": PresetRow(
+        "PathRelax", {"tree": "chain11x2", "drafts": "path_relax", "delta": 0.01}, "#997700", "8", is_peer=True
+    ),
+    "gsd": PresetRow(
+        "GSD", {**_SJD, "acceptance": "group", "h": 7, "p_max": 0.15, "d_max": 0.5}, "#661177", "H", is_peer=True
+    ),
+    "zipar": PresetRow("ZipAR", {"drafts": "zipar", "window": 16}, "#225522", "p", is_peer=True),
 }
-PEERS = tuple(_OF_PEERS)
-# The parts of each preset. The tree "static" is the one that the config or the model names.
-PRESETS: dict[str, dict[str, ParameterValue]] = {
-    "autoregressive": {},
-    "eagle1": {"tree": "static", "drafts": "sampled"},
-    "eagle2": {"tree": "dynamic", "drafts": "top"},
-    "lantern": {"tree": "dynamic", "drafts": "top", "acceptance": "additive"},
-    "lantern_pp": {"tree": "static", "drafts": "sampled", "acceptance": "multiplicative"},
-    "coupled": {"tree": "static", "drafts": "coupled"},
-    "proximity": {"tree": "static", "drafts": "coupled", "acceptance": "proximity"},
-    "bounded": {"tree": "dynamic", "drafts": "top", "acceptance": "bounded"},
-    "jacobi": {"tree": "chain9", "drafts": "jacobi"},
-    "hybrid": {"tree": "chain9+chain3", "drafts": "hybrid"},
-    **_OF_PEERS,
-}
+PRESETS: dict[str, dict[str, ParameterValue]] = {name: dict(row.parts) for name, row in PRESET_ROWS.items()}
+PEERS = tuple(name for name, row in PRESET_ROWS.items() if row.is_peer)
 
 
-CLASS_FOLDERS = "LANTERN_CLASSES"  # environment variable: folders of users' own classes, as in PATH
+CLASS_FOLDERS = "LANTERN_CLASSES"  # environment variable: folders of custom classes, separated as in PATH
 
 
 def load_class(path: str) -> type:
     """Import a class.
 
     Args:
-        path: "module:Class". The module is on Python's path or in a folder of the environment variable CLASS_FOLDERS.
+        path: "module:Class". The module is on Python's path, or in a folder that the environment variable CLASS_FOLDERS
+            lists.
 
     Raises:
-        ValueError: there is no such module or class, or the module cannot be imported.
+        ValueError: the module or class does not exist, or the module cannot be imported.
     """
     module, _, name = path.partition(":")
-    # At the end of the path, so that no file there hides a library.
+    # They are added at the end of the path, so that none of their files hides a library.
     folders = filter(None, os.environ.get(CLASS_FOLDERS, "").split(os.pathsep))
     sys.path += [folder for folder in folders if folder not in sys.path]
     try:
         found = getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:  # a user's file may raise whatever it likes
+    except (Exception, SystemExit) as error:  # a custom module may raise any error
         kind = "" if isinstance(error, ModuleNotFoundError | AttributeError) else f"{type(error).__name__}: "
         raise ValueError(
-            f"{path} must name a class as module:Class, of a file beside the overlay or an installed package: {kind}"
+            f"{path} must name a class as module:Class, of a file next to the overlay or an installed package: {kind}"
             f"{error}"
         ) from error
     if not isinstance(found, type):
@@ -284,10 +334,11 @@ def load_class(path: str) -> type:
 
 
 def drafts_of(name: object) -> DraftsRow:
-    """Return the row of a kind of drafts.
+    """Return the declaration of a kind of drafts.
 
     Args:
-        name: key of DRAFTS, "module:Class" of a custom drafter, which declares its row itself, None or nan (no drafts).
+        name: key of DRAFTS, or "module:Class" of a custom drafter, whose class is the declaration. None or nan for no
+            drafts.
 
     Raises:
         ValueError: the name is unknown. The message lists the known ones.
@@ -298,7 +349,14 @@ def drafts_of(name: object) -> DraftsRow:
 
 
 def acceptance_of(name: object) -> AcceptanceRow:
-    """Return the row of an acceptance, as `drafts_of` does."""
+    """Return the declaration of an acceptance.
+
+    Args:
+        name: key of ACCEPTANCE, or "module:Class" of a custom acceptance.
+
+    Raises:
+        ValueError: the name is unknown. The message lists the known ones.
+    """
     return _declared(name, "acceptance", ACCEPTANCE, AcceptanceRow)
 
 
@@ -306,7 +364,7 @@ _Row = TypeVar("_Row", DraftsRow, AcceptanceRow)
 
 
 def _declared(name: object, what: str, table: Mapping[str, _Row], kind: type[_Row]) -> _Row:
-    """Return the row of a part: that of the table, or the one that a custom class declares as attributes."""
+    """Return the declaration of a part, from a table or from the attributes of a custom class."""
     if isinstance(name, str) and name in table:
         return table[name]
     if not isinstance(name, str) or ":" not in name:
@@ -320,7 +378,7 @@ def _declared(name: object, what: str, table: Mapping[str, _Row], kind: type[_Ro
     return kind(name, **given)
 
 
-# Names that custom classes defined for earlier versions, and what to define now.
+# Names that custom classes defined in earlier versions, and what to do now.
 _REPLACED = {
     "acceptance": {
         "surrogate": "rename it to relaxed_prob",
@@ -340,23 +398,23 @@ class MethodSpec:
     `spec["k"]` is a parameter of the method. `spec.get("k")` is None if the method does not take it.
 
     Attributes:
-        name: name of a preset, or a name of the user's choice.
-        tree: "dynamic", the name of a static tree, two names as "chain9+chain3" (Jacobi's tree and the draft model's)
-            for hybrid drafts. None if there are no drafts.
+        name: name of a preset, or any other name.
+        tree: "dynamic", or the name of a static tree. For hybrid drafts two names as in "chain9+chain3", for Jacobi
+            drafts and for the draft model. None if there are no drafts.
         drafts: key of DRAFTS, or "module:Class". None for autoregressive decoding.
         acceptance: key of ACCEPTANCE, or "module:Class".
-        residual: distribution after a rejection. "paper"; "official" (LlamaGen) or "official_lumina" for that of the
-            authors' code; or "matched", the one closest to the target that the acceptance allows.
+        residual: distribution after a rejection. "paper" is the papers'. "official" (LlamaGen) and "official_lumina"
+            are those of the authors' code. "matched" is the one closest to the target that the acceptance allows.
         neighbours: kind of nearest codes, one of NEIGHBOURS. None if the acceptance does not take k.
-        parameters: the parameters that the parts declare, by name.
+        parameters: values of the parameters that the parts declare, by name.
         method_id: identifier, unique within a config and safe as a file name.
         tree_shape: choices of the static tree, or options of the dynamic one. JSON values are converted. By default the
-            shape that `tree` names. None for autoregressive decoding.
+            shape of the tree that `tree` names. None for autoregressive decoding.
         code: checksum of the files of custom classes.
 
     Raises:
-        ValueError: parts that do not fit each other, a parameter that is missing, unknown or out of range, or an
-            unknown tree.
+        ValueError: the parts do not fit each other, a parameter is missing, unknown or out of range, or the tree is
+            unknown.
     """
 
     name: str
@@ -388,14 +446,14 @@ class MethodSpec:
 
     @classmethod
     def of(cls, name: str, **parts: Any) -> MethodSpec:
-        """Make a method from parts and parameters side by side.
+        """Make a method from its parts and parameters, all passed as keyword arguments.
 
         Args:
             name: name of the method.
             parts: fields and parameters. `neighbours` is l2_normalised by default.
 
         Raises:
-            ValueError: as `MethodSpec`.
+            ValueError: as in `MethodSpec`.
         """
         taken = {part.name for part in fields(cls)} - {"name", "parameters"}
         known = {key: value for key, value in parts.items() if key in taken}
@@ -406,24 +464,24 @@ class MethodSpec:
         return cls(name, parameters=parameters, **known)
 
     def __getitem__(self, name: str) -> Any:
-        """Return a parameter of the method: a number, an integer or a word, as PARAMETERS states."""
+        """Return the value of a parameter: a number, an integer or a word, as PARAMETERS states."""
         return self.parameters[name]
 
     def get(self, name: str) -> Any | None:
-        """Return a parameter, or None if the method does not take it."""
+        """Return the value of a parameter, or None if the method does not take it."""
         return self.parameters.get(name)
 
     @property
     def label(self) -> str:
-        """Its name in messages: the method id if there is one."""
+        """The name of the method in messages: the method id, if there is one."""
         return self.method_id or self.name
 
     @property
     def static_choices(self) -> Choices:
-        """The choices of its static tree.
+        """The choices of the method's static tree.
 
         Raises:
-            ValueError: its tree is not static.
+            ValueError: the tree is not static.
         """
         shape = cast("TreeShape | None", self.tree_shape)
         if not isinstance(shape, tuple):
@@ -432,12 +490,12 @@ class MethodSpec:
 
     @property
     def drafts_row(self) -> DraftsRow:
-        """The row of its drafts."""
+        """The declaration of the method's drafts."""
         return drafts_of(self.drafts)
 
     @property
     def acceptance_row(self) -> AcceptanceRow:
-        """The row of its acceptance."""
+        """The declaration of the method's acceptance."""
         return acceptance_of(self.acceptance)
 
     @property
@@ -452,11 +510,11 @@ class MethodSpec:
 
     @property
     def needs_nearest_codes(self) -> bool:
-        """Whether its acceptance reads the table of nearest codes."""
+        """Whether the acceptance reads the table of nearest codes."""
         return "k" in self.acceptance_row.parameters
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON values that records and tables keep: parts, parameters side by side, and `is_exact`."""
+        """Return the method as JSON values for records and tables: parts, parameters, and `is_exact`."""
         parts = asdict(self)
         for name in ("tree_shape", "parameters", "code"):
             del parts[name]
@@ -476,15 +534,14 @@ def preset_of(name: str) -> dict[str, ParameterValue]:
 
 
 def make_method(name: str, **parts: Any) -> MethodSpec:
-    """Make the method of a preset, as it was published.
+    """Make the method of a preset.
 
     Args:
-        name: key of PRESETS. Its tree "static" is naive_extend_57.
-        parts: parameters that the preset needs, and parts in which the method shall differ from it, for example k=100,
-            delta=0.1.
+        name: key of PRESETS. If its tree is "static", the tree is naive_extend_57.
+        parts: parameters that the preset needs, and parts that replace the preset's, for example k=100, delta=0.1.
 
     Raises:
-        ValueError: the preset is unknown, or as `MethodSpec`.
+        ValueError: the preset is unknown, or as in `MethodSpec`.
     """
     parts = {**preset_of(name), "method_id": name, **parts}
     if parts.get("tree") == "static":
@@ -498,14 +555,14 @@ def verifies_by_rejection(method: Mapping[str, object]) -> bool:
     Otherwise they are compared with the target's sample.
 
     Args:
-        method: values of `MethodSpec.to_dict`, of which drafts, acceptance and residual are read.
+        method: values of `MethodSpec.to_dict`. Only drafts, acceptance and residual are read.
     """
     if drafts_of(method["drafts"]).is_sampled:
         return True
     return method["residual"] != "paper" and method["acceptance"] != "exact"
 
 
-def draws_target_tokens(method: Mapping[str, object], temperature: float) -> bool:
+def samples_target_tokens(method: Mapping[str, object], temperature: float) -> bool:
     """Return whether the target samples a token at every node. Substitutions are defined only then.
 
     Args:
@@ -522,11 +579,12 @@ def keeps_tokens(method: Mapping[str, object], temperature: float) -> bool:
         method: all values of `MethodSpec.to_dict`.
         temperature: temperature of the target.
     """
-    return bool(method["is_exact"]) and draws_target_tokens(method, temperature)
+    return bool(method["is_exact"]) and samples_target_tokens(method, temperature)
 
 
 def _check_parts(spec: MethodSpec) -> None:
-    drafts, acceptance = spec.drafts_row, spec.acceptance_row
+    drafts = spec.drafts_row
+    acceptance = spec.acceptance_row
     if spec.residual not in RESIDUALS:
         raise ValueError(f"residual of {spec.name} must be one of {', '.join(RESIDUALS)}, got {spec.residual!r}")
     if not drafts.trees:
@@ -545,8 +603,8 @@ def _check_parts(spec: MethodSpec) -> None:
         )
     if not drafts.is_exact and spec.acceptance != "exact":
         raise ValueError(
-            f"{spec.drafts} drafts are verified in a way of their own, got acceptance {spec.acceptance} for "
-            f"{spec.name}; use exact, or other drafts"
+            f"{spec.drafts} drafts have their own verification, got acceptance {spec.acceptance} for {spec.name}; use "
+            "exact, or other drafts"
         )
     if acceptance.drafts is not None and spec.drafts not in acceptance.drafts:
         raise ValueError(
@@ -579,13 +637,13 @@ def _check_residual(spec: MethodSpec) -> None:
         )
     if spec.residual == "matched" and not spec.drafts_row.is_sampled:
         raise ValueError(
-            f"residual matched needs drafts {' or '.join(_REJECTED)}, got {spec.drafts} for {spec.name}; where a draft "
-            "is known before the target draws, residual paper leaves the least total variation already"
+            f"residual matched needs drafts {' or '.join(_REJECTED)}, got {spec.drafts} for {spec.name}; if a draft is "
+            "known before the target samples, residual paper already gives the least total variation"
         )
     is_authors = spec.drafts in ("sampled", "top") and spec.acceptance_row.has_official
     if spec.residual in OFFICIAL_RESIDUALS and not is_authors:
         raise ValueError(
-            f"residual {spec.residual} is the authors' code, which has no such method as {spec.name}; use paper"
+            f"residual {spec.residual} is the authors' code, which does not have the method {spec.name}; use paper"
         )
 
 
@@ -609,10 +667,12 @@ def _check_parameters(spec: MethodSpec) -> None:
 
 
 def _shape_of(spec: MethodSpec) -> TreeShape | None:
-    """Return the shape of a method's tree: the given one, converted from JSON values, or the one that `tree` names.
+    """Return the shape of a method's tree.
+
+    This is the given `tree_shape`, converted from JSON values, or else the shape of the tree that `tree` names.
 
     Raises:
-        ValueError: the given shape does not fit the tree's kind, or the name is unknown.
+        ValueError: the given shape does not fit the kind of tree, or the name is unknown.
     """
     shape = spec.tree_shape
     if spec.tree is None:
@@ -643,7 +703,7 @@ def _is_chain(shape: object) -> bool:
 
 
 def _code_of(spec: MethodSpec) -> str:
-    """Return a checksum of the files of a method's custom classes, "" if it has none."""
+    """Return a checksum of the files of a method's custom classes, or "" if it has none."""
     custom = [part for part in (spec.drafts, spec.acceptance) if part is not None and ":" in part]
     if not custom:
         return ""

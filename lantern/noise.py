@@ -1,8 +1,11 @@
 """The noise field of an image: all its randomness, a pure function of (run seed, prompt id, stream, position, code or
 slot).
 
-It is computed on the CPU in float64 from a counter-based generator and rounded to float32, hence the same whatever the
-device, the batch or the method that reads it.
+It is computed in float64 from a counter-based generator and rounded to float32, so that it does not depend on the
+device, on the batch or on the method that reads it. A GPU makes the noise of its images itself, see `lantern.philox`:
+that takes milliseconds an image, and the host makes and copies nothing. Elsewhere numpy makes it, in threads beside
+decoding. The bits of the generator are the same. A Gumbel value may differ in its last bit if a device rounds a
+logarithm in another way, which happens about once in 10^9 values.
 """
 
 from __future__ import annotations
@@ -13,11 +16,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from lantern.philox import noise_values
 from lantern.tree_shapes import MAX_SIBLINGS
 
 NOISE_BLOCK = 2**18  # values of noise made at once
-WHOLE_BYTES = 2**25  # the most that all positions of an image may take, a stream
-WINDOW = 64  # positions held of larger ones; more than the deepest tree reads
+WHOLE_BYTES = 2**25  # the most that all positions of an image may take, per stream; on the host, which makes them
+DEVICE_BYTES = 2**27  # the same on a GPU; 1,024 positions of 16,384 codes take half of it
+WINDOW = 64  # positions held of larger images, at least; more than the deepest tree reads
 GUMBEL_STREAMS = ("target", "draft")  # with a value per code; the others are uniform, with MAX_SIBLINGS slots
 
 
@@ -52,8 +57,7 @@ def _uniform_blocks(
     run_seed: int, prompt_id: str, stream: str, first_value: int, num_values: int
 ) -> Iterator[np.ndarray]:
     """Values of a field in order, float64, NOISE_BLOCK at a time: blocks that stay in the cache are made faster."""
-    digest = hashlib.blake2b(f"{run_seed}\n{stream}\n{prompt_id}".encode(), digest_size=16).digest()
-    generator = np.random.Philox(key=np.frombuffer(digest, dtype="<u8"))
+    generator = np.random.Philox(key=np.array(_key_of(run_seed, prompt_id, stream), dtype=np.uint64))
     generator.advance(first_value // 4)  # of the counter, which gives four values a step
     generator.random_raw(first_value % 4)
     for begin in range(0, num_values, NOISE_BLOCK):
@@ -63,17 +67,41 @@ def _uniform_blocks(
         yield np.minimum(values, 1 - 2.0**-53, out=values)  # the largest rounds to 1: infinite Gumbel noise
 
 
-def choose_window(num_positions: int, vocab_size: int) -> int:
-    """Positions that a row of a `NoiseField` holds at a time: all, unless they take more than WHOLE_BYTES."""
+def _key_of(run_seed: int, prompt_id: str, stream: str) -> tuple[int, int]:
+    """Return the generator's key for a stream of an image."""
+    digest = hashlib.blake2b(f"{run_seed}\n{stream}\n{prompt_id}".encode(), digest_size=16).digest()
+    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+
+
+def choose_window(num_positions: int, vocab_size: int, device: torch.device | str = "cpu") -> int:
+    """Return how many positions a row of a `NoiseField` holds at a time.
+
+    They are all positions, unless these take more than WHOLE_BYTES, or DEVICE_BYTES on a GPU.
+    """
+    if is_made_by(device):
+        return min(num_positions, max(WINDOW, DEVICE_BYTES // (4 * vocab_size)))
     return num_positions if 4 * num_positions * vocab_size <= WHOLE_BYTES else min(WINDOW, num_positions)
 
 
-class ImageNoise:
-    """The noise of one image on the CPU: of `window` positions at once, of later ones when they are read. Runs beside
-    other threads: numpy lets them.
+def is_made_by(device: torch.device | str) -> bool:
+    """Return whether a device makes the noise of its images itself."""
+    return torch.device(device).type == "cuda"
 
-    Equal ids give equal noise. Of `streams`, GUMBEL_STREAMS have a value per code of `vocab_size`, any others are
-    uniform. `window` None is what `choose_window` chooses of `num_positions`.
+
+class ImageNoise:
+    """The noise of one image.
+
+    On the CPU that of `window` positions is made at once, beside other threads, since numpy lets them run. That of
+    later positions is made when it is read. On a GPU all of it is.
+
+    Args:
+        run_seed: seed of the run.
+        prompt_id: id of the image. Equal ids give equal noise.
+        streams: names of fields. GUMBEL_STREAMS have a value per code, the others are uniform.
+        num_positions: number of positions of the image.
+        vocab_size: number of codes.
+        window: number of positions made at once. By default that of `choose_window`.
+        device: where the noise is read.
     """
 
     def __init__(
@@ -84,20 +112,25 @@ class ImageNoise:
         num_positions: int,
         vocab_size: int,
         window: int | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
-        self.run_seed, self.prompt_id = run_seed, prompt_id
+        self.run_seed, self.prompt_id, self.device = run_seed, prompt_id, device
         self._sizes = _stream_sizes(streams, vocab_size)
-        num_made = window or choose_window(num_positions, vocab_size)
-        self._made = {stream: self._make(stream, 0, num_made) for stream in streams}
+        num_made = 0 if is_made_by(device) else window or choose_window(num_positions, vocab_size)
+        self._made = {stream: self._make(stream, 0, num_made) for stream in streams if num_made}
 
     def read(self, stream: str, begin: int, end: int) -> torch.Tensor:
         """Noise of positions begin to end - 1, float32, (end - begin, codes or MAX_SIBLINGS)."""
-        made = self._made[stream]
-        return made[begin:end] if end <= len(made) else self._make(stream, begin, end)
+        made = self._made.get(stream)
+        return self._make(stream, begin, end) if made is None or end > len(made) else made[begin:end]
 
     def _make(self, stream: str, begin: int, end: int) -> torch.Tensor:
-        make = gumbel_field if stream in GUMBEL_STREAMS else uniform_field
-        values = make(self.run_seed, self.prompt_id, stream, end - begin, self._sizes[stream], begin)
+        size, is_gumbel = self._sizes[stream], stream in GUMBEL_STREAMS
+        if is_made_by(self.device):
+            key = _key_of(self.run_seed, self.prompt_id, stream)
+            return noise_values(key, begin * size, end * size, self.device, is_gumbel=is_gumbel).view(-1, size)
+        make = gumbel_field if is_gumbel else uniform_field
+        values = make(self.run_seed, self.prompt_id, stream, end - begin, size, begin)
         return torch.as_tensor(values, dtype=torch.float32)
 
 
@@ -125,7 +158,7 @@ class NoiseField:
         device: torch.device | str = "cpu",
         window: int | None = None,
     ) -> None:
-        self.num_positions, self.window = num_positions, window or choose_window(num_positions, vocab_size)
+        self.num_positions, self.window = num_positions, window or choose_window(num_positions, vocab_size, device)
         self.prompt_ids: list[str | None] = [None] * num_rows
         self._images: list[ImageNoise | None] = [None] * num_rows
         self._ends = [0] * num_rows  # positions below are held, or no longer needed

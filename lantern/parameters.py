@@ -1,6 +1,6 @@
 """The parameters of methods: their bounds, and what they mean.
 
-Read while Snakemake plans the workflow: no torch here.
+Snakemake imports this module to plan the workflow, so it must not import torch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from numbers import Integral, Real
 
-ParameterValue = float | str  # a whole number counts as a float
+ParameterValue = float | str  # an integer counts as a float
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,13 @@ class Parameter:
 
     Attributes:
         symbol: short name in labels.
-        meaning: what the parameter is, with its unit.
-        low: smallest value. If `is_open`, the value must be above it.
+        meaning: description of the parameter, with its unit.
+        low: smallest value. If `is_open`, the value must be larger.
         high: largest value.
         is_open: whether `low` itself is refused.
-        is_whole: whether the number must be an integer.
-        choices: the words that are allowed. Empty for a number.
-        remedy: the end of an error: what a user may have wanted instead.
+        is_integer: whether the number must be an integer.
+        choices: allowed words. Empty for a number.
+        remedy: end of the error message, which says what the user may have wanted.
     """
 
     symbol: str
@@ -32,7 +32,7 @@ class Parameter:
     low: float = -math.inf
     high: float = math.inf
     is_open: bool = False
-    is_whole: bool = False
+    is_integer: bool = False
     choices: tuple[str, ...] = ()
     remedy: str = ""
 
@@ -46,20 +46,20 @@ class Parameter:
             interval = f"in {'(' if self.is_open else '['}{self.low:g}, {self.high:g}]"
         elif self.low > -math.inf:
             interval = f"{'>' if self.is_open else '>='} {self.low:g}"
-        if self.is_whole:
-            return f"a whole number {interval}".strip()
+        if self.is_integer:
+            return f"an integer {interval}".strip()
         return interval or "a number"
 
     def check(self, name: str, value: object, owner: str) -> None:
         """Check that a value is allowed.
 
         Args:
-            name: the parameter's name.
-            value: its value.
+            name: name of the parameter.
+            value: value of the parameter.
             owner: the method or function that takes it.
 
         Raises:
-            ValueError: it is not. The message states name, owner, bound, value and remedy.
+            ValueError: the value is not allowed. The message states name, owner, bound, value and remedy.
         """
         if self._allows(value):
             return
@@ -69,7 +69,7 @@ class Parameter:
     def _allows(self, value: object) -> bool:
         if self.choices:
             return value in self.choices
-        if isinstance(value, bool) or not isinstance(value, Integral if self.is_whole else Real):
+        if isinstance(value, bool) or not isinstance(value, Integral if self.is_integer else Real):
             return False
         number = float(value)
         if self.is_open and number == self.low:
@@ -79,30 +79,41 @@ class Parameter:
 
 _EXACT = "for exact decoding use acceptance exact"
 PARAMETERS = {
-    "k": Parameter("k", "nearest codes of a draft", 1, is_whole=True, remedy=_EXACT),
+    "k": Parameter("k", "nearest codes of a draft", 1, is_integer=True, remedy=_EXACT),
     "delta": Parameter(
-        "δ", "bound: probability mass, or bits of divergence", 0, 1, remedy="for the multiplicative bound set lambda_"
+        "δ",
+        "bound: probability mass, or bits of divergence",
+        0,
+        1,
+        remedy="the multiplicative bound takes lambda_ instead",
     ),
-    "lambda_": Parameter("λ", "bound: a factor", 1, remedy="1 is exact, for the additive bound set delta"),
-    "omega": Parameter("ω", "mean weight of a chain's drafts", 0, is_open=True, remedy="1 is exact where fall is 0"),
+    "lambda_": Parameter("λ", "bound: a factor", 1, remedy="1 is exact; the additive bound takes delta instead"),
+    "omega": Parameter("ω", "mean weight of a chain's drafts", 0, is_open=True, remedy="1 is exact if fall is 0"),
     "fall": Parameter("fall", "a draft's weight is exp(-fall) times the one before", -10, 10),
     "weight": Parameter(
-        "w", "share of the target's distribution, the rest is the drafts'", 0, 1, is_open=True, remedy="1 is exact"
+        "w",
+        "weight of the target's distribution; the rest is the weight of the drafts'",
+        0,
+        1,
+        is_open=True,
+        remedy="1 is exact",
     ),
     "budget": Parameter("budget", "total variation from the target", 0, 1, remedy="0 is exact"),
-    "h": Parameter("h", "half the width of a group of codes, ranks", 1, is_whole=True, remedy=_EXACT),
+    "h": Parameter("h", "half the width of a group of codes, in ranks", 1, is_integer=True, remedy=_EXACT),
     "p_max": Parameter(
-        "Δp", "difference of probabilities within a group, which stays below", 0, is_open=True, remedy=_EXACT
+        "Δp", "upper bound of the difference of probabilities within a group", 0, is_open=True, remedy=_EXACT
     ),
     "d_max": Parameter(
-        "d²", "squared distance of embeddings within a group, which stays below", 0, is_open=True, remedy=_EXACT
+        "d²", "upper bound of the squared distance of embeddings within a group", 0, is_open=True, remedy=_EXACT
     ),
     "threshold": Parameter(
         "τ", "ratio t(x) / p(x) above which a draft is kept", 0, remedy="0 keeps all that is possible"
     ),
-    "window": Parameter("w", "tokens of a line drawn before the next line begins", 1, is_whole=True),
+    "window": Parameter("w", "tokens of a line that are sampled before the next line begins", 1, is_integer=True),
     "coupling": Parameter(
-        "coupling", "how drafts follow those of the step before", choices=("none", "gumbel", "maximal")
+        "coupling", "how new drafts depend on those of the previous step", choices=("none", "gumbel", "maximal")
     ),
-    "labels": Parameter("labels", "what first drafts count as drawn from", choices=("point", "uniform")),
+    "labels": Parameter(
+        "labels", "distribution that random first drafts count as sampled from", choices=("point", "uniform")
+    ),
 }

@@ -1,26 +1,26 @@
-"""Prompts with ids: the pairing key of every record, image and metric."""
+"""Prompts with ids. The id links the records, the image and the metrics of a prompt."""
 
 from __future__ import annotations
 
 import unicodedata
 from dataclasses import dataclass
 
-MAX_TEXT_LENGTH = 10_000  # characters; the time that a caption's cleaning takes grows with the square
+MAX_TEXT_LENGTH = 10_000  # characters; the time to clean a caption grows with the square of its length
 MAX_ID_LENGTH = 1_000  # characters
 _FORBIDDEN_IN_IDS = ("Cc", "Cs", "Zl", "Zp")  # Unicode's control characters, lone surrogates, line and paragraph ends
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt. Neither its id nor its text ever becomes a path or a part of a command.
+    """One prompt. Its id and its text never become a path or a part of a command.
 
     Attributes:
-        id: unique in its set; noise, records and images are keyed by it. Any characters but control characters, line
-            ends and lone surrogates, MAX_ID_LENGTH at most.
-        text: what the text encoder reads; any characters but lone surrogates, MAX_TEXT_LENGTH at most.
+        id: unique in its prompt set. Noise, records and images have it as their key. At most MAX_ID_LENGTH characters,
+            without control characters, line ends and lone surrogates.
+        text: input of the text encoder. At most MAX_TEXT_LENGTH characters, without lone surrogates.
 
     Raises:
-        ValueError: a longer id or text, or one with other characters.
+        ValueError: the id or the text is too long, or has other characters.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""From logits to a distribution: temperature, top-k and top-p filters, and the settings of a draw."""
+"""From logits to a distribution: temperature, top-k and top-p filters, and the settings of sampling."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from numbers import Integral, Real
 
+import numpy as np
 import torch
 
 FILTER_ORDERS = ("top_k_first", "top_p_first")
@@ -13,18 +14,19 @@ FILTER_ORDERS = ("top_k_first", "top_p_first")
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How logits become a distribution.
+    """The settings that turn logits into a distribution.
 
     Args:
-        temperature: 0 takes the most probable token; otherwise logits are divided by it.
-        top_k: keep the k largest logits, ties with the k-th kept; 0 keeps all.
-        top_p: keep the most probable tokens up to and including the one that crosses this mass; 1 keeps all.
-        filter_order: "top_k_first" (LlamaGen) or "top_p_first" (the LANTERN authors' code); they differ when both
-            filter.
-        cfg_scale: guidance scale s in u + s (c - u); 1 runs without the null caption.
+        temperature: logits are divided by it. 0 takes the most probable token.
+        top_k: number of largest logits that are kept, including ties with the k-th. 0 keeps all.
+        top_p: the most probable tokens are kept until their total probability exceeds it. 1 keeps all.
+        filter_order: "top_k_first" (LlamaGen) or "top_p_first" (the LANTERN authors' code). It matters if both filters
+            are on.
+        cfg_scale: guidance scale s in u + s (c - u), with the conditional logits c and the unconditional ones u. 1
+            switches guidance off.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: a value is out of range.
     """
 
     temperature: float = 1.0
@@ -41,7 +43,7 @@ class SamplingConfig:
         if self.temperature < 0:
             raise ValueError(f"temperature must be >= 0, got {self.temperature}; 0 is greedy decoding")
         if not isinstance(self.top_k, Integral) or self.top_k < 0:
-            raise ValueError(f"top_k must be a whole number >= 0, got {self.top_k}; 0 keeps every token")
+            raise ValueError(f"top_k must be an integer >= 0, got {self.top_k}; 0 keeps every token")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}; 1 keeps every token")
         if self.filter_order not in FILTER_ORDERS:
@@ -51,18 +53,24 @@ class SamplingConfig:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most probable token is taken."""
+        """Whether the most probable token is taken (temperature = 0)."""
         return self.temperature == 0
 
     @property
     def is_guided(self) -> bool:
-        """Whether the null caption runs along."""
+        """Whether classifier-free guidance is on (cfg_scale > 1)."""
         return self.cfg_scale > 1
 
 
 def filter_logits(logits: torch.Tensor, sampling: SamplingConfig) -> torch.Tensor:
-    """Applies temperature (0 is taken as 1), top-k and top-p to float32 logits (..., vocab): unnormalised
-    log-probabilities, -inf where filtered out.
+    """Apply temperature, top-k and top-p to logits.
+
+    Args:
+        logits: float32 (..., vocab).
+        sampling: the settings. Temperature 0 counts as 1.
+
+    Returns:
+        Unnormalised log-probabilities, (..., vocab), -inf for codes that were filtered out.
 
     Source: order "top_k_first" LlamaGen autoregressive/models/generate.py; "top_p_first" jadohu/LANTERN
     ea_model_llamagen.py.
@@ -77,8 +85,19 @@ def filter_logits(logits: torch.Tensor, sampling: SamplingConfig) -> torch.Tenso
 def _keep_top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
     if k == 0 or k >= logits.shape[-1]:
         return logits
-    threshold = logits.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
-    return logits.masked_fill(logits < threshold, float("-inf"))
+    return logits.masked_fill(logits < _kth_largest(logits, k), float("-inf"))
+
+
+def _kth_largest(logits: torch.Tensor, k: int) -> torch.Tensor:
+    """Return the k-th largest value of the last axis, (..., vocab) -> (..., 1).
+
+    On a CPU, numpy finds it in half the time of `topk`.
+    """
+    if logits.device.type != "cpu" or logits.dtype != torch.float32:
+        return logits.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+    index = logits.shape[-1] - k
+    ordered = np.partition(logits.detach().numpy(), index, axis=-1)
+    return torch.from_numpy(ordered[..., index : index + 1])
 
 
 def _keep_top_p(logits: torch.Tensor, top_p: float) -> torch.Tensor:
@@ -86,5 +105,5 @@ def _keep_top_p(logits: torch.Tensor, top_p: float) -> torch.Tensor:
         return logits
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probs = ordered.softmax(dim=-1)
-    is_dropped = probs.cumsum(dim=-1) - probs > top_p  # mass in front of a token already exceeds top_p
+    is_dropped = probs.cumsum(dim=-1) - probs > top_p  # more probable tokens already exceed top_p
     return logits.masked_fill(torch.zeros_like(is_dropped).scatter(-1, order, is_dropped), float("-inf"))

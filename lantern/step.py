@@ -1,18 +1,18 @@
-"""What passes through a step: a drafter's proposal, the target's scores of it, and what verification makes of it.
+"""The data of one decoding step: the drafts, the target's scores of them, and the outcome of verification.
 
-A step in pictures, for the sentence "what is your name" and a tree of three drafts behind the root "what":
+A step for the sentence "what is your name" and a tree of three drafts after the root "what":
 
     what ─┬─ is ─── your        proposal: tokens [what, is, are, your], parents [0, 0, 0, 1]
-          └─ are                scores:   the target's distribution behind each of the four nodes
-                                outcome:  path [what, is, your], two drafts accepted, then a token of the target: "name"
+          └─ are                scores:   the target's distribution after each of the four nodes
+                                outcome:  path [what, is, your], two accepted drafts, then a token of the target: "name"
 
-Shapes: inner = nodes that may have children, m = most children of one node.
+Shapes: batch = images, nodes = nodes of the tree, inner = nodes that may have children, m = largest number of children
+of a node, branches = 1, or 2 with classifier-free guidance.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import torch
 
@@ -23,13 +23,13 @@ from lantern.sampling import SamplingConfig, filter_logits
 
 @dataclass
 class Prefill:
-    """What a drafter may want to know of new prompts.
+    """The target's outputs for new prompts, from which a drafter starts.
 
     Attributes:
-        hidden: the target's hidden states of their captions, (captions, prompts, num_text_tokens, dim).
-        mask: bool, (captions, prompts, num_text_tokens), True where a caption token is.
-        first: int64, (prompts, 1): image token 0, predicted by the last caption row.
-        ids: of the prompts' tokens, int64, the shape of the mask; None where prompts are features.
+        hidden: the target's hidden states of the prompts, (branches, prompts, num_text_tokens, dim).
+        mask: bool, (branches, prompts, num_text_tokens): True for tokens of a prompt, False for padding.
+        first: image token 0, sampled after the last prompt position, int64 (prompts, 1).
+        ids: ids of the prompts' tokens, int64, shaped like `mask`. None if prompts are features.
     """
 
     hidden: torch.Tensor
@@ -40,12 +40,12 @@ class Prefill:
 
 @dataclass
 class Proposal:
-    """A filled tree.
+    """A tree filled with drafts.
 
     Attributes:
-        tokens: int64, (batch, nodes), root included; -1 where there is no draft: the filters left fewer codes than the
+        tokens: int64, (batch, nodes), the root first. -1 marks a missing draft: the filters left fewer codes than the
             node has children.
-        tree: its structure.
+        tree: structure of the tree.
         draft_probs: distributions that the children of inner nodes were sampled from, (batch, inner, vocab). None
             unless the verifier or a measurement needs them. All 0 at a node whose children were not sampled.
     """
@@ -56,7 +56,7 @@ class Proposal:
 
     @property
     def children(self) -> torch.Tensor:
-        """Drafted tokens of every inner node's children, int64 (batch, inner, m), -1 where there is none."""
+        """Tokens of the children of every inner node, int64 (batch, inner, m). -1 marks a missing draft."""
         children = self.tree.children.expand(len(self.tokens), -1, -1)
         tokens = self.tokens.gather(1, children.clamp(min=0).flatten(1)).view(children.shape)
         return tokens.masked_fill(children < 0, -1)
@@ -64,13 +64,13 @@ class Proposal:
 
 @dataclass
 class Scores:
-    """What the target makes of some nodes; filters and noise are applied where they are first read.
+    """The target's scores of some nodes. Filters and noise are applied when they are first read.
 
     Attributes:
-        hidden: (captions, batch, nodes, dim): the target's hidden states; None for nodes picked by `at`.
-        logits: raw guided logits, float32 (batch, nodes, vocab).
-        positions: int64, (batch, nodes): image position that each node predicts.
-        noise: of the images.
+        hidden: the target's hidden states, (branches, batch, nodes, dim). None for nodes picked by `at`.
+        logits: logits after guidance, before temperature and filters, float32 (batch, nodes, vocab).
+        positions: image position that each node predicts, int64 (batch, nodes).
+        noise: noise of the images.
         sampling: temperature and filters.
     """
 
@@ -79,40 +79,56 @@ class Scores:
     positions: torch.Tensor
     noise: NoiseField
     sampling: SamplingConfig
+    # Kept once computed. functools.cached_property holds a lock on Python 3.11, which torch.compile cannot trace.
+    _weights: torch.Tensor | None = field(default=None, init=False)
+    _keys: torch.Tensor | None = field(default=None, init=False)
 
-    @cached_property
+    @property
     def weights(self) -> torch.Tensor:
-        """Log-weights after temperature and filters, like logits, -inf where filtered; the logits where greedy."""
-        return self.logits if self.sampling.is_greedy else filter_logits(self.logits, self.sampling)
+        """Unnormalised log-probabilities after temperature and filters, shaped like `logits`.
 
-    @cached_property
-    def keys(self) -> torch.Tensor:
-        """Weights with the target's noise, whose largest is the target's token; the logits where greedy."""
+        They are -inf for codes that were filtered out. In greedy decoding they are the logits.
+        """
         if self.sampling.is_greedy:
             return self.logits
-        return self.weights + self.noise.gumbel("target", self.positions)
+        if self._weights is None:
+            self._weights = filter_logits(self.logits, self.sampling)
+        return self._weights
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """The weights plus the target's noise. The code with the largest key is the target's sample.
+
+        In greedy decoding they are the logits.
+        """
+        if self.sampling.is_greedy:
+            return self.logits
+        if self._keys is None:
+            self._keys = self.weights + self.noise.gumbel("target", self.positions)
+        return self._keys
 
     def at(self, nodes: torch.Tensor) -> Scores:
-        """Of these nodes alone, int64 (batch, n)."""
+        """Return the scores of some nodes, int64 (batch, n)."""
         positions = self.positions.gather(1, nodes)
         return Scores(None, pick_rows(self.logits, nodes), positions, self.noise, self.sampling)
 
 
 @dataclass
 class Outcome:
-    """What verification makes of a step.
+    """The result of verifying one step.
 
     Attributes:
-        proposal: what was verified.
-        scores: by what.
-        is_accepted: bool, (batch, nodes): accepted by its parent. False for nodes that were not verified, since no
-            accepted path leads to them.
-        path: int64, (batch, max_depth + 1): the nodes that are taken, root first, padded with the last.
-        num_accepted: int64, (batch,): drafts on the path.
-        emitted: int64, (batch, max_depth + 1): the accepted drafts, then the token behind them; the rest has no
+        proposal: the drafts.
+        scores: the target's scores of their nodes.
+        is_accepted: whether a node was accepted by its parent, bool (batch, nodes). False for nodes that were not
+            verified, since no accepted path leads to them.
+        path: accepted nodes, the root first, int64 (batch, max_depth + 1). Padded with the last one.
+        num_accepted: number of accepted drafts, int64 (batch,).
+        emitted: accepted drafts, then the token that follows them, int64 (batch, max_depth + 1). Later entries have no
             meaning.
-        is_substituted: bool, like emitted: differs from the target's own token; False where the method draws none.
-        is_finite: bool, (batch,): whether the scores behind the last emitted token were finite.
+        is_substituted: whether a token differs from the target's sample, bool, shaped like `emitted`. False if the
+            method takes no samples of the target.
+        is_finite: whether the scores after the last accepted node were finite, bool (batch,).
     """
 
     proposal: Proposal
@@ -131,7 +147,12 @@ class Outcome:
 
 
 def pick_rows(values: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
-    """Values (batch, nodes, width) of some nodes, int64 (batch, n): (batch, n, width)."""
+    """Return the values of some nodes, (batch, n, width).
+
+    Args:
+        values: values of all nodes, (batch, nodes, width).
+        nodes: int64, (batch, n).
+    """
     batch, num_nodes, _ = values.shape
     rows = nodes + torch.arange(batch, device=nodes.device)[:, None] * num_nodes
     return values.reshape(batch * num_nodes, -1).index_select(0, rows.flatten()).view(*nodes.shape, -1)

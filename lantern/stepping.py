@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from weakref import WeakSet
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from lantern.decoding_state import DecodingState
+from lantern.kv_cache import round_slots
 
 log = logging.getLogger(__name__)
 
 MODES = ("auto", "eager", "graph")
+GRAPH_SLOTS = 256  # a step is captured for every so many slots that it reads
+MAX_GRAPHS = 8  # per state; with longer images a graph is for more slots
 NUM_WARMUP = 2  # steps before a capture, in which libraries choose kernels and allocate their workspace
 Step = Callable[[DecodingState], None]  # changes the state in place
-_graphs: WeakSet = WeakSet()  # graphs that are in use
 
 
 class StepRunner:
     """Runs decoding steps eagerly or as a CUDA graph.
 
-    A graph belongs to one state. All graphs share one memory pool, since steps run in turn and leave nothing there. If
-    a capture fails, all later steps are run eagerly.
+    A state has a graph per limit on the slots that its steps read, see `KVCache.limit`. The graphs of a state share a
+    stream and a memory pool, since steps run in turn and leave nothing there. Graphs of different states share neither:
+    a graph that is freed takes the workspace of its stream along. If a capture fails, all later steps are run eagerly.
 
     Methods take the decoder's functions as arguments. If a runner kept them, it and its decoder would refer to each
     other, and their memory would not be freed as soon as the decoder is dropped.
@@ -56,9 +59,9 @@ class StepRunner:
         self._kept: DecodingState | None = None
 
     def step(self, step: Step, state: DecodingState) -> None:
-        """Run a step on a state: launch the state's graph, or call `step` if it has none."""
-        if state.graph is not None:
-            state.graph.replay()
+        """Run a step on a state: launch the graph for the slots in use, or call `step` if there are no graphs."""
+        if state.graphs:
+            state.graphs[state.cache.num_used].replay()
         else:
             step(state)
 
@@ -78,19 +81,22 @@ class StepRunner:
             self._kept = None if self.mode == "eager" else state
         return state
 
-    def prepare(self, step: Step, state: DecodingState) -> None:
+    def prepare(self, step: Step, state: DecodingState, limits: Sequence[int] = ()) -> None:
         """Capture a step on a new state, unless steps are run eagerly.
 
         Args:
             step: the step.
             state: a state whose rows are all complete, so that steps emit nothing.
+            limits: numbers of slots that steps may read, of which the last is used until `KVCache.limit` chooses
+                another. By default the cache's present number.
         """
         if self.mode == "eager":
             return
-        begun = time.perf_counter()
+        begun, limits = time.perf_counter(), limits or (state.cache.num_used,)
         try:
-            state.graph = capture(step, state)
+            state.graphs = capture(step, state, limits)
         except RuntimeError as error:
+            state.cache.limit(limits[-1])
             log.warning("steps of %s are run eagerly: capturing them failed: %s", self.name, error)
             self.mode = "eager"
         seconds = time.perf_counter() - begun
@@ -98,27 +104,57 @@ class StepRunner:
         log.info("%s of a step of %s, batch %d: %.1f s", self.mode, self.name, len(state.tokens), seconds)
 
 
-def capture(step: Step, state: DecodingState) -> torch.cuda.CUDAGraph:
-    """Capture a step as a CUDA graph, after `NUM_WARMUP` steps that are run eagerly.
+def capture(step: Step, state: DecodingState, limits: Sequence[int]) -> dict[int, torch.cuda.CUDAGraph]:
+    """Capture a step as CUDA graphs, each after `NUM_WARMUP` steps that are run eagerly.
 
     Args:
         step: the step.
         state: a state whose rows are all complete.
+        limits: see `StepRunner.prepare`.
+
+    Returns:
+        The graphs, by limit.
 
     Raises:
         RuntimeError: the step cannot be captured.
     """
+    graphs = {}
     with torch.cuda.device(state.tokens.device):
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(NUM_WARMUP):
+        stream, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+        for limit in limits:
+            state.cache.limit(limit)
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(NUM_WARMUP):
+                    step(state)
+            torch.cuda.current_stream().wait_stream(stream)
+            graphs[limit] = torch.cuda.CUDAGraph()
+            # Threads that make noise meanwhile touch no GPU, but whatever else they call must not end the capture.
+            with torch.cuda.graph(graphs[limit], pool=pool, stream=stream, capture_error_mode="thread_local"):
                 step(state)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        pool = next((other.pool() for other in _graphs), None)
-        # Threads that make noise meanwhile touch no GPU, but whatever else they call must not end the capture.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            step(state)
-    _graphs.add(graph)
-    return graph
+    return graphs
+
+
+def slot_limits(num_slots: int, num_least: int) -> list[int]:
+    """Return numbers of slots for which steps are captured: multiples of `GRAPH_SLOTS`, and all slots.
+
+    Args:
+        num_slots: number of slots of a row.
+        num_least: number of slots that the first steps read.
+    """
+    unit = max(GRAPH_SLOTS, round_slots(-(-num_slots // MAX_GRAPHS)))
+    return [*(limit for limit in range(unit, num_slots, unit) if limit >= num_least), num_slots]
+
+
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
+    """Keep PyTorch from choosing cuDNN's attention within the block.
+
+    It would build a plan, which takes up to half a second, for every number of rows, nodes and slots.
+    """
+    was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was_enabled)

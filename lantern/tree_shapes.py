@@ -1,7 +1,8 @@
-"""Shapes of draft trees: static ones as choices, by name or listed, and the options of dynamic ones.
+"""Shapes of draft trees: the choices of static trees, and the options of dynamic ones.
 
-A choice is the path of a node from the root, each number the rank of a child among its siblings. Read while Snakemake
-builds the workflow: no torch here.
+A *choice* is the path of a node from the root. Each number of it is the rank of a child among its siblings.
+
+Snakemake imports this module to plan the workflow, so it must not import torch.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from itertools import product
 
 from lantern.models.config import OVERSHOOT
 
-MAX_SIBLINGS = 64  # children of one node: so many decisions of acceptance have noise of their own at a position
+MAX_SIBLINGS = 64  # children of one node: a position has noise for this number of acceptance decisions
 MAX_WIDTH = 256  # drafts of one depth in a chain with siblings
 
-# Ours, of chains: the path to the first draft of each, and its length. Of 228 nodes the 50 that are accepted most often
-# when the embedded target draws 144 captions that no table reports.
+# Lantern's tree for Jacobi drafts, as chains: the path to the first draft of a chain, and its length. These are the 50
+# of 228 nodes that were accepted most often when the embedded target generated images of 144 prompts that no table
+# reports.
 _JACOBI_50 = {"0": 20, "1": 7, "2": 5, "01": 5, "001": 3, "3": 2, "4": 2, "0001": 2, "02": 2, "5": 1, "11": 1}
-# Each word is a path from the root: "01" is the second-best continuation of the best first token. Source of the first
-# two: choices.py of jadohu/LANTERN and SafeAILab/EAGLE.
+# Each word is a path from the root: "01" is the second-best token after the best first token. Source of the first two
+# trees: choices.py of jadohu/LANTERN and SafeAILab/EAGLE.
 _LISTED = {
     "naive_extend_57": """0 1 2 3 4 00 01 02 03 10 11 12 20 21 22 30 31 40 000 001 002 003 010 011 012 020 021 022
     030 031 100 101 110 200 0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 0200 00000 00001
@@ -32,16 +34,16 @@ _LISTED = {
 
 @dataclass(frozen=True)
 class DynamicTreeOptions:
-    """Shape of a dynamic tree (EAGLE-2).
+    """The shape of a dynamic tree (EAGLE-2).
 
     Args:
-        num_nodes: drafted nodes kept for verification, root not counted.
-        depth: passes of the draft model after the first; paths are up to depth + 1 drafts long.
-        top_k: beam width, and children tried per beam node.
+        num_nodes: number of drafts that are kept for verification, without the root.
+        depth: number of passes of the draft model after the first. The longest path has depth + 1 drafts.
+        top_k: beam width, and number of children of a node of the beam.
 
     Raises:
-        ValueError: a value below 1, paths that are too deep, more children than a node may have, or more nodes than are
-            drafted.
+        ValueError: a value is below 1, paths are too deep, a node has too many children, or more nodes are kept than
+            are drafted.
     """
 
     num_nodes: int = 58
@@ -52,7 +54,7 @@ class DynamicTreeOptions:
         for name in ("num_nodes", "depth", "top_k"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} of a dynamic tree must be a whole number >= 1, got {value!r}")
+                raise ValueError(f"{name} of a dynamic tree must be an integer >= 1, got {value!r}")
         if self.depth >= OVERSHOOT:
             raise ValueError(f"depth of a dynamic tree must be < {OVERSHOOT}, got {self.depth}; choose less")
         if self.top_k > MAX_SIBLINGS:
@@ -84,21 +86,23 @@ TreeShape = Choices | DynamicTreeOptions | JointTree
 
 
 def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None = None) -> Choices:
-    """Choices of a static tree by its name.
+    """Return the choices of a static tree.
 
     Args:
-        tree: "chain3" (a chain of three drafts; any length), "chain9k3d2" (the same with 3 siblings in place of one
-            draft at the first 2 depths), "chain11x2" (two such chains below one root), "naive_extend_57",
-            "mc_sim_7b_63", "jacobi_50", or a key of `named`.
-        named: further trees, of the config.
+        tree: name of the tree. "chain3" is a chain of three drafts, and any other length works as well. "chain9k3d2" is
+            a chain of nine, with 3 siblings instead of one draft at the first 2 depths. "chain11x2" is two chains of
+            eleven below one root. "naive_extend_57", "mc_sim_7b_63", "jacobi_50" and the keys of `named` are lists.
+        named: further trees, from the config.
 
     Raises:
-        ValueError: an unknown name, lists the known ones; or a tree that is too deep or too wide.
+        ValueError: the name is unknown (the message lists the known ones), or the tree is too deep or too wide.
     """
     if named and tree in named:
         return tuple(tuple(path) for path in named[tree])
     if match := re.fullmatch(r"chain([1-9]\d*)(?:k([1-9]\d*)d([1-9]\d*))?", tree):
-        length, width, wide_depth = int(match[1]), int(match[2] or 1), int(match[3] or 0)
+        length = int(match[1])
+        width = int(match[2] or 1)
+        wide_depth = int(match[3] or 0)
         if width ** min(length, wide_depth, MAX_WIDTH.bit_length()) > MAX_WIDTH:  # two siblings have no more depths
             raise ValueError(f"tree {tree} must have at most {MAX_WIDTH} drafts of one depth; give it fewer siblings")
         _check_depth(tree, length)
@@ -123,16 +127,20 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
 
 
 def _check_depth(tree: str, depth: int) -> None:
-    """Refuse a deep tree before its nodes are listed: their number grows with the square of its depth."""
+    """Refuse a deep tree before its nodes are listed, since their number grows with the square of its depth."""
     if depth > OVERSHOOT:
         raise ValueError(f"tree {tree} must be at most {OVERSHOOT} drafts deep, got {depth}; choose a shallower tree")
 
 
 def joint_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None = None) -> JointTree:
-    """Choices of two static trees side by side, named as in "chain9+chain3"; `named` as in `tree_choices`.
+    """Return the choices of two static trees.
+
+    Args:
+        tree: two names, as in "chain9+chain3".
+        named: as in `tree_choices`.
 
     Raises:
-        ValueError: not two names, or an unknown one.
+        ValueError: there are not two names, or one of them is unknown.
     """
     names = tree.split("+")
     if len(names) != 2:
@@ -144,15 +152,15 @@ def joint_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None
 
 
 def check_choices(choices: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Choices of a static tree by depth, then lexicographically.
+    """Return the choices of a static tree, sorted by depth, then lexicographically.
 
     Raises:
-        ValueError: an empty list, a path listed twice, a rank too high, or a path whose parent or lower sibling is
-            missing.
+        ValueError: the list is empty, names a path twice, has a rank that is too high, or lacks a parent or a lower
+            sibling of a path.
     """
     paths = [tuple(path) for path in choices]
     if strange := [rank for path in paths for rank in path if not isinstance(rank, int)]:
-        raise ValueError(f"tree choices must be paths of whole numbers, got {strange[0]!r}")
+        raise ValueError(f"tree choices must be paths of integers, got {strange[0]!r}")
     if not paths:
         raise ValueError(
             "tree choices must list at least one path, got none; for no drafts use the autoregressive method"

@@ -1,6 +1,6 @@
-"""Draw within the `generate` of a model of transformers, which calls what it gets as `custom_generate`.
+"""Generation within the `generate` of a transformers model, which calls the function passed as `custom_generate`.
 
-Everything that `generate` was asked for is either done or refused by its name before a token is drawn.
+Every argument of `generate` is either applied, or refused by name before a token is sampled.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_GUIDANCE, _PREFIX = "UnbatchedClassifierFreeGuidanceLogitsProcessor", "PrefixConstrainedLogitsProcessor"
-# The logits processors that are done, in the order in which they must stand.
+_GUIDANCE = "UnbatchedClassifierFreeGuidanceLogitsProcessor"
+_PREFIX = "PrefixConstrainedLogitsProcessor"
+# The logits processors that are applied, in the order that they must have.
 _ORDER = (_GUIDANCE, _PREFIX, "TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper")
-# They change no token: the end of a text is no code, and no filter reads the scale of the logits.
+# These change no token: the end of a text is not a code, and no filter depends on the scale of the logits.
 _HARMLESS = ("MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor", "LogitNormalization")
 _STOPPING = ("MaxLengthCriteria", "EosTokenCriteria")
 _UNSUPPORTED_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
@@ -52,25 +53,30 @@ def custom_generate(
     seed: int | None = None,
     **parts: object,
 ) -> Callable[..., torch.Tensor | GenerateDecoderOnlyOutput]:
-    """Make the `custom_generate` of a model of transformers, which draws by a method without a draft model.
+    """Make the `custom_generate` of a transformers model, which generates by a method without a draft model.
 
-    It returns what `generate` returns: the prompt's ids, then the ids of the image's tokens, ends of lines among them,
-    then the words that the model puts after an image, as far as `max_new_tokens` allows. Tokens that cannot stand at a
-    position are never drawn. A `streamer` and an `assistant_model` are ignored: transformers does not hand them on.
+    It returns the same as `generate`: the prompt's ids, then the ids of the image's tokens with line ends, then the
+    words that the model puts after an image, as far as `max_new_tokens` allows. Tokens that are impossible at a
+    position are never sampled. A `streamer` and an `assistant_model` are ignored, since transformers does not pass them
+    on.
 
     Args:
-        method: preset.
-        family: row of FAMILIES, if the model's class has several.
-        grid: codes of an image's side, or (height, width), if the prompt does not say it.
-        seed: of the noise; None takes one from torch's generator, which `torch.manual_seed` decides.
-        parts: of the method, such as tree="chain15".
+        method: name of a preset.
+        family: key of FAMILIES. Needed only if the model's class has several families.
+        grid: side of an image in codes, or (height, width), if the prompt does not state it.
+        seed: seed of the noise. None takes one from torch's generator, which `torch.manual_seed` determines.
+        parts: parts and parameters of the method, such as tree="chain15".
+
+    Returns:
+        The function to pass as `custom_generate`. It raises a ValueError for anything that it does not support.
 
     Raises:
-        ValueError: unknown method or parts. The callable raises it for whatever it does not do.
+        ValueError: the method or a part is unknown.
     """
     if seed is not None:
-        Parameter("", "a seed", is_whole=True).check("seed", seed, "custom_generate")
-    spec, given = make_method(method, **parts), None if grid is None else _check_grid(grid)
+        Parameter("", "a seed", is_integer=True).check("seed", seed, "custom_generate")
+    spec = make_method(method, **parts)
+    given = None if grid is None else _check_grid(grid)
 
     def draw(
         model: PreTrainedModel,
@@ -78,7 +84,7 @@ def custom_generate(
         logits_processor: Sequence[LogitsProcessor],
         stopping_criteria: Sequence[StoppingCriteria],
         generation_config: GenerationConfig,
-        **model_kwargs: Any,  # naming one of them here would hide it from transformers
+        **model_kwargs: Any,  # an argument that is named here would be hidden from transformers
     ) -> torch.Tensor | GenerateDecoderOnlyOutput:
         _refuse_what_is_not_done(generation_config, logits_processor, stopping_criteria, model_kwargs)
         row = family_named(family, type(model).__name__)
@@ -91,7 +97,7 @@ def custom_generate(
             sizes = _shape_of(model, row, input_ids, given)
         target = adapt(model, row, num_text_tokens=ids.shape[1], **sizes)
         if target.ids is None:
-            raise ValueError(f"the codes of {type(model).__name__} are no words: use lantern.from_transformers")
+            raise ValueError(f"the codes of {type(model).__name__} are not words: use lantern.from_transformers")
         if negative is not None:
             null_ids, null_mask = negative
             target.negative = null_ids.to(target.device), null_mask.to(target.device)
@@ -139,7 +145,7 @@ def _refuse_what_is_not_done(
         raise ValueError("min_tokens_to_keep must be 1 in lantern.custom_generate; leave it out")
     strange = [type(part).__name__ for part in stopping if type(part).__name__ not in _STOPPING]
     if strange:
-        raise ValueError(f"an image is drawn to its end, got the stopping criterion {strange[0]}; leave it out")
+        raise ValueError(f"an image is generated to its end, got the stopping criterion {strange[0]}; leave it out")
     if (model_kwargs.get("mm_encoder_outputs") or {}).get("image") is not None or "pixel_values" in model_kwargs:
         raise ValueError("pixel_values, a source picture, are not supported by lantern.custom_generate; leave them out")
     past = model_kwargs.get("past_key_values")
@@ -148,7 +154,7 @@ def _refuse_what_is_not_done(
 
 
 def _sampling_of(processors: Mapping[str, LogitsProcessor], do_sample: bool) -> SamplingConfig:
-    """Read guidance and filters from the logits processors, where a user's own stand beside the config's."""
+    """Read guidance and filters from the logits processors, which include the user's and those of the config."""
 
     def read(kind: str, name: str, otherwise: T) -> T:
         return getattr(processors[kind], name) if kind in processors else otherwise
@@ -169,10 +175,11 @@ def _grids_of(
     sampling: SamplingConfig,
     given: dict[str, int] | None,
 ) -> dict[str, int]:
-    """Read the sides of GLM-Image's two grids from `image_grid_thw`, which holds the large one first."""
-    name, grids = type(model).__name__, model_kwargs.get("image_grid_thw")
+    """Read the sides of GLM-Image's two grids from `image_grid_thw`, which has the large grid first."""
+    name = type(model).__name__
+    grids = model_kwargs.get("image_grid_thw")
     if sampling.is_guided:
-        raise ValueError(f"{name} draws without guidance: guidance_scale must be 1, got {sampling.cfg_scale}")
+        raise ValueError(f"{name} generates without guidance: guidance_scale must be 1, got {sampling.cfg_scale}")
     if given is not None:
         raise ValueError(f"grid of {name} is in image_grid_thw, got {given} too; leave grid out of custom_generate")
     if grids is None:
@@ -196,12 +203,15 @@ def _grids_of(
 def _check_grid(grid: int | tuple[int, int]) -> dict[str, int]:
     sides = grid if isinstance(grid, tuple | list) else (grid, grid)
     if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
-        raise ValueError(f"grid must be a whole number >= 1, or a height and a width of such, got {grid!r}")
+        raise ValueError(f"grid must be an integer >= 1, or a pair (height, width) of them, got {grid!r}")
     return dict(zip(("grid", "columns"), sides, strict=True))
 
 
 def _shape_of(model: PreTrainedModel, family: str, ids: torch.Tensor, grid: dict[str, int] | None) -> dict[str, int]:
-    """Find height and width of the image, in codes: `grid`, what Emu3's prompts say as in "90*90", or as published."""
+    """Find the height and width of the image, in codes.
+
+    They are `grid` if it is given, else stated by Emu3's prompts, as in "90*90", or else the published ones.
+    """
     if grid is not None:
         return grid
     if FAMILIES[family].model_class != "Emu3ForConditionalGeneration":
@@ -221,7 +231,7 @@ def _shape_of(model: PreTrainedModel, family: str, ids: torch.Tensor, grid: dict
 
 
 def _size_in(prompt: str) -> tuple[int, int] | None:
-    """Read "height*width" between the last begin of an image and the end of Emu3's prompt; None if it is not there."""
+    """Read "height*width" from the end of Emu3's prompt, after the last start of an image. None if it is missing."""
     match = re.search(r"<\|image start\|>(\d+)\*(\d+)<\|image token\|>$", prompt)
     return None if match is None else (int(match[1]), int(match[2]))
 
@@ -229,7 +239,11 @@ def _size_in(prompt: str) -> tuple[int, int] | None:
 def _prompts_of(
     ids: torch.Tensor, mask: torch.Tensor | None, guidance: UnbatchedClassifierFreeGuidanceLogitsProcessor | None
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
-    """Pad prompts and negative prompts on the left to one length: (ids, mask, (negative ids, mask) or None)."""
+    """Pad prompts and negative prompts on the left to the same length.
+
+    Returns:
+        (ids, mask, (negative ids, negative mask) or None).
+    """
     if ids.shape[1] == 0:
         raise ValueError("prompts must be input_ids, got none (inputs_embeds are not supported)")
     mask = _check_mask(mask, ids, "attention_mask")
@@ -252,14 +266,14 @@ def _check_mask(mask: torch.Tensor | None, ids: torch.Tensor, name: str) -> torc
     mask = mask.to(ids.device).bool()
     if mask.shape != ids.shape or (mask[:, :-1] & ~mask[:, 1:]).any() or not mask[:, -1].all():
         raise ValueError(
-            f"{name} must be that of prompts padded on the left, {tuple(ids.shape)}; set padding_side='left' of the "
-            "tokenizer"
+            f"{name} must be the mask of prompts padded on the left, {tuple(ids.shape)}; set padding_side='left' of "
+            "the tokenizer"
         )
     return mask
 
 
 def _ends_within(target: TransformersTarget, max_new_tokens: int | None) -> tuple[int, ...]:
-    """Take the words after an image that `max_new_tokens` leaves room for; None leaves room for all."""
+    """Return the words after an image for which `max_new_tokens` leaves room. None leaves room for all."""
     needed = target.config.num_image_tokens
     if max_new_tokens is None:
         return target.ends
@@ -275,7 +289,7 @@ def _check_prefix(
     ids: torch.Tensor,
     ends: torch.Tensor,
 ) -> None:
-    """Compare the tokens that a `prefix_allowed_tokens_fn` allows at each position with those that are drawn there.
+    """Compare the tokens that `prefix_allowed_tokens_fn` allows at each position with those that are sampled there.
 
     Raises:
         ValueError: they differ.
@@ -286,23 +300,25 @@ def _check_prefix(
     image = torch.cat(
         [codes[:1].expand(config.num_image_tokens - config.grid * len(line)), line.repeat(config.grid), ends]
     )
-    every_code, seen = set(codes.tolist()), None
+    every_code = set(codes.tolist())
+    seen = None
     for row, prompt in enumerate(ids):
         whole = torch.cat([prompt, image])
-        for place, word in enumerate(image.tolist()):
-            allowed = processor._prefix_allowed_tokens_fn(row, whole[: len(prompt) + place])
-            if allowed is not seen:  # of many codes, one list is often returned again and again
-                seen, found = allowed, _words_in(allowed)
+        for index, word in enumerate(image.tolist()):
+            allowed = processor._prefix_allowed_tokens_fn(row, whole[: len(prompt) + index])
+            if allowed is not seen:  # the same long list is often returned again
+                seen = allowed
+                found = _words_in(allowed)
             if found != (every_code if word in every_code else {word}):
                 raise ValueError(
                     f"prefix_allowed_tokens_fn must allow the image of {config.grid} x {config.columns or config.grid} "
-                    f"codes that is drawn, and no other token, got another at token {place} of prompt {row}; pass "
+                    f"codes that is generated, and no other token, got another at token {index} of prompt {row}; pass "
                     "lantern.custom_generate(grid=(height, width)), or no such function"
                 )
 
 
 def _words_in(allowed: Iterable[int | torch.Tensor]) -> set[int]:
-    """Collect the ids in what a `prefix_allowed_tokens_fn` returns: numbers, or tensors of them."""
+    """Collect the ids that a `prefix_allowed_tokens_fn` returns, as numbers or as tensors."""
     found: set[int] = set()
     for part in [allowed] if isinstance(allowed, torch.Tensor) else allowed:
         found.update(part.flatten().tolist() if isinstance(part, torch.Tensor) else [int(part)])

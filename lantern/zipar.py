@@ -1,11 +1,12 @@
-"""ZipAR: a decoder that samples several lines of the image at once, one token each, without drafts.
+"""ZipAR: a decoder that samples several lines of the image in parallel, one token of each, without drafts.
 
-A line begins when the line above holds `window` tokens. Every token is sampled from the target, given those tokens of
-its context that exist: the right ends of the lines above are missing. If all exist, this is autoregressive decoding.
+A line begins when the previous line has `window` tokens. Every token is sampled from the target, given the tokens of
+its context that exist. The right ends of the previous lines are still missing. If none is missing, this is
+autoregressive decoding.
 
-The first token of a line has no left neighbour yet if the line above is not complete. A placeholder is fed instead: the
-newest token two lines above, as in the public code for LlamaGen. The true left neighbour is fed at the same position
-one forward pass after it is sampled, so that later tokens see it.
+The first token of a line has no left neighbour yet if the previous line is not complete. A *placeholder* is fed in its
+place: the newest token of the line before the previous one, as in the public code for LlamaGen. The true left neighbour
+is fed at the same position one forward pass after it is sampled, so that later tokens attend to it.
 
 Source: ZipAR (arXiv 2412.04062; ThisisBillhe/ZipAR@2a5695c).
 """
@@ -30,13 +31,13 @@ class Feed:
 
     Attributes:
         source: position whose token is fed.
-        place: position at which it is fed, which differs from `source` for a placeholder.
-        drawn: position that is sampled from it. None if the token only replaces a placeholder.
+        position: position at which it is fed. Differs from `source` for a placeholder.
+        sampled: position of the token that is sampled after it. None if the token only replaces a placeholder.
     """
 
     source: int
-    place: int
-    drawn: int | None
+    position: int
+    sampled: int | None
 
 
 def line_schedule(lines: tuple[int, int], window: int) -> list[list[Feed]]:
@@ -44,8 +45,8 @@ def line_schedule(lines: tuple[int, int], window: int) -> list[list[Feed]]:
 
     Args:
         lines: number of lines of the image, and number of tokens of a line.
-        window: number of tokens that a line holds when the next one begins. With a whole line or more, nothing is
-            parallel.
+        window: number of tokens of a line after which the next one begins. If it is at least the length of a line,
+            nothing is parallel.
     """
     height, width = lines
     window = min(window, width)
@@ -54,56 +55,68 @@ def line_schedule(lines: tuple[int, int], window: int) -> list[list[Feed]]:
     for line, begin in enumerate(begins):
         for column in range(width):
             now = begin + column
-            drawn = line * width + column
-            source = drawn - 1
+            sampled = line * width + column
+            source = sampled - 1
             if column == 0 and line > 0 and begins[line - 1] + width > now:  # the left neighbour is not sampled yet
                 above = max(line - 2, 0)
                 source = above * width + min(now - 1 - begins[above], width - 1)
-                forwards[begins[line - 1] + width].append(Feed(drawn - 1, drawn - 1, None))
-            forwards[now].append(Feed(source, drawn - 1, drawn))
-    return [sorted(feeds, key=lambda feed: feed.place) for feeds in forwards[1:]]
+                forwards[begins[line - 1] + width].append(Feed(sampled - 1, sampled - 1, None))
+            forwards[now].append(Feed(source, sampled - 1, sampled))
+    return [sorted(feeds, key=lambda feed: feed.position) for feeds in forwards[1:]]
 
 
 @dataclass(frozen=True)
 class LineTables:
-    """A schedule as tensors, int64. The cells of a forward pass that feed nothing are padded.
+    """A schedule as tensors, int64. A *cell* is one token that a forward pass may feed. Unused cells are padded.
 
     Attributes:
         sources: `Feed.source`, (forwards, cells).
-        places: `Feed.place`, (forwards, cells). The last position, which is never fed, for padding.
-        drawn: `Feed.drawn`, (forwards, cells). A number past the end of the image if nothing is sampled.
+        positions: `Feed.position`, (forwards, cells). For padding it is the last position, which is never fed.
+        sampled: `Feed.sampled`, (forwards, cells). A number past the end of the image if nothing is sampled.
         counts: number of tokens that a forward pass samples, (forwards,).
-        first_forwards: forward pass in which each position is fed first, (tokens,).
+        first_forwards: first forward pass that feeds each position, (tokens,).
     """
 
     sources: torch.Tensor
-    places: torch.Tensor
-    drawn: torch.Tensor
+    positions: torch.Tensor
+    sampled: torch.Tensor
     counts: torch.Tensor
     first_forwards: torch.Tensor
 
 
 def tables_of(schedule: list[list[Feed]], num_tokens: int, device: torch.device) -> LineTables:
-    """Return the tables of a schedule for images of `num_tokens` tokens."""
+    """Return the tables of a schedule, for images of `num_tokens` tokens."""
     num_cells = max(len(feeds) for feeds in schedule)
     padding = Feed(0, num_tokens - 1, None)
     padded = [feeds + [padding] * (num_cells - len(feeds)) for feeds in schedule]
-    drawn = [[num_tokens + i if feed.drawn is None else feed.drawn for i, feed in enumerate(row)] for row in padded]
+    sampled = [
+        [num_tokens + i if feed.sampled is None else feed.sampled for i, feed in enumerate(row)] for row in padded
+    ]
     first_forwards = [len(schedule)] * num_tokens
     for forward, feeds in reversed(list(enumerate(schedule))):
         for feed in feeds:
-            first_forwards[feed.place] = forward
+            first_forwards[feed.position] = forward
     return LineTables(
         sources=torch.tensor([[feed.source for feed in feeds] for feeds in padded], device=device),
-        places=torch.tensor([[feed.place for feed in feeds] for feeds in padded], device=device),
-        drawn=torch.tensor(drawn, device=device),
-        counts=torch.tensor([sum(number < num_tokens for number in row) for row in drawn], device=device),
+        positions=torch.tensor([[feed.position for feed in feeds] for feeds in padded], device=device),
+        sampled=torch.tensor(sampled, device=device),
+        counts=torch.tensor([sum(number < num_tokens for number in row) for row in sampled], device=device),
         first_forwards=torch.tensor(first_forwards, device=device),
     )
 
 
 class LinesDecoder(Decoder):
-    """Feeds the newest token of every line in a step. Not exact, and no bound of the total variation is known."""
+    """ZipAR's decoder, which feeds the newest token of every line in a step.
+
+    It is not exact, and no bound of the total variation is known.
+
+    Args:
+        models: see `make_decoder`.
+        spec: see `make_decoder`. It has the parameter `window`.
+        sampling: see `make_decoder`.
+        records_margins: see `make_decoder`.
+        stepping: see `make_decoder`.
+    """
 
     def __init__(
         self,
@@ -122,7 +135,7 @@ class LinesDecoder(Decoder):
             models,
             spec,
             sampling,
-            max_depth=self._tables.places.shape[1] - 1,
+            max_depth=self._tables.positions.shape[1] - 1,
             num_slots=round_slots(config.num_text_tokens + num_tokens + 1),
             reach=num_tokens,  # lines are far apart
             noise_window=num_tokens,
@@ -136,21 +149,21 @@ class LinesDecoder(Decoder):
         """Run the target once and emit a token of every line. Changes the state in place."""
         tables = self._tables
         now = state.num_steps.clamp(max=len(tables.counts) - 1)
-        places = tables.places[now]  # (batch, cells)
-        drawn = tables.drawn[now]  # (batch, cells)
+        positions = tables.positions[now]  # (batch, cells)
+        sampled_positions = tables.sampled[now]  # (batch, cells)
         with self.timer("target"):
-            visible = self._positions <= places[..., None]
+            visible = self._positions <= positions[..., None]
             visible = visible & (tables.first_forwards <= now[:, None])[:, None]
             mask = state.cache.mask(window_table(visible, self.dtype), torch.full_like(now, self.num_text))
             tokens = state.tokens.gather(1, tables.sources[now])
-            slots = self.num_text + places
+            slots = self.num_text + positions
             hidden = self.target.extend(state.cache, tokens, slots, slots, mask)
         with self.timer("score"):
-            scores = self._score(state, hidden, drawn)
-            best, own = scores.keys.max(-1)
+            scores = self._score(state, hidden, sampled_positions)
+            best, sampled = scores.keys.max(-1)
         with self.timer("commit"):
-            state.tokens.scatter_(1, drawn, own)
+            state.tokens.scatter_(1, sampled_positions, sampled)
             if state.margins is not None:
-                state.margins.scatter_(1, drawn, margins_of(scores.keys))
+                state.margins.scatter_(1, sampled_positions, margins_of(scores.keys))
             num_more = tables.counts[now] - 1
             self._log_step(state, num_more, torch.full_like(now, self.max_depth), best.isfinite().all(1))

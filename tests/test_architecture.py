@@ -2,7 +2,7 @@
 
 import ast
 
-from conftest import ROOT
+from helpers.paths import ROOT
 
 PACKAGES = [
     path for folder in ("lantern", "workflow/lantern_pipeline") for path in (ROOT / folder).rglob("__init__.py")

@@ -1,23 +1,36 @@
 """Every benchmark runs, on the smallest models and images it takes, and its last line is the JSON that it promises."""
 
+import importlib
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import decode
 import full_size
 import gpu_check
+import kernels
 import pytest
+import report
 import torch
+import torch.nn.functional as F
+from gpu_parts import PARTS
+from gpu_parts.common import Check
 
-from conftest import ROOT, load_yaml
+from helpers.paths import ROOT
+from lantern import stepping
 from lantern.cards.published import CARDS
 from lantern.checkpoints.native import save_model
 from lantern.codebook import nearest_codes
 from lantern.io import save_tensors
+from lantern.methods import PARAMETERS, make_method
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.vq16 import VQ16Config
+from lantern_pipeline.config.validate import load_yaml
 
 SIZE = {"dim": 64, "num_layers": 2, "num_heads": 2}
 TINY_SIZES = {**SIZE, "vocab_size": 1100, "grid": 4, "num_text_tokens": 5, "caption_dim": 16}
@@ -104,12 +117,15 @@ def test_sides_take_turns_and_run_their_own_checkout(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("size", "tokens", "more"), [("XL", 256, []), ("anole-7b", 1024, []), ("janus-pro-7b", 576, ["--own-layers"])]
+    ("size", "tokens", "more"),
+    [("XL", 256, []), ("anole-7b", 1024, []), ("janus-pro-7b", 576, ["--own-layers"]), ("glm-image", 1280, [])],
 )
 def test_a_published_size_is_measured(run, monkeypatch, size, tokens, more):
     published = full_size.make_config(size, None)
     assert published.num_image_tokens == tokens
     tiny = {"dim": 32, "num_layers": 1, "num_heads": 2, "ffn_width": 48}
+    if size == "glm-image":  # its rotary table has three parts of a fixed width
+        tiny |= {"dim": 256}
     if size in CARDS:
         card = CARDS[size]
         images, target = replace(card.images, codebook_size=64), {**card.target, **tiny, "num_prompt_ids": 12}
@@ -121,20 +137,140 @@ def test_a_published_size_is_measured(run, monkeypatch, size, tokens, more):
     monkeypatch.setitem(full_size.PARAMETERS, "k", 10)
     options = ("--size", size, "--dtype", "bfloat16", "--batch", 2, "--device", "cpu", "--threads", 1, *more)
     found = run(full_size, *options, "--grid", 2, "--presets", "autoregressive", "lantern")["presets"]
-    assert found["autoregressive"]["target_forwards"] == 4
-    assert found["lantern"]["memory_gib"] > 0 and found["lantern"]["step_operations"] > 50
+    has_draft_model = size != "glm-image"
+    assert list(found) == ["autoregressive", "lantern"][: 1 + has_draft_model]
+    assert found["autoregressive"]["target_forwards"] == (4 if has_draft_model else 260)
+    last = list(found.values())[-1]
+    assert last["memory_gib"] > 0 and last["step_operations"] > 50
 
 
-def test_a_gpu_is_checked_where_there_is_none(run, monkeypatch):
-    monkeypatch.setattr(gpu_check, "PRESETS", {name: gpu_check.PRESETS[name] for name in ("jacobi", "hybrid")})
-    found = run(gpu_check, "--device", "cpu", "--tiny")
-    assert found["capture"] == dict.fromkeys(["jacobi T0", "jacobi T1", "hybrid T0", "hybrid T1"], "not available")
-    assert set(found["near_ties"]) == {"median_margin", "coupled", "jacobi", "hybrid"}
-    assert len(found["steps"]) == 5 * 2 * 2
-    for row in found["steps"]:
-        expected = {"eager": None, "graph": "not available"}[row["stepping"]]
-        assert row.get("failed") == expected and (expected or row["seconds"] > 0)
+@pytest.mark.slow
+def test_every_part_of_the_check_of_a_gpu_runs_on_a_cpu(monkeypatch, tmp_path):
+    arguments = ["--device", "cpu", "--tiny", "--parts", "ABCDEFGH", "--output", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", ["gpu_check", *arguments])
+    gpu_check.main()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert {letter: part["state"] for letter, part in summary["parts"].items()} == dict.fromkeys("ABCDEFGH", "complete")
+    rows = summary["rows"]
+    assert rows == gpu_check.read_rows(tmp_path) and {row["part"] for row in rows} == set("ABCDEFGH")
+    failed = {row["name"].split(",")[0] for row in rows if "failed" in row}
+    assert failed <= {"cudnn", "efficient"}  # attention that a CPU has not
+    assert all("no CUDA graphs" in row["note"] for row in rows if row.get("stepping") == "eager")
+    exact = [row for row in rows if row["part"] == "D" and row["table"] == "bfloat16"]
+    assert len(exact) == 2 and all(row["is_right"] for row in exact)
+    page = (tmp_path / "page.md").read_text()
+    assert "| us | predicted_us |" in page and all(f"\n## {letter}. " in page for letter in "ABCDEFGH")
+    assert len((tmp_path / "profile.csv").read_text().splitlines()) == 1 + 3 * 10
+
+
+def capture_in_python(step, state, limits=()):
+    """Return what replays a step by running it again: one graph, or one for each number of slots."""
+    step(state)  # as before a capture
+    graph = SimpleNamespace(replay=partial(step, state))
+    return {limit: graph for limit in limits} if limits else graph
+
+
+@pytest.mark.parametrize("letter", ["B", "C", "G", "H"])
+def test_a_graphs_steps_are_compared_with_eager_ones(letter, monkeypatch, tmp_path):
+    """As on a GPU, with stand-ins for graphs."""
+    make_runner = stepping.StepRunner.__init__
+    monkeypatch.setattr(
+        stepping.StepRunner,
+        "__init__",
+        lambda self, mode, device, name: make_runner(self, mode, torch.device("cuda"), name),
+    )
+    monkeypatch.setattr(stepping, "capture", capture_in_python)
+    monkeypatch.setattr(Check, "has_graphs", True)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 2**30)
+    importlib.import_module(f"gpu_parts.{PARTS[letter].module}").measure(
+        Check(letter, tmp_path, torch.device("cpu"), True)
+    )
+    rows = [row for row in gpu_check.read_rows(tmp_path) if row.get("stepping") == "graph"]
+    found = [row.get("is_right", row.get("has_same_tokens")) for row in rows]
+    assert True in found and False not in found
+    assert not [row for row in gpu_check.read_rows(tmp_path) if "failed" in row]
+
+
+def check_options(tmp_path, *more):
+    return gpu_check.parse_options(["--output", str(tmp_path), "--device", "cpu", "--tiny", *more])
+
+
+def test_a_part_ends_at_its_limit_and_keeps_its_rows(tmp_path):
+    found = gpu_check.run_part("B", check_options(tmp_path), 0.2)
+    assert found["state"] == "ended at its limit of 0 s"
+    (tmp_path / "rows.jsonl").write_text(
+        '{"part": "B", "table": "images", "name": "a", "is_right": false}\n{"part": "B'
+    )
+    rows = gpu_check.write_summary(check_options(tmp_path), {"B": found})
+    assert [row["name"] for row in rows] == ["a"]
+    assert "| a | NO |" in (tmp_path / "page.md").read_text()
+
+
+def test_a_part_that_the_budget_does_not_hold_is_skipped(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("sys.argv", ["gpu_check", "--budget", "1", "--output", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        gpu_check.main()
+    assert ended.value.code == 1 and "A  What the device gives: skipped" in capsys.readouterr().out
+    states = [part["state"] for part in json.loads((tmp_path / "summary.json").read_text())["parts"].values()]
+    assert len(states) == 5 and all(state.startswith("skipped") for state in states)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [(["--parts", "AX"], "--parts must be letters of ABCDEFGH, got 'AX'"), (["--budget", "0"], "--budget must be > 0")],
+)
+def test_a_wrong_option_of_the_check_is_one_sentence(arguments, sentence, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        check_options(tmp_path, *arguments)
+    assert sentence in capsys.readouterr().err
+
+
+def test_the_parts_of_the_check_need_no_package_of_the_pipeline():
+    missing = ("pydantic", "jsonschema", "snakemake", "transformers", "tokenizers", "PIL", "matplotlib", "typer")
+    modules = [f"gpu_parts.{part.module}" for part in PARTS.values()]
+    code = f"import sys\nsys.modules |= dict.fromkeys({missing})\nimport {', '.join(modules)}"
+    folders = [ROOT / "benchmarks", ROOT, ROOT / "workflow"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert found.returncode == 0, found.stderr
+
+
+def test_the_check_starts_without_torch_and_without_git(monkeypatch, tmp_path):
+    code = "import sys, gpu_check; print([name for name in ('torch', 'numpy', 'lantern') if name in sys.modules])"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT / "benchmarks"
+    )
+    assert found.stdout.strip() == "[]"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert report.commit_of(ROOT) is None
+
+
+def test_kernels_are_counted_as_a_gpu_launches_them():
+    x = torch.randn(50, 16384)
+    with kernels.KernelCount() as found, torch.inference_mode():
+        x.float().view(-1).to("cpu")  # nothing to do
+        assert found.total == 0
+        F.rms_norm(x.bfloat16(), (16384,), None, 1e-5) * 2
+        assert found.by_name == {"_to_copy": 1, "_fused_rms_norm": 1, "mul": 1}
+        x[:20].topk(1000)
+        assert found.by_name["topk"] == 1
+        x.topk(1000)
+        assert found.by_name["topk"] == 22
+
+
+def test_a_step_of_any_size_is_counted_without_memory():
+    models = [partial(kernels.random_models, replace(kernels.XL, num_layers=n), torch.bfloat16) for n in (1, 2, 48)]
+    spec, tree = make_method("autoregressive"), make_method("eagle1")
+    one, two, many = (kernels.count_kernels(make, spec, kernels.SAMPLING).total() for make in models)
+    assert many - two == 46 * (two - one) and 6 < two - one < 20
+    assert kernels.count_kernels(models[0], tree, kernels.SAMPLING).total() > 2 * one
 
 
 def test_every_preset_has_the_parameters_that_it_leaves_open():
     assert all(full_size.make_spec(name).name == name for name in full_size.PRESETS)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_an_example_of_a_parameter_is_allowed(name):
+    PARAMETERS[name].check(name, full_size.example_of(PARAMETERS[name]), "preset")

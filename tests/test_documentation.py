@@ -3,7 +3,7 @@
 import re
 import subprocess
 
-from conftest import ROOT
+from helpers.paths import ROOT
 
 FOLDERS = "benchmarks|docs|experiments|lantern|profiles|reference|tests|workflow"
 ENDINGS = "csv|html|json|md|py|sh|smk|svg|toml|yaml|yml"
@@ -15,6 +15,10 @@ EXAMPLES = {
     "reference/metric_weights.json",  # a result
     "capped.py",
     "halved.py",
+    "line_above.py",
+    "lantern/acceptance/typical.py",
+    "workflow/lantern_pipeline/figures/lengths.py",
+    "workflow/lantern_pipeline/measure/contrast.py",
 }
 
 

@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 
-from conftest import ROOT
+from helpers.paths import ROOT
 
 # Imports every module, and prints what their own lines did meanwhile besides being read.
 AUDIT = """

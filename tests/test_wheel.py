@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from conftest import ROOT
+from helpers.paths import ROOT
 
 CORE = ("torch", "numpy", "safetensors", "tqdm")
 

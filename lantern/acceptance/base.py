@@ -1,12 +1,12 @@
-"""Verification of drafts: which are accepted, and which token follows.
+"""Verification of drafts: which drafts are accepted, and which token follows them.
 
 An *acceptance* (`Acceptance` and its subclasses) gives the relaxed probability s(x) of a draft x. A *verifier*
-(`Verifier` and its subclasses) decides with it: it compares drafts with the token that the target samples, or tests
-them by rejection.
+(`Verifier` and its subclasses) decides with it. It either compares drafts with the token that the target samples, or
+tests them by rejection sampling. The *bonus* token is the token that is emitted after the last accepted draft.
 
-A verifier decides each node without the others. Usually it verifies all nodes at once. On a CPU, if a tree has many
-more nodes than levels, it verifies only the nodes of the accepted path, level after level, so that filters, noise and
-relaxed sets are computed for few rows. Elsewhere shapes are fixed, and nothing is read back to the host.
+A verifier decides each node independently. Usually it verifies all nodes at once. On a CPU, if a tree has many more
+nodes than levels, it follows the accepted path instead and verifies one node per level. This computes filters, noise
+and relaxed sets for fewer nodes. On a GPU shapes are fixed, and nothing is read back to the host.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import ClassVar, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from lantern.draft_tree import DraftTree, StaticTree, inner_places, longest_path, of_all_nodes
+from lantern.draft_tree import DraftTree, StaticTree, inner_indices, longest_path, of_all_nodes
 from lantern.methods import MethodSpec
 from lantern.parameters import ParameterValue
 from lantern.sampling import SamplingConfig
@@ -31,9 +31,9 @@ class Merged:
     """Relaxed probability s(x) of drafts x, and the codes that add to it.
 
     Attributes:
-        taken: int64, (..., n): the codes whose probabilities add up to s(x), x last. x replaces those that do not
-            count.
-        relaxed_prob: (..., 1): s(x).
+        taken: codes whose probabilities add up to s(x), x last, int64 (..., n). Entries that do not count are replaced
+            by x.
+        relaxed_prob: s(x), (..., 1).
     """
 
     taken: torch.Tensor
@@ -41,7 +41,7 @@ class Merged:
 
 
 class Readings(NamedTuple):
-    """Inputs from which an acceptance is made.
+    """The inputs from which an acceptance is made.
 
     Attributes:
         sampling: temperature and filters.
@@ -55,10 +55,10 @@ class Readings(NamedTuple):
 
 
 class Acceptance:
-    """The base class of all acceptances: what gives the relaxed probability s(x) of a draft x.
+    """The base class of all acceptances, which give the relaxed probability s(x) of a draft x.
 
-    A custom class defines `relaxed_prob`. It may declare `parameters`, `drafts` and `paper` as
-    `lantern.methods.AcceptanceRow` has them.
+    A custom class defines `relaxed_prob`. It may declare `parameters`, `drafts` and `paper`, which are described in
+    `lantern.methods.AcceptanceRow`.
 
     Args:
         parameters: values of the declared parameters. Each becomes an attribute, for example `self.delta`.
@@ -106,20 +106,23 @@ class Acceptance:
     def move_mass(self, probs: torch.Tensor, merged: Merged | None) -> torch.Tensor:
         """Return the target distribution after the probabilities that add up to s(x) have moved onto x.
 
-        By default no other code adds to s(x), so that `probs` itself is returned.
+        By default only x itself adds to s(x), so that `probs` is returned unchanged.
 
         Args:
             probs: target distribution, (..., vocab).
-            merged: s(x) of one draft x per node. None only if `has_one_residual`.
+            merged: s(x) of one draft x per node. None only if `has_one_residual` returns True.
         """
         return probs
 
     def has_one_residual(self) -> bool:
-        """Return whether the residual distribution is the same for every rejected draft x: `move_mass` moves none."""
+        """Return whether the residual distribution is the same for every rejected draft x.
+
+        This holds if `move_mass` moves nothing.
+        """
         return True
 
     def at(self, depths: torch.Tensor) -> Acceptance:
-        """Return the acceptance at nodes of these depths, int64 (nodes,)."""
+        """Return the acceptance at nodes of given depths, int64 (nodes,)."""
         return self
 
     def of_next_sibling(self) -> Acceptance:
@@ -144,34 +147,34 @@ class Choice:
     """The decisions of a verifier at some nodes.
 
     Attributes:
-        chosen: int64, (batch, n): children with this token are accepted.
-        own: int64, (batch, n): the token that is emitted if no child is accepted.
-        best: (batch, n): the largest value, at whose index `own` was found. Not finite if the logits are not.
+        chosen: the token of the accepted child, int64 (batch, n). Children with this token are accepted.
+        bonus: the token that is emitted if no child is accepted, int64 (batch, n).
+        best: score of `bonus`, the largest of all codes, (batch, n). Not finite if the logits are not finite.
     """
 
     chosen: torch.Tensor
-    own: torch.Tensor
+    bonus: torch.Tensor
     best: torch.Tensor
 
 
 class Verifier:
-    """The base class of all verifiers: decides which drafts are accepted, and which token follows.
+    """The base class of all verifiers, which decide which drafts are accepted and which token follows.
 
-    Siblings that hold the same token are accepted together; the longest path wins. A subclass defines `verify_nodes`.
-    One that needs all nodes at once defines `verify_all` instead.
+    Siblings that hold the same token are accepted together, and the longest path wins. A subclass defines
+    `verify_nodes`. If it needs all nodes at once, it defines `verify_all` instead.
 
     Attributes:
-        noise_streams: noise that is read besides the target's, above temperature 0.
-        draws_target_tokens: whether the target samples a token at every node, so that a substitution is defined.
+        noise_streams: names of the noise that it reads above temperature 0, besides the target's.
+        samples_target_tokens: whether the target samples a token at every node. Only then are substitutions defined.
         has_twins: whether two siblings may hold the same token. `make_verifier` sets it from the kind of drafts.
     """
 
     noise_streams: ClassVar[tuple[str, ...]] = ()
-    draws_target_tokens: ClassVar[bool] = True
+    samples_target_tokens: ClassVar[bool] = True
     has_twins: bool = True
 
     def follows_path(self, sampling: SamplingConfig) -> bool:
-        """Return whether the nodes of the accepted path alone may be verified, one after the other."""
+        """Return whether it is enough to verify the nodes of the accepted path, one after the other."""
         has_verify_nodes = type(self).verify_nodes is not Verifier.verify_nodes
         return has_verify_nodes and not self.has_twins and not sampling.is_greedy
 
@@ -189,14 +192,14 @@ class Verifier:
         is_costly = scores.logits.device.type == "cpu" and scores.logits.numel() > MANY_LOGITS
         if is_costly and tree.num_nodes > 2 * (tree.max_depth + 1) and self.follows_path(scores.sampling):
             return self._verify_path(scores, proposal)
-        is_accepted, own, best = self.verify_all(scores, proposal)
+        is_accepted, bonus, best = self.verify_all(scores, proposal)
         path, num_accepted = longest_path(tree, is_accepted, self.order_of_nodes(tree))
-        own_of_path = own.gather(1, path)
+        bonus_of_path = bonus.gather(1, path)
         next_drafts = F.pad(proposal.tokens.gather(1, path[:, 1:]), (0, 1))
         steps = torch.arange(path.shape[1], device=path.device)
-        emitted = torch.where(steps == num_accepted[:, None], own_of_path, next_drafts)
-        if self.draws_target_tokens:
-            is_substituted = emitted != own_of_path
+        emitted = torch.where(steps == num_accepted[:, None], bonus_of_path, next_drafts)
+        if self.samples_target_tokens:
+            is_substituted = emitted != bonus_of_path
         else:
             is_substituted = torch.zeros_like(emitted, dtype=torch.bool)
         is_finite = best.gather(1, path[:, -1:])[:, 0].isfinite()
@@ -206,12 +209,13 @@ class Verifier:
         """Verify all nodes at once.
 
         Returns:
-            (bool (batch, nodes): whether a node is accepted by its parent; `own` and `best` of `Choice` at all nodes).
+            (whether each node is accepted by its parent, bool (batch, nodes); `Choice.bonus` and `Choice.best` of all
+            nodes, (batch, nodes)).
         """
         tree = proposal.tree
         choice = self.verify_nodes(scores, of_all_nodes(proposal.children, tree, -1), proposal.draft_probs)
         chosen = choice.chosen.gather(1, tree.parents.expand(proposal.tokens.shape))
-        return chosen == proposal.tokens, choice.own, choice.best
+        return chosen == proposal.tokens, choice.bonus, choice.best
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
         """Verify the children of some nodes.
@@ -224,20 +228,26 @@ class Verifier:
         raise NotImplementedError
 
     def order_of_nodes(self, tree: DraftTree) -> torch.Tensor | None:
-        """Return which of several paths of one length comes first, as `longest_path` takes it. None: by node number."""
+        """Return the argument `order` of `longest_path`, which chooses between paths of the same length.
+
+        None chooses by node number.
+        """
         return None
 
     def _verify_path(self, scores: Scores, proposal: Proposal) -> Outcome:
-        """Verify the root, then the child that it accepts, and so on. No two siblings may hold the same token."""
+        """Verify the root, then the child that it accepts, and so on.
+
+        No two siblings may hold the same token.
+        """
         tree = proposal.tree
         tokens = proposal.tokens
         child_nodes = of_all_nodes(tree.children, tree, 0).expand(len(tokens), -1, -1)  # (batch, nodes, m)
         child_tokens = of_all_nodes(proposal.children, tree, -1)  # (batch, nodes, m)
-        inner_index = inner_places(tree)[0]
+        inner_index = inner_indices(tree)[0]
         node = torch.zeros_like(tokens[:, :1])  # the last accepted node of each image
         is_reached = torch.ones_like(node, dtype=torch.bool)  # whether all drafts so far were accepted
         num_accepted = torch.zeros_like(node)
-        own = node
+        bonus = node
         best = scores.logits[:, :1, 0]
         path = [node]
         emitted: list[torch.Tensor] = []
@@ -248,7 +258,7 @@ class Verifier:
             if proposal.draft_probs is not None:
                 draft_probs = pick_rows(proposal.draft_probs, inner_index[node])
             choice = self.verify_nodes(scores.at(node), drafted, draft_probs)
-            own = torch.where(is_reached, choice.own, own)
+            bonus = torch.where(is_reached, choice.bonus, bonus)
             best = torch.where(is_reached, choice.best, best)
             if width == 0:
                 break
@@ -257,15 +267,15 @@ class Verifier:
             num_accepted = num_accepted + is_reached
             child = pick_rows(child_nodes, node)[:, 0].gather(1, rank)
             node = torch.where(is_reached, child, node)
-            token = torch.where(is_reached, choice.chosen, own)
+            token = torch.where(is_reached, choice.chosen, bonus)
             path.append(node)
             emitted.append(token)
-            is_substituted.append(token != own)
+            is_substituted.append(token != bonus)
             if not is_reached.any():
                 break
         num_skipped = tree.max_depth - len(emitted)  # levels that no image reached
         path += num_skipped * [node]
-        emitted += (num_skipped + 1) * [own]
+        emitted += (num_skipped + 1) * [bonus]
         is_substituted += (num_skipped + 1) * [torch.zeros_like(is_reached)]
         nodes = torch.cat(path, dim=1)
         return Outcome(
@@ -275,57 +285,57 @@ class Verifier:
             path=nodes,
             num_accepted=num_accepted[:, 0],
             emitted=torch.cat(emitted, dim=1),
-            is_substituted=torch.cat(is_substituted, dim=1) & self.draws_target_tokens,
+            is_substituted=torch.cat(is_substituted, dim=1) & self.samples_target_tokens,
             is_finite=best[:, 0].isfinite(),
         )
 
 
 def _outcome_of_root(scores: Scores, proposal: Proposal) -> Outcome:
-    """Return the outcome of a step without drafts: the token that the target samples."""
-    best, own = scores.keys.max(-1)
-    none = torch.zeros_like(own, dtype=torch.bool)
-    root = torch.zeros_like(own)
+    """Return the outcome of a step without drafts, which emits the token that the target samples."""
+    best, sampled = scores.keys.max(-1)
+    none = torch.zeros_like(sampled, dtype=torch.bool)
+    root = torch.zeros_like(sampled)
     return Outcome(
         proposal,
         scores,
         is_accepted=none,
         path=root,
         num_accepted=root[:, 0],
-        emitted=own,
+        emitted=sampled,
         is_substituted=none,
         is_finite=best[:, 0].isfinite(),
     )
 
 
 def _widths_of_levels(tree: DraftTree) -> list[int]:
-    """Return the largest number of children of a node, for each level from the root to the last one with children."""
+    """Return the largest number of children of a node per level, without the last level, which has none."""
     if isinstance(tree, StaticTree):
         return tree.level_children
     return tree.max_depth * [tree.children.shape[-1]]
 
 
 class ByEquality(Verifier):
-    """Exact decoding: a draft is accepted if it is the token that the target samples."""
+    """Exact verification: a draft is accepted if it is the token that the target samples."""
 
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Compare every draft with the target's token at its parent."""
-        best, own = scores.keys.max(-1)
-        own_of_parent = own.gather(1, proposal.tree.parents.expand(own.shape))
-        return own_of_parent == proposal.tokens, own, best
+        best, sampled = scores.keys.max(-1)
+        sampled_of_parent = sampled.gather(1, proposal.tree.parents.expand(sampled.shape))
+        return sampled_of_parent == proposal.tokens, sampled, best
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """Return the target's token, which accepts the child that holds it."""
-        best, own = scores.keys.max(-1)
-        return Choice(own, own, best)
+        """Return the target's sample, which accepts the child that holds it."""
+        best, sampled = scores.keys.max(-1)
+        return Choice(sampled, sampled, best)
 
 
 def token_of(rank: torch.Tensor, children: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """Return the token of the child of this rank.
+    """Return the token of the child with a given rank.
 
     Args:
-        rank: int64, (...), from 0 to m.
+        rank: rank of the child, int64 (...), from 0 to m.
         children: tokens of the children, int64 (..., m).
-        otherwise: the token if the rank is m, int64 (...).
+        otherwise: token to return if the rank is m, int64 (...).
     """
     tokens = torch.cat([children, otherwise[..., None]], dim=-1)
     return tokens.gather(-1, rank[..., None]).squeeze(-1)

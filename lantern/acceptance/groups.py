@@ -1,4 +1,4 @@
-"""GSD: groups of codes about as probable as the draft."""
+"""GSD: acceptance by groups of codes with similar probability."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ CODES_AT_ONCE = 1024  # number of codes whose distances to all others are in mem
 
 
 class ProbabilityGroups(Acceptance):
-    """The draft x is accepted with probability min(1, t(G) / p(G)); G are codes about as probable as x, embedded near.
+    """GSD's acceptance: the draft x is accepted with probability min(1, t(G) / p(G)).
 
-    G holds the codes from h ranks below x to h - 1 ranks above it, in the target's order of probability, cut at the
-    most probable code. If fewer than h codes are below x, G is x alone. Of these codes G keeps those with
-    |t(c) - t(x)| < p_max whose embedding has a squared distance < d_max from that of x. Ties are ordered by code. The
-    emitted token is x itself.
+    The group G holds codes with similar probability and similar embedding to x. Take the codes from h ranks below x to
+    h - 1 ranks above it, in the target's order of probability, cut off at the most probable code. Of these, G keeps the
+    codes c with |t(c) - t(x)| < p_max whose embedding has a squared distance < d_max from the embedding of x. If fewer
+    than h codes rank below x, G is x only. Ties are ordered by code. The emitted token is x itself.
 
-    No parameter bounds the distance of the output distribution from the target's: groups overlap, so that p f may
-    exceed t anywhere.
+    No parameter bounds the distance of the output distribution from the target's. Groups overlap, so that x may be
+    emitted more often than t(x) at any code.
 
     Args:
         embedding: the target's code embeddings, (vocab, dim).
@@ -27,9 +27,9 @@ class ProbabilityGroups(Acceptance):
         p_max: bound of the difference of probabilities.
         d_max: bound of the squared L2 distance of embeddings.
 
-    Source: GSD (arXiv 2508.07747; junhyukso/GSD@4216c7c). There distances count only if all ids of a group are at most
-    10,000, which separates codes from words in Lumina's vocabulary. Our vocabularies hold codes only, so distances
-    always count.
+    Source: GSD (arXiv 2508.07747; junhyukso/GSD@4216c7c). There, distances count only if all ids of a group are at most
+    10,000, which separates codes from words in Lumina's vocabulary. Lantern's vocabularies hold codes only, so that
+    distances always count.
     """
 
     def __init__(self, embedding: torch.Tensor, h: int, p_max: float, d_max: float) -> None:
@@ -59,7 +59,7 @@ class ProbabilityGroups(Acceptance):
         return cls(read.embedding, spec["h"], spec["p_max"], spec["d_max"])
 
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Return s(x) = p(x) t(G) / p(G), so that the test of rejection, s(x) / p(x), is that of groups."""
+        """Return s(x) = p(x) t(G) / p(G), so that s(x) / p(x) is the acceptance ratio t(G) / p(G)."""
         vocab = probs.shape[-1]
         order = probs.argsort(dim=-1, stable=True)  # least probable first
         numbers = torch.arange(vocab, device=probs.device)

@@ -1,11 +1,11 @@
-"""Verification against a mixture s of the target's distribution t and the draft distribution p.
+"""Verification against a mixture s of the target distribution t and the draft distribution p.
 
 The emitted token has the distribution s, on chains and on trees.
 
-A rejection leaves max(0, s - p), renormalised. For every mixture that equals max(0, t - p), renormalised. Later
-siblings are verified exactly against it, so that all siblings together emit s. The test accepts 1 - TV(s, p) of the
-first drafts. No method whose output is as close to t accepts more, since TV(t, p) <= TV(t, s) + TV(s, p), and mixtures
-reach equality.
+The residual distribution after a rejection is max(0, s - p), renormalised. For every mixture this equals max(0, t - p),
+renormalised. Later siblings are verified exactly against it, so that all siblings together emit s. The first draft is
+accepted with probability 1 - TV(s, p). No method whose output distribution has the same distance from t accepts more,
+since TV(t, p) <= TV(t, s) + TV(s, p), and a mixture reaches equality.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import torch
 
 from lantern.acceptance.base import Acceptance, Exact
 
+_EXACT = Exact()  # made here, since torch.compile cannot trace a step that makes an acceptance
+
 
 class Mixture(Acceptance):
-    """A mixture of t and p. A subclass defines the weight of t."""
+    """The base class of mixtures of t and p. A subclass defines the weight of t."""
 
     def share(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor | float:
         """Return the weight of t in s, a number or (..., 1)."""
@@ -29,17 +31,18 @@ class Mixture(Acceptance):
 
     def of_next_sibling(self) -> Acceptance:
         """Return exact acceptance: the residual already yields s."""
-        return Exact()
+        return _EXACT
 
 
 class Ensemble(Mixture):
-    """s = w t + (1 - w) p, at the distance TV = (1 - w) TV(t, p) from t.
+    """A mixture with a constant weight: s = w t + (1 - w) p, so that TV(s, t) = (1 - w) TV(t, p).
 
     Attributes:
         weight: w.
 
-    Source: the static ensemble of DIVERSED (arXiv 2604.07622), `_speculative_sampling` of transformers 5.23. There,
-    temperature 0 compares with the mixture's most probable token. Here it is exact.
+    Source: the static ensemble of DIVERSED (arXiv 2604.07622), `_speculative_sampling` of transformers 5.23. At
+    temperature 0 that code compares drafts with the most probable token of the mixture. This class is exact at
+    temperature 0.
     """
 
     weight: float
@@ -50,9 +53,9 @@ class Ensemble(Mixture):
 
 
 class Mixing(Mixture):
-    """s = t + l (p - t) with l = min(1, budget / TV(t, p)), at the distance TV = min(budget, TV(t, p)) from t.
+    """The mixture with the largest acceptance of one draft for a given total variation.
 
-    This is the largest acceptance of one draft for that total variation.
+    s = t + l (p - t) with l = min(1, budget / TV(t, p)), so that TV(s, t) = min(budget, TV(t, p)).
 
     Attributes:
         budget: bound of the total variation.

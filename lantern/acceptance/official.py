@@ -17,11 +17,11 @@ def official_residual(
     merged: MergedSet,
     draft_probs: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the authors' residual, (..., vocab).
+    """Return the residual of the authors' code, (..., vocab).
 
-    It differs from the paper's in two ways. If any prefix of neighbours qualified, the first k + 1 neighbours are set
-    to 0, merged or not: in t for deterministic drafts and for Lumina-mGPT, but in p for LlamaGen's sampled drafts. If
-    no mass is left, the residual is uniform over all codes.
+    It differs from the paper's in two ways. First, if any prefix of neighbours qualified, the first k + 1 neighbours
+    are set to 0, merged or not. They are set to 0 in t for deterministic drafts and for Lumina-mGPT, but in p for
+    LlamaGen's sampled drafts. Second, if no probability is left, the residual is uniform over all codes.
 
     Args:
         sets: relaxed sets with a table of k + 1 columns.

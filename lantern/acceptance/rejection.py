@@ -1,8 +1,8 @@
 """Verification by rejection sampling.
 
-A draft x ~ p is accepted with probability min(1, s(x) / p(x)). A rejection leaves a residual distribution. The next
-sibling is tried with it, and the target samples from it if no sibling is accepted. Without relaxation, s(x) = t(x) and
-the emitted token has the target's distribution.
+A draft x ~ p is accepted with probability min(1, s(x) / p(x)). After a rejection, the *residual* distribution replaces
+the target distribution. The next sibling is tested against it, and if no sibling is accepted, the emitted token is
+sampled from it. Without relaxation, s(x) = t(x), and the emitted token has the target's distribution.
 
 Source: Leviathan et al. 2023 (arXiv 2211.17192); siblings: Miao et al. 2024 (arXiv 2305.09781); the matched residual:
 COOL-SD (arXiv 2601.09212).
@@ -33,9 +33,9 @@ class Tried(NamedTuple):
 
     Attributes:
         relaxed_prob: s(x), (..., 1).
-        token_draft: p(x) among the codes that are not sampled yet, (..., 1). 1 for a deterministic draft.
+        token_draft: p(x), renormalised over the codes that are not sampled yet, (..., 1). 1 for a deterministic draft.
         is_tried: whether there is a draft, bool (..., 1).
-        residual: the target distribution after x is rejected, (..., vocab).
+        residual: target distribution after x is rejected, (..., vocab).
     """
 
     relaxed_prob: torch.Tensor
@@ -46,14 +46,14 @@ class Tried(NamedTuple):
 
 @dataclass(frozen=True)
 class Rejection:
-    """The test of rejection sampling, and the residual distribution.
+    """The rejection test, and the residual distribution after a rejection.
 
     Attributes:
         acceptance: gives s(x).
-        residual: distribution after a rejection. "paper": normalise(max(0, t~ - p)), with t~ from
-            `Acceptance.move_mass`. "official", "official_lumina": that of the authors' code, see `official_residual`.
-            "matched": normalise(max(0, t - p f)), where f(x) is the probability that x is accepted: the least total
-            variation from t that f allows, and one residual for all x.
+        residual: kind of residual. "paper" is normalise(max(0, t~ - p)), with t~ from `Acceptance.move_mass`.
+            "official" and "official_lumina" are the residuals of the authors' code, see `official_residual`. "matched"
+            is normalise(max(0, t - p f)), where f(x) is the probability that x is accepted. It gives the least total
+            variation from t that f allows, and is the same for all x.
     """
 
     acceptance: Acceptance = field(default_factory=Exact)
@@ -65,11 +65,16 @@ class Rejection:
         return self.residual == "matched" or self.acceptance.has_one_residual()
 
     def at(self, depths: torch.Tensor) -> Rejection:
-        """Return the rejection at nodes of these depths, int64 (nodes,)."""
+        """Return the rejection test at nodes of given depths, int64 (nodes,)."""
         return replace(self, acceptance=self.acceptance.at(depths))
 
     def accepted_mass(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
-        """Return p(x) f(x) of every code x, the probability that x is drafted and accepted. All are (..., vocab)."""
+        """Return the probability p(x) f(x) that x is drafted and accepted, for every code x, (..., vocab).
+
+        Args:
+            probs: target distribution, (..., vocab).
+            draft_probs: distribution that x is sampled from, (..., vocab).
+        """
         return torch.minimum(draft_probs, self.acceptance.relaxed_prob_of_all(probs, draft_probs))
 
     def residual_probs(
@@ -101,19 +106,19 @@ class Rejection:
         else:
             residual = (self.acceptance.move_mass(probs, merged) - draft_probs).clamp_(min=0)
         total = residual.sum(-1, keepdim=True)
-        # If nothing is left, the rejection had probability 0 but for rounding. `probs` stays inside the filters.
+        # The total is 0 only if the rejection had probability 0 and happened by rounding. `probs` respects the filters.
         return torch.where((total > 0) & is_tried, residual.div_(total), probs)
 
     def try_siblings(
         self, probs: torch.Tensor, children: torch.Tensor, draft_probs: torch.Tensor | None
     ) -> Iterator[Tried]:
-        """Yield the test of every child in order, each as if those before it were rejected.
+        """Yield the test of each child in order, given that all earlier children were rejected.
 
         Args:
             probs: target distribution, (..., vocab).
             children: drafted tokens of every node, int64 (..., m). -1 marks a missing draft.
             draft_probs: distribution that the children were sampled from without replacement, (..., vocab). None for
-                deterministic drafts, whose p is a point mass.
+                deterministic drafts, for which p is a point mass.
         """
         acceptance = self.acceptance
         if draft_probs is not None:
@@ -127,7 +132,7 @@ class Rejection:
                 is_tried = is_drafted
             else:
                 token_draft = draft_probs.gather(-1, token)
-                # A token of probability 0 is no draft: the filters left fewer codes than the node has children.
+                # A token of probability 0 does not count: the filters left fewer codes than the node has children.
                 is_tried = is_drafted & (token_draft > 0)
             probs = self.residual_probs(probs, merged, draft_probs, is_tried)
             acceptance = acceptance.of_next_sibling()
@@ -146,11 +151,11 @@ class Rejection:
             probs: target distribution, (batch, inner, vocab).
             children: as in `try_siblings`, (batch, inner, m).
             draft_probs: as in `try_siblings`, (batch, inner, vocab).
-            uniforms: u, numbers in (0, 1), shaped like `children`.
+            uniforms: uniform random numbers u in (0, 1), shaped like `children`.
 
         Returns:
-            (rank of the accepted child, m if there is none, int64 (batch, inner); distribution of the emitted token if
-            no child is accepted, (batch, inner, vocab), without meaning at other nodes).
+            (rank of the accepted child, or m if none is accepted, int64 (batch, inner); distribution of the emitted
+            token if none is accepted, (batch, inner, vocab), without meaning at other nodes).
         """
         tried = list(self.try_siblings(probs, children, draft_probs))
         if not tried:
@@ -169,10 +174,10 @@ def accept_chain(
     """Verify one chain in plain Python, as a test oracle.
 
     Args:
-        probs: target distributions, (vocab,), one more than drafts: after the root and after each draft.
+        probs: target distributions after the root and after each draft, (vocab,) each.
         tokens: the drafts x.
-        draft_probs: distributions that they were sampled from, (vocab,).
-        uniforms: a uniform number per draft.
+        draft_probs: distributions that the drafts were sampled from, (vocab,) each.
+        uniforms: a uniform random number per draft.
 
     Returns:
         (number of accepted drafts, distribution of the token that follows them, (vocab,)).
@@ -185,16 +190,16 @@ def accept_chain(
 
 
 class ByRejection(Verifier):
-    """Rejection sampling: children are tried one after the other, see `Rejection`."""
+    """Verification by rejection sampling: children are tested one after the other, see `Rejection`."""
 
     noise_streams: ClassVar[tuple[str, ...]] = ("accept",)
-    draws_target_tokens: ClassVar[bool] = False
+    samples_target_tokens: ClassVar[bool] = False
 
     def __init__(self, rejection: Rejection) -> None:
         self.rejection = rejection
 
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Verify the nodes that have children. At the others the target samples."""
+        """Verify the nodes that have children. At all other nodes the target samples a token."""
         tree = proposal.tree
         inner = tree.parent_nodes
         if inner is None:
@@ -202,14 +207,14 @@ class ByRejection(Verifier):
         weights = scores.weights.index_select(1, inner)
         positions = scores.positions.index_select(1, inner)
         choice = self._try(weights, positions, scores.noise, proposal.children, proposal.draft_probs)
-        best, own = scores.keys.max(-1)
-        own = own.index_copy(1, inner, choice.own)
+        best, bonus = scores.keys.max(-1)
+        bonus = bonus.index_copy(1, inner, choice.bonus)
         best = best.index_copy(1, inner, choice.best)
-        chosen = of_all_nodes(choice.chosen, tree, NO_TOKEN).gather(1, tree.parents.expand(own.shape))
-        return chosen == proposal.tokens, own, best
+        chosen = of_all_nodes(choice.chosen, tree, NO_TOKEN).gather(1, tree.parents.expand(bonus.shape))
+        return chosen == proposal.tokens, bonus, best
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """Return the first accepted draft, or a token that is sampled from the residual."""
+        """Return the first accepted draft of each node, or a token that is sampled from the residual."""
         return self._try(scores.weights, scores.positions, scores.noise, children, draft_probs)
 
     def _try(
@@ -222,5 +227,5 @@ class ByRejection(Verifier):
     ) -> Choice:
         uniforms = noise.uniform(positions, children.shape[-1])
         rank, residual = self.rejection.accept(weights.softmax(-1), children, draft_probs, uniforms)
-        best, own = residual.log_().add_(noise.gumbel("target", positions)).max(-1)
-        return Choice(token_of(rank, children, torch.full_like(own, NO_TOKEN)), own, best)
+        best, bonus = residual.log_().add_(noise.gumbel("target", positions)).max(-1)
+        return Choice(token_of(rank, children, torch.full_like(bonus, NO_TOKEN)), bonus, best)

@@ -1,15 +1,15 @@
-"""Relaxed sets: the nearest codes of a draft x that add to its relaxed probability.
+"""Relaxed sets: the nearest codes of a draft that add to its relaxed probability.
 
-A bound limits the target mass of the relaxed set A(x), which is always a prefix of the k nearest codes of x. s(x) is
-the mass of {x} and A(x). The pipeline measures the total variation from the target's distribution.
+The relaxed set A(x) of a draft x is always a prefix of its k nearest codes. s(x) is the target probability of {x} and
+A(x) together. A *bound* limits the probability of A(x), here also called its mass. The pipeline measures the total
+variation (TV) of the output distribution from the target's.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -42,31 +42,34 @@ class MergedSet:
     is_member: torch.Tensor
     cumulative: torch.Tensor
     token_probs: torch.Tensor
+    _relaxed_prob: torch.Tensor | None = field(default=None, init=False)  # kept once computed, as in `Scores`
 
-    @cached_property
+    @property
     def mass(self) -> torch.Tensor:
         """Target mass of A(x), (..., 1)."""
         if not self.codes.shape[-1]:
             return torch.zeros_like(self.token_probs)
         return (self.cumulative * self.is_member).amax(-1, keepdim=True)
 
-    @cached_property
+    @property
     def relaxed_prob(self) -> torch.Tensor:
         """s(x), the target mass of {x} and A(x), (..., 1)."""
-        return self.token_probs + self.mass
+        if self._relaxed_prob is None:
+            self._relaxed_prob = self.token_probs + self.mass
+        return self._relaxed_prob
 
 
 class RelaxedSets(Acceptance):
-    """The base class of all bounds. A bound limits how many of a draft's nearest codes are in A(x).
+    """The base class of all bounds, which limit how many of a draft's nearest codes are in A(x).
 
     Args:
-        table: nearest codes, integers of any width, (vocab, >= k). The authors' residuals read one column more.
-        parameters: k, the number of nearest codes considered, and the parameters of the bound.
+        table: nearest codes, integers of any dtype, (vocab, >= k). The authors' residuals read one column more.
+        parameters: k and the parameters of the bound.
 
     Attributes:
         k: number of nearest codes considered.
-        renormalises: whether the target's mass is rescaled to 1 after a rejection, before the next sibling's bound
-            applies.
+        renormalises: whether the target distribution is rescaled to sum to 1 after a rejection, before the bound of the
+            next sibling applies.
         leaves_filters: whether a draft that top-k or top-p removed may be accepted if its nearest codes have
             probability. True for the papers' acceptances.
     """
@@ -81,7 +84,7 @@ class RelaxedSets(Acceptance):
 
     @classmethod
     def make(cls, spec: MethodSpec, read: Readings) -> RelaxedSets:
-        """Make the acceptance with the columns of the table that the method reads.
+        """Make the acceptance of a method. It keeps only those columns of the table that it needs.
 
         Raises:
             ValueError: the table is missing or too narrow.
@@ -95,24 +98,26 @@ class RelaxedSets(Acceptance):
         return cls(table[:, :columns].contiguous(), **spec.parameters)
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
-        """Return which prefixes of the nearest codes A(x) may hold, bool (..., k). After a False all are False.
+        """Return which prefixes of the nearest codes are within the bound, bool (..., k).
+
+        After the first False all are False.
 
         Args:
-            mass: target mass of each prefix, (..., k).
+            mass: target probability of each prefix, (..., k).
             token_probs: target probability of x, (..., 1).
-            spent: mass that earlier siblings at this node have merged, (..., 1).
+            spent: probability that earlier siblings of this node have merged, (..., 1).
         """
         raise NotImplementedError
 
     def nearest(self, tokens: torch.Tensor, k: int | None = None) -> torch.Tensor:
-        """Return the nearest codes of drafts, then the draft itself.
+        """Return the nearest codes of drafts, followed by the draft itself.
 
         Args:
             tokens: drafts, int64 (...). -1 marks a missing draft.
-            k: number of nearest codes. None for that of the acceptance.
+            k: number of nearest codes. None for the acceptance's k.
 
         Returns:
-            int64 (..., k + 1). All are `vocab`, which is no code, if the draft is missing.
+            int64 (..., k + 1). For a missing draft all are `vocab`, which is not a code.
         """
         width = self.k if k is None else k
         codes = self.table.index_select(0, tokens.clamp(min=0).flatten())[:, :width].long()
@@ -121,16 +126,17 @@ class RelaxedSets(Acceptance):
         return torch.where(tokens[..., None] < 0, len(self.table), codes)
 
     def codes_of(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the k nearest codes of drafts, then the draft itself."""
+        """Return the k nearest codes of drafts, followed by the draft itself."""
         return self.nearest(tokens)
 
     def grow(self, codes: torch.Tensor, masses: torch.Tensor, spent: torch.Tensor | float = 0.0) -> MergedSet:
-        """Return A(x): the longest prefix of the nearest codes of x whose target mass stays within the bound.
+        """Return A(x), the longest prefix of the nearest codes of x within the bound.
 
         Args:
             codes: int64, (..., k + 1), from `nearest`.
-            masses: target mass of the codes, shaped like `codes`. Codes that were already removed at the node have 0.
-            spent: mass that earlier siblings have merged, (..., 1).
+            masses: target probability of the codes, shaped like `codes`. 0 for codes that were already removed at the
+                node.
+            spent: probability that earlier siblings have merged, (..., 1).
         """
         token = codes[..., -1:]
         token_probs = masses[..., -1:]
@@ -144,7 +150,7 @@ class RelaxedSets(Acceptance):
         return self.grow(codes, probs.gather(-1, codes))
 
     def move_mass(self, probs: torch.Tensor, merged: Merged) -> torch.Tensor:
-        """Return the target distribution after the mass of A(x) has moved onto x."""
+        """Return the target distribution after the probability of A(x) has moved onto x."""
         moved = probs.scatter(-1, merged.taken, 0.0)
         return moved.scatter_(-1, merged.taken[..., -1:], merged.relaxed_prob)
 
@@ -153,13 +159,13 @@ class RelaxedSets(Acceptance):
         return False
 
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
-        """Return s(x), the target mass of {x} and A(x)."""
+        """Return s(x), the target probability of {x} and A(x)."""
         codes = self.nearest(tokens)
         masses = probs.gather(-1, codes.flatten(-2)).view_as(codes)
         return self.grow(codes, masses).relaxed_prob.squeeze(-1)
 
     def relaxed_prob_of_all(self, probs: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:
-        """Return s(x) of every code. Reads vocab * (k + 1) masses per node."""
+        """Return s(x) of every code, from vocab * (k + 1) probabilities per node."""
         vocab = probs.shape[-1]
         rows = probs.reshape(-1, vocab)
         parts = []
@@ -173,16 +179,18 @@ class RelaxedSets(Acceptance):
     def walk(
         self, probs: torch.Tensor, children: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, MergedSet, torch.Tensor]]:
-        """Yield the sets of deterministic drafts, sibling after sibling. A code in one set has no mass for the next.
+        """Yield the relaxed sets of deterministic drafts, sibling after sibling.
+
+        A code in the set of one sibling has no probability for later siblings.
 
         Args:
             probs: target distribution, (..., vocab).
             children: drafted tokens, int64 (..., m). -1 marks a missing draft.
 
         Yields:
-            For each rank: the token, int64 (...), -1 if it is missing or may not be accepted; its A(x), which holds
-            only the code `vocab` if there is no token; the target mass outside the sets so far, (..., vocab + 1), 0 at
-            the end. The next iteration changes the mass in place.
+            For each rank, three values. The token, int64 (...): -1 if it is missing or may not be accepted. Its A(x),
+            which holds only the code `vocab` if there is no token. The target probability outside the sets so far,
+            (..., vocab + 1), with 0 at the end, which the next iteration changes in place.
         """
         if not self.leaves_filters:
             is_removed = probs.gather(-1, children.clamp(min=0)) == 0
@@ -202,20 +210,23 @@ class RelaxedSets(Acceptance):
                 spent = spent + merged.mass
 
     def make_verifier(self, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
-        """Make the verifier: the authors' at temperature 0, above it one that looks for the target's token in A(x)."""
+        """Make the verifier, which is the authors' at temperature 0.
+
+        Above temperature 0 it tests whether {x} and A(x) hold the target's sample.
+        """
         if sampling.is_greedy:
             return GreedyWithinBound(self, spec.residual != "paper" and spec.tree == "dynamic")
         return WithinBound(self)
 
 
 class AdditiveBound(RelaxedSets):
-    """LANTERN: A(x) is the longest prefix of the k nearest codes with mass <= delta.
+    """LANTERN's bound: A(x) is the longest prefix of the k nearest codes with mass <= delta.
 
-    The output distribution differs from the target's: TV <= delta with one deterministic draft, and
-    TV <= 1 - (1 - delta)^m with m of them. With sampled drafts there is no such bound.
+    The output distribution differs from the target's. With one deterministic draft, TV <= delta. With m of them, TV <=
+    1 - (1 - delta)^m. With sampled drafts there is no such bound.
 
     Attributes:
-        delta: bound of the target mass of A(x).
+        delta: bound of the target probability of A(x).
 
     Source: LANTERN (arXiv 2410.03355), section 4.
     """
@@ -228,11 +239,11 @@ class AdditiveBound(RelaxedSets):
 
 
 class JensenShannonBound(RelaxedSets):
-    """LANTERN with another distance: A(x) is the longest prefix with a Jensen-Shannon divergence <= delta, in bits.
+    """LANTERN's bound with another distance: the Jensen-Shannon divergence of t~ and t, at most delta bits.
 
-    The divergence is that of t~ and t. t~ is t after the mass c of A(x) has moved onto x, so that the divergence
-    depends only on t(x) and c. It grows with c and is at most c. A(x) is therefore at least as large as with the
-    additive bound. The same bounds of TV hold.
+    t~ is t after the mass c of A(x) has moved onto x. The divergence therefore depends only on t(x) and c. It grows
+    with c and is at most c, so that A(x) is at least as large as with the additive bound. The same bounds of the total
+    variation hold.
 
     Attributes:
         delta: bound of the divergence, in bits.
@@ -243,7 +254,10 @@ class JensenShannonBound(RelaxedSets):
     delta: float
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
-        """Return JSD(t~, t) <= delta. The codes of A(x), which only t holds, add c / 2, and x itself adds the rest."""
+        """Return JSD(t~, t) <= delta.
+
+        The codes of A(x), which have probability only under t, add c / 2. x itself adds the rest.
+        """
         before = token_probs.expand_as(mass)
         after = token_probs + mass
         middle = (before + after) / 2
@@ -252,7 +266,7 @@ class JensenShannonBound(RelaxedSets):
 
 
 class MultiplicativeBound(RelaxedSets):
-    """LANTERN++: A(x) is the longest prefix of the k nearest codes with mass <= (lambda - 1) t(x).
+    """LANTERN++'s bound: A(x) is the longest prefix of the k nearest codes with mass <= (lambda - 1) t(x).
 
     No parameter bounds the distance of the output distribution from the target's: probable drafts merge more mass.
 
@@ -270,11 +284,11 @@ class MultiplicativeBound(RelaxedSets):
 
 
 class BudgetBound(RelaxedSets):
-    """Lantern's bound: the children of a node share one budget delta of target mass, in drafting order.
+    """Lantern's bound: the children of a node share one budget delta of probability, in drafting order.
 
-    With deterministic drafts ("top") at most delta of the mass moves, so that TV <= delta at every node. This does not
-    hold at temperature 0: greedy decoding emits one token with certainty, so that any other token is a TV of 1. There
-    every draft has a separate budget, see `GreedyWithinBound`.
+    With deterministic drafts ("top") at most delta of the probability moves, so that TV <= delta at every node. This
+    does not hold at temperature 0: greedy decoding emits one token with certainty, so that any other token is a TV of
+    1. There, every draft has a separate budget, see `GreedyWithinBound`.
 
     Attributes:
         delta: the budget.
@@ -285,15 +299,15 @@ class BudgetBound(RelaxedSets):
     leaves_filters = False
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
-        """Return mass <= the rest of the budget after earlier siblings."""
+        """Return mass <= the budget that earlier siblings have left."""
         return mass <= self.delta - spent
 
 
 class Proximity(RelaxedSets):
-    """Lantern's rule: A(x) is all of the k nearest codes, whatever their mass.
+    """Lantern's proximity acceptance: A(x) is all of the k nearest codes, whatever their mass.
 
-    TV from the target is at most the rate of substitutions (emitted tokens that differ from the target's), which is
-    counted. Codes that the target's filters removed are never emitted.
+    The TV from the target is at most the rate of substitutions, which is counted. A substitution is an emitted token
+    that differs from the target's sample. Codes that the target's filters removed are never emitted.
     """
 
     renormalises = False
@@ -304,66 +318,68 @@ class Proximity(RelaxedSets):
         return torch.ones_like(mass, dtype=torch.bool)
 
     def make_verifier(self, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
-        """Make the verifier that compares nearest codes with the target's token, whatever their probabilities."""
-        return ByLookAlike(self)
+        """Make the verifier that looks for the target's sample among the nearest codes of each draft."""
+        return ByProximity(self)
 
 
-class ByLookAlike(Verifier):
-    """Proximity verification: a draft is also accepted if the target's token y is one of its nearest codes.
+class ByProximity(Verifier):
+    """Proximity verification: a draft is also accepted if the target's sample y is one of its nearest codes.
 
-    A draft equal to y is preferred to drafts near y. Drafts that the target's filters removed are not accepted.
+    A draft equal to y is preferred to a draft near y. Drafts that the target's filters removed are not accepted.
     """
 
     def __init__(self, sets: RelaxedSets) -> None:
         self.sets = sets
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """Accept the target's token, else the first draft near it."""
-        best, own = scores.keys.max(-1)
+        """Accept the draft that equals the target's sample, else the first draft near it."""
+        best, sampled = scores.keys.max(-1)
         is_kept = scores.weights.gather(-1, children.clamp(min=0)) > -torch.inf
         children = children.masked_fill(~is_kept, -1)
-        sampled = own[..., None]
+        sampled_token = sampled[..., None]
         nearest_codes = self.sets.table[children.clamp(min=0)]  # (batch, n, m, columns)
-        is_near = (nearest_codes == sampled[..., None].to(nearest_codes.dtype)).any(-1) & (children >= 0)
-        # The largest score wins, the first of several: 2 or 3 for y itself, 1 for a draft near y, 1 for no draft.
-        scores_of_drafts = 2 * (children == sampled) + is_near
-        rank = torch.cat([scores_of_drafts, torch.ones_like(sampled)], dim=-1).argmax(-1)
-        return Choice(token_of(rank, children, own), own, best)
+        is_near = (nearest_codes == sampled_token[..., None].to(nearest_codes.dtype)).any(-1) & (children >= 0)
+        # The first of the largest scores wins: 2 or 3 for y itself, 1 for a draft near y, 1 for no draft.
+        scores_of_drafts = 2 * (children == sampled_token) + is_near
+        rank = torch.cat([scores_of_drafts, torch.ones_like(sampled_token)], dim=-1).argmax(-1)
+        return Choice(token_of(rank, children, sampled), sampled, best)
 
 
 class WithinBound(Verifier):
-    """Relaxed decoding of deterministic drafts: a draft is accepted if the target's token y is in its relaxed set.
+    """Relaxed verification of deterministic drafts: x is accepted if {x} or A(x) holds the target's sample y.
 
-    The output distribution is that of trying the children one by one with acceptance s(x), removing {x} and A(x) on
-    rejection. The papers' bounds may accept drafts that the target's filters removed. Lantern's budget does not.
+    The output distribution is the same as if the children were tried one by one: x is accepted with probability s(x),
+    and a rejection removes {x} and A(x). The papers' bounds may accept drafts that the target's filters removed.
+    Lantern's budget does not.
     """
 
     def __init__(self, sets: RelaxedSets) -> None:
         self.sets = sets
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """Accept the first draft whose set holds the target's token, else emit that token."""
-        best, own = scores.keys.max(-1)
+        """Accept the first draft whose set holds the target's sample, else emit that sample."""
+        best, sampled = scores.keys.max(-1)
         probs = scores.weights.softmax(-1)
         if self.has_twins:  # a second draft of the same token must not widen its set
             is_twin = (children[..., :, None] == children[..., None, :]).tril(-1).any(-1)
             children = children.masked_fill(is_twin, -1)
-        masses = [mass.gather(-1, own[..., None]) for *_, mass in self.sets.walk(probs, children)]
-        # The first set after which y has no mass holds y.
-        rank = (torch.cat(masses, dim=-1) > 0).sum(-1) if masses else torch.zeros_like(own)
-        return Choice(token_of(rank, children, own), own, best)
+        masses = [mass.gather(-1, sampled[..., None]) for *_, mass in self.sets.walk(probs, children)]
+        # y is in the first set after which it has no mass.
+        rank = (torch.cat(masses, dim=-1) > 0).sum(-1) if masses else torch.zeros_like(sampled)
+        return Choice(token_of(rank, children, sampled), sampled, best)
 
 
 class GreedyWithinBound(Verifier):
-    """Relaxed decoding at temperature 0: x is accepted if s(x) makes it the most probable token.
+    """Relaxed verification at temperature 0: x is accepted if s(x) makes it the most probable token.
 
-    s(x) is computed from the softmax of the raw guided logits, without temperature and filters. Ties go to the lower
-    code. It makes no difference whether A(x) keeps its mass: if A(x) holds the top token, s(x) exceeds it anyway.
+    s(x) is computed from the softmax of the guided logits, without temperature and filters. Ties go to the lower code.
+    s(x) is compared with the unchanged probabilities of all other codes, although the probability of A(x) moves onto x.
+    This makes no difference: if A(x) holds the most probable token, s(x) exceeds its probability anyway.
 
     Args:
         sets: gives s(x).
-        takes_first_leaf: whether the path with the first leaf wins among paths of one length, not the one with the
-            first node.
+        takes_first_leaf: decides between paths of the same length. If True, the path with the first leaf wins, else the
+            path with the first node.
 
     Source: jadohu/LANTERN models/kv_variants/utils.py (evaluate_posterior, greedy branch).
     """
@@ -373,12 +389,15 @@ class GreedyWithinBound(Verifier):
         self.takes_first_leaf = takes_first_leaf
 
     def order_of_nodes(self, tree: DraftTree) -> torch.Tensor | None:
-        """Return the first leaf below each node, if the authors' code orders paths so."""
+        """Return the first leaf below each node if `takes_first_leaf`, else None."""
         return first_leaf(tree) if self.takes_first_leaf else None
 
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Compare s(x) of every draft with the top token of its parent. Several siblings may be accepted."""
-        best, own = scores.logits.max(-1)
+        """Compare s(x) of every draft with the most probable token of its parent.
+
+        Several siblings may be accepted.
+        """
+        best, sampled = scores.logits.max(-1)
         tokens = proposal.tokens
         parents = proposal.tree.parents.expand(tokens.shape)
         probs = scores.logits.softmax(-1)
@@ -392,4 +411,4 @@ class GreedyWithinBound(Verifier):
         relaxed_prob = self.sets.grow(codes, masses).relaxed_prob.squeeze(-1)
         is_tie = (relaxed_prob == top_probs_of_parent) & (tokens < top_of_parent)
         is_most_probable = (tokens == top_of_parent) | (relaxed_prob > top_probs_of_parent) | is_tie
-        return is_most_probable & (tokens >= 0), own, best
+        return is_most_probable & (tokens >= 0), sampled, best

@@ -1,4 +1,4 @@
-"""The verifier of a method. `lantern.methods` holds the table of acceptances."""
+"""Construction of a method's verifier. The table of acceptances is in `lantern.methods`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def make_verifier(
 
 
 def _make_acceptance(spec: MethodSpec, read: Readings) -> Acceptance:
-    """Make the acceptance of a method: `Exact` if a parameter has a value at which the class is exact."""
+    """Make the acceptance of a method.
+
+    It is `Exact` if a parameter has a value at which the acceptance is exact.
+    """
     row = spec.acceptance_row
     if any(spec[name] == value for name, value in row.exact_at.items()):
         return Exact()

@@ -1,4 +1,4 @@
-"""COOL-SD: drafts weighted by their position in a chain."""
+"""COOL-SD: acceptance with a weight per position in a chain."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from lantern.methods import MethodSpec
 
 
 class DraftWeights(Acceptance):
-    """The draft x at position i of a chain is accepted with probability min(1, omega_i t(x) / p(x)).
+    """COOL-SD's acceptance, in which each position i of a chain has a weight omega_i.
 
-    With this probability as f(x), the distance of the output distribution from the target's at a node is
-    TV = sum max(0, p f - t), the least that f allows. It is 0 if omega_i <= 1, and at most 1 - 1 / omega_i otherwise.
-    The residual must be "matched".
+    The draft x at position i is accepted with probability f(x) = min(1, omega_i t(x) / p(x)). The distance of the
+    output distribution from the target's at a node is TV = sum max(0, p f - t), the least that f allows. It is 0 if
+    omega_i <= 1, and at most 1 - 1 / omega_i otherwise. The residual must be "matched".
 
     Args:
         weights: omega_i, (drafts,), first to last.
 
-    Source: COOL-SD (arXiv 2601.09212), which has no public code. That omega is the mean is second-hand.
+    Source: COOL-SD (arXiv 2601.09212), which has no public code. It is second-hand knowledge that omega is the mean.
     """
 
     def __init__(self, weights: torch.Tensor) -> None:
@@ -29,7 +29,7 @@ class DraftWeights(Acceptance):
 
     @classmethod
     def make(cls, spec: MethodSpec, read: Readings) -> DraftWeights:
-        """Make weights of mean omega, each exp(-fall) times the one before."""
+        """Make weights of mean omega. Each weight is exp(-fall) times the previous one."""
         length = len(spec.static_choices)
         values = [math.exp(-spec["fall"] * index) for index in range(length)]
         weights = [spec["omega"] * length * value / sum(values) for value in values]
@@ -37,7 +37,10 @@ class DraftWeights(Acceptance):
         return cls(torch.tensor(weights, device=device))
 
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
-        """Return omega_i t(x), (..., nodes, n). Nodes are those of the chain in order, or those given to `at`."""
+        """Return omega_i t(x), (..., nodes, n).
+
+        The nodes are the nodes of the chain in order, or the nodes that were passed to `at`.
+        """
         return self.weights[:, None] * probs.gather(-1, tokens)
 
     def relaxed_prob_of_all(self, probs: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:
@@ -45,5 +48,5 @@ class DraftWeights(Acceptance):
         return self.weights[:, None] * probs
 
     def at(self, depths: torch.Tensor) -> DraftWeights:
-        """Return the weights at nodes of these depths, int64 (nodes,)."""
+        """Return the weights at nodes of given depths, int64 (nodes,)."""
         return DraftWeights(self.weights[depths])

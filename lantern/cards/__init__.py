@@ -1,1 +1,1 @@
-"""Model cards: what describes a model, and the published models."""
+"""Model cards, which describe models, and the cards of the published models."""

@@ -1,6 +1,6 @@
 """The model card: prompts, sizes, sampling and files of a model in one record.
 
-Read while Snakemake plans: no torch.
+Snakemake imports this module to plan the workflow, so it must not import torch.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from lantern.io import read_json
 from lantern.models.config import TargetConfig
 
 FILE_NAME = "card.json"
-NUM_WORD_IDS = 64  # ids that a target with the encoder `word_ids` embeds; the last is its null prompt
+NUM_WORD_IDS = 64  # number of ids that a target with the encoder `word_ids` embeds; the last is its null prompt
 
 
 @dataclass(frozen=True)
 class PromptSettings:
-    """How a model reads prompts.
+    """The prompts of a model.
 
     Attributes:
         encoder: "words", "word_ids", "classes", "t5", or a family of `lantern.models.families`.
-        max_tokens: length of the longest prompt, in words or tokens; 0 if prompts are classes.
-        caption_dim: channels of a token's feature; 0 if prompts are ids.
-        num_classes: classes without the null class; 0 if prompts are no classes.
-        vocabulary: words that "words" and "word_ids" know; None allows any word.
-        class_words: lists of words, of which a class is one combination; None if prompts are class numbers.
+        max_tokens: length of the longest prompt, in words or tokens. 0 if prompts are classes.
+        caption_dim: channels of a token's feature. 0 if prompts are ids.
+        num_classes: number of classes without the null class. 0 if prompts are not classes.
+        vocabulary: words that "words" and "word_ids" know. None allows any word.
+        class_words: lists of words. A class is a combination of one word of each list. None if prompts are class
+            numbers.
     """
 
     encoder: str
@@ -78,10 +79,10 @@ class HubFiles:
     """Files of a repository on the Hugging Face hub.
 
     Attributes:
-        name: the workflow fetches them into `resources/<name>/`.
+        name: the workflow downloads the files into `resources/<name>/`.
         repo: owner/name of the repository.
         files: file names with their SHA-256, or None if it is not known.
-        revision: commit; None takes the newest.
+        revision: commit. None takes the newest.
     """
 
     name: str
@@ -92,19 +93,20 @@ class HubFiles:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """All that describes a model.
+    """The complete description of a model.
 
     Attributes:
-        name: what published tables call the model.
-        prompts: how it reads prompts.
+        name: name of the model in published tables.
+        prompts: the model's prompts.
         images: sizes of its images.
         target: fields of a `TargetConfig` that follow from neither `prompts` nor `images`.
-        sampling: fields of a `SamplingConfig` that the model is sampled with.
-        trees: "static", the name of a tree, and "dynamic", options of a `DynamicTreeOptions`, of its draft model.
-        neighbours: how its nearest codes are found, see `lantern.codebook`.
-        files: "target", "drafter", "tokenizer" and "text": a path, relative to the card, or files on the hub. A part
-            that the model does not have is left out.
-        licence: of the weights.
+        sampling: fields of a `SamplingConfig` with which the model is sampled.
+        trees: trees of the draft model: "static" is the name of a tree, "dynamic" has options of a
+            `DynamicTreeOptions`.
+        neighbours: kind of its nearest codes, see `lantern.codebook`.
+        files: files of the parts "target", "drafter", "tokenizer" and "text": a path relative to the card, or files on
+            the hub. A part that the model does not have is left out.
+        licence: licence of the weights.
     """
 
     name: str
@@ -124,12 +126,17 @@ class ModelCard:
         return TargetConfig(**sizes, vocab_size=self.images.codebook_size + has_line_end)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the card as JSON values; `card_from` reads them back."""
+        """Return the card as JSON values, from which `card_from` makes it again."""
         return asdict(self)
 
 
 def card_from(known: Mapping[str, Any]) -> ModelCard:
-    """Make a card of what `ModelCard.to_dict` returned; a TypeError or KeyError shows that it is something else."""
+    """Make a card from the JSON values that `ModelCard.to_dict` returned.
+
+    Raises:
+        TypeError: the values are something else.
+        KeyError: the values are something else.
+    """
     files = {part: file if isinstance(file, str) else HubFiles(**file) for part, file in known["files"].items()}
     prompts = {name: _as_tuples(value) for name, value in known["prompts"].items()}
     settings = {"prompts": PromptSettings(**prompts), "images": ImageSettings(**known["images"]), "files": files}
@@ -140,8 +147,8 @@ def read_card(folder: Path) -> ModelCard:
     """Read the card in a folder.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is damaged, or of another version.
+        FileNotFoundError: the folder holds no card.
+        ValueError: the card is damaged, or from another version.
     """
     path = folder / FILE_NAME
     try:

@@ -1,7 +1,7 @@
-"""The published models, one card each, and the files on the hub that they are made of.
+"""The published models, one card each, and their files on the hub.
 
-Sampling is that of each model's authors, trees and neighbours those of the LANTERN authors. Read while Snakemake plans:
-no torch.
+The sampling settings are those of each model's authors. Trees and neighbours are those of the LANTERN authors.
+Snakemake imports this module to plan the workflow, so it must not import torch.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ _HUB_FILES = (
         ),
     ),
 )
-# By the name that the workflow's `resources` has.
+# The keys are the names of the workflow's `resources`.
 HUB_FILES: dict[str, HubFiles] = {files.name: files for files in _HUB_FILES}
 
 _TREES = {"static": "naive_extend_57", "dynamic": {"num_nodes": 58, "depth": 4, "top_k": 10}}
@@ -120,7 +120,7 @@ def _llamagen_target(size: str) -> dict[str, int]:
 
 
 def _llamagen_stage(stage: int, name: str, pixels: int) -> ModelCard:
-    """Return the card of LlamaGen-XL for captions; its image tokenizer has 16 x 16 pixels per code."""
+    """Return the card of LlamaGen-XL for captions, whose image tokenizer has 16 x 16 pixels per code."""
     return ModelCard(
         name,
         PromptSettings("t5", max_tokens=120, caption_dim=2048),
@@ -167,7 +167,7 @@ def _of_family(
     trees: Mapping[str, object] | None = None,
     neighbours: str = "l2",
 ) -> ModelCard:
-    """Return the card of a model of transformers, whose family says the rest of its target."""
+    """Return the card of a transformers model. Its family states the remaining fields of the target."""
     target = {**FAMILIES[family].target, "rope": "1d", **target}
     return ModelCard(
         name, PromptSettings(family, prompt_tokens), images, target, sampling, trees or {}, neighbours, files, licence
@@ -190,7 +190,16 @@ def _janus(billions: int, **sizes: int) -> ModelCard:
 
 
 def _chameleon(family: str, name: str, prompt_tokens: int, pixels: int, files: str, depth: int) -> ModelCard:
-    """Return the card of a model made from Chameleon, whose two tokenizers it has; `depth` is its dynamic tree's."""
+    """Return the card of a model based on Chameleon, with Chameleon's two tokenizers.
+
+    Args:
+        family: key of FAMILIES.
+        name: name in tables.
+        prompt_tokens: length of the longest prompt.
+        pixels: side of an image.
+        files: name of the model in HUB_FILES.
+        depth: depth of the dynamic tree.
+    """
     return _of_family(
         family,
         name,
@@ -209,11 +218,11 @@ def _chameleon(family: str, name: str, prompt_tokens: int, pixels: int, files: s
     )
 
 
-# By the name that `lantern.load` and the workflow's key `model` take.
+# The keys are the names that `lantern.load` and the workflow's key `model` take.
 CARDS: dict[str, ModelCard] = {
     "llamagen_stage1": _llamagen_stage(1, "LlamaGen-XL stage I", 256),
     "llamagen_stage2": _llamagen_stage(2, "LlamaGen-XL stage II", 512),
-    # Guidance as the authors have it.
+    # The guidance scales are the authors'.
     "llamagen_c2i": _llamagen_c2i("B", 256, 2.0),
     "llamagen_c2i_B_384": _llamagen_c2i("B", 384, 2.0),
     "llamagen_c2i_L_256": _llamagen_c2i("L", 256, 2.0),
@@ -242,7 +251,7 @@ CARDS: dict[str, ModelCard] = {
         _files(target="emu3", tokenizer="emu3", text="emu3"),
         "Apache 2.0",
     ),
-    # Temperature 0.9 is the authors'; transformers keeps the best 50 tokens unless it is told otherwise.
+    # The authors use temperature 0.9. transformers keeps the 50 most probable tokens by default.
     "glm-image": _of_family(
         "glm_image",
         "GLM-Image",
@@ -265,7 +274,7 @@ CARDS: dict[str, ModelCard] = {
 
 
 def card_of_family(family: str) -> ModelCard | None:
-    """Return the card of the first published model of a family; None if none is published."""
+    """Return the card of the first published model of a family, or None if no model is published."""
     return next((card for card in CARDS.values() if card.prompts.encoder == family), None)
 
 

@@ -1,1 +1,1 @@
-"""Checkpoint files: our own, and published layouts in our names."""
+"""Checkpoint files in Lantern's layout and in published layouts, whose tensors are renamed."""

@@ -1,4 +1,4 @@
-"""The LANTERN authors' drafters as our draft models, and whether a drafter belongs to a target.
+"""Draft models from files: Lantern's, and those of the LANTERN authors. A draft model must belong to its target.
 
 Source: key lists and modelling code of jadohu/LANTERN@3a56e45, models/drafters/cnets_llamagen.py.
 """
@@ -14,30 +14,37 @@ import torch
 from safetensors import safe_open
 
 from lantern.checkpoints.files import WeightFile, find_weights, read_weights
-from lantern.checkpoints.names import FIRST_CODE, LLAMA_LAYER, expand_norms, layer_places
+from lantern.checkpoints.names import FIRST_CODE, LLAMA_LAYER, expand_norms, map_layer_parameters
 from lantern.checkpoints.native import copy_tensors, empty_model, read_metadata
-from lantern.checkpoints.target import load_own
+from lantern.checkpoints.target import load_native
 from lantern.models.config import DraftConfig, TargetConfig
 from lantern.models.draft import DraftModel
 
-# What the authors' drafter hard-codes by its input_type, whatever else config.json says: side of the grid.
+# Side of the grid per input_type, which the authors' drafter hard-codes whatever else config.json says.
 _GRIDS = {"t2i": 16, "t2i2": 32}
-_TEXT_ROWS = 119  # its position table has one caption row fewer than the target's
+_TEXT_ROWS = 119  # its position table has one prompt position fewer than the target's
 _ROPE_BASE = 10000.0
-_ROUNDING = 0.01  # of the norm; bfloat16 rounds by 0.002
+_ROUNDING = 0.01  # relative to the norm; bfloat16 rounds by 0.002
 
 
 def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.float32) -> DraftModel:
-    """Reads a drafter of the LANTERN authors (`pytorch_model.bin` or safetensors with config.json beside it, or their
-    folder), or one of our own, in evaluation mode, with the file's own token embedding.
+    """Read a draft model in Lantern's layout or in that of the LANTERN authors, in evaluation mode.
+
+    Its token embedding is the one in the file.
+
+    Args:
+        path: file of Lantern's layout. Or of the authors: `pytorch_model.bin` or a safetensors file with config.json in
+            the same folder, or that folder.
+        target: sizes of the target.
+        dtype: dtype of the weights.
 
     Raises:
-        FileNotFoundError: a missing file; names it.
+        FileNotFoundError: a file is missing. The message names it.
         ValueError: the file is damaged, or drafts for a target of other sizes.
     """
     file = find_weights(path)
     if read_metadata(file) is not None:
-        return load_own(file, DraftModel, target, dtype)
+        return load_native(file, DraftModel, target, dtype)
     weights = read_weights(file)
     sizes = {"hidden_size": target.dim, "num_attention_heads": target.num_heads}
     if not _is_chameleon(weights):
@@ -52,22 +59,32 @@ def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.floa
         rope_base=weights.setting("rope_theta", float),
     )
     model = empty_model(DraftModel, config, dtype)
-    places, tensors = draft_places(model, has_bias=True), dict(weights.tensors)
-    if (table := tensors.pop("embed_tokens.weight", None)) is not None:  # of the prompts' ids, codes among them
-        tensors["prompts.weight"], tensors["embed_tokens.weight"] = table, _token_rows(table, config)
+    parameters = map_draft_parameters(model, has_bias=True)
+    tensors = dict(weights.tensors)
+    if (table := tensors.pop("embed_tokens.weight", None)) is not None:  # ids of prompts, including codes
+        tensors["prompts.weight"] = table
+        tensors["embed_tokens.weight"] = _token_rows(table, config)
     fill_draft(model, expand_norms(tensors, config.head_dim, config.num_heads), weights.path, has_bias=True)
-    _pair_neighbours(places, target.head_dim)
+    _pair_neighbours(parameters, target.head_dim)
     return model
 
 
 def fill_draft(model: DraftModel, tensors: Mapping[str, torch.Tensor], path: Path, has_bias: bool) -> DraftModel:
-    """Copies the tensors of a published drafter into a model of its sizes, in evaluation mode; without a bias in the
-    file's fc layer ours becomes 0. Errors are those of `copy_tensors`.
+    """Copy the tensors of a published draft model into a model of its sizes, in evaluation mode.
+
+    Args:
+        model: the model, changed in place.
+        tensors: tensors by published name.
+        path: the file, for error messages.
+        has_bias: whether the file's fc layer has a bias. If not, the model's bias becomes 0.
+
+    Raises:
+        ValueError: as in `copy_tensors`.
     """
-    places = draft_places(model, has_bias)
-    copy_tensors(tensors, places, path)
+    parameters = map_draft_parameters(model, has_bias)
+    copy_tensors(tensors, parameters, path)
     with torch.no_grad():
-        from_token, from_hidden = places["fc.weight"].chunk(2, dim=1)  # the token's embedding comes first
+        from_token, from_hidden = parameters["fc.weight"].chunk(2, dim=1)  # the token's embedding comes first
         model.from_token.weight.copy_(from_token)
         model.from_hidden.weight.copy_(from_hidden)
         if not has_bias:
@@ -75,35 +92,45 @@ def fill_draft(model: DraftModel, tensors: Mapping[str, torch.Tensor], path: Pat
     return model.eval()
 
 
-def draft_places(model: DraftModel, has_bias: bool) -> dict[str, torch.Tensor]:
-    """Where each tensor of a published drafter goes, by published name; fc.weight, our two matrices, into a copy."""
-    own = model.state_dict()
-    places = {
-        "embed_tokens.weight": own["token_embedding.weight"],
-        "fc.weight": torch.cat([own["from_token.weight"], own["from_hidden.weight"]], dim=1),
+def map_draft_parameters(model: DraftModel, has_bias: bool) -> dict[str, torch.Tensor]:
+    """Map each tensor name of a published draft model to the parameter that it fills.
+
+    fc.weight, which holds two of the model's matrices, is mapped to a copy.
+    """
+    state = model.state_dict()
+    parameters = {
+        "embed_tokens.weight": state["token_embedding.weight"],
+        "fc.weight": torch.cat([state["from_token.weight"], state["from_hidden.weight"]], dim=1),
     }
-    places |= {"fc.bias": own["from_token.bias"]} if has_bias else {}
-    places |= {"prompts.weight": own["prompt_embedding.weight"]} if model.config.num_embedded_ids else {}
-    return places | layer_places(model.layer, "layers.0", LLAMA_LAYER)
+    parameters |= {"fc.bias": state["from_token.bias"]} if has_bias else {}
+    parameters |= {"prompts.weight": state["prompt_embedding.weight"]} if model.config.num_embedded_ids else {}
+    return parameters | map_layer_parameters(model.layer, "layers.0", LLAMA_LAYER)
 
 
 def find_embedding(model: DraftModel, target: Path | str) -> str | None:
-    """Finds the matrix of the target's file, in our own layout, that a drafter's token embedding was copied from, up to
-    the rounding of a half precision: "token_embedding.weight", "head.weight" or None, another target's drafter.
+    """Find the matrix of a target from which a draft model's token embedding was copied.
 
-    The authors' training copies the head where the target is one file, and the token embedding where it lies in shards.
+    The copy may differ from the matrix by the rounding of a half precision. The authors' training copies the head if
+    the target is one file, and the token embedding if it is in shards.
+
+    Args:
+        model: the draft model.
+        target: file of the target, in Lantern's layout.
+
+    Returns:
+        "token_embedding.weight" or "head.weight". None if the draft model belongs to another target.
     """
-    own = model.token_embedding.weight.detach().float()
+    embedding = model.token_embedding.weight.detach().float()
     with safe_open(target, framework="pt") as file:
         for name in ("token_embedding.weight", "head.weight"):
             matrix = file.get_tensor(name).float()
-            if torch.linalg.norm(own - matrix) <= _ROUNDING * torch.linalg.norm(matrix):
+            if torch.linalg.norm(embedding - matrix) <= _ROUNDING * torch.linalg.norm(matrix):
                 return name
     return None
 
 
 def _llamagen_config(weights: WeightFile, target: TargetConfig, sizes: Mapping[str, int]) -> DraftConfig:
-    """Sizes of a drafter for LlamaGen: the target's, once config.json agrees."""
+    """Return the sizes of a draft model for LlamaGen: the target's, after config.json was compared with them."""
     input_type = weights.setting("input_type", str)
     if input_type == "c2i":
         raise ValueError(
@@ -140,21 +167,26 @@ def _check(weights: WeightFile, key: str, expected: object, found: object) -> No
 
 
 def _is_chameleon(weights: WeightFile) -> bool:
-    """Whether queries and keys are normalised."""
+    """Return whether queries and keys are normalised."""
     return any(".q_norm." in name for name in weights.tensors)
 
 
 def _token_rows(table: torch.Tensor, config: DraftConfig) -> torch.Tensor:
-    """The rows of a table of Chameleon's whole vocabulary that are drawn: the codes, then what ends a line."""
+    """Return the rows of the codes and then of the line end, from a table of Chameleon's whole vocabulary."""
     codes = table[FIRST_CODE : FIRST_CODE + config.num_codes]
     return codes if config.line_end is None else torch.cat([codes, table[config.line_end :][:1]])
 
 
-def _pair_neighbours(places: Mapping[str, torch.Tensor], head_dim: int) -> None:
-    """Puts the channels of queries and keys that are turned together side by side, in place, in weights by published
-    name: published layouts have them half a head apart.
+def _pair_neighbours(parameters: Mapping[str, torch.Tensor], head_dim: int) -> None:
+    """Reorder the channels of queries and keys so that channels that are rotated together are adjacent, in place.
+
+    In published layouts they are half a head apart.
+
+    Args:
+        parameters: parameters by published name.
+        head_dim: channels of a head.
     """
-    for name, place in places.items():
+    for name, parameter in parameters.items():
         if found := re.search(r"\.[qk]_(proj|norm)\.", name):
-            channels = place.reshape(-1, 2, head_dim // 2, 1 if found[1] == "norm" else place.shape[1])
-            place.copy_(channels.transpose(1, 2).reshape(place.shape))
+            channels = parameter.reshape(-1, 2, head_dim // 2, 1 if found[1] == "norm" else parameter.shape[1])
+            parameter.copy_(channels.transpose(1, 2).reshape(parameter.shape))

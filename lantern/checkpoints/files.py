@@ -1,6 +1,4 @@
-"""Weight files that others publish: PyTorch pickles and safetensors, in one file or in several. Nothing in a file is
-ever executed.
-"""
+"""Published weight files: PyTorch pickles and safetensors, in one file or in several. No code in a file is executed."""
 
 from __future__ import annotations
 
@@ -22,12 +20,12 @@ T = TypeVar("T", int, float, str)
 
 _TOP_LEVEL_KEYS = ("model", "module", "state_dict")  # plain or DDP training, DeepSpeed, everything else
 _NAMES = [f"{stem}{ending}" for stem in ("model.safetensors", "pytorch_model.bin") for ending in ("", ".index.json")]
-PIPELINE_MODEL = "vision_language_encoder"  # folder of what draws in one of diffusers' pipelines, such as GLM-Image's
+PIPELINE_MODEL = "vision_language_encoder"  # folder of the model in a diffusers pipeline such as GLM-Image's
 _SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"}
 _POSITION_TABLE = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|freqs_cis)")
-# What PyTorch's restricted unpickler says of anything that it would have to call; the name, where it gives one.
+# Messages of PyTorch's restricted unpickler about something that it would have to call, with the name if it gives one.
 _FOREIGN_CODE = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)|call reduce|Can only (?:build|create)")
-# What training may keep beside the weights: read as nothing at all, so that not even a constructor of theirs runs.
+# Classes of values that training may store with the weights. They are not read, so that no constructor runs.
 _INERT_NAMES = (
     *("numpy.dtype", "numpy.ndarray", "datetime.datetime", "datetime.timedelta"),
     *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("scalar", "_reconstruct")),
@@ -37,7 +35,7 @@ _INERT_NAMES = (
         for kind in ("Posix", "Windows", "PurePosix", "PureWindows")
     ),
 )
-# What `torch.load` may raise: the bytes of a damaged pickle say anything.
+# Errors that `torch.load` may raise, since the bytes of a damaged pickle may mean anything.
 _READ_ERRORS = (pickle.UnpicklingError, RuntimeError, OSError, EOFError, LookupError, ValueError, TypeError)
 _READ_ERRORS += (AttributeError,)
 
@@ -46,8 +44,13 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class WeightFile:
-    """What a published file or folder holds: `path` of the weights or of their index, tensors by published name,
-    `settings` of the config.json beside them, if any, and `args`, the command line of the training, where it is kept.
+    """The content of a published file or folder.
+
+    Attributes:
+        path: file of the weights, or of their index.
+        tensors: tensors by published name.
+        settings: content of the config.json in the same folder, or None.
+        args: command line of the training, if the file has it.
     """
 
     path: Path
@@ -57,44 +60,61 @@ class WeightFile:
 
     @property
     def settings_path(self) -> Path:
-        """Where config.json is, or should be."""
+        """The path at which config.json is, or should be."""
         return self.path.parent / "config.json"
 
     def setting(self, key: str, kind: type[T] = int, default: T | None = None) -> T:
-        """A value of config.json: text, or a number above 0 of `kind`; a ValueError where it holds something else, or
-        lacks the key and there is no default, a FileNotFoundError where there is no config.json.
+        """Return a value of config.json, which is a text or a number above 0.
+
+        Args:
+            key: key of config.json.
+            kind: type of the value.
+            default: value if the key is missing.
+
+        Raises:
+            ValueError: the value is something else, or the key is missing and there is no default.
+            FileNotFoundError: there is no config.json.
         """
         if self.settings is None:
             raise FileNotFoundError(
                 2,
                 f"there is no file {self.settings_path}: {self.path.name} needs the config.json of its repository "
-                "beside it, which says the sizes and the norms' eps",
+                "beside it, which states the sizes and the norms' eps",
             )
         value = self.settings.get(key, default)
         if value is None:
             raise ValueError(f"{self.settings_path} lacks the key {key}; fetch it from the checkpoint's repository")
         is_right = isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
         if not is_right or (not isinstance(value, str) and value <= 0):
-            wanted = "text" if kind is str else "a number above 0" if kind is float else "a whole number above 0"
+            wanted = "text" if kind is str else "a number above 0" if kind is float else "an integer above 0"
             raise ValueError(f"{self.settings_path}: {key} should be {wanted}, found {value!r}")
         return kind(value)
 
     def require(self, *names: str) -> None:
-        """A ValueError where one of these tensors is missing."""
+        """Check that there are tensors of these names.
+
+        Raises:
+            ValueError: one of them is missing.
+        """
         for name in names:
             if name not in self.tensors:
                 raise ValueError(f"{self.path} lacks the tensor {name}; fetch it again, or choose another checkpoint")
 
 
 def read_weights(path: Path) -> WeightFile:
-    """Reads a pickle (`.pt`, `.pth`, `.bin`), a safetensors file, the index of a sharded one, or a folder with one,
-    without the prefix "module." that DistributedDataParallel gives all names and without tables of positions, which a
-    model computes.
+    """Read the weights in a file or folder.
+
+    The prefix "module.", which DistributedDataParallel adds to all names, is removed. Position tables are left out,
+    since a model computes them.
+
+    Args:
+        path: a pickle (`.pt`, `.pth`, `.bin`), a safetensors file, the index of a sharded one, or a folder with one of
+            these.
 
     Raises:
-        FileNotFoundError: there is no such file or folder, it holds no weights, or a shard is missing.
-        ValueError: several weight files, a truncated or damaged file, code in a pickle, something else than weights in
-            it, or numbers that are not finite.
+        FileNotFoundError: the file or folder does not exist, it holds no weights, or a shard is missing.
+        ValueError: there are several weight files, a file is truncated or damaged, a pickle holds code or something
+            other than weights, or numbers are not finite.
     """
     file = find_weights(path)
     result = WeightFile(file, {})
@@ -114,7 +134,12 @@ def read_weights(path: Path) -> WeightFile:
 
 
 def find_weights(path: Path) -> Path:
-    """The weight file of a folder, or the path itself where it is a file; errors as of `read_weights`."""
+    """Return the weight file in a folder, or the path itself if it is a file.
+
+    Raises:
+        FileNotFoundError: the path does not exist, or the folder holds no weights.
+        ValueError: the folder holds several weight files.
+    """
     if path.is_file():
         return path
     if (inner := path / PIPELINE_MODEL).is_dir():
@@ -135,7 +160,14 @@ def find_weights(path: Path) -> Path:
 
 
 def check_equal(path: Path, key: str, expected: object, found: object, name: str) -> None:
-    """Compare what a file states under `key` with what the model has, which is called `name` in the message.
+    """Compare a value in a file with the model's value.
+
+    Args:
+        path: the file.
+        key: name of the value in the file.
+        expected: the model's value.
+        found: the file's value.
+        name: name of the model's value in the message.
 
     Raises:
         ValueError: they differ.
@@ -148,15 +180,17 @@ def check_equal(path: Path, key: str, expected: object, found: object, name: str
 
 
 def load_pickle(path: Path) -> object:
-    """Reads what `torch.save` wrote, in either of its formats; tensors of a zip archive are mapped.
+    """Read a file that `torch.save` wrote, in either of its formats.
+
+    Tensors of a zip archive are mapped into memory.
 
     Raises:
-        ValueError: a truncated or damaged file, or one that wants to run code, as every TorchScript archive may.
+        ValueError: the file is truncated or damaged, or would run code, like a TorchScript archive.
     """
-    is_zip = zipfile.is_zipfile(path)  # PyTorch's format since 1.6, which needs no second copy in memory
+    is_zip = zipfile.is_zipfile(path)  # PyTorch's format since version 1.6, which can be mapped into memory
     if is_zip:
         _check_members(path)
-    # LlamaGen's training keeps its command line, an argparse.Namespace of plain values.
+    # LlamaGen's training stores its command line, an argparse.Namespace of plain values.
     harmless = [argparse.Namespace, *((_Inert, name) for name in _INERT_NAMES)]
     try:
         with torch.serialization.safe_globals(harmless):
@@ -168,14 +202,15 @@ def load_pickle(path: Path) -> object:
                 f"{path} is a pickle that wants to run {match[1] or 'code'}, expected nothing but tensors and plain "
                 "values; it was not run: do not trust this file"
             ) from error
-        size, reason = path.stat().st_size, (str(error).splitlines() or [type(error).__name__])[0][:120]
+        size = path.stat().st_size
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
         raise ValueError(
             f"{path} ({size} bytes) is truncated or is not a PyTorch file ({reason}); fetch it again"
         ) from error
 
 
 class _Inert:
-    """In place of a value that nothing here needs: takes any arguments and any state, and keeps none."""
+    """A placeholder for a value that is not needed. It accepts any arguments and any state, and ignores them."""
 
     def __new__(cls, *arguments: object) -> _Inert:
         return super().__new__(cls)
@@ -188,15 +223,20 @@ class _Inert:
 
 
 def _check_members(path: Path) -> None:
-    """Compares each member of a zip archive with its checksum, which PyTorch does not where it maps the file, and
-    refuses a TorchScript archive, known by its table of constants: its code runs while it is loaded.
+    """Compare each member of a zip archive with its checksum, and refuse TorchScript archives.
+
+    PyTorch does not check the checksums of a file that it maps. A TorchScript archive is recognised by its table of
+    constants. Its code would run while it is loaded.
+
+    Raises:
+        ValueError: the archive is damaged, or is a TorchScript archive.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             is_program = any(name.endswith("/constants.pkl") for name in archive.namelist())
             for member in [] if is_program else archive.infolist():
                 if not member.CRC:
-                    continue  # PyTorch writes 0 where it was told to compute none
+                    continue  # PyTorch writes 0 if it computed no checksum
                 with archive.open(member) as content:
                     while content.read(1 << 22):
                         pass
@@ -217,27 +257,31 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _read_shards(index: Path) -> dict[str, torch.Tensor]:
-    places = _read_object(index).get("weight_map")
-    if not isinstance(places, dict) or not places:
+    shards = _read_object(index).get("weight_map")  # tensor name -> file name
+    if not isinstance(shards, dict) or not shards:
         raise ValueError(f"{index} should hold the key weight_map, tensor by file; fetch it again")
     tensors: dict[str, torch.Tensor] = {}
-    for name in sorted(set(places.values())):
+    for name in sorted(set(shards.values())):
         shard = index.parent / Path(name).name  # never a file outside the folder
         if not shard.is_file():
             raise FileNotFoundError(2, f"there is no file {shard}, which {index.name} names; fetch it too")
         found, _ = _read_file(shard)
-        for key in [key for key, place in places.items() if place == name]:
+        for key in [key for key, file_name in shards.items() if file_name == name]:
             if key not in found:
-                raise ValueError(f"{shard} lacks the tensor {key}, which {index.name} says it holds; fetch both again")
+                raise ValueError(f"{shard} lacks the tensor {key}, which {index.name} names; fetch both again")
             tensors[key] = found[key]
     return tensors
 
 
 def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """(tensors by name, arguments of the training)."""
+    """Read one weight file.
+
+    Returns:
+        (tensors by name, arguments of the training).
+    """
     with open(path, "rb") as file:
         start = file.read(16)
-    if start[8:9] == b"{":  # a safetensors file: eight bytes for the header's length, whatever they are, then JSON
+    if start[8:9] == b"{":  # a safetensors file: eight bytes for the length of the header, then JSON
         return open_tensors(path)[0], {}
     if not start.startswith((b"PK", b"\x80")):
         hint = ", which looks like a web page or a pointer to a file" if start[:1] in b"<v" and start else ""
@@ -248,7 +292,14 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def _unwrap(path: Path, value: object) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Finds the weights in what a pickle holds: they are all of it, or lie under one of _TOP_LEVEL_KEYS."""
+    """Find the weights in the content of a pickle: all of it, or the entry of one of _TOP_LEVEL_KEYS.
+
+    Returns:
+        (tensors by name, arguments of the training).
+
+    Raises:
+        ValueError: there are no weights.
+    """
     if not isinstance(value, dict):
         raise ValueError(f"{path} should hold tensors by name, found a {type(value).__name__}")
     if value and all(isinstance(part, torch.Tensor) for part in value.values()):
@@ -257,7 +308,8 @@ def _unwrap(path: Path, value: object) -> tuple[dict[str, torch.Tensor], dict[st
     if key is None:
         found = ", ".join(map(str, list(value)[:8])) or "nothing"
         raise ValueError(f"{path}: top-level key should be one of {', '.join(_TOP_LEVEL_KEYS)}, found {found}")
-    inner, args = value[key], value.get("args")
+    inner = value[key]
+    args = value.get("args")
     if not isinstance(inner, dict) or not inner:
         raise ValueError(f"{path}: top-level key {key} should hold tensors by name, found {inner!r:.60}")
     strange = [name for name, part in inner.items() if not isinstance(part, torch.Tensor)]

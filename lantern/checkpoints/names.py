@@ -1,4 +1,4 @@
-"""What published files call their tensors, and where a layer's go in our models.
+"""Names of tensors in published files, and their mapping to the parameters of Lantern's models.
 
 Source: key lists of FoundationVision/LlamaGen@ce98ec4, jadohu/LANTERN@3a56e45, GAIR/Anole-7b-v0.1,
 Alpha-VLLM/Lumina-mGPT-7B-768, deepseek-ai/Janus-Pro-1B and -7B, BAAI/Emu3-Gen and Emu3-VisionTokenizer;
@@ -15,7 +15,7 @@ import torch
 from lantern.models.transformer import Layer
 
 FIRST_CODE = 4  # id of code 0 in Chameleon's vocabulary
-# The parts of a layer: our name, and the published ones that ours holds below each other.
+# The weights of a layer: Lantern's name, and the published weights that it holds, stacked along the first axis.
 ORIGINAL_LAYER = {
     "qkv": ("attention.wqkv",),
     "attention_out": ("attention.wo",),
@@ -34,7 +34,7 @@ LLAMA_LAYER = {
     "ffn_norm": ("post_attention_layernorm",),
 }
 
-# Of Meta's Chameleon: patterns of names, and what stands in their place, one after the other, in Hugging Face's.
+# Patterns of Meta's names for Chameleon, and their replacements, applied in order, that give Hugging Face's names.
 META_CHAMELEON = {
     r"^(layers|norm)\.": r"model.\1.",
     r"^tok_embeddings\.": "model.embed_tokens.",
@@ -50,16 +50,16 @@ META_CHAMELEON = {
 
 
 def vq16_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of the image tokenizer of Chameleon, or of transformers' Janus, by VQ-16's names, without the losses,
-    which only training needs.
+    """Rename the tensors of the image tokenizer of Chameleon or of transformers' Janus to VQ-16's names.
 
-    VQ-16 numbers the levels of its decoder from the lowest resolution, as Janus does; Chameleon from the highest.
+    The tensors of the training losses are dropped. VQ-16 numbers the levels of its decoder from the lowest resolution,
+    like Janus. Chameleon numbers them from the highest.
     """
     levels = {found[1] for name in tensors if (found := re.match(r"encoder\.down\.(\d+)\.", name))}
     is_upward = len(levels) == 1 or "decoder.up.0.upsample.conv.weight" in tensors
-    places = {level: int(level) if is_upward else len(levels) - 1 - int(level) for level in levels}
+    numbers = {level: int(level) if is_upward else len(levels) - 1 - int(level) for level in levels}
     names = {
-        **{rf"^decoder\.up\.{level}\.": f"decoder.conv_blocks.{place}." for level, place in places.items()},
+        **{rf"^decoder\.up\.{level}\.": f"decoder.conv_blocks.{number}." for level, number in numbers.items()},
         r"^encoder\.down\.": "encoder.conv_blocks.",
         r"(conv_blocks\.\d+)\.block\.": r"\1.res.",
         r"\.mid\.block_1\.": ".mid.0.",
@@ -70,16 +70,27 @@ def vq16_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def rename(tensors: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    """Tensors by other names: each pattern of `names` gives way to what stands beside it."""
+    """Return tensors under new names.
+
+    Args:
+        tensors: tensors by name.
+        names: patterns of names, and their replacements, applied in order.
+    """
     found = dict(tensors)
     for pattern, name in names.items():
         found = {re.sub(pattern, name, key): value for key, value in found.items()}
     return found
 
 
-def layer_places(layer: Layer, prefix: str, names: Mapping[str, tuple[str, ...]]) -> dict[str, torch.Tensor]:
-    """Where each tensor of a published layer goes, by published name; `names` as in LLAMA_LAYER."""
-    places: dict[str, torch.Tensor] = {}
+def map_layer_parameters(layer: Layer, prefix: str, names: Mapping[str, tuple[str, ...]]) -> dict[str, torch.Tensor]:
+    """Map each tensor name of a published layer to the parameter, or the slice of one, that it fills.
+
+    Args:
+        layer: the layer of a Lantern model.
+        prefix: published name of the layer.
+        names: published names of the weights, as in LLAMA_LAYER.
+    """
+    parameters: dict[str, torch.Tensor] = {}
     for name, weight in layer.state_dict().items():
         stem, _, kind = name.rpartition(".")
         parts = names[stem]
@@ -87,12 +98,12 @@ def layer_places(layer: Layer, prefix: str, names: Mapping[str, tuple[str, ...]]
         if stem == "qkv" and len(parts) == 3:  # keys and values may have fewer heads than queries
             kv_rows = layer.num_kv_heads * layer.head_dim
             sizes = [len(weight) - 2 * kv_rows, kv_rows, kv_rows]
-        places |= zip((f"{prefix}.{part}.{kind}" for part in parts), weight.split(sizes), strict=True)
-    return places
+        parameters |= zip((f"{prefix}.{part}.{kind}" for part in parts), weight.split(sizes), strict=True)
+    return parameters
 
 
 def expand_norms(tensors: Mapping[str, torch.Tensor], head_dim: int, num_heads: int, num_kv_heads: int = 0) -> dict:
-    """Tensors with the norms of queries and keys that have one row for all heads, as Lumina-mGPT's, given to each."""
+    """Expand the norms of queries and keys that have one row for all heads, like Lumina-mGPT's, to one row per head."""
     found = dict(tensors)
     for name, value in tensors.items():
         if (part := re.search(r"\.([qk])_norm\.", name)) and value.numel() == head_dim:

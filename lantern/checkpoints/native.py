@@ -1,4 +1,4 @@
-"""Our own checkpoint layout: one safetensors file with the weights, the model's config and what kind of model it is."""
+"""Lantern's checkpoint layout: one safetensors file with the weights, the config and the kind of a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,13 @@ _OTHER = "it belongs to another model or to other sizes than expected"
 
 
 def save_model(path: Path | str, model: StoredModel, metadata: Mapping[str, object] | None = None) -> None:
-    """Writes a model's weights, its `config`, its class's `kind` and further JSON values into one file, atomically."""
+    """Write a model into one file, atomically: its weights, its config and its kind.
+
+    Args:
+        path: the file.
+        model: the model.
+        metadata: further JSON values.
+    """
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     save_tensors(path, state, {**(metadata or {}), "kind": model.kind, "config": asdict(model.config)})
 
@@ -36,31 +42,40 @@ def save_model(path: Path | str, model: StoredModel, metadata: Mapping[str, obje
 def load_model(
     path: Path | str, cls: type[Stored], dtype: torch.dtype | None = torch.float32, device: torch.device | str = "cpu"
 ) -> Stored:
-    """Reads a model of class `cls` that `save_model` wrote, in evaluation mode, tensor by tensor: memory holds it once,
-    in its final number format, `dtype` but for `cls.wide`; None for the file's.
+    """Read a model that `save_model` wrote, in evaluation mode.
+
+    Tensors are read one after the other, so that memory holds the model only once, in its final dtype.
+
+    Args:
+        path: the file.
+        cls: class of the model.
+        dtype: dtype of the weights, except those named in `cls.wide`. None for the file's.
+        device: device of the model.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, holds another kind of model, weights that are not finite, or tensors that do
-            not fit its config.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is damaged, holds another kind of model, has weights that are not finite, or has tensors
+            that do not fit its config.
     """
     state, metadata = load_tensors(path)
     check_finite(path, state)
     found = metadata.get("kind", "no kind at all: not a Lantern checkpoint")
     if found != cls.kind:
         raise ValueError(f"{path} should hold a {cls.kind}, found {found}; name another file")
-    formats = {name: dtype or tensor.dtype for name, tensor in state.items()}
-    return load_weights(empty_model(cls, cls.config_class(**metadata["config"]), formats, device), state, path)
+    dtypes = {name: dtype or tensor.dtype for name, tensor in state.items()}
+    return load_weights(empty_model(cls, cls.config_class(**metadata["config"]), dtypes, device), state, path)
 
 
 def _drop_storage(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-    """Return a parameter without storage, in place of one that a module registers."""
+    """Return a parameter without storage, which replaces a parameter that a module registers."""
     return None if parameter is None else nn.Parameter(parameter.to("meta"))
 
 
 class _NoInitialisation(TorchFunctionMode):
-    """Leaves out the functions of torch.nn.init: on parameters without storage they do nothing, but import PyTorch's
-    compiler first: 1.3 s and 150 MB.
+    """A mode that skips the functions of torch.nn.init.
+
+    On parameters without storage they do nothing, but they would import PyTorch's compiler, which takes 1.3 s and 150
+    MB.
     """
 
     def __torch_function__(
@@ -81,10 +96,16 @@ def empty_model(
     dtype: torch.dtype | Mapping[str, torch.dtype],
     device: torch.device | str = "cpu",
 ) -> Stored:
-    """A model whose parameters are still to be written, of one number format or of one by name (float32 where a name is
-    missing); those whose names begin with one of `cls.wide` are float32.
+    """Make a model whose parameters are not initialised.
+
+    Args:
+        cls: class of the model.
+        config: sizes of the model.
+        dtype: dtype of all parameters, or dtypes by name, with float32 for names that are missing. Parameters whose
+            names begin with one of `cls.wide` are always float32.
+        device: device of the model.
     """
-    # At first without storage and random numbers, which are gigabytes and seconds of a large model.
+    # At first without storage and random numbers, which take gigabytes and seconds for a large model.
     without_storage = register_module_parameter_registration_hook(
         _drop_storage  # pyright: ignore[reportArgumentType]  torch's annotation lacks the hook's result
     )
@@ -103,7 +124,7 @@ def empty_model(
 
 
 def read_metadata(path: Path | str) -> dict[str, Any] | None:
-    """Metadata of a file in our own layout, without reading its tensors; None of any other file."""
+    """Return the metadata of a file in Lantern's layout, without reading its tensors. None for any other file."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
@@ -113,38 +134,48 @@ def read_metadata(path: Path | str) -> dict[str, Any] | None:
 
 
 def read_report(path: Path | str) -> dict[str, Any]:
-    """What `save_model` was given to keep beside the weights; empty where the file is of another layout."""
-    own = ("kind", "config", CHECKSUM_KEY)
-    return {name: value for name, value in (read_metadata(path) or {}).items() if name not in own}
+    """Return the further JSON values that `save_model` stored. Empty if the file has another layout."""
+    internal = ("kind", "config", CHECKSUM_KEY)
+    return {name: value for name, value in (read_metadata(path) or {}).items() if name not in internal}
 
 
 def load_weights(model: Model, state: Mapping[str, torch.Tensor], path: Path | str) -> Model:
-    """A model with the weights of a file, in evaluation mode; errors are those of `copy_tensors`."""
+    """Fill a model with the weights of a file and return it in evaluation mode.
+
+    Raises:
+        ValueError: as in `copy_tensors`.
+    """
     copy_tensors(state, model.state_dict(), path)
     return model.eval()
 
 
-def copy_tensors(state: Mapping[str, torch.Tensor], places: Mapping[str, torch.Tensor], path: Path | str) -> None:
-    """Copies a file's tensors by name to their places in a model, tensors or parts of them, once all of them fit.
+def copy_tensors(state: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor], path: Path | str) -> None:
+    """Copy the tensors of a file into the parameters of a model, after checking that all of them fit.
+
+    Args:
+        state: tensors of the file by name.
+        parameters: parameters, or slices of them, by the same names.
+        path: the file, for error messages.
 
     Raises:
-        ValueError: a tensor of another shape, a missing or a foreign one, or one that holds no floating-point numbers.
+        ValueError: a tensor has another shape, is missing, is unexpected, or does not hold floating-point numbers.
     """
-    shapes = {name: tuple(place.shape) for name, place in places.items()}
-    missing, foreign = [name for name in places if name not in state], [name for name in state if name not in places]
-    for name in [name for name in places if name in state]:
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+    missing = [name for name in parameters if name not in state]
+    unexpected = [name for name in state if name not in parameters]
+    for name in [name for name in parameters if name in state]:
         if (found := tuple(state[name].shape)) != shapes[name]:
             raise ValueError(f"{path}: tensor {name} should have shape {shapes[name]}, found {found}; {_OTHER}")
-        if places[name].is_floating_point() and not state[name].is_floating_point():
+        if parameters[name].is_floating_point() and not state[name].is_floating_point():
             raise ValueError(
                 f"{path}: tensor {name} should hold floating-point numbers, found {state[name].dtype}; "
                 "quantised weights cannot be read"
             )
     parts = [f"lacks the tensor {missing[0]} of shape {shapes[missing[0]]} ({len(missing)} such)"] if missing else []
-    parts += [f"holds the foreign tensor {foreign[0]} ({len(foreign)} such)"] if foreign else []
+    parts += [f"holds the unexpected tensor {unexpected[0]} ({len(unexpected)} such)"] if unexpected else []
     if parts:
-        counts = f"expected {len(places)} tensors, found {len(state)}"
+        counts = f"expected {len(parameters)} tensors, found {len(state)}"
         raise ValueError(f"{path} {' and '.join(parts)}; {counts}; {_OTHER}")
     with torch.no_grad():
-        for name, place in places.items():
-            place.copy_(state[name])
+        for name, parameter in parameters.items():
+            parameter.copy_(state[name])

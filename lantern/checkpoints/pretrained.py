@@ -1,7 +1,7 @@
-"""Models of transformers' classes from their folders, and Chameleon's in Meta's layout as one of them.
+"""Models of transformers' classes from their folders, including Chameleon in Meta's layout.
 
-Weights are read by our own reader, so that a pickle runs nothing and a damaged file is one sentence; classes, names of
-older files and number formats are transformers' affair. No code of a repository is ever run.
+Lantern reads the weights itself, so that pickles run no code and a damaged file gives one clear sentence. Transformers
+provides the classes, the names of older files and the dtypes. No code of a repository is ever run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lantern.models.families import family_of
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-META_NORM = "layers.0.attention.q_normalization.weight"  # tells Meta's files
+META_NORM = "layers.0.attention.q_normalization.weight"  # only Meta's files have this tensor
 _LETTERS = "ABCDEFGHIJ"
 _CHAMELEON = "ChameleonForConditionalGeneration"
 _SAME_WEIGHTS = {"ChameleonXLLMXForConditionalGeneration": _CHAMELEON}  # Lumina-mGPT's authors' class
@@ -28,12 +28,14 @@ _UNUSED = (
     "model.vision_model.",
     "model.visual.",
     "model.aligner.",
-)  # parts of a model that do not draw
+)  # parts of a model that do not generate images
 
 
 def is_pretrained(weights: WeightFile) -> bool:
-    """Whether the config.json beside the weights names a class that draws; a ValueError where it names another one of
-    transformers' than LlamaGen's Hugging Face layout.
+    """Return whether config.json names a transformers class that generates images. False for LlamaGen.
+
+    Raises:
+        ValueError: it names another class of transformers.
     """
     name = class_of(weights)
     if name is None or (weights.settings or {}).get("input_type"):  # the LANTERN authors' LlamaGen
@@ -43,13 +45,16 @@ def is_pretrained(weights: WeightFile) -> bool:
 
 
 def read_config(weights: WeightFile) -> PreTrainedConfig:
-    """Make transformers' config of config.json; Chameleon's without a vocabulary gets the published ids of codes.
+    """Make transformers' config from config.json.
+
+    If Chameleon's has no vocabulary, it gets the published ids of codes.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
         ValueError: config.json names no class.
     """
-    name, settings = _named_class(weights), dict(weights.settings or {})
+    name = _named_class(weights)
+    settings = dict(weights.settings or {})
     try:
         import transformers
     except ModuleNotFoundError as error:
@@ -64,10 +69,15 @@ def read_config(weights: WeightFile) -> PreTrainedConfig:
 
 
 def open_pretrained(weights: WeightFile, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The model of some weights and of their `read_config`, in evaluation mode, with its generation settings.
+    """Make a transformers model from its weights, in evaluation mode, with its generation settings.
+
+    Args:
+        weights: the weights.
+        config: from `read_config`.
+        dtype: dtype of the weights.
 
     Raises:
-        ValueError: a tensor that draws is missing, or has another shape than config.json says.
+        ValueError: a tensor that generates images is missing, or has another shape than config.json states.
     """
     import transformers
 
@@ -94,12 +104,12 @@ def open_pretrained(weights: WeightFile, config: PreTrainedConfig, dtype: torch.
         transformers.logging.set_verbosity(verbosity)
     for name, found, wanted in report["mismatched_keys"]:
         if _draws(name):
-            shapes = f"{tuple(wanted)} as config.json says, found {tuple(found)}"
+            shapes = f"{tuple(wanted)} as config.json states, found {tuple(found)}"
             raise ValueError(f"{weights.path}: tensor {name} should have shape {shapes}")
     lacking = [name for name in sorted(report["missing_keys"]) if _draws(name)]
     if lacking:
         raise ValueError(f"{weights.path} lacks the tensor {lacking[0]} ({len(lacking)} such); fetch it again")
-    for name, parameter in model.named_parameters():  # of these logits and tables of codes are made, in float32
+    for name, parameter in model.named_parameters():  # logits and code tables are computed from these, in float32
         if any(part in name for part in ("head.", "generation_")):
             parameter.data = next(value for key, value in tensors.items() if key.endswith(name)).float()
     settings = weights.settings_path.with_name("generation_config.json")
@@ -109,10 +119,12 @@ def open_pretrained(weights: WeightFile, config: PreTrainedConfig, dtype: torch.
 
 
 def complete_meta(weights: WeightFile, expected: TargetConfig) -> WeightFile:
-    """Chameleon in Meta's layout by Hugging Face's names, channels that are turned together half a head apart, with the
-    settings of the sizes expected.
+    """Convert Chameleon from Meta's layout to Hugging Face's, with settings from the expected sizes.
+
+    Channels that are rotated together are adjacent in Meta's layout, and half a head apart in Hugging Face's.
     """
-    heads, width = expected.num_heads, expected.head_dim
+    heads = expected.num_heads
+    width = expected.head_dim
     tensors = {}
     for name, value in weights.tensors.items():
         if "_normalization." in name:
@@ -130,14 +142,14 @@ def complete_meta(weights: WeightFile, expected: TargetConfig) -> WeightFile:
         "num_attention_heads": heads,
         "num_key_value_heads": expected.num_kv_heads or heads,
         "vocab_size": len(table),
-        "vq_config": {"base_channels": 32, "channel_multiplier": [1]},  # small, since it goes unused
+        "vq_config": {"base_channels": 32, "channel_multiplier": [1]},  # small, since it is not used
         "vocabulary_map": _code_words(expected.num_codes),
     }
     return replace(weights, tensors=tensors, settings=settings)
 
 
 def _code_words(num_codes: int) -> dict[str, int]:
-    """Return Chameleon's names of image codes, which spell the code in letters, with their ids."""
+    """Return the ids of Chameleon's words for image codes, which spell the code in letters, by word."""
     digits = {code: "".join(_LETTERS[int(digit)] for digit in str(code)) for code in range(num_codes)}
     return {f"IMGIMG{letters}Z": FIRST_CODE + code for code, letters in digits.items()}
 
@@ -147,7 +159,11 @@ def _draws(name: str) -> bool:
 
 
 def _named_class(weights: WeightFile) -> str:
-    """Return the class of transformers that reads the weights; a ValueError if config.json names none."""
+    """Return the transformers class that reads the weights.
+
+    Raises:
+        ValueError: config.json names none.
+    """
     name = class_of(weights)
     if name is None:
         raise ValueError(f"{weights.settings_path} should name a class of transformers (architectures), found none")
@@ -155,6 +171,6 @@ def _named_class(weights: WeightFile) -> str:
 
 
 def class_of(weights: WeightFile) -> str | None:
-    """Return the class of transformers that reads the weights; None if config.json names none."""
+    """Return the transformers class that reads the weights, or None if config.json names none."""
     names = (weights.settings or {}).get("architectures")
     return _SAME_WEIGHTS.get(names[0], names[0]) if names and isinstance(names, list) else None

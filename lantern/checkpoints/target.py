@@ -1,7 +1,8 @@
-"""Published targets as our models: LlamaGen's for captions and classes in its original layout or in the LANTERN
-authors' Hugging Face layout, models of transformers' classes, and Chameleon's in Meta's layout.
+"""Targets from files: Lantern's, and published ones in several layouts.
 
-A file is compared with the sizes that are expected before it becomes a model.
+The published layouts are LlamaGen for captions and for classes (in the original layout or in the LANTERN authors'
+Hugging Face layout), models of transformers' classes, and Chameleon in Meta's layout. A file is compared with the
+expected sizes before a model is made from it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 import torch
 
 from lantern.checkpoints.files import WeightFile, check_equal, find_weights, read_weights
-from lantern.checkpoints.names import LLAMA_LAYER, ORIGINAL_LAYER, layer_places
+from lantern.checkpoints.names import LLAMA_LAYER, ORIGINAL_LAYER, map_layer_parameters
 from lantern.checkpoints.native import Stored, copy_tensors, empty_model, load_model, read_metadata
 from lantern.checkpoints.pretrained import (
     META_NORM,
@@ -29,7 +30,7 @@ from lantern.models.config import COMPARED_SIZES, LLAMAGEN_SIZES, TargetConfig
 from lantern.models.families import FAMILIES
 from lantern.models.target import Target, TargetModel
 
-# What config.json calls COMPARED_SIZES.
+# Names of COMPARED_SIZES in config.json.
 _JSON_NAMES = {
     "dim": "hidden_size",
     "num_layers": "num_hidden_layers",
@@ -37,31 +38,32 @@ _JSON_NAMES = {
     "grid": "block_size",
     "num_text_tokens": "cls_token_num",
 }
-_CLASSES = "cls_embedding.embedding_table.weight"  # of a target that reads classes, the null class behind the others
-_NULL_CAPTION_ROWS = 120  # of LlamaGen's, whatever the model's number of caption rows
+_CLASSES = "cls_embedding.embedding_table.weight"  # only in targets for classes; the null class is the last row
+_NULL_CAPTION_ROWS = 120  # LlamaGen's null caption has this length, whatever the model's number of prompt positions
 _KINDS: dict[str, type[TransformersTarget] | type[TargetModel]] = {TransformersTarget.kind: TransformersTarget}
 
 log = logging.getLogger(__name__)
 
 
 def read_target(path: Path, expected: TargetConfig, dtype: torch.dtype = torch.float32, family: str = "") -> Target:
-    """Reads a target of whatever layout its files tell, or in our own, in evaluation mode, all weights but the `wide`
-    ones of `dtype`. What `expected` cannot know (eps, base of the rotary table, feed-forward width) is read from the
-    file or from its config.json.
+    """Read a target in any layout, in evaluation mode.
+
+    The layout is recognised from the files. Values that `expected` cannot know (norm eps, base of the rotary table,
+    width of the feed-forward part) are read from the file or from its config.json.
 
     Args:
         path: file or folder.
         expected: sizes of the model.
-        dtype: of the weights.
-        family: of a model of transformers, its row of FAMILIES.
+        dtype: dtype of all weights, except those in `wide` of the model's class.
+        family: key of FAMILIES, for a transformers model.
 
     Raises:
-        FileNotFoundError: a missing file; names it.
+        FileNotFoundError: a file is missing. The message names it.
         ValueError: the file is damaged, holds another model, or has other sizes than expected.
     """
     file = find_weights(path)
     if (found := read_metadata(file)) is not None:
-        return load_own(file, _KINDS.get(found.get("kind", ""), TargetModel), expected, dtype)
+        return load_native(file, _KINDS.get(found.get("kind", ""), TargetModel), expected, dtype)
     weights = read_weights(file)
     if META_NORM in weights.tensors:
         weights = complete_meta(weights, expected)
@@ -71,13 +73,13 @@ def read_target(path: Path, expected: TargetConfig, dtype: torch.dtype = torch.f
 
 
 def load_target(path: Path | str, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Target:
-    """Reads a target in our own layout, of either class; see `load_model`."""
+    """Read a target in Lantern's layout, of either class. See `load_model`."""
     kind = (read_metadata(path) or {}).get("kind", "")
     return load_model(path, _KINDS.get(kind, TargetModel), dtype, device)
 
 
 def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.dtype, family: str) -> Target:
-    """Of a model of transformers, whose file says all sizes but the grid and the prompt's."""
+    """Read a transformers model, whose file states all sizes except those of the grid and the prompt."""
     if family not in FAMILIES:
         check_equal(weights.path, "what it is prompted with", "captions", "ids of tokens", "text encoder")
     wanted = FAMILIES[family].model_class
@@ -95,8 +97,12 @@ def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.d
     return target.eval()
 
 
-def load_own(file: Path, cls: type[Stored], target: TargetConfig, dtype: torch.dtype) -> Stored:
-    """Reads a target or a drafter in our own layout; a ValueError where its sizes are not the target's."""
+def load_native(file: Path, cls: type[Stored], target: TargetConfig, dtype: torch.dtype) -> Stored:
+    """Read a target or a draft model in Lantern's layout.
+
+    Raises:
+        ValueError: its sizes differ from those of `target`.
+    """
     model = load_model(file, cls, dtype)
     for name in (*COMPARED_SIZES, "num_prompt_ids"):
         if hasattr(model.config, name):
@@ -105,44 +111,52 @@ def load_own(file: Path, cls: type[Stored], target: TargetConfig, dtype: torch.d
 
 
 def _read_llamagen(weights: WeightFile, expected: TargetConfig, dtype: torch.dtype) -> TargetModel:
-    names, config = weights.tensors, expected
+    names = weights.tensors
+    config = expected
     if is_hugging_face := "lm_head.weight" in names or any(name.startswith("model.") for name in names):
         config = _read_config(weights, expected)
     else:
         _check_original(weights, expected)
-    if is_hugging_face or "cls_token_num" in weights.args:  # longer ones are cut where the file says their length
+    if is_hugging_face or "cls_token_num" in weights.args:  # cut the null caption if the file states its length
         for name in [name for name in names if name.endswith("uncond_embedding")]:
             if len(names[name]) == _NULL_CAPTION_ROWS:
                 names[name] = names[name][: config.num_text_tokens]
     model = empty_model(TargetModel, config, dtype)
-    copy_tensors(names, target_places(model, is_hugging_face), weights.path)
+    copy_tensors(names, map_target_parameters(model, is_hugging_face), weights.path)
     return model.eval()
 
 
-def target_places(model: TargetModel, is_hugging_face: bool) -> dict[str, torch.Tensor]:
-    """Where each tensor of a LlamaGen target goes: part of a model's weights by published name."""
+def map_target_parameters(model: TargetModel, is_hugging_face: bool) -> dict[str, torch.Tensor]:
+    """Map each tensor name of a published LlamaGen target to the parameter, or the slice of one, that it fills.
+
+    Args:
+        model: the target.
+        is_hugging_face: whether names are those of the LANTERN authors' Hugging Face layout, not LlamaGen's.
+    """
     prefix, table, head = ("model.", "embed_tokens", "lm_head") if is_hugging_face else ("", "tok_embeddings", "output")
-    own = model.state_dict()
-    places = {
-        f"{prefix}{table}.weight": own["token_embedding.weight"],
-        f"{prefix}norm.weight": own["final_norm.weight"],
-        f"{head}.weight": own["head.weight"],
+    state = model.state_dict()
+    parameters = {
+        f"{prefix}{table}.weight": state["token_embedding.weight"],
+        f"{prefix}norm.weight": state["final_norm.weight"],
+        f"{head}.weight": state["head.weight"],
     }
     if model.config.num_prompt_ids:
-        places[f"{prefix}{_CLASSES}"] = own["prompt_embedding.weight"]
+        parameters[f"{prefix}{_CLASSES}"] = state["prompt_embedding.weight"]
     else:
-        places |= {
-            f"{prefix}cls_embedding.uncond_embedding": own["null_caption"],
-            f"{prefix}cls_embedding.cap_proj.fc1.weight": own["caption_in.weight"],
-            f"{prefix}cls_embedding.cap_proj.fc2.weight": own["caption_out.weight"],
+        parameters |= {
+            f"{prefix}cls_embedding.uncond_embedding": state["null_caption"],
+            f"{prefix}cls_embedding.cap_proj.fc1.weight": state["caption_in.weight"],
+            f"{prefix}cls_embedding.cap_proj.fc2.weight": state["caption_out.weight"],
         }
     for index, layer in enumerate(model.layers):
-        places |= layer_places(layer, f"{prefix}layers.{index}", LLAMA_LAYER if is_hugging_face else ORIGINAL_LAYER)
-    return places
+        parameters |= map_layer_parameters(
+            layer, f"{prefix}layers.{index}", LLAMA_LAYER if is_hugging_face else ORIGINAL_LAYER
+        )
+    return parameters
 
 
 def _read_config(weights: WeightFile, expected: TargetConfig) -> TargetConfig:
-    """Sizes that config.json gives, compared with the expected ones."""
+    """Return the sizes in config.json, after comparing them with the expected ones."""
     if (input_type := weights.setting("input_type", str)) != "t2i":
         raise ValueError(
             f"{weights.settings_path}: input_type should be t2i (a target that reads captions), found {input_type}"
@@ -161,12 +175,18 @@ def _read_config(weights: WeightFile, expected: TargetConfig) -> TargetConfig:
 
 
 def _check_original(weights: WeightFile, expected: TargetConfig) -> None:
-    """Compares what an original file tells beside its tensors with the expected: models for captions or classes, of
-    stage 1 (256 pixels) or 2 (512), and of any number of heads have tensors of the same names and shapes.
+    """Compare the information in an original LlamaGen file with the expected model.
+
+    This is necessary because different models have tensors of the same names and shapes: models for captions or
+    classes, models of stage 1 (256 pixels) or 2 (512), and models with any number of heads.
+
+    Raises:
+        ValueError: they differ.
     """
     wanted, found = ("classes" if ids else "captions" for ids in (expected.num_prompt_ids, _CLASSES in weights.tensors))
     check_equal(weights.path, "what it is prompted with", wanted, found, "text encoder")
-    args, pixels = weights.args, 16 * expected.grid
+    args = weights.args
+    pixels = 16 * expected.grid
     if (found := args.get("cls_token_num")) is not None:
         check_equal(weights.path, "args.cls_token_num", expected.num_text_tokens, found, "max_tokens")
     named = re.fullmatch(r"[ct]2i_.*_(256|384|512)\.pth?", weights.path.name)
@@ -177,8 +197,8 @@ def _check_original(weights: WeightFile, expected: TargetConfig) -> None:
         check_equal(weights.path, "the image size in the file's name", pixels, int(named[1]), "image size")
     else:
         log.warning(
-            "%s: neither the file's name nor its training's arguments say whether it is of stage 1 or 2; that it draws "
-            "images of %d x %d codes was not checked",
+            "%s: neither the file's name nor its training's arguments state whether it is of stage 1 or 2; that it "
+            "generates images of %d x %d codes was not checked",
             weights.path,
             expected.grid,
             expected.grid,

@@ -1,4 +1,4 @@
-"""Image tokenizers from files: our own, VQ-16, Chameleon's, and those inside models of transformers."""
+"""Image tokenizers from files: Lantern's, VQ-16, Chameleon's, and those inside models of transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lantern.models.image_tokenizer import ImageTokenizer
 from lantern.models.vq16 import VQ16, VQ16Config
 
 ImageModel = ImageTokenizer | VQ16 | Emu3Tokenizer | CodeColours
-_PREFIXES = ("model.vqmodel.", "vqmodel.")  # inside models of transformers
+_PREFIXES = ("model.vqmodel.", "vqmodel.")  # of names inside transformers models
 
 
 class _Sizes(TypedDict):
@@ -31,25 +31,25 @@ class _Sizes(TypedDict):
 
 
 def load_tokenizer(path: Path | str) -> ImageModel:
-    """Read an image tokenizer of any class in our own layout, in evaluation mode."""
+    """Read an image tokenizer of any class in Lantern's layout, in evaluation mode."""
     kinds = {kind.kind: kind for kind in (ImageTokenizer, VQ16, Emu3Tokenizer, CodeColours)}
     return load_model(path, kinds.get((read_metadata(path) or {}).get("kind", ""), ImageTokenizer))
 
 
 def read_tokenizer(path: Path, sizes: ImageSettings) -> ImageModel:
-    """Read an image tokenizer of any layout, in evaluation mode, float32.
+    """Read an image tokenizer of any layout, in evaluation mode and float32.
 
     Args:
         path: file or folder.
-        sizes: what the file is compared with.
+        sizes: expected sizes, with which the file is compared.
 
     Raises:
         FileNotFoundError: the file is missing.
         ValueError: the file is damaged, holds something else, or has other sizes.
     """
     file = find_weights(path)
-    is_own = read_metadata(file) is not None
-    model = load_tokenizer(file) if is_own else read_image_tokenizer(file, sizes.size)
+    is_native = read_metadata(file) is not None
+    model = load_tokenizer(file) if is_native else read_image_tokenizer(file, sizes.size)
     check_equal(file, "image_size", sizes.size, model.config.image_size, "image size")
     for name in ("grid", "codebook_size", "code_dim"):
         check_equal(file, name, getattr(sizes, name), getattr(model.config, name), name)
@@ -57,21 +57,26 @@ def read_tokenizer(path: Path, sizes: ImageSettings) -> ImageModel:
 
 
 def read_image_tokenizer(path: Path, image_size: int) -> ImageModel:
-    """Read a published image tokenizer for images of `image_size` pixels; errors are those of `read_tokenizer`."""
+    """Read a published image tokenizer for images of `image_size` pixels.
+
+    Raises:
+        FileNotFoundError: as in `read_tokenizer`.
+        ValueError: as in `read_tokenizer`.
+    """
     return make_image_tokenizer(read_weights(path), image_size)
 
 
 def make_image_tokenizer(weights: WeightFile, image_size: int | None = None, grid: int | None = None) -> ImageModel:
-    """Make an image tokenizer of published weights, in evaluation mode; its sizes are read from the tensors.
+    """Make an image tokenizer from published weights, in evaluation mode. Its sizes are read from the tensors.
 
     Args:
-        weights: of VQ-16, Chameleon's tokenizer, Emu3's, or a model of transformers. One that can only encode images
-            (Chameleon, GLM-Image) becomes `CodeColours`.
+        weights: weights of VQ-16, of Chameleon's or Emu3's tokenizer, or of a transformers model. A tokenizer that can
+            only encode images (Chameleon, GLM-Image) becomes `CodeColours`.
         image_size: side of an image in pixels, if `grid` is not given.
         grid: side of an image in codes.
 
     Raises:
-        ValueError: the weights belong to something else, or the image size is no multiple of the pixels of a code.
+        ValueError: the weights belong to something else, or the image size is not a multiple of the pixels of a code.
     """
     found = weights.tensors
     prefix = next((prefix for prefix in _PREFIXES if f"{prefix}quantize.embedding.weight" in found), "")
@@ -82,7 +87,7 @@ def make_image_tokenizer(weights: WeightFile, image_size: int | None = None, gri
         side = _side_of(image_size, grid, CodeColours.pixels)
         colours = CodeColours(CodeColoursConfig(side, len(codebook), codebook.shape[1]))
         return load_weights(colours, {"codebook": codebook}, weights.path)
-    if "encoder.time_conv.0.conv.conv.weight" in tensors:  # of image tokenizers Emu3's alone has time
+    if "encoder.time_conv.0.conv.conv.weight" in tensors:  # only Emu3's tokenizer has a time axis
         return _make_emu3(weights, image_size, grid)
     is_chameleon = "encoder.mid.attn_1.q.weight" in tensors and not prefix
     if "encoder.mid.attn_1.q.weight" in tensors:
@@ -102,12 +107,12 @@ def _make_emu3(weights: WeightFile, image_size: int | None, grid: int | None) ->
     levels = range(len(sizes["channel_multipliers"]))
     name = "encoder.down_block.down.{}.attn.0.q_proj.weight"
     attention = tuple(level for level in levels if name.format(level) in weights.tensors)
-    own = {f"vqvae.{name}": value for name, value in weights.tensors.items()}
-    return load_weights(Emu3Tokenizer(Emu3TokenizerConfig(**sizes, attention_levels=attention)), own, weights.path)
+    renamed = {f"vqvae.{name}": value for name, value in weights.tensors.items()}
+    return load_weights(Emu3Tokenizer(Emu3TokenizerConfig(**sizes, attention_levels=attention)), renamed, weights.path)
 
 
 def _side_of(image_size: int | None, grid: int | None, pixels: int) -> int:
-    """Return an image's side in codes: `grid` if it is given, else the side in pixels over the pixels of a code."""
+    """Return the side of an image in codes: `grid` if it is given, else `image_size` over the pixels of a code."""
     if grid:
         return grid
     if image_size is None:
@@ -116,13 +121,21 @@ def _side_of(image_size: int | None, grid: int | None, pixels: int) -> int:
 
 
 def _sizes(weights: WeightFile, blocks: str, image_size: int | None, grid: int | None) -> _Sizes:
-    """Sizes that both classes have, read off the tensors; `blocks` are the encoder's of a level."""
+    """Return the sizes that the configs of both convolutional tokenizers share, read from the tensors.
+
+    Args:
+        weights: the weights.
+        blocks: name of the encoder's blocks at a level, with {} for the level.
+        image_size: side of an image in pixels, if `grid` is not given.
+        grid: side of an image in codes.
+    """
     pattern = blocks.replace(".", r"\.").replace("{}", r"(\d+)") + r"(\d+)\.conv1\.weight"
     found = [match for name in weights.tensors if (match := re.fullmatch(pattern, name))]
     num_levels, num_blocks = (max(1, len({match[part] for match in found})) for part in (1, 2))
     firsts = [f"{blocks.format(level)}0.conv1.weight" for level in range(num_levels)]
     weights.require("quantize.embedding.weight", "encoder.conv_in.weight", *firsts)
-    channels, codebook = len(weights.tensors["encoder.conv_in.weight"]), weights.tensors["quantize.embedding.weight"]
+    channels = len(weights.tensors["encoder.conv_in.weight"])
+    codebook = weights.tensors["quantize.embedding.weight"]
     factor = 2 ** (num_levels - 1)
     if image_size is not None and image_size % factor:
         raise ValueError(f"{weights.path}: the image size should be a multiple of {factor}, got {image_size}")

@@ -1,1 +1,1 @@
-"""Drafters: what a step proposes; see `lantern.methods` for the table of them."""
+"""Drafters, which propose the drafts of a step. The table of drafters is in `lantern.methods`."""

@@ -16,22 +16,24 @@ from lantern.sampling import SamplingConfig
 from lantern.step import Outcome, Prefill, Proposal
 from lantern.tree_shapes import DynamicTreeOptions
 
-State = TypeVar("State")  # what a drafter keeps of a batch of images
+State = TypeVar("State")  # the data that a drafter keeps of a batch of images
 
 
 class Drafter(Generic[State]):
-    """The base class of all drafters: fills a tree of drafts in every step.
+    """The base class of all drafters, which fill a tree of drafts in every step.
 
-    The data of a batch of images is in a separate state. Its tensors keep their addresses and are changed in place.
+    The data of a batch of images is in a separate state, whose tensors are changed in place and keep their addresses.
 
-    A custom class may declare `trees`, `parameters`, `is_sampled` and so on as `lantern.methods.DraftsRow` has them.
+    A custom class may declare `trees`, `parameters`, `is_sampled` and so on, which are described in
+    `lantern.methods.DraftsRow`.
 
     Attributes:
         tree: the static tree, or the options of the dynamic one.
-        max_depth: length of the longest draft path. A step emits one token more. 0 if only the root is proposed.
-        noise_streams: noise that the drafter reads besides the target's.
-        keeps_probs: whether proposals state what drafts were sampled from even if the verifier does not need it.
-            `with_draft_probs` sets it. A drafter that does not know the distributions ignores it.
+        max_depth: length of the longest path of drafts, 0 if only the root is proposed. A step emits at most one token
+            more.
+        noise_streams: names of the noise that the drafter reads, besides the target's.
+        keeps_probs: whether proposals hold `draft_probs` even if the verifier does not need them. `with_draft_probs`
+            sets it. A drafter that does not know the distributions ignores it.
         verifier: decides which drafts are accepted. None for the verifier of the method's acceptance.
     """
 
@@ -47,25 +49,34 @@ class Drafter(Generic[State]):
         raise NotImplementedError
 
     def with_draft_probs(self) -> Drafter[State]:
-        """Return a copy whose proposals state what drafts were sampled from, for a measurement."""
+        """Return a copy whose proposals hold the distributions of the drafts, for a measurement."""
         other = copy(self)
         other.keeps_probs = True
         return other
 
     def allocate(self, num_rows: int, noise: NoiseField) -> State:
-        """Make the state of `num_rows` images that have no prompts yet. A drafter without a state returns None."""
+        """Make the state of `num_rows` images that have no prompts yet.
+
+        A drafter without a state returns None.
+        """
         return None  # type: ignore[return-value]
 
     def fill(self, state: State, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Give the rows, int64 (prompts,), new prompts."""
+        """Prepare the state for new prompts.
+
+        Args:
+            state: the state, changed in place.
+            rows: batch rows of the prompts, int64 (prompts,).
+            prefill: the target's outputs for the prompts.
+        """
 
     def propose(self, state: State, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return a filled tree.
+        """Return a tree filled with drafts.
 
         Args:
             state: the state.
             root: last emitted token of each image, int64 (batch, 1).
-            lengths: number of emitted tokens, int64 (batch,).
+            lengths: number of emitted tokens of each image, int64 (batch,).
         """
         raise NotImplementedError
 
@@ -75,12 +86,12 @@ class Drafter(Generic[State]):
         Args:
             state: the state, changed in place.
             outcome: the target's decisions about the proposal.
-            lengths: number of tokens that were emitted before the step, as `propose` had them.
+            lengths: number of tokens that were emitted before the step, the same as in `propose`.
         """
 
 
 class NoDrafter(Drafter[None]):
-    """Autoregressive decoding: proposes only the root."""
+    """The drafter of autoregressive decoding, which proposes only the root."""
 
     max_depth = 0
 
@@ -98,7 +109,9 @@ class NoDrafter(Drafter[None]):
 
 
 def best_codes(keys: torch.Tensor, k: int) -> torch.Tensor:
-    """Return the k codes with the largest keys, int64 (..., k). -1 if the filters left fewer.
+    """Return the k codes with the largest keys, int64 (..., k).
+
+    -1 marks a missing code, if the filters left fewer than k.
 
     Args:
         keys: (..., vocab), -inf for codes that were filtered out.

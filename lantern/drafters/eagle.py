@@ -1,7 +1,10 @@
-"""EAGLE's drafts: a catch-up pass of the draft model over newly accepted tokens, then one pass per level of the tree.
+"""EAGLE's drafts, which a draft model makes from the target's hidden states.
 
-Drafts are "top" (the most probable tokens), "sampled" (without replacement, with separate noise) or "coupled" (sampled
-with the target's noise, so that both models tend to choose the same token). At temperature 0 all three are "top".
+Each step has a *catch-up pass* of the draft model over the newly accepted tokens, then one pass per level of the tree.
+
+There are three kinds of drafts. "top" drafts are the most probable tokens. "sampled" drafts are sampled without
+replacement, with separate noise. "coupled" drafts are sampled with the target's noise, so that both models tend to
+choose the same token. At temperature 0 all three are "top".
 """
 
 from __future__ import annotations
@@ -28,12 +31,13 @@ from lantern.tree_shapes import DynamicTreeOptions
 
 @dataclass
 class EagleState:
-    """The state of an EAGLE drafter: the draft model's cache, and the emitted tokens that it has not seen yet.
+    """The state of an EAGLE drafter: the draft model's cache, and the emitted tokens that it has not processed yet.
 
     Attributes:
         cache: the draft model's key/value cache.
         noise: noise of the images.
-        tokens: tokens that the draft model has not seen, int64 (batch, most_pending). Only the first `counts` count.
+        tokens: tokens that the draft model has not processed, int64 (batch, most_pending). Entries from `counts` on
+            have no meaning.
         hidden: the target's hidden states that predicted these tokens, (branches, batch, most_pending, dim).
         counts: number of these tokens, int64 (batch,), at least 1.
     """
@@ -46,7 +50,7 @@ class EagleState:
 
 
 class EagleDrafter(Drafter[EagleState]):
-    """Drafts trees with the draft model.
+    """Fills trees with drafts of a draft model.
 
     Args:
         draft: the draft model.
@@ -54,7 +58,8 @@ class EagleDrafter(Drafter[EagleState]):
         drafts: "top", "sampled" or "coupled".
         tree: the static tree, or the options of the dynamic one.
         sampling: temperature, filters and guidance of the target and of the draft model.
-        most_pending: largest number of tokens that a step emits. By default one more than the deepest path has drafts.
+        most_pending: largest number of tokens that a step emits. By default the length of the longest path of drafts
+            plus 1.
     """
 
     tree: StaticTree | DynamicTreeOptions
@@ -117,7 +122,7 @@ class EagleDrafter(Drafter[EagleState]):
     def fill(self, state: EagleState, rows: torch.Tensor, prefill: Prefill) -> None:
         """Run new prompts through the draft model."""
         n = self.num_text_rows
-        if n > 0:  # a class is one position, whose hidden state belongs to image token 0
+        if n > 0:  # 0 for a class prompt, whose only hidden state belongs to image token 0
             ids = None if prefill.ids is None else prefill.ids[:, :, 1:]
             cache = self.draft.prefill(prefill.hidden[:, :, :n], prefill.mask[:, :, :n], n, ids)
             state.cache.copy_rows(rows, cache)
@@ -126,7 +131,7 @@ class EagleDrafter(Drafter[EagleState]):
         state.counts.index_fill_(0, rows, 1)
 
     def propose(self, state: EagleState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Run the draft model over the tokens that it has not seen, and draft a tree after them."""
+        """Run the draft model over the tokens that it has not processed, and draft a tree after them."""
         begin = lengths - state.counts
         last = state.counts[:, None] - 1
         hidden = self._run(state, state.tokens, state.hidden, begin, self._catch_up_layout)
@@ -148,25 +153,32 @@ class EagleDrafter(Drafter[EagleState]):
     def _run(
         self, state: EagleState, tokens: torch.Tensor, hidden: torch.Tensor, begin: torch.Tensor, layout: _Layout
     ) -> torch.Tensor:
-        """Run the draft model over some nodes. Returns hidden states, (branches, batch, nodes, dim).
+        """Run the draft model over some nodes.
 
         Args:
             state: the state.
             tokens: tokens of the nodes, int64 (batch, nodes).
             hidden: hidden states that predicted the tokens, (branches, batch, nodes, dim).
-            begin: image position of each row's first node, int64 (batch,).
-            layout: positions of the nodes after it.
+            begin: image position of each image's first node, int64 (batch,).
+            layout: positions of the nodes relative to it.
+
+        Returns:
+            Hidden states, (branches, batch, nodes, dim).
         """
         origin = (begin + self.num_text_rows)[:, None]
         rotary_positions = (origin + layout.steps).expand(-1, tokens.shape[1])
         mask = state.cache.mask(layout.window, origin[:, 0])
-        tokens = tokens.clamp(min=0)  # a missing draft needs some token
+        tokens = tokens.clamp(min=0)  # a missing draft is -1, which is no row of the embedding
         return self.draft.extend(state.cache, tokens, hidden, origin + layout.slots, rotary_positions, mask)
 
     def _weights(
         self, state: EagleState, hidden: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-weights after the filters, and the same with the drafts' noise. Both are (batch, nodes, vocab)."""
+        """Return the draft model's log-probabilities, without and with the noise of the drafts.
+
+        Returns:
+            (unnormalised log-probabilities after the filters, the same plus noise), both (batch, nodes, vocab).
+        """
         logits = self.target.guided_logits(hidden, self.sampling.cfg_scale, positions)
         if self.sampling.is_greedy:
             return logits, logits
@@ -179,7 +191,15 @@ class EagleDrafter(Drafter[EagleState]):
     def _propose_static(
         self, tree: StaticTree, state: EagleState, root: torch.Tensor, hidden: torch.Tensor, lengths: torch.Tensor
     ) -> Proposal:
-        """Draft level by level. `hidden` is the root's hidden state, (branches, batch, 1, dim)."""
+        """Draft level by level.
+
+        Args:
+            tree: the tree.
+            state: the state.
+            root: last emitted token, int64 (batch, 1).
+            hidden: hidden state of the root, (branches, batch, 1, dim).
+            lengths: number of emitted tokens, int64 (batch,).
+        """
         levels = [root]
         probs = []
         for depth, plan in enumerate(self._levels):
@@ -205,7 +225,7 @@ class EagleDrafter(Drafter[EagleState]):
     ) -> Proposal:
         """Draft by beam search, and keep the candidates with the highest scores.
 
-        Every level of the beam has k nodes, of which each has k children. The k best children are the next beam.
+        Every level of the beam has k nodes, and each node has k children. The k best children are the next level.
 
         Source: EAGLE-2 (arXiv 2406.16858), section 4; jadohu/LANTERN cnets_llamagen.py (topK_genrate).
         """
@@ -248,7 +268,8 @@ class EagleDrafter(Drafter[EagleState]):
     ) -> Proposal:
         """Keep the candidates with the highest scores, in the order in which they were found.
 
-        A score never exceeds the parent's, and parents are found first. A stable order therefore keeps them first.
+        A score never exceeds the parent's score, and parents are found first. With a stable sort, every parent is
+        therefore kept if its child is.
         """
         options = cast("DynamicTreeOptions", self.tree)
         best = scores.sort(dim=1, descending=True, stable=True).indices
@@ -266,9 +287,9 @@ class _Candidates:
     """Nodes that one level of the beam adds to the candidates of a dynamic tree. All attributes are (batch, n).
 
     Attributes:
-        tokens: their tokens, int64.
-        scores: log-probability of the path to each of them.
-        parents: number of the parent among all candidates, int64. -1 for the root.
+        tokens: tokens of the nodes, int64.
+        scores: log-probability of the path to each node.
+        parents: index of the parent among all candidates, int64. -1 for the root.
     """
 
     tokens: torch.Tensor
@@ -287,14 +308,17 @@ def pick_nodes(hidden: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
 
 
 def _children(keys: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log-probabilities and tokens of each node's k best children. A missing child is -1 and very improbable."""
+    """Return the log-probabilities and tokens of each node's k best children.
+
+    A missing child has token -1 and log-probability -1000.
+    """
     best = keys.log_softmax(-1).topk(k, dim=-1)
     return best.values.clamp(min=-1e3), best.indices.masked_fill(best.values.isneginf(), -1)
 
 
 @dataclass
 class _Layout:
-    """The positions of the nodes of one pass, relative to the row's first new image token.
+    """The positions of the nodes of one pass, relative to the first new image token.
 
     Attributes:
         slots: slots in the cache, int64 (nodes,) or (batch, nodes).
@@ -309,12 +333,12 @@ class _Layout:
 
 @dataclass
 class _LevelRun:
-    """The pass of the draft model over the inner nodes of one level of a static tree. Indices are int64.
+    """The pass of the draft model over the inner nodes of one level of a static tree.
 
     Attributes:
-        tokens: indices of the inner nodes among the nodes of their depth.
-        parents: indices of their parents among the inner nodes of the depth above.
-        layout: their positions.
+        tokens: indices of the inner nodes among the nodes of their depth, int64.
+        parents: indices of their parents among the inner nodes of the previous level, int64.
+        layout: positions of the nodes.
     """
 
     tokens: torch.Tensor
@@ -324,12 +348,12 @@ class _LevelRun:
 
 @dataclass
 class _LevelPlan:
-    """The plan by which one level of a static tree is drafted.
+    """The indices by which one level of a static tree is drafted.
 
     Attributes:
         width: largest number of children of the level's inner nodes.
-        drafted: indices of the nodes one level deeper among the flattened proposals, int64.
-        run: the pass over the level's inner nodes. None for the root, which the catch-up pass has run.
+        drafted: indices into the flattened drafts of this level, one for each node that is one deeper, int64.
+        run: pass over the level's inner nodes. None for the root, which the catch-up pass has processed.
     """
 
     width: int

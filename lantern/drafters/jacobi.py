@@ -1,20 +1,20 @@
 """Jacobi drafts: tokens that the target sampled for the next positions in earlier steps.
 
-The noise of an image is fixed. Its next token is therefore a function of the tokens before it, and the image is the
-fixed point of that function. Every step evaluates the function at a window of positions ahead, given drafts of the
-tokens between. The values are the drafts of the next steps. A draft is accepted if it equals the token that the target
-samples. The image therefore equals that of autoregressive decoding, token for token, at any temperature. No draft model
-is needed.
+The noise of an image is fixed. Each token is therefore a function of the tokens before it, and the image is a fixed
+point of these functions. Every step evaluates them for a window of the next positions, given drafts of the tokens
+before each position. The results are the drafts of later steps. A draft is accepted if it equals the token that the
+target samples. The image therefore equals the image of autoregressive decoding, token for token, at any temperature. No
+draft model is needed.
 
-After a rejected draft, the next position has another token at its left than the one that the target saw. A pool
-therefore keeps the last rows that were evaluated at every position. The draft is taken from the newest row that saw the
-current token at its left, or from the newest row if there is none.
+After a rejection, the drafts that follow were sampled after a wrong token. The *pool* therefore keeps the last results
+of every position: the preceding token, and the best tokens after it. A draft comes from the newest result whose
+preceding token is the current one. If there is none, it comes from the newest result.
 
-Source: predictive sampling (Wiggers and Hoogeboom, ICML 2020, arXiv 2002.09928) fixes a sample's noise first, so that
-sampling is a deterministic function whose fixed point is the image, and iterates it with forecasts as first guesses.
+Source: predictive sampling (Wiggers and Hoogeboom, ICML 2020, arXiv 2002.09928) fixes the noise of a sample first, so
+that sampling is a deterministic function whose fixed point is the image, and iterates this function on forecasts.
 Speculative Jacobi decoding (arXiv 2410.01699) iterates drafts of an image model, and MC-SJD (arXiv 2510.24211) couples
-the samples of consecutive steps; both verify by rejection. The pool, keyed by position and preceding token, and trees
-of its drafts are Lantern's; lookahead decoding (arXiv 2402.02057) has a pool of n-grams.
+the samples of consecutive steps. Both verify by rejection. The pool, with position and preceding token as key, and
+trees of its drafts are Lantern's. Lookahead decoding (arXiv 2402.02057) has a pool of n-grams.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lantern.sampling import SamplingConfig
 from lantern.step import Outcome, Prefill, Proposal, pick_rows
 from lantern.tree_shapes import JointTree
 
-NUM_KEPT = 6  # rows per position in the pool
+NUM_KEPT = 6  # results per position in the pool
 
 
 @dataclass
@@ -43,12 +43,12 @@ class JacobiState:
     """The state of a Jacobi drafter.
 
     Attributes:
-        pool: the last rows evaluated at every position, newest first, int64 (batch, 1 + siblings, tokens + window,
-            kept). A row holds the token at the left, then the best codes, best first, -1 for a missing one. In an empty
-            row the token at the left is -2, which matches no token, and the codes are first drafts. Emitted positions
-            are not read.
-        probs: the target's distributions in these rows, (batch, tokens + window, kept, vocab), 0 in empty rows. None
-            unless the drafter keeps them.
+        pool: the last results of every position, newest first, int64 (batch, 1 + siblings, tokens + window, kept). A
+            result is the preceding token, then the best codes, best first, with -1 for a missing one. An empty result
+            has the preceding token -2, which matches no token, and its codes are the first drafts. Positions that are
+            already emitted are not read.
+        probs: the target's distributions of these results, (batch, tokens + window, kept, vocab), 0 for empty ones.
+            None unless the drafter keeps them.
     """
 
     pool: torch.Tensor
@@ -58,12 +58,14 @@ class JacobiState:
 class JacobiDrafter(Drafter[JacobiState]):
     """Drafts the target's samples of earlier steps.
 
+    The child of rank r is the r-th best code of a result in the pool. The preceding token of that result is the newest
+    draft of the parent's position, if there is such a result. Otherwise it is the newest result of the child's
+    position.
+
     Args:
-        tree: the tree. Its depth is the window, the number of positions ahead that are drafted. The child of rank r is
-            the r-th best code of the newest row whose left token is the newest draft of the parent's position, or of
-            the newest row if there is none.
+        tree: the tree. Its depth is the window, the number of positions that are drafted in a step.
         config: sizes of the target.
-        num_kept: number of rows per position in the pool. With 1, drafts are taken only from the previous step.
+        num_kept: number of results per position in the pool. With 1, drafts come from the previous step only.
     """
 
     tree: StaticTree
@@ -85,7 +87,7 @@ class JacobiDrafter(Drafter[JacobiState]):
         self._ages, self._ages_of_others = torch.arange(2 * num_kept, device=device).chunk(2)
         self._parents = tree.parents[0, 1:]
         self._line_end = torch.where(ranks == 0, config.num_codes, -1)
-        self._first_children = tree.children[0, :, 0] - 1  # of the inner nodes, among the drafts
+        self._first_children = tree.children[0, :, 0] - 1  # first child of each inner node, as an index into the drafts
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> JacobiDrafter:
@@ -103,7 +105,7 @@ class JacobiDrafter(Drafter[JacobiState]):
         return JacobiState(pool, probs)
 
     def fill(self, state: JacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Draft image token 0 at every position."""
+        """Use image token 0 as the first draft of every position."""
         pool = prefill.first[..., None, None].repeat(1, *self._shape)
         pool[:, 0] = -2
         state.pool.index_copy_(0, rows, pool)
@@ -111,30 +113,36 @@ class JacobiDrafter(Drafter[JacobiState]):
             state.probs.index_fill_(0, rows, 0.0)
 
     def propose(self, state: JacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return the drafts of the positions after the root. One comparison finds the rows of all positions."""
+        """Return the drafts of the positions after the root.
+
+        One comparison finds the results of all positions.
+        """
         index = lengths[:, None] * self.num_kept + self._read.flatten()
         left, drafts = state.pool.flatten(1).gather(1, index).view(-1, *self._read.shape).unbind(1)
         parents = torch.cat([root, drafts[..., 0]], dim=1).index_select(1, self._parents)
-        ages = torch.where(left == parents[..., None], self._ages, self._ages_of_others)  # no two are equal
+        ages = torch.where(left == parents[..., None], self._ages, self._ages_of_others)  # all different
         newest = ages.argmin(-1, keepdim=True)
         tokens = drafts.gather(2, newest).squeeze(2)
-        if self.config.line_end is not None:  # one token is possible at the end of a line
+        if self.config.line_end is not None:  # only one token is possible at the end of a line
             is_end = self.config.ends_line(lengths[:, None] + self.tree.depths[:, 1:] - 1)
             tokens = torch.where(is_end, self._line_end, tokens)
         draft_probs = None if state.probs is None else self._draft_probs(state.probs, newest, lengths)
         return Proposal(torch.cat([root, tokens], dim=1), self.tree, draft_probs)
 
     def _draft_probs(self, probs: torch.Tensor, newest: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Return the distributions in the rows that the children of inner nodes come from, (batch, inner, vocab).
+        """Return the distributions that the children of inner nodes were sampled from, (batch, inner, vocab).
 
-        Siblings come from one row.
+        All siblings come from the same result of the pool.
         """
         ahead = self.tree.depths[:, 1:].index_select(1, self._first_children) - 1
         rows = newest.squeeze(2).index_select(1, self._first_children)
         return pick_rows(probs.flatten(1, 2), (lengths[:, None] + ahead) * self.num_kept + rows)
 
     def observe(self, state: JacobiState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Put the rows of all nodes into the pool. The last row's codes are the first drafts after the window."""
+        """Put the results of all nodes into the pool.
+
+        The codes of the last node are also the first drafts of the positions after the window.
+        """
         num_nodes = self.tree.num_nodes  # a hybrid tree has more nodes
         tokens = outcome.proposal.tokens[:, :num_nodes, None]
         best = best_codes(outcome.scores.keys[:, :num_nodes], self.num_siblings)
@@ -148,7 +156,7 @@ class JacobiDrafter(Drafter[JacobiState]):
             self._keep_probs(state.probs, outcome.scores.weights[:, :num_nodes].softmax(-1), written)
 
     def _keep_probs(self, kept: torch.Tensor, probs: torch.Tensor, written: torch.Tensor) -> None:
-        """Move distributions as `observe` moves the tokens at the left: the pool has one of both per row."""
+        """Move distributions in the same way as `observe` moves the preceding tokens."""
         num_written = (2 * self.max_depth + 1) * self.num_kept
         kept = kept.flatten(1, 2)
         written = written[:, :num_written]
@@ -157,10 +165,10 @@ class JacobiDrafter(Drafter[JacobiState]):
 
 
 def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int) -> torch.Tensor:
-    """Return the indices of the new pool's rows among the rows of all nodes and of the old pool, flattened.
+    """Return the indices that select the new pool from the results of all nodes and of the old pool, flattened.
 
-    The new rows of a position are those of the nodes that predict it, then the newest old ones. After the window, the
-    codes are those of the window's last row.
+    A position first gets the results of the nodes that predict it, then its newest old results. After the window, its
+    codes are the codes of the last node.
     """
     depths = tree.depths[0].tolist()
     num_positions = 2 * tree.max_depth + 1
@@ -181,7 +189,7 @@ def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int) -> torch.T
 
 @dataclass
 class HybridState:
-    """The states of both drafters."""
+    """The states of both drafters of a hybrid drafter."""
 
     jacobi: JacobiState
     eagle: EagleState
@@ -192,7 +200,7 @@ class HybridDrafter(Drafter[HybridState]):
 
     Args:
         jacobi: fills the first nodes.
-        eagle: fills the nodes after them. Its `most_pending` must allow for the longer of the two paths.
+        eagle: fills the nodes after them. Its `most_pending` must be large enough for the longer of the two paths.
         tree: both trees below one root.
     """
 
@@ -207,7 +215,7 @@ class HybridDrafter(Drafter[HybridState]):
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> HybridDrafter:
-        """Make both drafters, each with its own tree.
+        """Make both drafters, each for one of the method's two trees.
 
         Raises:
             ValueError: the method does not name two trees.

@@ -1,7 +1,7 @@
-"""PathRelax: several chains of SJD drafts from one root. The longest accepted chain is taken.
+"""PathRelax: several chains of SJD drafts below one root. The longest accepted chain is taken.
 
-Not exact, even without relaxation: a chain is long if its tokens are easy to continue, so that such tokens are emitted
-too often.
+This is not exact, even without relaxation. A chain is long if its tokens are easy to continue, so that such tokens are
+emitted too often.
 
 Source: PathRelax, or PathSpec (arXiv 2606.10492; Haodong-Lei-Ray/PathSpec@8a3df48).
 """
@@ -28,7 +28,7 @@ from lantern.tree_shapes import MAX_SIBLINGS, tree_choices
 
 @dataclass
 class ChainNoise:
-    """The noise of images for a batch of their chains. Every chain of an image has its own slots.
+    """The noise of images, for a batch in which every chain is a row. Each chain of an image has separate slots.
 
     Attributes:
         noise: noise of the images.
@@ -57,10 +57,10 @@ class ChainNoise:
 
 
 class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
-    """Drafts several chains, each as in SJD.
+    """Drafts several chains, each like SJD.
 
     Args:
-        tree: chains of one length below the root.
+        tree: chains of the same length below the root.
         chain: drafts one chain.
         delta: see `LongestChain`.
 
@@ -86,7 +86,7 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
-        """Make the drafter, or a Jacobi drafter at temperature 0: there both draft the most probable tokens."""
+        """Make the drafter, or a Jacobi drafter at temperature 0, at which both draft the most probable tokens."""
         tree = static_tree(spec.static_choices, models.target.device)
         if sampling.is_greedy:
             return JacobiDrafter(tree, models.target.config, num_kept=1)
@@ -94,24 +94,27 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
         return cls(tree, SpeculativeJacobiDrafter(chain, spec, models.target.config), spec["delta"])
 
     def allocate(self, num_rows: int, noise: NoiseField) -> SpeculativeJacobiState:
-        """Make a state with a row per chain."""
+        """Make a state with a row for every chain."""
         chain_noise = ChainNoise(noise, self.num_chains, self.max_depth + 1)
-        # It has the functions of a `NoiseField` that the drafter of a chain calls.
+        # `ChainNoise` has the functions of `NoiseField` that the drafter of a chain calls.
         return self.chain.allocate(num_rows * self.num_chains, cast("NoiseField", chain_noise))
 
     def fill(self, state: SpeculativeJacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Drop the drafts of the old prompts."""
+        """Discard the drafts of the old prompts."""
         chains = torch.arange(self.num_chains, device=rows.device)
         self.chain.fill(state, (rows[:, None] * self.num_chains + chains).flatten(), prefill)
 
     def propose(self, state: SpeculativeJacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return all chains. Here `draft_probs` belong to drafts, (batch, nodes - 1, vocab), not to inner nodes."""
+        """Return all chains.
+
+        Here `draft_probs` has one distribution per draft, (batch, nodes - 1, vocab), not one per inner node.
+        """
         chains = self.chain.propose(state, self._repeat(root), self._repeat(lengths))
         assert chains.draft_probs is not None
         shape = (-1, self.num_chains, self.max_depth)
         tokens = chains.tokens[:, 1:].reshape(shape).transpose(1, 2).flatten(1)  # nodes are numbered by depth
-        labels = chains.draft_probs.view(*shape, chains.draft_probs.shape[2]).transpose(1, 2).flatten(1, 2)
-        return Proposal(torch.cat([root, tokens], dim=1), self.tree, labels)
+        draft_probs = chains.draft_probs.view(*shape, chains.draft_probs.shape[2]).transpose(1, 2).flatten(1, 2)
+        return Proposal(torch.cat([root, tokens], dim=1), self.tree, draft_probs)
 
     def observe(self, state: SpeculativeJacobiState, outcome: Outcome, lengths: torch.Tensor) -> None:
         """Sample new drafts of all chains for the positions after the emitted tokens."""
@@ -121,23 +124,25 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
         logits = pick_rows(scores.logits, nodes).view(*rows, -1)
         positions = scores.positions.gather(1, nodes).view(rows)
         chains = Scores(None, logits, positions, scores.noise, scores.sampling)
-        own = replace(outcome, scores=chains, num_accepted=self._repeat(outcome.num_accepted))
-        self.chain.observe(state, own, self._repeat(lengths))
+        chains_outcome = replace(outcome, scores=chains, num_accepted=self._repeat(outcome.num_accepted))
+        self.chain.observe(state, chains_outcome, self._repeat(lengths))
 
     def _repeat(self, values: torch.Tensor) -> torch.Tensor:
         return values.repeat_interleave(self.num_chains, dim=0)
 
 
 class LongestChain(ByRejection):
-    """Verification of parallel chains: each is verified by itself, and the first of the longest is taken.
+    """Verification of parallel chains: each chain is verified separately, and the longest accepted one is taken.
 
-    Draft x of a chain is accepted with probability min(1, (t(x) + m) / p(x)), where m is `delta` times the mean
-    probability t of the other chains' tokens at that position. A rejection leaves normalise(max(0, t - p)).
+    Of several longest chains the first is taken. Draft x of a chain is accepted with probability min(1, (t(x) + m) /
+    p(x)), where m is `delta` times the mean probability t of the other chains' tokens at that position. The residual
+    after a rejection is normalise(max(0, t - p)).
 
-    Not exact: the total variation of images grows with the number of chains and with delta, without a known bound.
+    This is not exact. The total variation of images grows with the number of chains and with delta, without a known
+    bound.
 
     Args:
-        delta: share of the other chains' mass that is added to a draft's.
+        delta: fraction of the other chains' probability that is added to a draft's.
 
     Source: PathRelax (arXiv 2606.10492; Haodong-Lei-Ray/PathSpec@8a3df48).
     """
@@ -147,33 +152,36 @@ class LongestChain(ByRejection):
         self.delta = delta
 
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Verify all chains. After the root, the token is that of the first chain's rejection."""
+        """Verify all chains.
+
+        If no draft is accepted, the emitted token is sampled from the residual of the first chain.
+        """
         tree = proposal.tree
         tokens = proposal.tokens
-        labels = proposal.draft_probs
+        draft_probs = proposal.draft_probs
         inner = tree.parent_nodes
-        assert labels is not None
+        assert draft_probs is not None
         assert inner is not None
         batch = len(tokens)
         window = tree.max_depth
         num_chains = (tree.num_nodes - 1) // window
         probs = scores.weights.softmax(-1).index_select(1, tree.parents[0, 1:])  # (batch, drafts, vocab)
         drafts = tokens[:, 1:].view(batch, window, num_chains)
-        # Every chain's probabilities of the tokens that all chains have at its position.
+        # Each chain's probabilities of the tokens of all chains at the same position.
         tokens_at_position = drafts[:, :, None].expand(-1, -1, num_chains, -1).reshape(batch, -1, num_chains)
         masses = probs.gather(2, tokens_at_position).view(batch, window, num_chains, num_chains)
         token_probs = masses.diagonal(dim1=2, dim2=3)  # (batch, window, chains)
         added = (masses.sum(3) - token_probs) * (self.delta / max(1, num_chains - 1))
-        token_draft = labels.gather(2, tokens[:, 1:, None]).view_as(drafts)
+        token_draft = draft_probs.gather(2, tokens[:, 1:, None]).view_as(drafts)
         positions = scores.positions.index_select(1, tree.parents[0, 1::num_chains])
         uniforms = scores.noise.uniform(positions, num_chains)
         is_kept = (uniforms * token_draft <= token_probs + added) & (token_draft > 0)
         is_root_accepted = torch.zeros_like(tokens[:, :1], dtype=torch.bool)
         is_accepted = torch.cat([is_root_accepted, is_kept.flatten(1)], dim=1)
-        first = tree.children[0, :, 0] - 1  # of each inner node's children, among the drafts
+        first = tree.children[0, :, 0] - 1  # first child of each inner node, as an index into the drafts
         first_probs = probs.index_select(1, first)
-        residual = self.rejection.residual_probs(first_probs, None, labels.index_select(1, first))
+        residual = self.rejection.residual_probs(first_probs, None, draft_probs.index_select(1, first))
         noise = scores.noise.gumbel("target", scores.positions.index_select(1, inner))
-        residual_best, residual_own = (residual.log_() + noise).max(-1)
-        best, own = scores.keys.max(-1)
-        return is_accepted, own.index_copy(1, inner, residual_own), best.index_copy(1, inner, residual_best)
+        residual_best, residual_sampled = (residual.log_() + noise).max(-1)
+        best, sampled = scores.keys.max(-1)
+        return is_accepted, sampled.index_copy(1, inner, residual_sampled), best.index_copy(1, inner, residual_best)

@@ -1,10 +1,12 @@
 """Speculative Jacobi drafts: sampled from the target's distributions of the previous step, and verified by rejection.
 
-Every position ahead has a draft and its *label*, the distribution that it was sampled from. The label is the target's
-distribution at that position in the previous step, given the drafts of that step. With the label the draft is verified
-by rejection, like the draft of a draft model. The noise that samples a draft belongs to its position and to the step.
-The noise that verifies it belongs to its position only. A draft therefore has the distribution of its label, given all
-that the target's distribution depends on, and the emitted tokens have the target's distribution.
+Every position in the window of the next positions has a draft and a *draft distribution*, which the draft was sampled
+from. It is the target's distribution at that position in the previous step, given the drafts of that step. With it, the
+draft is verified by rejection sampling, like the draft of a draft model.
+
+The decoding is exact. The noise that samples a draft depends on the position and the step, the noise that verifies it
+on the position only. Given all that the target's distribution depends on, a draft therefore follows its draft
+distribution, and the emitted tokens follow the target's distribution.
 
 Sources: speculative Jacobi decoding, SJD (arXiv 2410.01699; tyshiwo1/Accelerating-T2I-AR-with-SJD@b389cfb); speculative
 coupled decoding, SCD or MC-SJD (arXiv 2510.24211; junhyukso/SCD@7322379); SJD++ (arXiv 2512.07503), as in
@@ -34,38 +36,38 @@ from lantern.tree_shapes import MAX_SIBLINGS
 
 @dataclass
 class SpeculativeJacobiState:
-    """The state of a speculative Jacobi drafter. Window position 0 follows the last emitted token.
+    """The state of a speculative Jacobi drafter. Window position 0 is the position after the last emitted token.
 
     Attributes:
         noise: noise of the images.
-        drafts: drafts of the positions ahead, int64 (batch, window). Only the first `counts` count.
-        labels: distributions that they were sampled from, (batch, window, vocab).
+        drafts: drafts of the window, int64 (batch, window). Entries from `counts` on have no meaning.
+        draft_probs: distributions that the drafts were sampled from, (batch, window, vocab).
         counts: number of positions that have a draft, int64 (batch, 1).
     """
 
     noise: NoiseField
     drafts: torch.Tensor
-    labels: torch.Tensor
+    draft_probs: torch.Tensor
     counts: torch.Tensor
 
 
 class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
     """Drafts samples of the target's distributions of the previous step, for temperatures above 0.
 
-    Exact with every coupling, but not with a `threshold` (SJD++): it keeps drafts that are not samples of the label
-    that they get.
+    It is exact with every coupling, but not with a `threshold` (SJD++), which keeps drafts that were not sampled from
+    their new draft distribution.
 
     Args:
-        tree: the tree. Its depth is the window. The first sibling is the draft of the position. The others are sampled
-            from its label without replacement, and are the same for every parent.
-        spec: the method. Its `coupling` states how drafts depend on those of the previous step: "none" samples new
-            ones, "gumbel" samples with the noise of their position, "maximal" keeps as many as possible. Its
-            `threshold` is the t(x) / p(x) above which SJD++ keeps a draft. Its `labels` are those of the random first
-            drafts: "point" or "uniform".
+        tree: the tree. Its depth is the window. The first sibling is the draft of its position. Further siblings are
+            sampled from the same draft distribution without replacement, and are the same for every parent.
+        spec: the method. Its parameter `coupling` decides how new drafts depend on the old ones: "none" samples them
+            independently, "gumbel" samples with the noise of their position, "maximal" keeps as many as possible.
+            `threshold` is the ratio t(x) / p(x) above which SJD++ keeps a draft. `labels` is the draft distribution of
+            random first drafts, "point" or "uniform".
         config: sizes of the target.
 
     Raises:
-        ValueError: siblings at too many depths.
+        ValueError: there are siblings at too many depths.
     """
 
     tree: StaticTree
@@ -83,14 +85,15 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
             streams.append("sibling")
         self.noise_streams = tuple(streams)
         codes = torch.arange(config.vocab_size, device=tree.parents.device) < config.num_codes
-        self._first_label = codes / config.num_codes if spec.get("labels") == "uniform" else None
+        self._rejection = Rejection()
+        self._first_probs = codes / config.num_codes if spec.get("labels") == "uniform" else None
         self._chain = first_ranks(tree)  # the root, then the nodes of the positions' first drafts
         self._chain_inner = torch.searchsorted(tree.parent_nodes, self._chain[:-1])
         self._inner_depths = tree.depths[0, tree.parent_nodes]
         self._steps = torch.arange(self.max_depth + 1, device=tree.parents.device)[None]
         self.num_siblings = int(tree.ranks.max()) + 1
         self._num_wide = int(tree.depths[tree.ranks > 0].max()) if self.num_siblings > 1 else 0  # depths with siblings
-        self._candidate = (tree.ranks * self.max_depth + tree.depths - 1)[:, 1:]  # of each node but the root
+        self._candidate = (tree.ranks * self.max_depth + tree.depths - 1)[:, 1:]  # of each node except the root
         if self._num_wide * self.num_siblings > MAX_SIBLINGS:
             raise ValueError(
                 f"siblings x depths that have some must be at most {MAX_SIBLINGS} for sjd drafts, got "
@@ -99,7 +102,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
-        """Make the drafter, or a Jacobi drafter at temperature 0: there both draft the most probable tokens."""
+        """Make the drafter, or a Jacobi drafter at temperature 0, at which both draft the most probable tokens."""
         tree = static_tree(spec.static_choices, models.target.device)
         if sampling.is_greedy:
             return JacobiDrafter(tree, models.target.config, num_kept=1)
@@ -112,61 +115,69 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         return SpeculativeJacobiState(
             noise=noise,
             drafts=torch.zeros(num_rows, window, dtype=torch.int64, device=device),
-            labels=torch.zeros(num_rows, window, self.config.vocab_size, device=device),
+            draft_probs=torch.zeros(num_rows, window, self.config.vocab_size, device=device),
             counts=torch.zeros(num_rows, 1, dtype=torch.int64, device=device),
         )
 
     def fill(self, state: SpeculativeJacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Drop the drafts of the old prompts."""
+        """Discard the drafts of the old prompts."""
         state.counts.index_fill_(0, rows, 0)
 
     def propose(self, state: SpeculativeJacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return the drafts of the positions after the root, random ones if a position has none."""
+        """Return the drafts of the positions after the root. A position without a draft gets a random one."""
         positions = lengths[:, None] + self._steps[:, :-1]
         is_new = self._steps[:, :-1] >= state.counts
-        first, first_labels = self._begin(state, positions)
+        first, first_probs = self._begin(state, positions)
         drafts = torch.where(is_new, first, state.drafts)
-        labels = torch.where(is_new[..., None], first_labels, state.labels)
-        candidates = [drafts, *self._draw_siblings(state.noise, drafts, labels, positions)]
+        draft_probs = torch.where(is_new[..., None], first_probs, state.draft_probs)
+        candidates = [drafts, *self._sample_siblings(state.noise, drafts, draft_probs, positions)]
         tokens = torch.cat(candidates, dim=1).gather(1, self._candidate.expand(len(root), -1))
-        return Proposal(torch.cat([root, tokens], dim=1), self.tree, labels.index_select(1, self._inner_depths))
+        return Proposal(torch.cat([root, tokens], dim=1), self.tree, draft_probs.index_select(1, self._inner_depths))
 
     def observe(self, state: SpeculativeJacobiState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Sample new drafts of the positions after the emitted tokens."""
+        """Sample new drafts for the positions after the emitted tokens."""
         probs = outcome.scores.weights.index_select(1, self._chain).softmax(-1)
-        tokens = self._redraw(state.noise, outcome, probs)
+        tokens = self._resample(state.noise, outcome, probs)
         rows = outcome.num_accepted[:, None] + 1 + self._steps[:, :-1]
-        rows = rows.clamp(max=self.max_depth)  # positions after the last row have no draft yet
+        rows = rows.clamp(max=self.max_depth)  # positions after the last node have no draft yet
         state.drafts.copy_(tokens.gather(1, rows))
-        state.labels.copy_(pick_rows(probs, rows))
+        state.draft_probs.copy_(pick_rows(probs, rows))
         torch.sub(self.max_depth, outcome.num_accepted[:, None], out=state.counts)
 
     def _begin(self, state: SpeculativeJacobiState, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return first drafts of all positions, (batch, window), and their labels, (batch, window, vocab)."""
+        """Return random first drafts and the distributions that they count as sampled from.
+
+        Returns:
+            (drafts of all positions, (batch, window); draft distributions, (batch, window, vocab)).
+        """
         noise = state.noise.fresh("initial", positions, self._steps[:, :-1])
         drafts = (noise.double() * self.config.num_codes).long()
         is_end = self.config.ends_line(positions)  # only one token is possible there
         drafts = torch.where(is_end, self.config.num_codes, drafts)
-        labels = torch.zeros_like(state.labels).scatter_(-1, drafts[..., None], 1.0)
-        if self._first_label is not None:
-            labels = torch.where(is_end[..., None], labels, self._first_label)
-        return drafts, labels
+        draft_probs = torch.zeros_like(state.draft_probs).scatter_(-1, drafts[..., None], 1.0)
+        if self._first_probs is not None:
+            draft_probs = torch.where(is_end[..., None], draft_probs, self._first_probs)
+        return drafts, draft_probs
 
-    def _draw_siblings(
-        self, noise: NoiseField, drafts: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor
+    def _sample_siblings(
+        self, noise: NoiseField, drafts: torch.Tensor, draft_probs: torch.Tensor, positions: torch.Tensor
     ) -> Iterator[torch.Tensor]:
-        """Yield further drafts of the first positions, int64 (batch, window), -1 if no code is left. One per rank."""
+        """Yield further drafts of the first positions, one tensor per rank, int64 (batch, window). -1 marks none."""
         wide = slice(0, self._num_wide)
-        left = labels[:, wide].scatter(-1, drafts[:, wide, None], 0.0)  # label without the codes sampled so far
+        # The probabilities of the codes that are not sampled yet.
+        remaining = draft_probs[:, wide].scatter(-1, drafts[:, wide, None], 0.0)
         for rank in range(1, self.num_siblings):
             slots = self._steps[:, wide] * self.num_siblings + rank
-            token = noise.draw("sibling", left, positions[:, wide], slots)
-            token = token.masked_fill(left.gather(-1, token[..., None]).squeeze(-1) == 0, -1)
+            token = noise.draw("sibling", remaining, positions[:, wide], slots)
+            token = token.masked_fill(remaining.gather(-1, token[..., None]).squeeze(-1) == 0, -1)
             yield F.pad(token, (0, self.max_depth - self._num_wide))
-            left = left.scatter(-1, token.clamp(min=0)[..., None], 0.0)
+            remaining = remaining.scatter(-1, token.clamp(min=0)[..., None], 0.0)
 
-    def _redraw(self, noise: NoiseField, outcome: Outcome, probs: torch.Tensor) -> torch.Tensor:
-        """Return new drafts after all nodes of the chain, int64 (batch, window + 1). Their labels are `probs`."""
+    def _resample(self, noise: NoiseField, outcome: Outcome, probs: torch.Tensor) -> torch.Tensor:
+        """Return new drafts of the positions after all nodes of the chain, int64 (batch, window + 1).
+
+        Their draft distributions are `probs`.
+        """
         positions = outcome.positions.index_select(1, self._chain)
         if self.coupling == "gumbel":
             weights = outcome.scores.weights.index_select(1, self._chain)
@@ -175,25 +186,30 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
             return noise.draw("redraw", probs, positions, self._steps)
         drafts = outcome.proposal.tokens.index_select(1, self._chain[1:])
         assert outcome.proposal.draft_probs is not None
-        labels = outcome.proposal.draft_probs.index_select(1, self._chain_inner)
-        is_kept, residual = self._keep(noise, probs[:, :-1], drafts, labels, positions[:, :-1])
-        residual = torch.cat([residual, probs[:, -1:]], dim=1)  # the last row has no draft
-        drawn = noise.draw("redraw", residual, positions, self._steps)
-        return torch.where(F.pad(is_kept, (0, 1)), F.pad(drafts, (0, 1)), drawn)
+        draft_probs = outcome.proposal.draft_probs.index_select(1, self._chain_inner)
+        is_kept, residual = self._keep(noise, probs[:, :-1], drafts, draft_probs, positions[:, :-1])
+        residual = torch.cat([residual, probs[:, -1:]], dim=1)  # the last node is followed by no draft
+        sampled = noise.draw("redraw", residual, positions, self._steps)
+        return torch.where(F.pad(is_kept, (0, 1)), F.pad(drafts, (0, 1)), sampled)
 
     def _keep(
         self,
         noise: NoiseField,
         probs: torch.Tensor,
         drafts: torch.Tensor,
-        labels: torch.Tensor,
+        draft_probs: torch.Tensor,
         positions: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return which drafts are kept, bool (batch, window), and the others' distributions, (batch, window, vocab)."""
+        """Decide which drafts are kept.
+
+        Returns:
+            (whether each draft is kept, bool (batch, window); distributions from which the others are sampled again,
+            (batch, window, vocab)).
+        """
         if self.threshold is not None:
             target_prob = probs.gather(-1, drafts[..., None]).squeeze(-1)
-            draft_prob = labels.gather(-1, drafts[..., None]).squeeze(-1)
+            draft_prob = draft_probs.gather(-1, drafts[..., None]).squeeze(-1)
             return target_prob > self.threshold * draft_prob, probs
         uniforms = noise.fresh("keep", positions, self._steps[:, :-1])[..., None]
-        rank, residual = Rejection().accept(probs, drafts[..., None], labels, uniforms)
+        rank, residual = self._rejection.accept(probs, drafts[..., None], draft_probs, uniforms)
         return rank == 0, residual

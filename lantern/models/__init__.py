@@ -1,1 +1,1 @@
-"""Models: target transformer, draft model, image tokenizer, text encoders and their checkpoint layouts."""
+"""Models: target, draft model, image tokenizers, and adapters for transformers models."""

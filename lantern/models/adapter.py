@@ -215,7 +215,7 @@ class _Slots:
         past = self._layers[layer_idx]
         both = torch.cat([keys, values], dim=1).transpose(1, 2)  # (rows, nodes, 2 * heads, head_dim)
         past.write(self._places, both.flatten(0, 1))
-        return past.used
+        return past.read()
 
     def get_seq_length(self, *_: object) -> int:
         """Positions are given."""

@@ -1,4 +1,4 @@
-"""Pictures of codes that only another program can decode: each code is a square of a colour of its own."""
+"""Images of codes that only another program can decode: each code is a square with its own colour."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from lantern.models.vq16 import check_codes
 
 @dataclass(frozen=True)
 class CodeColoursConfig:
-    """Sizes of a codebook, and of the grid that is drawn."""
+    """Sizes of a codebook, and of the grid that is shown.
+
+    Attributes:
+        grid: side of the image in tokens.
+        codebook_size: number of codes.
+        code_dim: channels of a code.
+    """
 
     grid: int = 32
     codebook_size: int = 16384
@@ -27,14 +33,16 @@ class CodeColoursConfig:
 
 
 class CodeColours(StoredModel):
-    """A codebook under the interface of VQ-16. What it draws is no picture of the scene: red, green and blue are the
-    codebook's three main directions, so that codes that lie close look alike.
+    """A codebook with the interface of VQ-16, which shows codes as colours.
+
+    The result is not an image of the scene. Red, green and blue are the codebook's three principal directions, so that
+    similar codes have similar colours.
     """
 
     kind = "code_colours"
     config_class = CodeColoursConfig
     config: CodeColoursConfig
-    pixels = 32  # of a code's side, as GLM-Image has
+    pixels = 32  # side of a code's square, as in GLM-Image
 
     def __init__(self, config: CodeColoursConfig) -> None:
         super().__init__()
@@ -43,22 +51,26 @@ class CodeColours(StoredModel):
 
     @property
     def decoded_codebook(self) -> Tensor:
-        """The codes, float32."""
+        """The codes as float32, (codebook_size, code_dim)."""
         return self.codebook.float()
 
     def encode(self, images: Tensor) -> Tensor:
-        """There is no encoder: a ValueError."""
+        """Raise an error, since there is no encoder.
+
+        Raises:
+            ValueError: always.
+        """
         raise ValueError(
-            "codes of this model cannot be made of images; let the target draw some (drafter.codes: samples)"
+            "codes of this model cannot be made from images; let the target generate some (drafter.codes: samples)"
         )
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Return images, float32 (images, 3, size, size) in [-1, 1].
+        """Return images of codes, float32 (images, 3, size, size) in [-1, 1].
 
         Args:
-            codes: codes of images, (images, tokens). The last grid * grid are drawn, since stored records of GLM-Image
-                also hold the smaller image that comes first.
+            codes: codes of images, (images, tokens). Only the last grid * grid are shown, since stored records of
+                GLM-Image also hold a smaller image, which comes first.
 
         Raises:
             ValueError: a code is out of range.
@@ -71,7 +83,10 @@ class CodeColours(StoredModel):
 
     @cached_property
     def colours(self) -> Tensor:
-        """Of each code, (codebook_size, 3) in [-1, 1]: its rank along each direction, so that all are used alike."""
+        """RGB colour of each code, in [-1, 1], (codebook_size, 3).
+
+        A colour value is the rank of the code along a direction, so that all values are used equally often.
+        """
         rows = self.codebook.float() - self.codebook.float().mean(0)
         _, directions = torch.linalg.eigh(rows.T @ rows)
         ranks = (rows @ directions[:, -3:].flip(1)).argsort(0).argsort(0)

@@ -1,4 +1,7 @@
-"""Sizes of a target and of its draft model, and the parameters that they make. Read while Snakemake plans: no torch."""
+"""Sizes of a target and of its draft model, and their numbers of parameters.
+
+Snakemake imports this module to plan the workflow, so it must not import torch.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="DataclassInstance")
 
-# Source: FoundationVision/LlamaGen@ce98ec4, autoregressive/models/gpt.py. Released for text to image: XL. B to XXXL
+# Source: FoundationVision/LlamaGen@ce98ec4, autoregressive/models/gpt.py. XL is released for text to image. B to XXXL
 # were made for classes, 1B to 7B for text.
 LLAMAGEN_SIZES: dict[str, dict[str, int]] = {
     "B": {"dim": 768, "num_layers": 12, "num_heads": 12},
@@ -26,18 +29,24 @@ LLAMAGEN_SIZES: dict[str, dict[str, int]] = {
 }
 # Fields of a `TargetConfig` in which a file must agree with what is expected, if it states them.
 COMPARED_SIZES = ("dim", "num_layers", "num_heads", "vocab_size", "grid", "num_text_tokens", "caption_dim")
-OVERSHOOT = 32  # rows of zeros behind the image in the rotary table: drafts may run past the last token
+OVERSHOOT = 32  # rows of zeros after the image in the rotary table, since drafts may go past the last token
 FFN_MULTIPLE = 256  # LlamaGen rounds the width of its feed-forward part up to a multiple of this
 
 
 def pick(cls: type[T], settings: Mapping[str, object], **more: object) -> T:
-    """Builds a settings dataclass from settings that may hold keys of other dataclasses as well, and from `more`."""
+    """Make a settings dataclass.
+
+    Args:
+        cls: the dataclass.
+        settings: values by field name. Keys that are not fields of `cls` are ignored.
+        more: further fields.
+    """
     names = {field.name for field in fields(cls)}
     return cls(**{key: value for key, value in settings.items() if key in names}, **more)
 
 
 class CommonSizes:
-    """What follows alike from the sizes of a target and from those of a draft model."""
+    """Properties that follow from the sizes of a target and of a draft model in the same way."""
 
     dim: int
     num_heads: int
@@ -56,31 +65,31 @@ class CommonSizes:
 
     @property
     def kv_dim(self) -> int:
-        """Channels of the keys of a token, and of its values."""
+        """Channels of the keys of a token, summed over heads. The values have the same number."""
         return (self.num_kv_heads or self.num_heads) * self.head_dim
 
     @property
     def num_codes(self) -> int:
-        """Codes of the image tokenizer."""
+        """Number of codes of the image tokenizer."""
         return self.vocab_size - (self.line_end is not None)
 
     @property
     def lines(self) -> tuple[int, int]:
-        """Lines of an image, and tokens of a line."""
+        """Number of lines of an image, and number of tokens of a line."""
         return self.grid, self.line_width
 
     @property
     def line_width(self) -> int:
-        """Tokens of a line."""
+        """Number of tokens of a line."""
         return (self.columns or self.grid) + (self.line_end is not None)
 
     @property
     def num_image_tokens(self) -> int:
-        """Tokens of an image."""
+        """Number of tokens of an image."""
         return self.small_grid * (self.small_columns or self.small_grid) + self.grid * self.line_width
 
     def image_codes(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the codes of images: their tokens without those of a smaller image and without line ends.
+        """Return the codes of images: their tokens without line ends and without those of a smaller image.
 
         Args:
             tokens: tokens of images, (..., num_image_tokens).
@@ -93,25 +102,44 @@ class CommonSizes:
     @overload
     def ends_line(self, positions: torch.Tensor) -> torch.Tensor: ...
     def ends_line(self, positions: int | torch.Tensor) -> bool | torch.Tensor:
-        """Whether the tokens at these positions of the image, numbers or tensors of them, end a line."""
+        """Return whether tokens end a line.
+
+        Args:
+            positions: positions of the tokens in the image, a number or a tensor.
+        """
         return positions % self.line_width == (self.columns or self.grid)
 
 
 @dataclass(frozen=True)
 class TargetConfig(CommonSizes):
-    """Sizes of a target; the defaults are those of the embedded data set.
+    """Sizes of a target. The defaults are those of the shapes dataset.
 
-    `num_prompt_ids`: rows of the table that prompts of ids are looked up in; 0 where prompts are caption features.
-    `null_ids`: the prompt of no caption, where prompts are ids; pads stand in front of it. `null_filler`: where set, it
-    has the prompt's length instead, and this id between its first and its last.
-    `ffn_width`: of the feed-forward part, where it is not 8 / 3 of dim, rounded up to `ffn_multiple`. `num_kv_heads`:
-    heads of keys and values, each for as many of queries; 0 for one each.
-    `rope`: "2d" turns image tokens by row and column and leaves the prompt's rows at 0; "1d" turns all by position.
-    `columns`: codes of a line where the image is no square of `grid`. `line_end`: id, in the prompts' vocabulary, of
-    the token that ends every line of codes, the last of the `vocab_size` tokens; None for no such token. `small_grid`:
-    side of a smaller image whose tokens come first; 0 for none. `small_columns`: codes of a line of the smaller image
-    if it is not square.
-    `has_qk_norm`: each head's queries and keys are normalised. `has_mlp_head`: the head has a hidden layer.
+    Attributes:
+        dim: channels of a hidden state.
+        num_layers: number of layers.
+        num_heads: number of query heads.
+        vocab_size: number of tokens that are sampled: codes, and the line end if there is one.
+        grid: number of lines of an image, and of codes per line unless `columns` is set.
+        num_text_tokens: number of prompt positions.
+        caption_dim: channels of a caption's features.
+        ffn_multiple: the width of the feed-forward part is rounded up to a multiple of it.
+        norm_eps: eps of the norms.
+        rope_base: base of the rotary table.
+        num_prompt_ids: number of rows of the embedding of prompt ids. 0 if prompts are caption features.
+        null_ids: the null prompt if prompts are ids, padded on the left.
+        null_filler: None, or the id that fills the null prompt, between its first and its last id, up to the prompt's
+            length.
+        ffn_width: width of the feed-forward part. 0 for 8 / 3 of `dim`, rounded up to a multiple of `ffn_multiple`.
+        num_kv_heads: number of key/value heads (GQA). 0 for `num_heads`.
+        rope: "2d" rotates image tokens by row and column and leaves the prompt unrotated. "1d" rotates all tokens by
+            position.
+        has_qk_norm: whether queries and keys of each head are normalised.
+        has_mlp_head: whether the head has a hidden layer.
+        columns: number of codes per line if the image is not a square. 0 for `grid`.
+        line_end: id in the prompts' vocabulary of the token that ends every line of codes. It is the last of the
+            `vocab_size` tokens. None if there is no such token.
+        small_grid: number of lines of a smaller image whose tokens come first. 0 for none.
+        small_columns: number of codes per line of the smaller image if it is not a square. 0 for `small_grid`.
     """
 
     dim: int = 128
@@ -148,10 +176,17 @@ class TargetConfig(CommonSizes):
 
 @dataclass(frozen=True)
 class DraftConfig(CommonSizes):
-    """Sizes of a draft model; they follow the target's.
+    """Sizes of a draft model, which follow from the target's.
 
-    `masks_text_padding`: LlamaGen's published drafters attend to padded caption rows, ours do not. `num_embedded_ids`:
-    rows of a table in which Chameleon's look up the prompt's ids; 0 for zero tokens in their place.
+    Fields that are not described here are those of `TargetConfig`.
+
+    Attributes:
+        ffn_hidden: width of the feed-forward part.
+        masks_text_padding: whether padding of prompts is masked. LlamaGen's published draft models attend to it,
+            Lantern's do not.
+        num_embedded_ids: size of the prompt embedding of Chameleon's draft models. 0 if token 0 is fed at every prompt
+            position.
+        has_attention_norm: whether there is a norm before the attention.
     """
 
     dim: int
@@ -173,20 +208,23 @@ class DraftConfig(CommonSizes):
 
     @classmethod
     def of(cls, target: TargetConfig) -> DraftConfig:
-        """Sizes of our own draft model of a target."""
+        """Return the sizes of Lantern's draft model of a target."""
         return pick(cls, {**asdict(target), "has_qk_norm": False}, ffn_hidden=target.ffn_hidden)
 
     @classmethod
     def of_chameleon(cls, target: TargetConfig) -> DraftConfig:
-        """Sizes of the LANTERN authors' draft model of a target of Chameleon's kind, which sees the prompt's ids."""
+        """Return the sizes of the LANTERN authors' draft model for Chameleon, which embeds the prompt's ids."""
         return replace(
             cls.of(target), num_embedded_ids=target.num_prompt_ids, has_attention_norm=True, has_qk_norm=True
         )
 
 
 def target_parameters(config: TargetConfig) -> int:
-    """Parameters of a target of width d: its layers, V d of the codes' table, the head, d of the last norm, and of the
-    prompts i d for a table of i ids, or d^2 + (d + t) c for t rows of c channels, null caption included.
+    """Return the number of parameters of a target.
+
+    With width d, vocabulary V, t prompt positions and c caption channels, it is the sum of the layers, the code
+    embedding (V d), the head, the last norm (d), and the prompt embedding: i d for i prompt ids, or d^2 + (d + t) c
+    with the null caption.
     """
     c = config
     prompt = c.num_prompt_ids * c.dim or (c.dim + c.num_text_tokens) * c.caption_dim + c.dim**2
@@ -194,19 +232,24 @@ def target_parameters(config: TargetConfig) -> int:
 
 
 def head_parameters(config: TargetConfig) -> int:
-    """Those of a target's parameters that are its head, V d or with a hidden layer d^2 + d + V more."""
+    """Return the number of parameters of a target's head: V d, and d^2 + d + V more with a hidden layer."""
     return config.vocab_size * config.dim + config.has_mlp_head * (config.dim**2 + config.dim + config.vocab_size)
 
 
 def draft_parameters(config: DraftConfig) -> int:
-    """Parameters of a draft model: (V + i) d of its tables, 2 d^2 + d of the fc layer, and its layer."""
+    """Return the number of parameters of a draft model.
+
+    It is the sum of the embeddings of V tokens and i prompt ids, (V + i) d, the fc layer, 2 d^2 + d, and the layer.
+    """
     c = config
     return (c.vocab_size + c.num_embedded_ids + 2 * c.dim + 1) * c.dim + _layer_parameters(c, 1 + c.has_attention_norm)
 
 
 def _layer_parameters(config: TargetConfig | DraftConfig, num_norms: int) -> int:
-    """2 d^2 + 2 d k + 3 d f for keys of width k and a feed-forward part of width f, d a norm, and 2 (d + k) of the
-    norm of queries and keys.
+    """Return the number of parameters of a layer.
+
+    It is 2 d^2 + 2 d k + 3 d f for keys of width k and a feed-forward part of width f, plus d per norm and 2 (d + k)
+    for norms of queries and keys.
     """
     c = config
     norms = num_norms * c.dim + 2 * (c.dim + c.kv_dim) * c.has_qk_norm

@@ -14,7 +14,7 @@ from lantern.kv_cache import KVCache
 from lantern.models.config import DraftConfig
 from lantern.models.stored import StoredModel
 from lantern.models.target import Target
-from lantern.models.transformer import DecodingLayer, Layer, gather_rotary, prepare_layers, rotary_table
+from lantern.models.transformer import DecodingLayer, Layer, gather_rotary, group_mask, prepare_layers, rotary_table
 
 
 class DraftModel(StoredModel):
@@ -119,7 +119,7 @@ class DraftModel(StoredModel):
         """What fc made of nodes, (captions, batch, nodes, dim), which it changes into their hidden states."""
         layer = self.decoding_layer or DecodingLayer(self.layer)
         rotary, places = gather_rotary(self.rotary, rotary_rows), cache.places(slots)
-        layer(x.view(-1, x.shape[-1]), rotary, mask, cache.layers[0], places)
+        layer(x.view(-1, x.shape[-1]), rotary, group_mask(mask, layer), cache.layers[0], places)
         return x
 
     def prepare_for_decoding(self) -> DraftModel:

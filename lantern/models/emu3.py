@@ -1,4 +1,4 @@
-"""Emu3's image tokenizer: transformers' class of it, under the interface of VQ-16."""
+"""Emu3's image tokenizer: transformers' class, with the interface of VQ-16."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ from lantern.models.vq16 import check_codes
 
 @dataclass(frozen=True)
 class Emu3TokenizerConfig:
-    """Sizes of an Emu3 tokenizer; the defaults are those of the published one.
+    """Sizes of an Emu3 tokenizer. The defaults are those of the published one.
 
-    `channel_multipliers` of `channels` are the widths of its levels, of which `attention_levels` have attention.
+    Attributes:
+        grid: side of the image in tokens.
+        codebook_size: number of codes.
+        code_dim: channels of a code.
+        channels: channels of the first convolution.
+        channel_multipliers: channels of each level, as multiples of `channels`.
+        num_blocks: residual blocks per level.
+        attention_levels: indices of the levels with attention.
     """
 
     grid: int = 90
@@ -33,8 +40,9 @@ class Emu3TokenizerConfig:
 
 
 class Emu3Tokenizer(StoredModel):
-    """A tokenizer of videos: an image is four equal pictures, of which the first is decoded. Codes are the rows of the
-    codebook as they are stored.
+    """Emu3's tokenizer, which is made for videos. An image is a video of four equal frames, and the first is decoded.
+
+    Codes are the rows of the codebook as they are stored.
 
     Source: baaivision/Emu3@f6ea9aa, emu3/tokenizer; transformers' Emu3VQVAE.
     """
@@ -73,15 +81,24 @@ class Emu3Tokenizer(StoredModel):
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Codes of images, (images, 3, size, size) in [-1, 1] -> (images, grid * grid) int64."""
+        """Return the codes of images, int64 (images, grid * grid).
+
+        Args:
+            images: (images, 3, size, size) in [-1, 1].
+        """
         sizes = torch.tensor([images.shape[2:]] * len(images))
         codes = self.vqvae.encode(images, sizes).image_tokens
         return torch.stack(codes).flatten(1)  # pyright: ignore[reportArgumentType]  transformers returns a list
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Images of codes, (images, grid * grid) -> (images, 3, size, size) float32, clamped to [-1, 1]; a ValueError
-        for another number of codes or one out of range.
+        """Return the images of codes, float32 (images, 3, size, size), clamped to [-1, 1].
+
+        Args:
+            codes: (images, grid * grid).
+
+        Raises:
+            ValueError: the number of codes differs, or a code is out of range.
         """
         check_codes(codes, self.config.grid, self.config.codebook_size)
         return self.vqvae.decode(codes.unflatten(1, (self.config.grid, -1))).float().clamp(-1, 1)

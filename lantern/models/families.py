@@ -1,7 +1,7 @@
-"""Families of language models that generate images: a class of transformers, and how it is prompted and taken apart.
+"""Families of language models that generate images. A family is a transformers class, with its prompts and its parts.
 
-Published models of a family are in `lantern.cards.published`. Read while Snakemake plans, so neither torch nor
-transformers is imported before a model is there.
+The published models of a family are in `lantern.cards.published`. Snakemake imports this module to plan the workflow,
+so torch and transformers are imported only inside functions.
 """
 
 from __future__ import annotations
@@ -25,12 +25,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PromptForm:
-    """What a family puts around a caption. Of `start`, `end` and `null`, a part that begins with "<" is the name of one
-    token, any other is text.
+    """The tokens and the text that a family puts around a caption.
 
-    `text` is tokenised as a whole, the caption in place of {}. `null` is the prompt of no caption; with a `filler` it
-    has the caption's length, that token between its first and its last. {name} of any other part is what the tokenizer
-    calls that token, {large} and {small} are the sides of the grids.
+    A part of `start`, `end` or `null` that begins with "<" is the name of one token. Any other part is text. {large}
+    and {small} are the sides of the grids. {name} is any other placeholder, for the tokenizer's token of that name.
+
+    Attributes:
+        start: parts before the text.
+        text: text that is tokenised as a whole, with the caption in place of {}.
+        end: parts after the text.
+        null: the null prompt, without a caption.
+        filler: None, or the token that fills the null prompt, between its first and its last token, up to the prompt's
+            length.
     """
 
     start: tuple[str, ...]
@@ -42,9 +48,14 @@ class PromptForm:
 
 @dataclass(frozen=True)
 class Parts:
-    """What of a model draws: its layers without the head, what they read of each token that is drawn, (vocab, dim),
-    codes before what ends a line, the head from hidden states to logits of the same tokens, which words of the
-    model they are, int64 (vocab,), or None where they are none, and which words follow an image.
+    """The parts of a transformers model that generate image tokens. Codes come before the line end.
+
+    Attributes:
+        layers: the model without its head.
+        tokens: input embedding of each token, (vocab, dim).
+        head: maps hidden states to logits of the tokens.
+        ids: ids of the tokens in the model's vocabulary, int64 (vocab,). None if they are not in it.
+        ends: ids of the words that follow an image.
     """
 
     layers: PreTrainedModel
@@ -62,9 +73,9 @@ class Family:
         model_class: name of the class.
         layers_class: name of the class of its layers without the head.
         prompt: form of its prompts.
-        take_apart: returns the parts of a model, given the model and the id of the token that ends a line, or None.
+        take_apart: returns the parts of a model. Its arguments are the model, and the id of the line end or None.
         target: fields of a `TargetConfig` that all models of the family share.
-        turns_by_grid: positions are (time, row, column).
+        turns_by_grid: whether rotary positions are (time, row, column).
     """
 
     model_class: str
@@ -76,25 +87,29 @@ class Family:
 
     @property
     def small_grid(self) -> int:
-        """Side of the smaller image that comes first, or 0."""
+        """Side in codes of the smaller image that comes first, or 0."""
         return self.target.get("small_grid", 0)
 
 
 def family_of(model_class: str) -> str:
-    """The first family of a class of transformers; a ValueError, which names those that draw, where it has none."""
+    """Return the first family of a transformers class.
+
+    Raises:
+        ValueError: the class has no family. The message lists the classes that have one.
+    """
     for name, family in FAMILIES.items():
         if family.model_class == model_class:
             return name
     known = ", ".join(dict.fromkeys(family.model_class for family in FAMILIES.values()))
     remedy = "; pass what its merge_and_unload() returns" if model_class.startswith("Peft") else ""
-    raise ValueError(f"a model of transformers must be one of {known} to draw images, got {model_class}{remedy}")
+    raise ValueError(f"a model of transformers must be one of {known} to generate images, got {model_class}{remedy}")
 
 
 def family_named(name: str | None, model_class: str) -> str:
-    """Return `name` if it is a family, or for None that of the model's class.
+    """Return `name` if it is a family, or the family of the model's class if it is None.
 
     Raises:
-        ValueError: unknown; lists the known ones.
+        ValueError: the name is unknown. The message lists the known ones.
     """
     if name is None:
         return family_of(model_class)
@@ -104,10 +119,10 @@ def family_named(name: str | None, model_class: str) -> str:
 
 
 def weight_of(model: nn.Module, name: str) -> torch.Tensor:
-    """Return the weight of a layer of `model`.
+    """Return the weight of a layer of a model.
 
     Raises:
-        ValueError: the layer is of another class than nn.Linear or nn.Embedding, such as an adapter's, whose `weight`
+        ValueError: the layer is not a plain nn.Linear or nn.Embedding, for example that of an adapter, whose `weight`
             leaves the adapter out.
     """
     from torch import nn
@@ -117,7 +132,7 @@ def weight_of(model: nn.Module, name: str) -> torch.Tensor:
     if type(layer) is nn.Linear or type(layer) is nn.Embedding:
         return layer.weight.detach()
     raise ValueError(
-        f"{name} must be a plain nn.Linear or nn.Embedding to draw images, got {kind.__module__}.{kind.__name__}; "
+        f"{name} must be a plain nn.Linear or nn.Embedding to generate images, got {kind.__module__}.{kind.__name__}; "
         "merge an adapter into it (merge_and_unload), or leave this layer unquantised"
     )
 
@@ -125,7 +140,15 @@ def weight_of(model: nn.Module, name: str) -> torch.Tensor:
 def _words(
     model: PreTrainedModel, layers: PreTrainedModel, name: str, ids: torch.Tensor, ends: tuple[int, ...] = ()
 ) -> Parts:
-    """Take the rows of the words `ids` from a language model whose words are codes; `layers` is its part `name`."""
+    """Return the parts of a language model in which each token is a word.
+
+    Args:
+        model: the model.
+        layers: the model without its head.
+        name: name of `layers` in the model.
+        ids: ids of the tokens in the vocabulary.
+        ends: ids of the words that follow an image.
+    """
     from torch import nn
 
     weight = weight_of(model, "lm_head")[ids]
@@ -138,8 +161,9 @@ def _janus(model: JanusForConditionalGeneration, _: int | None) -> Parts:
     import torch
     from torch import nn
 
-    inner, head = model.model, model.model.generation_head
-    with torch.no_grad():  # in float32: it is done once
+    inner = model.model
+    head = inner.generation_head
+    with torch.no_grad():  # in float32, since it is computed only once
         aligner = deepcopy(inner.generation_aligner).float()
         table = weight_of(model, "model.generation_embeddings").float()
         tokens = aligner(table).to(inner.language_model.dtype)
@@ -151,7 +175,8 @@ def _emu3(model: Emu3ForConditionalGeneration, _: int | None) -> Parts:
 
     mapping = model.model.vocabulary_mapping
     ids = torch.cat([mapping.img2bpe_mapping_tensor.long(), torch.tensor([mapping.eol_token_id])])
-    words, names = mapping.vocab_map or {}, ("<|extra_201|>", "<|image end|>", "<|extra_204|>")
+    words = mapping.vocab_map or {}
+    names = ("<|extra_201|>", "<|image end|>", "<|extra_204|>")
     ends = tuple(words[name] for name in names) if all(name in words for name in names) else ()
     return _words(model, model.model.text_model, "model.text_model", ids, ends)
 

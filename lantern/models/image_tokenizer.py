@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lantern.models.stored import StoredModel
 from lantern.models.vq16 import check_codes, check_images
 
-_BATCH = 32  # images; larger batches leave the cache
+_BATCH = 32  # number of images that run together; larger batches exceed the CPU's cache
 _GROUPS = 8
 
 
@@ -20,17 +20,19 @@ class TokenizerConfig:
     """Sizes of the tokenizer."""
 
     image_size: int = 48  # side in pixels, a multiple of 2 * grid
-    grid: int = 8  # tokens a side; an image has grid * grid tokens
+    grid: int = 8  # tokens per side; an image has grid * grid tokens
     codebook_size: int = 1024
     code_dim: int = 8  # length of a code
-    encoder_width: int = 48  # channels at 2 * grid a side; twice as many at the grid
+    encoder_width: int = 48  # channels at 2 * grid positions per side; twice this number at grid positions
     decoder_width: int = 64  # the same for the decoder
     decoder_blocks: int = 2  # residual blocks of the decoder at each of the two resolutions
 
 
 class ImageTokenizer(StoredModel):
-    """Images to the nearest rows of the l2-normalised codebook and back, normalised as in LlamaGen's vq_model.py
-    (FoundationVision/LlamaGen@ce98ec4); patches of image_size / (2 * grid) pixels, blocks at 2 * grid and at grid.
+    """A tokenizer with an l2-normalised codebook: images become the nearest codes, and codes become images.
+
+    The vectors are normalised as in LlamaGen's vq_model.py (FoundationVision/LlamaGen@ce98ec4). Patches have image_size
+    / (2 * grid) pixels. There are blocks at 2 * grid and at grid positions per side.
     """
 
     kind = "image_tokenizer"
@@ -42,7 +44,8 @@ class ImageTokenizer(StoredModel):
         super().__init__()
         self.config = config
         patch = config.image_size // (2 * config.grid)
-        width, wide = config.encoder_width, config.decoder_width
+        width = config.encoder_width
+        wide = config.decoder_width
         self.encoder = nn.Sequential(
             nn.PixelUnshuffle(patch),
             nn.Conv2d(3 * patch**2, width, 3, padding=1),
@@ -78,25 +81,43 @@ class ImageTokenizer(StoredModel):
         return self.codebook
 
     def latents(self, images: Tensor) -> Tensor:
-        """Return unit vectors before quantisation, (images, grid * grid, code_dim), row by row of the grid."""
+        """Return the unit vectors before quantisation, (images, grid * grid, code_dim), row by row of the grid."""
         hidden = self.encoder(images.contiguous(memory_format=torch.channels_last))
         return F.normalize(hidden.flatten(2).transpose(1, 2), dim=-1)
 
     def reconstruct(self, latents: Tensor) -> Tensor:
-        """Return images (images, 3, size, size), not clamped, from vectors (images, grid * grid, code_dim)."""
+        """Return the images of vectors, not clamped, (images, 3, size, size).
+
+        Args:
+            latents: vectors, (images, grid * grid, code_dim).
+        """
         grid = self.config.grid
         hidden = latents.transpose(1, 2).unflatten(2, (grid, grid))
         return self.decoder(hidden.contiguous(memory_format=torch.channels_last))
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Nearest codes (images, grid * grid) int64 of images (images, 3, size, size) float32 in [-1, 1]."""
+        """Return the nearest codes of images, int64 (images, grid * grid).
+
+        Args:
+            images: float32 (images, 3, size, size) in [-1, 1].
+
+        Raises:
+            ValueError: the images have another size.
+        """
         check_images(images, self.config.image_size)
         return torch.cat([nearest_rows(self.latents(chunk), self.codebook) for chunk in images.split(_BATCH)])
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Return the images of codes (images, grid * grid): (images, 3, size, size) float32, clamped to [-1, 1]."""
+        """Return the images of codes, float32 (images, 3, size, size), clamped to [-1, 1].
+
+        Args:
+            codes: (images, grid * grid).
+
+        Raises:
+            ValueError: the number of codes differs, or a code is out of range.
+        """
         check_codes(codes, self.config.grid, self.config.codebook_size)
         codebook = self.codebook
         chunks = codes.long().split(_BATCH)
@@ -104,7 +125,7 @@ class ImageTokenizer(StoredModel):
 
 
 class ResidualBlock(nn.Module):
-    """x + conv(silu(norm(conv(silu(norm(x)))))), the last convolution zero at first."""
+    """x + conv(silu(norm(conv(silu(norm(x)))))). The last convolution is initialised to zero."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -122,5 +143,10 @@ class ResidualBlock(nn.Module):
 
 
 def nearest_rows(vectors: Tensor, rows: Tensor) -> Tensor:
-    """Index (...,) of the row (rows, dim) nearest to each vector (..., dim), all of unit length; the first on ties."""
+    """Return the index of the row nearest to each vector, (...). Ties go to the first.
+
+    Args:
+        vectors: unit vectors, (..., dim).
+        rows: unit vectors, (rows, dim).
+    """
     return (vectors @ rows.T).argmax(-1)

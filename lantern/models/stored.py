@@ -1,4 +1,4 @@
-"""The class of the models that a checkpoint can hold."""
+"""The base class of models that can be stored in a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class StoredModel(nn.Module):
     Attributes:
         kind: name of the class in checkpoints.
         config_class: dataclass of the sizes.
-        wide: beginnings of the names of weights that stay float32.
+        wide: prefixes of the names of weights that stay float32.
         config: sizes of this model.
     """
 

@@ -14,7 +14,15 @@ from lantern.attention_mask import prefix_mask
 from lantern.kv_cache import KVCache, repeat_rows
 from lantern.models.config import TargetConfig
 from lantern.models.stored import StoredModel
-from lantern.models.transformer import DecodingLayer, Layer, RMSNorm, gather_rotary, prepare_layers, rotary_table
+from lantern.models.transformer import (
+    DecodingLayer,
+    Layer,
+    RMSNorm,
+    gather_rotary,
+    group_mask,
+    prepare_layers,
+    rotary_table,
+)
 
 
 class Target(StoredModel):
@@ -241,6 +249,7 @@ class TargetModel(Target):
         """See `Target.run_nodes`; changes x."""
         x, rotary, places = x.flatten(0, 1), gather_rotary(self.rotary, rotary_rows), cache.places(slots)
         layers = self.decoding_layers or [DecodingLayer(layer) for layer in self.layers]
+        mask = group_mask(mask, layers[0])
         for layer, past in zip(layers, cache.layers, strict=True):
             layer(x, rotary, mask, past, places)
         return self.final_norm(x).view(-1, *slots.shape, x.shape[1])

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from lantern import fused
 from lantern.kv_cache import LayerCache
 from lantern.models.config import OVERSHOOT, DraftConfig, TargetConfig
 from lantern.models.linear import PreparedLinear, prepare_linears
@@ -50,8 +51,10 @@ def rotary_table(
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm of the last axis, in float32 and cast back before the weight, as in LlamaGen; `weight` is
-    None once `fold_into` has moved it.
+    """Root-mean-square norm of the last axis; `weight` is None once `fold_into` has moved it.
+
+    It is computed in float32. On a CPU the result is cast back before the weight, as in LlamaGen. On a GPU one kernel
+    does all of it and casts back after the weight, so that bfloat16 outputs differ by rounding.
     """
 
     weight: nn.Parameter | None
@@ -67,6 +70,8 @@ class RMSNorm(nn.Module):
         """Normalises (..., dim)."""
         if self.weight is None:
             return divide_by_norm(x, self.floor)
+        if x.device.type == "cuda" and x.dtype == self.weight.dtype:
+            return F.rms_norm(x, (self.dim,), self.weight, self.eps)
         return F.rms_norm(x.float(), (self.dim,), None, self.eps).to(x.dtype) * self.weight
 
     def function(self) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -160,6 +165,7 @@ class DecodingLayer:
         parts = (layer.qkv, layer.attention_out, layer.gate_up, layer.down)
         parts = (part if isinstance(part, PreparedLinear) else PreparedLinear(part, is_view=True) for part in parts)
         self.linears = [*parts]
+        self.is_fused = fused.is_usable(layer.ffn_norm.floor.device)
         self.kernels: dict[int, tuple] = {}  # number of rows -> the four kernels, which follow from it
 
     def __call__(
@@ -167,8 +173,8 @@ class DecodingLayer:
     ) -> None:
         """Changes x, (rows * nodes, dim), in place to what `Layer.forward` returns; not to be differentiated.
 
-        `rotary`: complex64, (batch * nodes, 1, head_dim / 2), the same for all captions. `mask`: additive, (rows, 1,
-        nodes, slots that are read). `past` takes the nodes' keys and values at `places`, see `KVCache.places`.
+        `rotary`: complex64, (batch * nodes, 1, head_dim / 2), the same for all captions. `mask`: additive, of
+        `group_mask`. `past` takes the nodes' keys and values at `places`, see `KVCache.places`.
         """
         dim, heads, kv_heads, head_dim = x.shape[1], self.num_heads, self.num_kv_heads, self.head_dim
         make_qkv, add_attention_, make_gate_up, add_ffn_ = self.kernels.get(len(x)) or self._choose_kernels(len(x))
@@ -177,13 +183,20 @@ class DecodingLayer:
         if self.qk_norm is not None:
             both = turned.view(-1, heads + kv_heads, head_dim)
             both.copy_(self.qk_norm(both))
-        turn_(turned.view(-1, rotary.shape[0], heads + kv_heads, rotary.shape[2], 2), rotary)
-        past.write(places, qkv[:, dim:].view(len(qkv), -1, head_dim))
-        query = qkv[:, :dim].view(mask.shape[0], -1, heads, head_dim).transpose(1, 2)
-        attended = attend(query, *past.used, mask)
-        add_attention_(x, attended.transpose(1, 2).reshape(x.shape))
-        gate, up = make_gate_up(self.ffn_norm(x)).chunk(2, dim=1)
-        add_ffn_(x, F.silu(gate).mul_(up))
+        if self.is_fused:
+            fused.turn_and_write(qkv, rotary, past.vectors, places)
+        else:
+            turn_(turned.view(-1, rotary.shape[0], heads + kv_heads, rotary.shape[2], 2), rotary)
+            past.write(places, qkv[:, dim:].view(len(qkv), -1, head_dim))
+        query = qkv[:, :dim].view(mask.shape[0], -1, heads, head_dim)
+        add_attention_(x, attend(query, *past.read(), mask).reshape(x.shape))
+        gate_up = make_gate_up(self.ffn_norm(x))
+        if self.is_fused:
+            product = fused.silu_times(gate_up)
+        else:
+            gate, up = gate_up.chunk(2, dim=1)
+            product = F.silu(gate).mul_(up)
+        add_ffn_(x, product)
 
     def _choose_kernels(self, num_rows: int) -> tuple:
         (qkv, _), (_, attention_out), (gate_up, _), (_, down) = (part.kernels(num_rows) for part in self.linears)
@@ -192,19 +205,51 @@ class DecodingLayer:
 
 
 def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Attention of queries (rows, heads, nodes, head_dim) to keys and values (rows, heads of theirs, slots, head_dim)
-    under an additive mask (rows, 1, nodes, slots): shaped as the queries.
+    """Attention under an additive mask.
+
+    Heads that share keys and values become further nodes of one head. So any kernel serves, and keys and values are
+    read once.
 
     On a CPU in float32, one query of each of many rows is two batched products, which take a third of the time of the
     fused kernel.
+
+    Args:
+        query: (rows, nodes, heads, head_dim).
+        keys: (rows, key/value heads, slots, head_dim).
+        values: shaped as `keys`.
+        mask: of `group_mask`.
+
+    Returns:
+        (rows, nodes, key/value heads, heads of each, head_dim), which may be a view.
     """
-    has_groups, is_narrow = query.shape[1] != keys.shape[1], query.shape[2] == 1 and len(query) >= MANY_ROWS
-    if query.device.type == "cpu" and query.dtype == torch.float32 and is_narrow and not has_groups:
-        query = query.flatten(0, 1) * query.shape[3] ** -0.5
-        weights = torch.bmm(query, keys.flatten(0, 1).transpose(1, 2)).view(*keys.shape[:2], 1, -1)
+    rows, nodes, heads, head_dim = query.shape
+    kv_heads = keys.shape[1]
+    groups = heads // kv_heads
+    query = query.transpose(1, 2)
+    if groups > 1:
+        query = query.reshape(rows, kv_heads, groups * nodes, head_dim)
+    if query.device.type == "cpu" and query.dtype == torch.float32 and query.shape[2] == 1 and rows >= MANY_ROWS:
+        query = query.flatten(0, 1) * head_dim**-0.5
+        weights = torch.bmm(query, keys.flatten(0, 1).transpose(1, 2)).view(rows, heads, 1, -1)
         weights = weights.add_(mask).softmax(-1).flatten(0, 1)
-        return torch.bmm(weights, values.flatten(0, 1)).view(*keys.shape[:2], 1, -1)
-    return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=has_groups)
+        attended = torch.bmm(weights, values.flatten(0, 1)).view(rows, heads, 1, -1)
+    else:
+        attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+    return attended.view(rows, kv_heads, groups, nodes, head_dim).permute(0, 3, 1, 2, 4)
+
+
+def group_mask(mask: torch.Tensor, layer: DecodingLayer) -> torch.Tensor:
+    """Repeat an attention mask for the heads that share keys and values, as `attend` takes it.
+
+    Args:
+        mask: (rows, 1, nodes, slots).
+        layer: one of the layers, all of which have the same heads.
+
+    Returns:
+        (rows, 1, heads per key/value head * nodes, slots).
+    """
+    groups = layer.num_heads // layer.num_kv_heads
+    return mask if groups == 1 else mask.repeat(1, 1, groups, 1)
 
 
 def turn_(x: torch.Tensor, rotary: torch.Tensor) -> None:

@@ -1,5 +1,6 @@
-"""VQ-16, the image tokenizer of LlamaGen and Janus, and, with other options, Chameleon's: a convolutional autoencoder
-with a codebook. Parameters keep the names of LlamaGen's file.
+"""VQ-16, the image tokenizer of LlamaGen and Janus, and, with other options, of Chameleon.
+
+It is a convolutional autoencoder with a codebook. Parameters have the names of LlamaGen's file.
 """
 
 from __future__ import annotations
@@ -14,17 +15,28 @@ from torch import Tensor, nn
 from lantern.models.stored import StoredModel
 
 _GROUPS = 32
-_PIXELS = 8 * 256 * 256  # of the images that run together; more would need gigabytes for activations
+_PIXELS = 8 * 256 * 256  # total of the images that run together; more would need gigabytes for activations
 
 
 @dataclass(frozen=True)
 class VQ16Config:
-    """Sizes of the tokenizer; the defaults are those of `vq_ds16_t2i.pt` at 256 pixels.
+    """Sizes of the tokenizer. The defaults are those of `vq_ds16_t2i.pt` at 256 pixels.
 
-    `grid` is the image's side in tokens, 32 for 512 pixels with the same weights. `channel_multipliers` of `channels`
-    are the widths of its levels, whose sides halve from the full resolution on; a level has `num_blocks` residual
-    blocks in the encoder and one more in the decoder. Chameleon's has attention in the middle alone (`has_attention`)
-    and does not bring vectors and codes to unit length (`is_normalised`).
+    A *level* has one resolution. The first level has the resolution of the image, and each further one half the side.
+
+    Attributes:
+        grid: side of the image in tokens, 32 for 512 pixels with the same weights.
+        codebook_size: number of codes.
+        code_dim: channels of a code.
+        channels: channels of the first convolution.
+        channel_multipliers: channels of each level, as multiples of `channels`.
+        num_blocks: residual blocks per level of the encoder. The decoder has one more.
+        latent_channels: channels between the autoencoder and the codebook's projections.
+        has_attention: whether the last level has attention. If not, only the middle has it, as in Chameleon's.
+        is_normalised: whether vectors and codes have unit length. False for Chameleon's.
+
+    Raises:
+        ValueError: `channels` does not fit the groups of the norms.
     """
 
     grid: int = 16
@@ -49,7 +61,7 @@ class VQ16Config:
 
 
 class _Codes(nn.Module):
-    """The codebook under the name of LlamaGen's file."""
+    """The codebook, under its name in LlamaGen's file."""
 
     def __init__(self, config: VQ16Config) -> None:
         super().__init__()
@@ -57,10 +69,10 @@ class _Codes(nn.Module):
 
 
 class VQ16(StoredModel):
-    """Images to codes and back.
+    """A tokenizer that turns images into codes and codes into images.
 
-    Source: FoundationVision/LlamaGen@ce98ec4, tokenizer/tokenizer_image/vq_model.py: architecture and what is
-    normalised where; facebookresearch/chameleon, chameleon/inference/vqgan.py, for Chameleon's.
+    Source: FoundationVision/LlamaGen@ce98ec4, tokenizer/tokenizer_image/vq_model.py, for the architecture and its
+    norms; facebookresearch/chameleon, chameleon/inference/vqgan.py, for Chameleon's.
     """
 
     kind = "vq16"
@@ -78,7 +90,7 @@ class VQ16(StoredModel):
 
     @property
     def codebook(self) -> Tensor:
-        """The codes as stored, (codebook_size, code_dim), of which the LANTERN authors make their nearest codes."""
+        """The codes as stored, (codebook_size, code_dim). The LANTERN authors compute their nearest codes from them."""
         return self.quantize.embedding.weight
 
     @property
@@ -87,22 +99,31 @@ class VQ16(StoredModel):
         return self._normalise(self.codebook.float())
 
     def latents(self, images: Tensor) -> Tensor:
-        """Vectors before normalisation and quantisation, (images, grid * grid, code_dim)."""
+        """Return the vectors before normalisation and quantisation, (images, grid * grid, code_dim)."""
         return self.quant_conv(self.encoder(images)).flatten(2).transpose(1, 2)
 
     def reconstruct(self, latents: Tensor) -> Tensor:
-        """Images (images, 3, size, size), not clamped, of vectors (images, grid * grid, code_dim)."""
+        """Return the images of vectors, not clamped, (images, 3, size, size).
+
+        Args:
+            latents: vectors, (images, grid * grid, code_dim).
+        """
         grid = self.config.grid
         return self.decoder(self.post_quant_conv(latents.transpose(1, 2).unflatten(2, (grid, grid))))
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Codes, int64 (images, grid * grid), of images (images, 3, size, size) in [-1, 1]: the nearest of each
-        position, the first one on ties; a ValueError for images of another size.
+        """Return the nearest codes of images, int64 (images, grid * grid). Ties go to the first.
+
+        Args:
+            images: (images, 3, size, size) in [-1, 1].
+
+        Raises:
+            ValueError: the images have another size.
         """
         check_images(images, self.config.image_size)
         rows = self.decoded_codebook
-        # |x - row|^2 / 2 is least where x row - |row|^2 / 2 is greatest; of unit rows the last term says nothing.
+        # |x - row|^2 is least if x row - |row|^2 / 2 is greatest. For unit rows the last term is constant.
         offset = 0 if self.config.is_normalised else rows.square().sum(-1) / 2
         chunks = images.to(self.quant_conv.weight.dtype).split(self._images_at_once)
         codes = [(self._normalise(self.latents(chunk).float()) @ rows.T - offset).argmax(-1) for chunk in chunks]
@@ -110,8 +131,13 @@ class VQ16(StoredModel):
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Images, float32 (images, 3, size, size) clamped to [-1, 1], of codes (images, grid * grid); a ValueError for
-        another number of codes or one out of range.
+        """Return the images of codes, float32 (images, 3, size, size), clamped to [-1, 1].
+
+        Args:
+            codes: (images, grid * grid).
+
+        Raises:
+            ValueError: the number of codes differs, or a code is out of range.
         """
         config = self.config
         check_codes(codes, config.grid, config.codebook_size)
@@ -129,7 +155,7 @@ class VQ16(StoredModel):
 
 
 class Encoder(nn.Module):
-    """Images (n, 3, size, size) to (n, latent_channels, grid, grid)."""
+    """The encoder: images (n, 3, size, size) to (n, latent_channels, grid, grid)."""
 
     def __init__(self, config: VQ16Config) -> None:
         super().__init__()
@@ -141,7 +167,7 @@ class Encoder(nn.Module):
         self.conv_out = nn.Conv2d(widths[-1], config.latent_channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Encodes images."""
+        """Encode images."""
         x = self.conv_in(x)
         for part in [*self.conv_blocks, *self.mid]:
             x = part(x)
@@ -149,7 +175,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """(n, latent_channels, grid, grid) to images (n, 3, size, size)."""
+    """The decoder: (n, latent_channels, grid, grid) to images (n, 3, size, size)."""
 
     def __init__(self, config: VQ16Config) -> None:
         super().__init__()
@@ -161,7 +187,7 @@ class Decoder(nn.Module):
         self.conv_out = nn.Conv2d(widths[-1], 3, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Decodes latents."""
+        """Decode latents."""
         x = self.conv_in(x)
         for part in [*self.mid, *self.conv_blocks]:
             x = part(x)
@@ -169,7 +195,14 @@ class Decoder(nn.Module):
 
 
 def levels(widths: list[int], num_blocks: int, resize: str, has_attention: bool) -> nn.ModuleList:
-    """Levels from each width to the next, all but the last resized behind; attention at the lowest resolution."""
+    """Make the levels of an encoder or a decoder. All except the last end with a change of the resolution.
+
+    Args:
+        widths: channels before the first level, then after each level.
+        num_blocks: residual blocks per level.
+        resize: "down" or "up".
+        has_attention: whether the level of the lowest resolution has attention.
+    """
     last = len(widths) - 2
     lowest = last if resize == "down" else 0
     return nn.ModuleList(
@@ -179,8 +212,14 @@ def levels(widths: list[int], num_blocks: int, resize: str, has_attention: bool)
 
 
 class Level(nn.Module):
-    """Residual blocks of one resolution, (n, before, side, side) to (n, width, side, side), attention behind each where
-    there is any, then half the side (`resize` "down"), twice ("up") or no change.
+    """The blocks of one resolution, and a change of the resolution after them.
+
+    Args:
+        before: channels before the level.
+        width: channels after the level.
+        num_blocks: number of residual blocks.
+        has_attention: whether attention follows each block.
+        resize: "down" halves the side, "up" doubles it, None keeps it.
     """
 
     def __init__(self, before: int, width: int, num_blocks: int, has_attention: bool, resize: str | None) -> None:
@@ -194,12 +233,12 @@ class Level(nn.Module):
         self.resize = resize
 
     def forward(self, x: Tensor) -> Tensor:
-        """Runs the blocks."""
+        """Run the blocks, (n, before, side, side) to (n, width, new side, new side)."""
         for index, block in enumerate(self.res):
             x = block(x)
             if self.attn:
                 x = self.attn[index](x)
-        if self.resize == "down":  # one row and column of zeros on the right and below only
+        if self.resize == "down":  # zeros are added on the right and at the bottom only
             return self.downsample["conv"](F.pad(x, (0, 1, 0, 1)))
         if self.resize == "up":
             return self.upsample["conv"](F.interpolate(x, scale_factor=2.0, mode="nearest"))
@@ -207,7 +246,7 @@ class Level(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """x + conv(silu(norm(conv(silu(norm(x)))))), with a 1 x 1 convolution on x where the width changes."""
+    """x + conv(silu(norm(conv(silu(norm(x)))))). If the number of channels changes, x gets a 1 x 1 convolution."""
 
     def __init__(self, before: int, width: int) -> None:
         super().__init__()
@@ -218,7 +257,7 @@ class ResidualBlock(nn.Module):
         self.nin_shortcut = nn.Conv2d(before, width, 1) if before != width else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, before, side, side) to (n, width, side, side)."""
+        """Map (n, before, side, side) to (n, width, side, side)."""
         hidden = self.conv1(F.silu(self.norm1(x)))
         hidden = self.conv2(F.silu(self.norm2(hidden)))
         return (x if self.nin_shortcut is None else self.nin_shortcut(x)) + hidden
@@ -233,7 +272,7 @@ class AttentionBlock(nn.Module):
         self.q, self.k, self.v, self.proj_out = (nn.Conv2d(width, width, 1) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, width, side, side) to the same shape."""
+        """Map (n, width, side, side) to the same shape."""
         normed = self.norm(x)
         rows = [part(normed).flatten(2).transpose(1, 2) for part in (self.q, self.k, self.v)]  # (n, side * side, width)
         attended = F.scaled_dot_product_attention(*rows)
@@ -241,18 +280,26 @@ class AttentionBlock(nn.Module):
 
 
 def middle(width: int) -> nn.ModuleList:
-    """Blocks at the lowest resolution: residual, attention, residual."""
+    """Return the blocks at the lowest resolution: residual, attention, residual."""
     return nn.ModuleList([ResidualBlock(width, width), AttentionBlock(width), ResidualBlock(width, width)])
 
 
 def check_images(images: Tensor, size: int) -> None:
-    """A ValueError where images are not (n, 3, size, size)."""
+    """Check that images have the shape (n, 3, size, size).
+
+    Raises:
+        ValueError: they have another shape.
+    """
     if images.ndim != 4 or images.shape[1:] != (3, size, size):
         raise ValueError(f"images must have shape (n, 3, {size}, {size}), got {tuple(images.shape)}; resize them")
 
 
 def check_codes(codes: Tensor, grid: int, codebook_size: int) -> None:
-    """A ValueError where codes are not (n, grid * grid) numbers in [0, codebook_size)."""
+    """Check that codes have the shape (n, grid * grid) and are in [0, codebook_size).
+
+    Raises:
+        ValueError: they have another shape or are out of range.
+    """
     if codes.ndim != 2 or codes.shape[1] != grid**2:
         raise ValueError(f"codes must have shape (n, {grid**2}), got {tuple(codes.shape)}")
     if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < codebook_size:

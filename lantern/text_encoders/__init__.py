@@ -1,1 +1,1 @@
-"""Text encoders: prompts to the features or ids that a target reads."""
+"""Text encoders, which turn prompts into the features or ids that a target reads."""

@@ -12,14 +12,14 @@ _WORD = re.compile(r"\w+(?:['-]\w+)*")
 
 
 class TextEncoder(Protocol):
-    """A text encoder, as a target needs it."""
+    """The interface of text encoders."""
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Encode texts, padded on the left to one length.
+        """Encode texts, padded on the left to the same length.
 
         Returns:
-            features (texts, max_tokens, caption_dim) float32, zero at pads, or ids (texts, max_tokens) int64; and a
-            mask (texts, max_tokens) bool, True at tokens and False at pads.
+            (features, float32 (texts, max_tokens, caption_dim), 0 at padding, or ids, int64 (texts, max_tokens); mask,
+            bool (texts, max_tokens), True for tokens and False for padding).
         """
         ...
 

@@ -1,8 +1,9 @@
-"""The caption cleaning that LlamaGen's text encoder was trained with.
+"""The caption cleaning with which LlamaGen's text encoder was trained.
 
-A published target has only ever seen captions that went through it, twice, so what it draws depends on each of its
-quirks: digits glued to letters vanish, a comma gets a space after it, "free shipping" is no caption. The steps, their
-order and their quirks are kept; the fixture caption_clean.json holds what the reference makes of 68 captions.
+A published target has only seen captions that were cleaned twice in this way. Its images therefore depend on every
+quirk of the cleaning: digits next to letters vanish, a comma gets a space after it, "free shipping" is removed. The
+steps, their order and their quirks are the reference's. The fixture caption_clean.json holds the reference's results
+for 68 captions.
 
 Source: facts read from LlamaGen's language/t5.py (FoundationVision/LlamaGen@ce98ec4), which follows DeepFloyd IF.
 """
@@ -25,7 +26,7 @@ def _compile(steps: list[tuple[str, str]]) -> list[tuple[re.Pattern[str], str]]:
     return [(re.compile(pattern), replacement) for pattern, replacement in steps]
 
 
-# (pattern, replacement), applied one after the other. First to the caption in lower case, still with its markup.
+# Pairs (pattern, replacement), applied in order. First to the caption in lower case, with its markup.
 _BEFORE_MARKUP = _compile(
     [
         (r"<person>", "person"),
@@ -33,7 +34,7 @@ _BEFORE_MARKUP = _compile(
         (rf"\b(?:www:(?:/{{1,3}}|[a-z0-9%])|{_HOST})", ""),
     ]
 )
-# Then to its text.
+# Then to its text, without markup.
 _AFTER_MARKUP = _compile(
     [
         (r"@\w+\b", ""),  # nicknames
@@ -61,7 +62,7 @@ _AFTER_MARKUP = _compile(
         (r"\s+\.\s+", " "),
     ]
 )
-# Last, after broken encodings and leftover entities are mended.
+# Last, after broken encodings and remaining entities are repaired.
 _AFTER_MENDING = _compile(
     [
         (r"\b[a-zA-Z]{1,3}\d{3,15}\b", ""),  # serial numbers: jc6640, jc6640vc, 6640vc231
@@ -77,7 +78,7 @@ _AFTER_MENDING = _compile(
         (r"\b\s+:\s+", ": "),
         (r"(\D[,./])\b", r"\1 "),
         (r"\s+", " "),
-        # A space at either end keeps these from matching: the reference strips before them and drops the result.
+        # These do not match if there is a space at either end. The reference strips spaces first, but drops the result.
         (r"^[\"']([\w\W]+)[\"']$", r"\1"),
         (r"^['_,\-:;]", ""),
         (r"['_,\-:+]$", ""),
@@ -85,11 +86,11 @@ _AFTER_MENDING = _compile(
     ]
 )
 _JOINER = re.compile(r"[-_]")
-_MAX_JOINERS = 3  # with more of them, a caption is this-kind-of-caption
+_MAX_JOINERS = 3  # with more joiners, a caption counts as written like-this-one
 
 
 def clean_caption(caption: str) -> str:
-    """Clean a caption as LlamaGen does, twice: the second pass finds what the first has laid bare."""
+    """Clean a caption twice, like LlamaGen. The second pass matches text that the first has uncovered."""
     return _clean_once(_clean_once(caption))
 
 
@@ -109,18 +110,18 @@ def _substitute(text: str, steps: list[tuple[re.Pattern[str], str]]) -> str:
 
 
 def _text_of_markup(markup: str) -> str:
-    """Text of an HTML fragment: what Beautiful Soup, over the same parser of the standard library, calls its text."""
+    """Return the text of an HTML fragment, the same as Beautiful Soup with the standard library's parser."""
     parser = _TextParser()
     try:
         parser.feed(markup)
         parser.close()
-    except AssertionError:  # a declaration that the parser refuses, as "<![x": no markup then, and the reference stops
+    except AssertionError:  # a declaration that the parser refuses, such as "<![x"; the reference stops with an error
         return markup
     return "".join(parser.parts)
 
 
 class _TextParser(HTMLParser):
-    """Collects text outside of scripts, styles, templates and ruby annotations."""
+    """A parser that collects text outside of scripts, styles, templates and ruby annotations."""
 
     _SILENT = frozenset({"script", "style", "template", "rt", "rp"})
     _VOID = frozenset(

@@ -1,4 +1,4 @@
-"""Text encoders by classes: a prompt becomes the number of one class."""
+"""Text encoders for classes: a prompt becomes the number of a class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ IMAGENET_CLASSES = Path(__file__).with_name("imagenet_classes.txt")  # torchvisi
 
 
 class ClassEncoder:
-    """Encode prompts that are class numbers below `num_classes`, or ImageNet's names if there are 1000 classes."""
+    """Encoder of prompts that are class numbers, or ImageNet's class names if there are 1000 classes.
+
+    Args:
+        num_classes: number of classes. Class numbers go from 0 to num_classes - 1.
+    """
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
@@ -24,7 +28,7 @@ class ClassEncoder:
         self.numbers |= {str(number): number for number in range(num_classes)}
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """See `TextEncoder.encode`; returns one id per text."""
+        """Encode texts to one id each, see `TextEncoder.encode`."""
         ids = torch.tensor([[self.check(text)] for text in texts])
         return ids, torch.ones_like(ids, dtype=torch.bool)
 
@@ -32,7 +36,7 @@ class ClassEncoder:
         """Return the number of a class.
 
         Raises:
-            ValueError: the text is no class.
+            ValueError: the text is not a class.
         """
         number = self.numbers.get(text.strip().lower())
         if number is None:
@@ -44,10 +48,13 @@ class ClassEncoder:
 
 
 class WordClassEncoder(ClassEncoder):
-    """Encode captions whose class is a combination of words, one of each list in `class_words`.
+    """Encoder of captions whose class is a combination of words.
 
     If a caption holds several words of a list, the first counts. Classes are numbered in the order of
     `itertools.product`.
+
+    Args:
+        class_words: lists of words. A class is a combination of one word of each list.
     """
 
     def __init__(self, class_words: Sequence[Sequence[str]]) -> None:

@@ -1,4 +1,4 @@
-"""The text encoder of a model, and the features that a target was trained on."""
+"""Construction of a model's text encoder, and comparison with the features that a target was trained on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lantern.text_encoders.base import TextEncoder
 from lantern.text_encoders.classes import ClassEncoder, WordClassEncoder
 from lantern.text_encoders.words import WordEmbeddingEncoder, WordIdEncoder
 
-WORD_FEATURES = {"seed": 0, "phrase_words": 3}  # of `WordEmbeddingEncoder`; a target is trained on them
+WORD_FEATURES = {"seed": 0, "phrase_words": 3}  # arguments of `WordEmbeddingEncoder` that a target is trained with
 
 
 def make_text_encoder(
@@ -26,14 +26,14 @@ def make_text_encoder(
     small: int = 0,
     device: torch.device | str = "cpu",
 ) -> TextEncoder:
-    """Build the text encoder of a model.
+    """Make the text encoder of a model.
 
     Args:
-        prompts: how the model reads prompts.
-        file: folder of a T5, or a tokenizer.json or its folder; not used by other encoders.
+        prompts: the model's prompts.
+        file: folder of a T5, or a tokenizer.json or its folder. Other encoders do not use it.
         large: side of the image in codes, for prompts that state it.
         small: side of the smaller image that comes first, or 0.
-        device: where a T5 runs.
+        device: device of a T5.
 
     Raises:
         ValueError: the file is damaged or belongs to another encoder.
@@ -66,20 +66,20 @@ def make_text_encoder(
 
 
 def describe_features(encoder: str) -> dict[str, str | int]:
-    """Return what decides a prompt's features, for the report of a target."""
+    """Return the settings that determine a prompt's features, for the report of a target."""
     return {"encoder": encoder, **(WORD_FEATURES if encoder == "words" else {})}
 
 
 def compare_features(path: Path, report: Mapping[str, Any], encoder: str) -> None:
-    """Compare the features that a target was trained on with those of the text encoder it is given.
+    """Compare the features that a target was trained on with those of its text encoder.
 
     Args:
         path: file of the target.
-        report: what the file reports of its training.
+        report: report of the training in that file.
         encoder: name of the text encoder.
 
     Raises:
-        ValueError: they differ. The target would ignore the prompt.
+        ValueError: they differ, so that the target would ignore the prompt.
     """
     wanted = describe_features(encoder)
     for key, value in report.get("text", {}).items():

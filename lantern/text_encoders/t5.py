@@ -21,11 +21,21 @@ MAX_TOKENS = 120
 
 
 class T5TextEncoder:
-    """LlamaGen's text encoder (a `TextEncoder`): cleaning, T5, rotation to left padding.
+    """LlamaGen's text encoder (a `TextEncoder`): cleaning, T5, and rotation to left padding.
 
-    `folder` holds config.json, tokenizer.json and the weights of a T5, as its hub repository has them; of a model with
-    a decoder the encoder alone is read. Longer texts than `max_tokens`, the end token included, are cut. The features
-    that LlamaGen was run with are bfloat16. A `caption_dim` of None takes the model's, 2048 for flan-t5-xl.
+    Texts that are longer than `max_tokens`, including the end token, are cut.
+
+    Args:
+        folder: holds config.json, tokenizer.json and the weights of a T5, like its hub repository. If the T5 has a
+            decoder, only its encoder is read.
+        caption_dim: expected channels of a feature. None accepts the model's, which is 2048 for flan-t5-xl.
+        max_tokens: length of the longest prompt.
+        dtype: dtype of the weights. LlamaGen was run with features of a bfloat16 T5.
+        device: device of the T5.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a file is damaged, or belongs to another model.
 
     Source: FoundationVision/LlamaGen@ce98ec4, language/t5.py and autoregressive/sample/sample_t2i.py.
     """
@@ -41,15 +51,19 @@ class T5TextEncoder:
     ) -> None:
         folder = Path(folder)
         config = _read_config(folder, caption_dim)
-        self.caption_dim, self.max_tokens = int(config["d_model"]), max_tokens
+        self.caption_dim = int(config["d_model"])
+        self.max_tokens = max_tokens
         self._pad_id = int(config.get("pad_token_id", 0))
         self._tokenizer = _load_tokenizer(folder, max_tokens)
         self._model = _load_model(folder, dtype).to(device)
         self._device = torch.device(device)
 
     def tokenize(self, texts: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
-        """Cleans texts and splits them into tokens, right-padded: ids int64 and mask bool, (texts, max_tokens), the end
-        token included; and whether a text had more tokens, bool (texts,).
+        """Clean texts and split them into tokens, padded on the right.
+
+        Returns:
+            (ids with the end token, int64 (texts, max_tokens); mask, bool (texts, max_tokens); whether a text was cut,
+            bool (texts,)).
         """
         encodings = self._tokenizer.encode_batch([clean_caption(text) for text in texts])
         ids = torch.full((len(texts), self.max_tokens), self._pad_id)
@@ -61,15 +75,21 @@ class T5TextEncoder:
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Encode texts; see `TextEncoder.encode`. The result is on the CPU."""
+        """Encode texts on the CPU, see `TextEncoder.encode`."""
         ids, mask, _ = self.tokenize(texts)
         output = self._model(input_ids=ids.to(self._device), attention_mask=mask.to(self._device))
         return rotate_to_left_padding(output.last_hidden_state.float().cpu(), mask)
 
 
 def rotate_to_left_padding(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Features (texts, tokens, dim) and mask (texts, tokens) with each row's tokens moved to its end and its pads, set
-    to zero, to the front.
+    """Move the tokens of each text to its end, and the padding to its front.
+
+    Args:
+        features: (texts, tokens, dim).
+        mask: bool, (texts, tokens).
+
+    Returns:
+        (features, 0 at padding; mask), shaped like the arguments.
     """
     num_tokens = mask.shape[1]
     num_pads = (~mask).sum(1, keepdim=True)  # (texts, 1)
@@ -94,7 +114,10 @@ def _read_config(folder: Path, caption_dim: int | None) -> dict[str, Any]:
 
 
 def _load_tokenizer(folder: Path, max_tokens: int) -> Tokenizer:
-    """The tokenizer as tokenizer.json has it; transformers 5 would build one of its own from the file's vocabulary."""
+    """Load the tokenizer of a tokenizer.json.
+
+    transformers 5 would build a different one from the file's vocabulary.
+    """
     from tokenizers import Tokenizer
 
     path = _existing(folder / "tokenizer.json")
@@ -116,7 +139,7 @@ def _load_model(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
             str(folder),
             dtype=dtype,
             local_files_only=True,
-            weights_only=True,  # of pickles; the library's default, said here because it matters
+            weights_only=True,  # the library's default for pickles, stated here because it matters
             attn_implementation="eager",
             output_loading_info=True,
         )

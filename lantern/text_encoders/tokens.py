@@ -1,4 +1,4 @@
-"""Prompts of language models that draw: the caption's tokens by the model's own tokenizer, inside a fixed form."""
+"""Prompts of language models that generate images: ids of a caption and of the fixed text around it."""
 
 from __future__ import annotations
 
@@ -30,30 +30,50 @@ class NullPrompt(TypedDict):
 
 
 class TokenPromptEncoder:
-    """Ids of prompts, left-padded to `max_tokens`, by a `tokenizer.json`; a `TextEncoder`.
+    """An encoder of prompts to ids by a `tokenizer.json`, padded on the left to `max_tokens`.
 
-    A longer prompt loses the end of its caption, which is logged; what the form has behind it stays. With
-    `refuses_long` it is a ValueError. The tokenizer is changed: it no longer cuts and pads.
+    It is a `TextEncoder`. The end of a long caption is cut, which is logged, but the text after the caption is kept.
+    The tokenizer is changed: it no longer cuts and pads.
+
+    Args:
+        form: the text and tokens around a caption.
+        tokenizer: the model's tokenizer.
+        max_tokens: length of the longest prompt.
+        path: file of the tokenizer, for error messages.
+
+    Attributes:
+        refuses_long: whether a prompt that is too long is a ValueError.
     """
 
     refuses_long = False
 
     def __init__(self, form: PromptForm, tokenizer: Tokenizer, max_tokens: int, path: Path = Path("tokenizer.json")):
-        self.form, self.path, self.max_tokens, self.tokenizer = form, path, max_tokens, tokenizer
+        self.form = form
+        self.path = path
+        self.max_tokens = max_tokens
+        self.tokenizer = tokenizer
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         _check_codes(self.path, self.tokenizer.get_vocab())
         self._reported: set[str] = set()
-        self._start, self._end = self._ids(self.form.start), self._ids(self.form.end)
-        self._before, _, self._behind = self.form.text.partition("{}")
-        fixed = [*self._start, *self._tokens(self._before), *self._tokens(self._behind), *self._end]
+        self._start = self._ids(self.form.start)
+        self._end = self._ids(self.form.end)
+        self._before, _, self._after = self.form.text.partition("{}")
+        fixed = [*self._start, *self._tokens(self._before), *self._tokens(self._after), *self._end]
         needed = max(len(fixed) + 1, len(self.null_prompt["null_ids"]))
         if max_tokens < needed:
             raise ValueError(f"max_tokens must be at least {needed} for the form of these prompts, got {max_tokens}")
 
     @classmethod
     def of_file(cls, family: str, given: str | Path, max_tokens: int, **sides: int) -> TokenPromptEncoder:
-        """Read the tokenizer of a family from a `tokenizer.json` or its folder; `sides` as in `fill_form`."""
+        """Make the encoder of a family from a `tokenizer.json` or its folder.
+
+        Args:
+            family: key of FAMILIES.
+            given: the file or folder.
+            max_tokens: length of the longest prompt.
+            sides: `large` and `small`, as in `fill_form`.
+        """
         path = _find_file(Path(given))
         settings = path.with_name("tokenizer_config.json")
         names = read_json(settings) if settings.is_file() else {}
@@ -62,7 +82,7 @@ class TokenPromptEncoder:
 
     @property
     def null_prompt(self) -> NullPrompt:
-        """The fields of a `TargetConfig` that say the prompt of no caption."""
+        """The fields of a `TargetConfig` that state the prompt without a caption."""
         filler = self.form.filler
         return {
             "null_ids": tuple(self._ids(self.form.null)),
@@ -70,16 +90,18 @@ class TokenPromptEncoder:
         }
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """See `TextEncoder.encode`."""
+        """Encode texts, see `TextEncoder.encode`."""
         ids = torch.zeros(len(texts), self.max_tokens, dtype=torch.int64)
         mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)
         for row, text in enumerate(texts):
             found = self._prompt(text)
-            ids[row, -len(found) :], mask[row, -len(found) :] = torch.tensor(found), True
+            ids[row, -len(found) :] = torch.tensor(found)
+            mask[row, -len(found) :] = True
         return ids, mask
 
     def _prompt(self, text: str) -> list[int]:
-        ids, room = self._tokens(self._before + text + self._behind), self.max_tokens - len(self._start + self._end)
+        ids = self._tokens(self._before + text + self._after)
+        room = self.max_tokens - len(self._start + self._end)
         if len(ids) > room:
             if self.refuses_long:
                 needed = len(self._start + ids + self._end)
@@ -90,8 +112,8 @@ class TokenPromptEncoder:
             if text not in self._reported:
                 log.warning("prompt %r is cut to max_tokens = %d tokens", text[:200], self.max_tokens)
                 self._reported.add(text)
-            behind = self._tokens(self._behind)
-            ids = self._tokens(self._before + text)[: room - len(behind)] + behind
+            after = self._tokens(self._after)
+            ids = self._tokens(self._before + text)[: room - len(after)] + after
         return self._start + ids + self._end
 
     def _tokens(self, text: str) -> list[int]:
@@ -107,21 +129,37 @@ class TokenPromptEncoder:
 
 
 def fill_form(form: PromptForm, names: Mapping[str, object], *, large: int, small: int) -> PromptForm:
-    """A form with the sides of the image's grids, and the tokenizer's names of its tokens, in their places."""
+    """Fill the placeholders of a form.
+
+    Args:
+        form: the form, see `PromptForm`.
+        names: the tokenizer's names of its tokens, by placeholder.
+        large: side of the image in codes.
+        small: side of the smaller image in codes.
+
+    Raises:
+        ValueError: the tokenizer has no name for a placeholder.
+    """
     known = {"large": large, "small": small} | {key: value for key, value in names.items() if isinstance(value, str)}
 
     def fill(text: str) -> str:
         try:
             return re.sub(r"\{(\w+)\}", lambda found: str(known[found[1]]), text)
         except KeyError as missing:
-            raise ValueError(f"the tokenizer names no {missing}: tokenizer_config.json should lie beside it") from None
+            raise ValueError(
+                f"the tokenizer names no {missing}: tokenizer_config.json should be in its folder"
+            ) from None
 
     parts = {name: tuple(fill(part) for part in getattr(form, name)) for name in ("start", "end", "null")}
     return replace(form, text=fill(form.text), **parts)
 
 
 def _check_codes(path: Path, ids: Mapping[str, int]) -> None:
-    """Chameleon's names of image codes hold the code's digits as letters: they must agree with what is drawn."""
+    """Check that Chameleon's words for image codes, which spell the code in letters, have the ids of the codes.
+
+    Raises:
+        ValueError: an id differs.
+    """
     for name, id in ids.items():
         if found := re.fullmatch("IMGIMG([A-J]+)Z", name):
             code = int(found[1].translate(_DIGITS))
@@ -133,7 +171,12 @@ def _check_codes(path: Path, ids: Mapping[str, int]) -> None:
 
 
 def _find_file(path: Path) -> Path:
-    """A tokenizer's file, or the only one in a folder or in a pipeline's folder for it."""
+    """Return a tokenizer's file, given the file, its folder, or the folder of a diffusers pipeline.
+
+    Raises:
+        FileNotFoundError: the path does not exist.
+        ValueError: the folder does not hold exactly one tokenizer.
+    """
     if not path.is_dir():
         if not path.is_file():
             raise FileNotFoundError(2, f"there is no file {path}; fetch the tokenizer, or correct the path")

@@ -1,4 +1,4 @@
-"""Text encoders by words: fixed random embeddings, or the numbers of a vocabulary's words."""
+"""Text encoders for words: fixed random embeddings, or the numbers of words in a vocabulary."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from lantern.text_encoders.base import split_words
 
 
 class WordEmbeddingEncoder:
-    """Encode each word by a fixed random embedding of `caption_dim` channels that depends on its position.
+    """An encoder that gives each word a fixed random embedding, which depends on its position.
 
     The feature of a word is S[position] * (E[word] + E[the last two words] + ...) / sqrt(terms), for phrases of at most
-    `phrase_words` words. E is a random normal vector per phrase, S a random vector of signs. LlamaGen's attention is
-    uniform over text tokens, so it sees the mean of their features. The signs keep (word, position) pairs separable in
-    that mean: "red left of blue" is not "blue left of red". Phrases say which words belong together.
+    `phrase_words` words. E is a random normal vector per phrase, S a random vector of signs per position. LlamaGen's
+    attention is uniform over text tokens, so that it sees the mean of their features. The signs keep pairs (word,
+    position) separable in that mean: "red left of blue" differs from "blue left of red". Phrases encode which words
+    belong together.
 
     Args:
-        vocabulary: known words; None allows any word.
+        vocabulary: known words. None allows any word.
         caption_dim: channels of a feature.
-        max_tokens: words of the longest prompt.
-        seed: of the embeddings.
-        phrase_words: words of the longest phrase.
+        max_tokens: number of words of the longest prompt.
+        seed: random seed of the embeddings.
+        phrase_words: number of words of the longest phrase.
     """
 
     def __init__(
@@ -36,13 +37,20 @@ class WordEmbeddingEncoder:
         phrase_words: int = 3,
     ) -> None:
         self.vocabulary = None if vocabulary is None else tuple(vocabulary)
-        self.caption_dim, self.max_tokens, self.seed, self.phrase_words = caption_dim, max_tokens, seed, phrase_words
+        self.caption_dim = caption_dim
+        self.max_tokens = max_tokens
+        self.seed = seed
+        self.phrase_words = phrase_words
         signs = torch.rand(max_tokens, caption_dim, generator=self._generator("signs of positions"))
         self._signs = torch.where(signs < 0.5, -1.0, 1.0)
         self._rows: dict[str, Tensor] = {}
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """See `TextEncoder.encode` and `check`."""
+        """Encode texts, see `TextEncoder.encode`.
+
+        Raises:
+            ValueError: as in `check`.
+        """
         features = torch.zeros(len(texts), self.max_tokens, self.caption_dim)
         mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)
         for row, text in enumerate(texts):
@@ -56,7 +64,7 @@ class WordEmbeddingEncoder:
         """Split a text into words.
 
         Raises:
-            ValueError: the text has no word, more than `max_tokens`, or an unknown one.
+            ValueError: the text has no word, more than `max_tokens` words, or an unknown word.
         """
         words = split_words(text)
         if not 1 <= len(words) <= self.max_tokens:
@@ -71,7 +79,7 @@ class WordEmbeddingEncoder:
         return words
 
     def _feature(self, words: Sequence[str]) -> Tensor:
-        """Return the feature of the last word, (caption_dim,), before the signs."""
+        """Return the feature of the last of some words, before the signs, (caption_dim,)."""
         phrases = [" ".join(words[-n:]) for n in range(1, min(self.phrase_words, len(words)) + 1)]
         return torch.stack([self._row(phrase) for phrase in phrases]).sum(0) / len(phrases) ** 0.5
 
@@ -85,9 +93,13 @@ class WordEmbeddingEncoder:
 
 
 class WordIdEncoder(WordEmbeddingEncoder):
-    """Encode words by their numbers in the vocabulary, from 1; 0 is padding.
+    """An encoder that gives each word its number in the vocabulary, from 1. 0 is padding.
 
-    `NUM_WORD_IDS` ids are embedded, of which the last is the null prompt.
+    A target embeds `NUM_WORD_IDS` ids. The last one is the null prompt.
+
+    Args:
+        vocabulary: known words.
+        max_tokens: number of words of the longest prompt.
     """
 
     def __init__(self, vocabulary: Sequence[str], max_tokens: int = 16) -> None:
@@ -95,7 +107,11 @@ class WordIdEncoder(WordEmbeddingEncoder):
         self.numbers = {word: number for number, word in enumerate(vocabulary, 1)}
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """See `TextEncoder.encode` and `check`."""
+        """Encode texts, see `TextEncoder.encode`.
+
+        Raises:
+            ValueError: as in `check`.
+        """
         ids = torch.zeros(len(texts), self.max_tokens, dtype=torch.int64)
         for row, text in enumerate(texts):
             words = self.check(text)

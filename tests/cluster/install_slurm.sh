@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs Debian's (or Ubuntu's) Slurm and munge, for tests/cluster. Starts nothing: toy_slurm.py does. Says nothing when all is well.
+# Installs Debian's (or Ubuntu's) Slurm and munge, for tests/cluster. Starts nothing: tests/helpers/toy_slurm.py does. Says nothing when
+# all is well.
 set -euo pipefail
 
 installed() { command -v slurmctld && command -v slurmd && command -v sbatch && command -v munged; }

@@ -6,8 +6,10 @@ import pytest
 import yaml
 from snakemake_executor_plugin_slurm.utils import parse_time_to_minutes
 
-from conftest import ROOT
-from tiny_run import Workflow, copy_run
+from helpers.paths import ROOT
+from helpers.tiny_run import Workflow, copy_run
+
+pytestmark = pytest.mark.xdist_group("cluster")
 
 PROFILE = ROOT / "profiles" / "slurm"
 ENTRIES = yaml.safe_load((PROFILE / "config.yaml").read_text())

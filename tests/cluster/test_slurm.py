@@ -11,14 +11,15 @@ import pandas as pd
 import pytest
 import yaml
 
-import toy_slurm
-from conftest import load_config, typed_config
-from faults import held_run
+from helpers import toy_slurm
+from helpers.configs import load_config, typed_config
+from helpers.faults import held_run
+from helpers.paths import ROOT
+from helpers.tiny_run import TINY, copy_run, planned, with_overlay, without_time
 from lantern.records import load_records
 from lantern_pipeline.config.resources import JobSizes
-from tiny_run import ROOT, TINY, copy_run, planned, with_overlay, without_time
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.xdist_group("cluster")]
 SMALL = Path(__file__).parent / "small.yaml"
 CANCELLED = "generation/bounded-k4-delta0.3/seen/T1/s0n0/1-of-1.safetensors"
 UNSEEN = CANCELLED.replace("0.3", "0.4")

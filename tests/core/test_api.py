@@ -15,8 +15,9 @@ import yaml
 from safetensors.torch import save_file
 
 import lantern
-from conftest import ROOT
-from families import draw_c2i
+from helpers.captured_steps import captured
+from helpers.families import draw_c2i
+from helpers.paths import ROOT
 from lantern import api
 from lantern.cards.card import ImageSettings, PromptSettings, read_card
 from lantern.cards.published import CARDS
@@ -81,6 +82,20 @@ def test_images_are_those_of_the_method_on_the_models_own_settings(model):
     assert torch.equal(found.tokens_per_forward, 64 / expected.target_forwards)
     assert (found.seconds > 0).all() and found.records.metadata["method"]["k"] == 20
     assert [picture.size for picture in found.pictures()] == [(48, 48)] * 2
+
+
+def test_captured_steps_are_kept_for_later_calls(model, monkeypatch, tapes):
+    made = []
+    expected = {name: model.generate(PROMPTS, method=name).codes for name in ("jacobi", "eagle1", "coupled")}
+    monkeypatch.setattr(api, "make_decoder", lambda *parts: made.append(captured(make_decoder(*parts))) or made[-1])
+    model = replace(model, _decoders=[])
+    for name in ("jacobi", "eagle1", "jacobi", "coupled", "eagle1"):
+        assert torch.equal(model.generate(PROMPTS, method=name).codes, expected[name])
+    assert [decoder.spec.name for decoder in made] == ["jacobi", "eagle1", "coupled", "eagle1"]
+    assert model._decoders == made[2:]
+    parts = (model.models, made[2].spec, made[2].sampling)
+    assert model._take_decoder(*parts) is made[2] and model._take_decoder(*parts) is None  # while it is in use
+    assert model._take_decoder(replace(model.models, target=None), made[-1].spec, made[-1].sampling) is None
 
 
 def test_a_seed_and_options_change_what_is_drawn_and_static_trees_are_the_models(model):
@@ -185,20 +200,20 @@ def test_a_finished_runs_folder_is_read_by_its_card(tmp_path):
         ({"cfg_scale": "3"}, "cfg_scale must be a finite number, got '3'"),
         ({"temperature": True}, "temperature must be a finite number, got True"),
         *(
-            ({"seed": seed}, f"seed of generate must be a whole number, got {seed!r}")
+            ({"seed": seed}, f"seed of generate must be an integer, got {seed!r}")
             for seed in ("a", 1.5, None, [1], True)
         ),
         ({"prompts": []}, "prompts must be a text or a list of one or more, got []"),
         ({"prompts": 3}, "prompts must be a text or a list of one or more, got 3"),
         ({"prompts": [3]}, "prompts must be a text or a list of one or more, got [3]"),
-        ({"batch_size": 0}, "batch_size of generate must be a whole number >= 1, got 0"),
-        ({"batch_size": 2.0}, "batch_size of generate must be a whole number >= 1, got 2.0"),
+        ({"batch_size": 0}, "batch_size of generate must be an integer >= 1, got 0"),
+        ({"batch_size": 2.0}, "batch_size of generate must be an integer >= 1, got 2.0"),
         ({"method": ["jacobi"]}, "preset must be one of autoregressive, "),
         (
             {"method": "lantern", "k": 20.0, "delta": 0.1},
-            "k of lantern must be a whole number >= 1, got 20.0; for exact",
+            "k of lantern must be an integer >= 1, got 20.0; for exact",
         ),
-        ({"method": "lantern", "k": True, "delta": 0.1}, "k of lantern must be a whole number >= 1, got True"),
+        ({"method": "lantern", "k": True, "delta": 0.1}, "k of lantern must be an integer >= 1, got True"),
         ({"method": "lantern", "k": 9, "delta": float("nan")}, "delta of lantern must be in [0, 1], got nan"),
         ({"method": "lantern_pp", "k": 9, "lambda_": float("inf")}, "lambda_ of lantern_pp must be >= 1, got inf"),
         (
@@ -222,7 +237,7 @@ def test_a_finished_runs_folder_is_read_by_its_card(tmp_path):
             {"method": "eagle2", "tree_shape": {"num_nodes": 8, "depth": 10**9, "top_k": 2}},
             "depth of a dynamic tree must be < 32, got 1000000000",
         ),
-        ({"method": "eagle2", "tree_shape": {"depth": 2.0}}, "of a dynamic tree must be a whole number >= 1, got 2.0"),
+        ({"method": "eagle2", "tree_shape": {"depth": 2.0}}, "of a dynamic tree must be an integer >= 1, got 2.0"),
         ({"method": "eagle2", "tree_shape": {"width": 2}}, "tree_shape of eagle2 must be a list of paths, or the opt"),
     ],
 )

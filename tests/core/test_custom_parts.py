@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from wrong_parts import Additive, AllAtOnce, Guesses, NodeByNode, OwnVerifier, Sets, Wide
 
-from conftest import generate
+from helpers.tiny_models import generate
+from helpers.wrong_parts import Additive, AllAtOnce, Guesses, NodeByNode, OwnVerifier, Sets, Wide
 from lantern.acceptance import base
 from lantern.acceptance.base import Exact
 from lantern.acceptance.verifiers import make_verifier
@@ -18,9 +18,11 @@ from lantern.codebook import nearest_codes
 from lantern.methods import MethodSpec, load_class
 from lantern.sampling import SamplingConfig
 
+PARTS = "helpers.wrong_parts"  # the module, as a config names it
+
 
 def draw(models, drafts: str, **options):
-    spec = MethodSpec.of("mine", tree="chain3", drafts=f"wrong_parts:{drafts}", method_id="mine")
+    spec = MethodSpec.of("mine", tree="chain3", drafts=f"{PARTS}:{drafts}", method_id="mine")
     return generate(models, spec, rows=range(2), **options)
 
 
@@ -69,7 +71,7 @@ def test_a_wrong_proposal_names_class_and_method(models, monkeypatch, drafts, ch
     monkeypatch.setattr(Guesses, "change", staticmethod(change))
     with pytest.raises(ValueError) as error:
         draw(models, drafts)
-    assert str(error.value).startswith(f"propose of wrong_parts:{drafts} in method mine must return ")
+    assert str(error.value).startswith(f"propose of {PARTS}:{drafts} in method mine must return ")
     assert words in str(error.value) and str(error.value).endswith("; correct that class")
     if words.startswith("draft_probs"):
         assert draw(models, drafts, temperature=0.0).codes.shape == (2, 16)
@@ -84,8 +86,8 @@ def test_right_proposals_draw_the_images_of_one_by_one_decoding(models):
 @pytest.mark.parametrize(
     ("drafts", "sentence"),
     [
-        ("Broken", r"make of wrong_parts:Broken in method mine failed: KeyError: 'weights'; correct that class"),
-        ("Treeless", "make of wrong_parts:Treeless in method mine must return a drafter with the attribute tree"),
+        ("Broken", f"make of {PARTS}:Broken in method mine failed: KeyError: 'weights'; correct that class"),
+        ("Treeless", f"make of {PARTS}:Treeless in method mine must return a drafter with the attribute tree"),
         ("Shallow", "a drafter whose max_depth is its tree's, 3, got 2"),
     ],
 )
@@ -101,7 +103,7 @@ def test_what_a_drafter_raises_names_the_function(models, monkeypatch, call):
 
     fail.__name__ = call
     monkeypatch.setattr(Guesses, call, fail)
-    with pytest.raises(ValueError, match=f"^{call} of wrong_parts:Guesses in method mine failed: IndexError: too far"):
+    with pytest.raises(ValueError, match=f"^{call} of {PARTS}:Guesses in method mine failed: IndexError: too far"):
         draw(models, "Guesses")
 
 
@@ -115,7 +117,7 @@ def decode_with(models, acceptance: str, tree: str = "chain3", **options):
     table = nearest_codes(torch.randn(12, 4, generator=torch.Generator().manual_seed(3)), 6)
     models = replace(models, nearest_codes=table)
     parts = {"k": 4, "delta": 0.0} if acceptance in ("Sets", "Additive") else {}
-    spec = MethodSpec.of("mine", tree=tree, drafts="sampled", acceptance=f"wrong_parts:{acceptance}", **parts)
+    spec = MethodSpec.of("mine", tree=tree, drafts="sampled", acceptance=f"{PARTS}:{acceptance}", **parts)
     return generate(models, spec, rows=range(2), **options)
 
 
@@ -125,11 +127,15 @@ def decode_with(models, acceptance: str, tree: str = "chain3", **options):
         (
             Wide,
             lambda found: found[..., 0],
-            "relaxed_prob of wrong_parts:Wide in method mine must return a tensor of a ",
+            f"relaxed_prob of {PARTS}:Wide in method mine must return a tensor of a ",
         ),
         (Wide, lambda found: found * torch.nan, "relaxed_prob of .* must return finite numbers >= 0, got .nan"),
         (Wide, lambda found: -found - 1, "relaxed_prob of .* must return finite numbers >= 0, got .-1"),
-        (Wide, lambda found: found / 0 + "a", "relaxed_prob of wrong_parts:Wide in method mine failed: TypeError: "),
+        (
+            Wide,
+            lambda found: found / 0 + "a",
+            f"relaxed_prob of {PARTS}:Wide in method mine failed: TypeError: ",
+        ),
         (
             Sets,
             lambda found: found.float(),
@@ -143,7 +149,7 @@ def decode_with(models, acceptance: str, tree: str = "chain3", **options):
         (
             Sets,
             gap,
-            "admits of .*:Sets in method mine must return a prefix: False ever after the first False, got a gap",
+            "admits of .*:Sets in method mine must return a prefix: only False after the first False, got a gap",
         ),
         (Sets, lambda found: found.missing, "^admits of .*:Sets in method mine failed: AttributeError: "),
     ],
@@ -161,7 +167,7 @@ def test_siblings_that_the_filters_left_none_of_are_no_error(models):
 
 def test_a_bound_of_ones_own_is_asked_even_if_delta_is_0(models):
     """At 0 LANTERN's own bound is exact; another class's need not be."""
-    spec = MethodSpec.of("mine", tree="chain3", drafts="sampled", acceptance="wrong_parts:Additive", k=4, delta=0.0)
+    spec = MethodSpec.of("mine", tree="chain3", drafts="sampled", acceptance=f"{PARTS}:Additive", k=4, delta=0.0)
     table = nearest_codes(torch.randn(12, 4, generator=torch.Generator().manual_seed(3)), 6)
     assert type(make_verifier(spec, SamplingConfig(), table).rejection.acceptance) is Additive
     ours = MethodSpec.of("ours", tree="chain3", drafts="sampled", acceptance="additive", k=4, delta=0.0)
@@ -177,11 +183,18 @@ def test_a_users_verifier_decides_and_follows_the_path_if_it_verifies_single_nod
     monkeypatch.setattr(OwnVerifier, "kind", kind)
     monkeypatch.setattr(base, "MANY_LOGITS", 0)
     tree = {"tree": "wide", "tree_shape": [(i,) for i in range(5)]}  # many more nodes than levels
-    spec = MethodSpec.of("mine", **tree, drafts="top", acceptance="wrong_parts:OwnVerifier")
+    spec = MethodSpec.of("mine", **tree, drafts="top", acceptance=f"{PARTS}:OwnVerifier")
     assert make_verifier(spec, SamplingConfig()).follows_path(SamplingConfig()) == (kind is NodeByNode)
     found = generate(models, spec, rows=range(2))
     expected = generate(models, MethodSpec.of("autoregressive"), rows=range(2))
     assert torch.equal(found.codes, expected.codes) and (found.target_forwards < 16).any()
+
+
+def test_a_verifier_for_an_earlier_version_is_told_the_new_name(monkeypatch):
+    monkeypatch.setattr(NodeByNode, "draws_target_tokens", False, raising=False)
+    spec = MethodSpec.of("mine", tree="chain3", drafts="top", acceptance=f"{PARTS}:OwnVerifier")
+    with pytest.raises(ValueError, match="draws_target_tokens, which is now samples_target_tokens; rename it"):
+        make_verifier(spec, SamplingConfig())
 
 
 @pytest.mark.parametrize(
@@ -197,9 +210,9 @@ def test_a_users_verifier_decides_and_follows_the_path_if_it_verifies_single_nod
 )
 def test_a_class_for_an_earlier_version_is_told_the_new_name(monkeypatch, part, old, remedy):
     kind = {"acceptance": Wide, "drafts": Guesses}[part]
-    parts = {"drafts": "sampled", part: f"wrong_parts:{kind.__name__}"}
+    parts = {"drafts": "sampled", part: f"{PARTS}:{kind.__name__}"}
     monkeypatch.setattr(kind, old, True, raising=False)
-    with pytest.raises(ValueError, match=f"^wrong_parts:{kind.__name__} must not define {old}, .*; {remedy}"):
+    with pytest.raises(ValueError, match=f"^{PARTS}:{kind.__name__} must not define {old}, .*; {remedy}"):
         MethodSpec.of("mine", tree="chain3", **parts)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conftest import assert_distribution, generate, make_models, make_prompts
+from helpers.statistics import assert_distribution
+from helpers.tiny_models import generate, make_models, make_prompts
 from lantern.acceptance.base import ByEquality
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
@@ -97,7 +98,7 @@ def test_steps_read_no_empty_slots_in_float32_on_a_cpu_without_graphs(monkeypatc
 
     monkeypatch.setattr(KVCache, "limit", watch)
     monkeypatch.setattr(decoder.runner, "mode", mode)
-    monkeypatch.setattr(decoder.runner, "prepare", lambda decoder, state: None)
+    monkeypatch.setattr(decoder.runner, "prepare", lambda step, state, limits: None)
     decoder.generate(*make_prompts(models, 1), [decoder.make_noise(7, "prompt-0")])
     assert any(is_part) == is_limited
 

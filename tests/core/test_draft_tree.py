@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lantern.draft_tree import inner_places, join_trees, longest_path, of_all_nodes, static_tree, tree_from_parents
+from lantern.draft_tree import inner_indices, join_trees, longest_path, of_all_nodes, static_tree, tree_from_parents
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
 
 
@@ -62,8 +62,8 @@ def test_rows_of_a_batch_may_have_different_trees():
         ([(0, 0)], r"\[0, 0\] lacks its parent \[0\]"),
         ([(1,)], r"\[1\] lacks its sibling \[0\]"),
         ([(0,), (-1,)], "ranks >= 0"),
-        ([(0,), (1.0,)], "paths of whole numbers, got 1.0"),
-        (["0"], "paths of whole numbers, got '0'"),
+        ([(0,), (1.0,)], "paths of integers, got 1.0"),
+        (["0"], "paths of integers, got '0'"),
     ],
 )
 def test_bad_choices_are_named(choices, message):
@@ -93,7 +93,7 @@ def test_trees_that_cannot_be_are_named(call, words):
 )
 def test_nodes_without_children_have_the_place_of_the_root(choices, places):
     tree = static_tree(choices)
-    assert inner_places(tree).tolist() == [places]
+    assert inner_indices(tree).tolist() == [places]
     values = torch.arange(1, 1 + len(tree.parent_nodes))[None]
     assert of_all_nodes(values, tree, -7).tolist() == [
         [values[0, place].item() if node in tree.parent_nodes.tolist() else -7 for node, place in enumerate(places)]
@@ -102,4 +102,4 @@ def test_nodes_without_children_have_the_place_of_the_root(choices, places):
 
 def test_a_dynamic_trees_nodes_may_all_have_children():
     tree = tree_from_parents(torch.tensor([[0, 0, 1]]), max_depth=2, max_children=2)
-    assert inner_places(tree).tolist() == [[0, 1, 2]]
+    assert inner_indices(tree).tolist() == [[0, 1, 2]]

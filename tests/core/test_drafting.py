@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 import torch
-from table_world import Images, TableWorld
 
-from conftest import generate, make_models, make_prompts, start
+from helpers.table_world import Images, TableWorld
+from helpers.tiny_models import generate, make_models, make_prompts, start
 from lantern.acceptance.base import ByEquality
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels

@@ -6,58 +6,30 @@ Settings are a temperature and the number of logits above which large trees are 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import cache
 
 import pytest
 import torch
+from every_method import METHODS, spec_of
+from kernels import to_fake
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from conftest import make_models, make_prompts, start
-from lantern import stepping
+from helpers.captured_steps import NoHostSync, captured
+from helpers.every_method import assert_equal, decoder_of, make_batches
+from helpers.tiny_models import make_models, make_prompts, start
 from lantern.acceptance import base
-from lantern.decoding import Decoder, make_decoder
-from lantern.decoding_state import DecodingModels, Generation
-from lantern.methods import PRESETS, MethodSpec, acceptance_of, drafts_of, keeps_tokens, make_method
+from lantern.decoding import make_decoder
+from lantern.decoding_state import DecodingModels
+from lantern.methods import keeps_tokens
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern.noise import ImageNoise, NoiseField
 from lantern.sampling import SamplingConfig
-from lantern.stepping import StepRunner
 
-VALUES = {"k": 4, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5, "window": 2}
-VALUES |= {"weight": 0.8, "budget": 0.1}
 SETTINGS = [(0.0, 2**16), (1.0, 2**16), (1.0, 0)]
-# Parts that no preset has.
-VARIANTS = {
-    # No delta of 0.2: its residual may be even over five codes, and rounding would decide whether one of them fits.
-    "lantern_official": ("lantern", {"residual": "official", "delta": 0.19}),
-    "lantern_matched": ("lantern", {"drafts": "sampled", "tree": "static", "residual": "matched"}),
-    "lantern_jensen_shannon": ("lantern", {"acceptance": "jensen_shannon"}),
-    "group_of_eagle": ("eagle1", {"acceptance": "group", "h": 2, "p_max": 0.5, "d_max": 1e9}),
-    "mixing_of_siblings": ("sjd_pac", {"acceptance": "mixing", "tree": "chain3k2d2"}),
-    "proximity_of_hybrid": ("hybrid", {"acceptance": "proximity", "k": 3}),
-    "additive_of_jacobi": ("jacobi", {"acceptance": "additive", "k": 4, "delta": 0.2, "tree": "chain9k3d1"}),
-}
-
-
-def spec_of(name: str) -> MethodSpec:
-    """A preset or a variant, with the parameters that it takes."""
-    preset, parts = VARIANTS.get(name, (name, {}))
-    known = {key: value for key, value in PRESETS[preset].items() if key != "window"} | parts
-    wanted = {**drafts_of(known.get("drafts")).parameters}
-    wanted |= acceptance_of(known.get("acceptance", "exact")).parameters
-    values = {key: VALUES[key] for key in wanted if key in VALUES and key not in known}
-    return make_method(preset, method_id=name, **values, **parts)
-
-
-METHODS = [*PRESETS, *VARIANTS]
-
-
-def decoder_of(models: DecodingModels, name: str, temperature: float = 1.0, **options) -> Decoder:
-    return make_decoder(models, spec_of(name), SamplingConfig(temperature, top_k=8, cfg_scale=2.0), **options)
 
 
 @cache
@@ -65,76 +37,6 @@ def autoregressive_codes(temperature: float, line_end: int | None = None) -> tup
     models = make_models(line_end=line_end)
     decoder = decoder_of(models, "autoregressive", temperature)
     return tuple(decoder.generate(*batch).codes for batch in make_batches(decoder, models))
-
-
-def make_batches(decoder: Decoder, models: DecodingModels) -> list[tuple]:
-    """Two batches of three prompts, with their noise."""
-    features, mask = make_prompts(models, 6)
-    noise = [decoder.make_noise(7, f"prompt-{i}") for i in range(6)]
-    return [(features[part], mask[part], noise[part]) for part in (slice(0, 3), slice(3, 6))]
-
-
-def assert_equal(found: Generation, expected: Generation) -> None:
-    for field in fields(expected):
-        assert torch.equal(getattr(found, field.name), getattr(expected, field.name)), field.name
-
-
-class Tape(TorchDispatchMode):
-    """Records operations with the tensors that they read and gave; `replay` does them again in the same places."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls, self.num_replays = [], 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.calls.append((func, args, kwargs or {}, result))
-        return result
-
-    def replay(self):
-        self.num_replays += 1
-        assert self.num_replays < 100, "replayed steps do not come to an end"
-        for func, args, kwargs, result in self.calls:
-            for place, value in zip(tree_leaves(result), tree_leaves(func(*args, **kwargs)), strict=True):
-                is_copy = isinstance(place, torch.Tensor) and place.data_ptr() != value.data_ptr()
-                if is_copy:  # neither view nor in place
-                    place.copy_(value)
-
-
-@pytest.fixture
-def tapes(monkeypatch):
-    """In the place of CUDA graphs: they know a step's operations and addresses, but none of its Python."""
-    tapes = []
-
-    def record(step, state):
-        tapes.append(Tape())
-        with torch.inference_mode(), tapes[-1]:
-            step(state)
-        return tapes[-1]
-
-    monkeypatch.setattr(stepping, "capture", record)
-    return tapes
-
-
-def captured(decoder: Decoder) -> Decoder:
-    """The decoder as on a GPU."""
-    other = decoder.stepped("eager")
-    other.runner = StepRunner("auto", torch.device("cuda"), decoder.spec.name)
-    return other
-
-
-class NoHostSync(TorchDispatchMode):
-    """Raises where an operation would have to wait for the device."""
-
-    forbidden = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "unique")
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        if name in self.forbidden:
-            raise AssertionError(f"{name} reads from the device inside a step")
-        if name in ("index", "index_put", "index_put_"):
-            assert all(i is None or i.dtype != torch.bool for i in args[1]), "boolean index: shape depends on data"
-        return func(*args, **(kwargs or {}))
 
 
 def reachable_tensors(owner: object, path: str = "state") -> dict[str, torch.Tensor]:
@@ -205,7 +107,7 @@ def test_what_holds_of_every_method(models, name, temperature, many_logits, tape
     # never follows a path, they read nothing back.
     states = [start(decoder, *batch) for batch in batches]
     before = addresses(states[0])
-    assert {"state.tokens", "state.cache.entries", "state.cache.layers.0.keys"} < set(before)
+    assert {"state.tokens", "state.cache.entries", "state.cache.layers.0.vectors"} < set(before)
     with torch.inference_mode(), NoHostSync() if many_logits else nullcontext():
         for _ in range(int(forwards.max()) - 1):
             for state in states:
@@ -283,18 +185,6 @@ class OnDevice(TorchDispatchMode):
         return result
 
 
-def to_fake(owner: object, fake: FakeTensorMode, device: str) -> None:
-    """Puts fake tensors on a device in the place of an object's own."""
-    parts = vars(owner) if hasattr(owner, "__dict__") else owner
-    for name, part in parts.items() if isinstance(parts, dict) else enumerate(parts):
-        if isinstance(part, torch.device):
-            parts[name] = torch.device(device)
-        elif isinstance(part, torch.Tensor):
-            parts[name] = fake.from_tensor(part).to(device)
-        elif isinstance(part, list | dict | torch.nn.Module) or type(part).__module__.startswith("lantern."):
-            to_fake(part, fake, device)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_step_stays_on_its_gpu(name, temperature):
@@ -315,12 +205,36 @@ def test_a_step_stays_on_its_gpu(name, temperature):
     assert all(isinstance(tensor, FakeTensor) for tensor in reachable_tensors(state).values())
 
 
+TRACED = {"scd", "lantern_pp", "mixing_of_siblings"}  # the others take a minute in all
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "name", [name if name in TRACED else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
+def test_a_step_is_one_graph_of_torch_compile(models, name, temperature, top_k_of_torch, monkeypatch):
+    """Without a break; verified as on a GPU."""
+    monkeypatch.setattr(base, "MANY_LOGITS", 2**30)
+    torch.compiler.reset()
+    decoder = decoder_of(models, name, temperature)
+    batch = make_batches(decoder, models)[0]
+    expected, found = start(decoder, *batch), start(decoder, *batch)
+    step = torch.compile(decoder.step, fullgraph=True, backend="eager")
+    with torch.inference_mode():
+        for _ in range(2):
+            decoder.step(expected)
+            step(found)
+    assert torch.equal(found.tokens, expected.tokens)
+    assert torch.equal(found.step_log, expected.step_log)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", METHODS)
 def test_captured_steps_draw_the_same_images(name, temperature):
-    models = make_models()
+    """Of models that were prepared on the GPU, so that their layers are those that a GPU runs."""
+    models = make_models(is_prepared=False)
     models = DecodingModels(
         models.target.cuda().prepare_for_decoding(),
         models.draft.cuda().prepare_for_decoding(),

@@ -1,14 +1,17 @@
-"""The example of docs/extending.md: a user's own verifier in a file beside an overlay, with no edit of ours."""
+"""The examples of docs/extending.md: each is applied as the page prints it, and needs no other file."""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from conftest import ROOT, generate
+from helpers.paths import ROOT
+from helpers.tiny_models import generate
 from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound
 from lantern.acceptance.verifiers import make_verifier
 from lantern.codebook import nearest_codes
@@ -20,17 +23,103 @@ from lantern_pipeline.tables.method_labels import label_method
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 PARTS = {"tree": "chain3", "drafts": "sampled", "acceptance": "capped:Capped", "k": 4, "lambda_": 3.0, "cap": 0.2}
+# heading of an example in Lantern -> its two files, and its check
+OURS = {
+    "An acceptance in Lantern": ("lantern/acceptance/typical.py", "lantern/methods.py", "check_acceptance"),
+    "A metric": (
+        "workflow/lantern_pipeline/measure/contrast.py",
+        "workflow/lantern_pipeline/measure/registry.py",
+        "check_metric",
+    ),
+    "A figure": (
+        "workflow/lantern_pipeline/figures/lengths.py",
+        "workflow/lantern_pipeline/config/figures.py",
+        "check_figure",
+    ),
+    "A family of models": ("lantern/models/families.py", "lantern/cards/published.py", "check_family"),
+}
+
+
+def files_of(heading: str) -> list[tuple[str, str, str]]:
+    """Return (path, language, block) of each block below a heading of the page."""
+    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", PAGE, re.S | re.M)
+    return re.findall(r"`([\w./]+)`[^`]*:\n\n```(\w+)\n(.*?)```", section, re.S)
+
+
+def apply_example(heading: str, folder: Path) -> None:
+    """Write the new files of an example below a folder, and apply its diffs to files there."""
+    for path, language, block in files_of(heading):
+        file = folder / path
+        if language != "diff":
+            assert not file.exists()
+            file.write_text(block, encoding="utf-8")
+            continue
+        text = file.read_text(encoding="utf-8")
+        for hunk in block.split("@@\n"):
+            lines = hunk.splitlines(keepends=True)
+            old = "".join(line[1:] for line in lines if line.startswith(" "))
+            assert text.count(old) == 1, f"{path} has other lines than the example: {old}"
+            text = text.replace(old, "".join(line[1:] for line in lines))
+        file.write_text(text, encoding="utf-8")
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """With the page's two files."""
-    for name, kind in (("capped.py", "python"), ("mine.yaml", "yaml")):
-        (code,) = re.findall(rf"`{name}`.*?:\n\n```{kind}\n(.*?)```", PAGE, re.S)
-        (tmp_path / name).write_text(code, encoding="utf-8")
+    """A folder with the files of a user's own classes."""
+    for name in ("An acceptance", "A drafter"):
+        apply_example(f"{name} of your own", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "capped", raising=False)
+    for name in ("capped", "line_above"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     return tmp_path
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A copy of Lantern, without its tests."""
+    for name in ("lantern", "workflow"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("Snakefile", "config.yaml", "environment.yml"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    return tmp_path
+
+
+def run_check(name: str, project: Path) -> None:
+    """Run a function of `extending_checks` with the copy's packages."""
+    folders = [project, project / "workflow", ROOT / "benchmarks", ROOT / "tests"]
+    code = f"import pathlib; from helpers import extending_checks as c; c.{name}(pathlib.Path({str(project)!r}))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "PYTHONSAFEPATH": "1"}
+    found = subprocess.run([sys.executable, "-c", code], cwd=project, env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize("heading", OURS)
+def test_an_example_in_lantern_works_and_takes_two_files(heading, project):
+    *files, check = OURS[heading]
+    assert [path for path, *_ in files_of(heading)] == files
+    apply_example(heading, project)
+    run_check(check, project)
+
+
+def test_the_workflow_draws_the_figure_of_the_page(project):
+    apply_example("A figure", project)
+    figure = "results/embedded/figures/fig_s_lengths.png"
+    command = [sys.executable, "-m", "snakemake", "--cores", "1", "-n", "--", figure]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    found = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
+    assert found.returncode == 0 and "rule draw_lengths" in found.stdout + found.stderr, found.stderr
+
+
+def test_the_line_above_is_drafted_and_the_images_are_the_autoregressive_ones(models, folder):
+    spec = MethodSpec.of("line_above", tree="chain3", drafts="line_above:LineAbove")
+    assert label_method(spec.to_dict()) == "line above (chain3, line_above:LineAbove)"
+    for temperature in (0.0, 1.0):
+        found, expected = (
+            generate(models, each, temperature=temperature) for each in (spec, MethodSpec.of("autoregressive"))
+        )
+        assert torch.equal(found.codes, expected.codes)
+        assert found.target_forwards.sum() < expected.target_forwards.sum()
 
 
 def test_the_rule_takes_the_smaller_set_and_has_a_label_and_a_total_variation(folder):
@@ -48,7 +137,7 @@ def test_the_rule_takes_the_smaller_set_and_has_a_label_and_a_total_variation(fo
     own, *ours = (part.merge(target, None, part.codes_of(children[:, 0])).is_member for part in sets)
     assert torch.equal(own, ours[0] & ours[1])
     assert own.any() and not torch.equal(own, ours[0]) and not torch.equal(own, ours[1])
-    nodes = VerifiedNodes(target, draft, children, torch.arange(20) % 5)
+    nodes = VerifiedNodes(target, draft, children, torch.arange(20) % 5, torch.zeros(20).long())
     kind, found = distribution_of_method(nodes, verifier, 10, 0)
     assert kind == "enumeration" and 0 < found.tv_from(target).mean() < 1
     assert label_method(spec.to_dict()) == "capped (chain3, sampled, capped:Capped) k 4, λ 3, cap 0.2"

@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_transformers import GRIDS, NUM_CODES, make_tiny
 from transformers import PreTrainedTokenizerFast
 
 import lantern
-from conftest import ROOT
-from families import SPECIALS, save_tokenizer, settings_of
+from helpers.families import SPECIALS, save_tokenizer, settings_of
+from helpers.paths import ROOT
+from helpers.tiny_transformers import GRIDS, NUM_CODES, make_tiny
 from lantern.cards.published import CARDS
 from lantern.checkpoints.target import read_target
 from lantern.models.config import TargetConfig
@@ -100,7 +100,7 @@ def test_a_folder_is_the_model_in_it(tmp_path, small_grids, name):
     found, expected = (drawn.generate(["a red cat", "cat"], seed=3) for drawn in (lantern.load(tmp_path), wrap()))
     assert torch.equal(found.codes, expected.codes) and (found.pixels == expected.pixels).all()
     (folder / "generation_config.json").unlink()
-    with pytest.raises(ValueError, match=r"lacks generation_config.json, which says temperature"):
+    with pytest.raises(ValueError, match=r"lacks generation_config.json, which states temperature"):
         lantern.load(tmp_path)
 
 
@@ -146,7 +146,7 @@ def test_a_prompt_longer_than_max_tokens_is_refused_with_the_number_that_it_need
     assert wrap(max_tokens=15).generate(prompt).codes.shape == (1, 16)
     for name, value in (("max_tokens", 0), ("max_tokens", "9"), ("family", "no")):
         with pytest.raises(
-            ValueError, match=r"max_tokens of from_transformers must be a whole number >= 1, |family must be one of"
+            ValueError, match=r"max_tokens of from_transformers must be an integer >= 1, |family must be one of"
         ):
             wrap(**{name: value})
 
@@ -170,7 +170,7 @@ def test_an_adapter_on_the_image_tokenizer_is_one_sentence(tmp_path):
 
 
 def test_a_model_that_draws_no_images_is_one_sentence():
-    with pytest.raises(ValueError, match=r"must be one of Chameleon.* to draw images, got Linear"):
+    with pytest.raises(ValueError, match=r"must be one of Chameleon.* to generate images, got Linear"):
         lantern.from_transformers(torch.nn.Linear(1, 1), None)
     with pytest.raises(ValueError, match="processor must be the model's, or its fast tokenizer, got NoneType"):
         lantern.from_transformers(make_tiny("janus")[0], None)

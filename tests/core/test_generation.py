@@ -8,11 +8,12 @@ import json
 import pytest
 import torch
 
-from conftest import make_models
+from helpers.tiny_models import make_models
+from helpers.tiny_records import PROMPTS, make_records
 from lantern import generation, noise
 from lantern.checkpoints.native import save_model
 from lantern.decoding import make_decoder
-from lantern.generation import generate_images, generate_records, load_decoding_models, load_nearest_codes
+from lantern.generation import generate_images, load_decoding_models, load_nearest_codes
 from lantern.io import save_tensors
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
@@ -23,7 +24,6 @@ from lantern.sampling import SamplingConfig
 from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern.tree_shapes import DynamicTreeOptions, check_choices
 
-PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass", "a cat", "sand"])]
 SAMPLING = {"cfg_scale": 2.0, "top_k": 6, "top_p": 1.0, "filter_order": "top_k_first"}
 
 
@@ -49,11 +49,6 @@ def decoder_of(spec=None, temperature=1.0, **options):
     )
     sampling = SamplingConfig(temperature=temperature, **SAMPLING)
     return make_decoder(make_models(), spec, sampling, **options)
-
-
-def make_records(decoder, batch_size, prompts=PROMPTS, **options):
-    encoder = WordEmbeddingEncoder(None, 16, 5, 0)
-    return generate_records(decoder, prompts, encoder, run_seed=3, batch_size=batch_size, **options)
 
 
 @pytest.mark.parametrize(
@@ -238,3 +233,22 @@ def test_an_interrupted_job_goes_on_behind_its_finished_images(tmp_path):
     assert resumed.prompt_ids == undisturbed.prompt_ids
     assert torch.equal(resumed.codes, undisturbed.codes)
     assert torch.equal(resumed.step_lengths, undisturbed.step_lengths)
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [("cpu", {1: [1], 5: [5], 16: [16]}), ("cuda", {1: [1], 5: [4, 1], 16: [16], 23: [16, 4, 2, 1]})],
+)
+def test_a_gpu_takes_new_prompts_in_groups_of_few_sizes(device, expected):
+    for num_prompts, sizes in expected.items():
+        parts = generation._refills(num_prompts, torch.device(device))
+        assert [part.stop - part.start for part in parts] == sizes
+        assert [row for part in parts for row in range(num_prompts)[part]] == list(range(num_prompts))
+
+
+def test_rows_that_are_filled_in_groups_give_the_same_images(monkeypatch):
+    decoder = decoder_of()
+    expected = make_records(decoder, 4)
+    monkeypatch.setattr(generation, "_refills", lambda number, _: [slice(row, row + 1) for row in range(number)])
+    found = make_records(decoder, 4)
+    assert torch.equal(found.codes, expected.codes) and torch.equal(found.step_lengths, expected.step_lengths)

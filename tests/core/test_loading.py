@@ -7,12 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from tiny_transformers import make_tiny
 
 import lantern
-from conftest import ROOT, load_config, typed_config
-from families import SPECIALS, environment_of, save_tokenizer
-from hub_server import HubServer
+from helpers.configs import load_config, typed_config
+from helpers.families import SPECIALS, environment_of, save_tokenizer
+from helpers.hub_server import HubServer
+from helpers.paths import ROOT
+from helpers.tiny_transformers import make_tiny
 from lantern import loading
 from lantern.cards.card import HubFiles, read_card
 from lantern.cards.published import CARDS, HUB_FILES
@@ -38,7 +39,7 @@ def test_the_shipped_card_is_what_the_default_config_and_the_weights_say():
     files = {part: f"{part}.safetensors" for part in ("target", "drafter", "tokenizer")}
     assert card.files == files and card.name == "embedded" and card.licence == "Apache-2.0"
     planned = {**card_of(typed_config(config)).to_dict(), "name": "embedded", "licence": "Apache-2.0"}
-    made = make_run_card(planned, config["text"], "scenes", EMBEDDED / "target.safetensors", files)
+    made = make_run_card(planned, typed_config(config).text, "scenes", EMBEDDED / "target.safetensors", files)
     assert made == card
     target = lantern.load("embedded").models.target.config
     assert card.target_config() == target

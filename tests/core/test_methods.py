@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from conftest import ROOT
+from helpers.paths import ROOT
 from lantern.methods import ACCEPTANCE, PARAMETERS, PEERS, PRESETS, MethodSpec, Parameter, keeps_tokens, make_method
 from lantern.tree_shapes import DynamicTreeOptions, JointTree, tree_choices
 
@@ -92,14 +92,14 @@ CONFLICTS = [
     ("sjd", {"drafts": "top"}, "drafts top and acceptance exact takes no coupling, got none; it takes no parameters"),
     ("sjd", {"tree": "dynamic"}, "sjd drafts need a tree that is static, got dynamic for sjd; name a static tree"),
     ("sjd_pp", {"threshold": -1.0}, "threshold of sjd_pp must be >= 0, got -1.0; 0 keeps all"),
-    ("sjd_pp", {"acceptance": "additive"}, "sjd_pp drafts are verified in a way of their own, got acceptance additive"),
+    ("sjd_pp", {"acceptance": "additive"}, "sjd_pp drafts have their own verification, got acceptance additive"),
     ("path_relax", {"tree": "chain15"}, "that is chains, got chain15 for path_relax; name one like chain11x2"),
     ("cool", {}, "cool with drafts sampled and acceptance weighted needs omega, > 0: mean weight"),
-    ("cool", {"omega": 0.0}, "omega of cool must be > 0, got 0.0; 1 is exact where fall is 0"),
+    ("cool", {"omega": 0.0}, "omega of cool must be > 0, got 0.0; 1 is exact if fall is 0"),
     ("cool", {"omega": 1.1, "tree": "static"}, "weighted needs a chain, got tree naive_extend_57 for cool"),
     ("cool", {"omega": 1.1, "residual": "paper"}, "weighted needs residual matched, got paper for cool"),
     ("cool", {"omega": 1.1, "drafts": "top"}, "weighted needs drafts sampled or sjd, got top for cool"),
-    ("eagle2", {"residual": "matched"}, "matched needs drafts sampled or sjd, got top for eagle2; where a draft"),
+    ("eagle2", {"residual": "matched"}, "matched needs drafts sampled or sjd, got top for eagle2; if a draft"),
     ("ensemble", {"weight": 0.0}, r"weight of ensemble must be in \(0, 1\], got 0.0; 1 is exact"),
     ("mixing", {"budget": 1.5}, r"budget of mixing must be in \[0, 1\], got 1.5; 0 is exact"),
     ("mixing", {"budget": 0.1, "drafts": "top"}, "mixing needs drafts sampled or sjd, got top for mixing"),
@@ -110,19 +110,19 @@ CONFLICTS = [
     (
         "eagle1",
         {"acceptance": "no_such_module:Mine"},
-        "must name a class as module:Class, of a file beside the overlay",
+        "must name a class as module:Class, of a file next to the overlay",
     ),
     ("autoregressive", {"tree": "chain3"}, "has a tree and no drafts to fill it, got tree chain3; remove it"),
     ("autoregressive", {"acceptance": "proximity", "k": 3}, "relaxes drafts but has none; set tree and drafts"),
     ("hybrid", {"tree": "chain9"}, "hybrid drafts need a tree that is joint, got chain9 for hybrid; name two"),
     ("jacobi", {"tree": "dynamic"}, "jacobi drafts need a tree that is static, got dynamic for jacobi"),
-    ("gsd", {"h": 0}, "h of gsd must be a whole number >= 1, got 0"),
+    ("gsd", {"h": 0}, "h of gsd must be an integer >= 1, got 0"),
     ("gsd", {"p_max": 0.0}, "p_max of gsd must be > 0, got 0.0; for exact decoding use acceptance exact"),
     ("gsd", {"d_max": -1.0}, "d_max of gsd must be > 0, got -1.0"),
     ("gsd", {"drafts": "top", "coupling": None, "labels": None}, "group needs drafts sampled or sjd, got top for gsd"),
-    ("gsd", {"residual": "official"}, "residual official is the authors' code, which has no such method as gsd"),
-    ("lantern", {"k": 5, "delta": 1.5}, r"delta of lantern must be in \[0, 1\], got 1.5; for the multiplicative bound"),
-    ("lantern", {"k": 2.5, "delta": 0.1}, "k of lantern must be a whole number >= 1, got 2.5; for exact decoding"),
+    ("gsd", {"residual": "official"}, "residual official is the authors' code, which does not have the method gsd"),
+    ("lantern", {"k": 5, "delta": 1.5}, r"delta of lantern must be in \[0, 1\], got 1.5; the multiplicative bound"),
+    ("lantern", {"k": 2.5, "delta": 0.1}, "k of lantern must be an integer >= 1, got 2.5; for exact decoding"),
     ("lantern", {"k": 5, "delta": 0.1, "neighbours": "cosine"}, "neighbours of lantern must be one of l2, .*'cosine'"),
     ("lantern_pp", {"k": 5, "lambda_": 0.9}, "lambda_ of lantern_pp must be >= 1, got 0.9; 1 is exact"),
     ("bounded", {"k": 5, "delta": 0.1, "drafts": "coupled"}, "needs drafts top, got coupled .*delta bounds TV"),
@@ -154,7 +154,7 @@ def test_parameters_are_read_by_name():
             (float("nan"), float("-inf"), float("inf"), "1", None, True),
             "a number",
         ),
-        (Parameter("x", "any", is_whole=True), (-5, 0, 7), (1.0, "1"), "a whole number"),
+        (Parameter("x", "any", is_integer=True), (-5, 0, 7), (1.0, "1"), "an integer"),
         (Parameter("x", "from", 2), (2, 2.5), (1.999,), ">= 2"),
         (Parameter("x", "above", 2, is_open=True), (2.001,), (2, 1), "> 2"),
         (Parameter("x", "between", 0, 1), (0, 1, 0.5), (-0.1, 1.1), "in [0, 1]"),

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from lantern import noise as noise_module
+from lantern import philox
 from lantern.noise import MAX_SIBLINGS, ImageNoise, NoiseField, choose_window, gumbel_field, uniform_field
+from lantern.philox import raw_bits
 
 STREAMS = ("target", "draft", "accept")
 
@@ -43,6 +45,39 @@ def test_noise_is_finite_at_the_largest_raw_values(monkeypatch):
     monkeypatch.setattr(np.random, "Philox", Largest)
     assert (uniform_field(0, "p", "target", 1, 3) == 1 - 2.0**-53).all()
     assert gumbel_field(0, "p", "target", 1, 3).isfinite().all()
+
+
+@pytest.mark.parametrize("begin", [0, 5, 2**33 + 3])
+def test_a_device_makes_the_bits_of_numpys_generator(begin):
+    for key in ((0, 0), (2**64 - 1, 2**63), (0x0123456789ABCDEF, 0xFEDCBA9876543210)):
+        generator = np.random.Philox(key=np.array(key, dtype=np.uint64))
+        generator.advance(begin // 4)
+        expected = generator.random_raw(begin % 4 + 1001)[begin % 4 :]
+        assert np.array_equal(raw_bits(key, begin, begin + 1001, "cpu").numpy().view(np.uint64), expected)
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_a_device_makes_the_noise_that_numpy_makes(stream, monkeypatch):
+    expected = ImageNoise(3, "x", STREAMS, 40, 1001).read(stream, 3, 40)
+    monkeypatch.setattr(noise_module, "is_made_by", lambda device: True)
+    monkeypatch.setattr(philox, "VALUES_AT_ONCE", 10_000)
+    assert torch.equal(ImageNoise(3, "x", STREAMS, 40, 1001).read(stream, 3, 40), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("stream", STREAMS)
+def test_a_gpu_makes_the_noise_that_numpy_makes(stream):
+    """A logarithm may be rounded in another way once in 10^9 values."""
+    expected = ImageNoise(3, "x", STREAMS, 64, 16384).read(stream, 3, 64)
+    found = ImageNoise(3, "x", STREAMS, 64, 16384, device="cuda").read(stream, 3, 64).cpu()
+    assert (found != expected).sum() <= 3
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_device_makes_finite_noise_of_the_largest_bits(monkeypatch):
+    monkeypatch.setattr(philox, "raw_bits", lambda key, begin, end, device: torch.full((end - begin,), -1))
+    assert philox.noise_values((0, 0), 0, 3, "cpu", is_gumbel=True).isfinite().all()
 
 
 def make_field(num_rows, *ids, window=None, made=6):
@@ -105,6 +140,8 @@ def test_windows_are_for_fields_beyond_32_mib():
     assert choose_window(1024, 16384) == 64
     assert len(ImageNoise(0, "p", ["accept"], 1024, 16384).read("accept", 0, 64)) == 64
     assert NoiseField(1, 1024, 16384, []).window == 64
+    assert choose_window(1024, 16384, "cuda") == 1024  # a GPU makes and holds more
+    assert choose_window(8190, 32768, "cuda") == 1024
 
 
 def test_noise_has_the_moments_of_its_law():

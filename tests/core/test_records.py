@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_every_method import METHODS, spec_of
+from every_method import METHODS, spec_of
 
 from lantern.acceptance.verifiers import make_verifier
 from lantern.io import DamagedFileError, load_tensors, save_tensors
@@ -82,7 +82,7 @@ def test_substitutions_are_counted_exactly_where_the_target_draws_a_token_of_its
     records = make_records(["a", "b"])
     records.is_substituted[1, :3] = True
     records.metadata = {"method": method.to_dict(), "temperature": temperature}
-    is_told = verifier.draws_target_tokens or method.drafts is None
+    is_told = verifier.samples_target_tokens or method.drafts is None
     is_told &= method.drafts != "path_relax" or temperature == 0  # which has a verifier of its own
     found, expected = records.substitutions, [0.0, 3.0] if is_told else [torch.nan] * 2
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), equal_nan=True)

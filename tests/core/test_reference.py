@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -19,7 +18,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conftest import DATA, assert_distribution
+from helpers.paths import DATA
+from helpers.published_layouts import CONFIG, ORIGINAL, write_drafter
+from helpers.reference_runs import assert_accepted, generate, method_of
+from helpers.statistics import assert_distribution
 from lantern.acceptance.base import Exact
 from lantern.acceptance.rejection import Rejection
 from lantern.acceptance.verifiers import make_verifier
@@ -27,8 +29,8 @@ from lantern.attention_mask import additive
 from lantern.checkpoints.drafter import fill_draft, read_draft
 from lantern.checkpoints.target import read_target
 from lantern.codebook import nearest_codes
-from lantern.decoding import Decoder, make_decoder
-from lantern.decoding_state import DecodingModels, Generation
+from lantern.decoding import make_decoder
+from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import static_tree, tree_from_parents
 from lantern.drafters.eagle import EagleDrafter, EagleState
 from lantern.methods import MethodSpec, load_class
@@ -38,7 +40,6 @@ from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
 from lantern.step import Prefill, Proposal, Scores
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
-from published_layouts import CONFIG, ORIGINAL, write_drafter
 
 FOLDER = DATA / "reference"
 TINY = TargetConfig(64, 3, 4, vocab_size=64, grid=4, num_text_tokens=8, caption_dim=24, ffn_multiple=256, norm_eps=1e-5)
@@ -215,22 +216,6 @@ def test_static_tree_structure(name):
         assert tree.paths[0, path[-1]].tolist() == path + path[-1:] * (tree.max_depth + 1 - len(path))
 
 
-def method_of(run: str) -> MethodSpec:
-    """A stored run's: `eagle` is exact; of `lantern` k and the authors' one bound are named, up to 1 delta, above it
-    lambda; each with a dynamic or static tree.
-    """
-    parts = {"tree": "naive_extend_57", "drafts": "sampled"}
-    if "dynamic" in run:
-        parts = {"tree": "dynamic", "tree_shape": DynamicTreeOptions(58, 4, 10), "drafts": "top"}
-    if run.startswith("eagle"):
-        return MethodSpec.of("exact", **parts)
-    k, delta = (float(number) for number in re.findall(r"_[kd]([\d.]+)", run))
-    bound = (
-        {"acceptance": "multiplicative", "lambda_": delta} if delta > 1 else {"acceptance": "additive", "delta": delta}
-    )
-    return MethodSpec.of("relaxed", residual="official", neighbours="l2", k=int(k), **bound, **parts)
-
-
 def renumber(paths: torch.Tensor) -> tuple[torch.Tensor, dict[int, int]]:
     """Parents (1, nodes) of a tree given by its leaf paths (rows of node numbers, -1 padded), and the new number of
     each node.
@@ -321,10 +306,6 @@ def follow_recorded(recorded: list[float], rejection, weights, drafts: Proposal)
         node, accepted = int(children[node, rank]), accepted + 1
 
 
-def generate(decoder: Decoder, prompts: tuple[torch.Tensor, torch.Tensor]) -> Generation:
-    return decoder.generate(*prompts, [decoder.make_noise(0, f"p{i}") for i in range(len(prompts[0]))])
-
-
 @pytest.mark.sensitive
 @pytest.mark.parametrize(("reference", "scale"), SCALES, indirect=["reference"])
 def test_greedy_codes(reference, scale):
@@ -333,15 +314,6 @@ def test_greedy_codes(reference, scale):
     for spec in (MethodSpec.of("autoregressive"), method_of("eagle_dynamic"), method_of("eagle_static")):
         decoder = make_decoder(reference.models, spec, SamplingConfig(temperature=0.0, cfg_scale=scale))
         assert generate(decoder, reference.prompts).codes.tolist() == expected
-
-
-def assert_accepted(found: torch.Tensor, stored: list[int], num_tokens: int) -> None:
-    """Accepted lengths of an image's steps but the last, which may overshoot: there the two codes see different
-    positions.
-    """
-    mine = [n for n in found.tolist() if n >= 0][:-1]
-    assert mine == stored[: len(mine)]
-    assert 1 + sum(mine) + len(mine) >= num_tokens - 6
 
 
 RUNS = [

@@ -14,10 +14,8 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_reference import assert_accepted, generate, method_of
 
-from conftest import DATA
-from families import (
+from helpers.families import (
     LLAMA,
     anole_drafter,
     as_meta,
@@ -29,6 +27,9 @@ from families import (
     save_tokenizer,
     settings_of,
 )
+from helpers.paths import DATA
+from helpers.published_layouts import refusal
+from helpers.reference_runs import assert_accepted, generate, method_of
 from lantern.attention_mask import window_table
 from lantern.cards.card import PromptSettings
 from lantern.checkpoints.drafter import read_draft
@@ -45,7 +46,6 @@ from lantern.sampling import SamplingConfig
 from lantern.text_encoders.tokens import TokenPromptEncoder
 from lantern.tree_shapes import DynamicTreeOptions
 from lantern_pipeline.training.drafter_loss import run_target, unroll
-from published_layouts import refusal
 
 CLASSES = load_file(DATA / "c2i" / "target_io.safetensors")
 STORED = load_file(LLAMA / "target_io.safetensors")
@@ -292,7 +292,8 @@ def test_a_cut_file_and_our_own_of_other_classes_are_one_sentence(folder, tmp_pa
     cut["model.generation_embeddings.weight"] = torch.zeros(64, 9)
     save_file(cut, tmp_path / "cut.safetensors")
     sentence = refusal(lambda: read_target(tmp_path / "cut.safetensors", CONFIGS["janus"], family="janus"))
-    assert "model.generation_embeddings.weight should have shape (64, 8) as config.json says, found (64, 9)" in sentence
+    wanted = "model.generation_embeddings.weight should have shape (64, 8) as config.json states, found (64, 9)"
+    assert wanted in sentence
     sentence = refusal(lambda: read_target(tmp_path / "cut.safetensors", CONFIGS["janus"]))
     assert (
         "what it is prompted with should be captions to fit the model (text encoder), found ids of tokens" in sentence
@@ -303,7 +304,7 @@ def test_a_cut_file_and_our_own_of_other_classes_are_one_sentence(folder, tmp_pa
     )
     (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
     sentence = refusal(lambda: read_target(tmp_path / "cut.safetensors", CONFIGS["janus"], family="janus"))
-    assert "must be one of Chameleon" in sentence and "to draw images, got BertModel" in sentence
+    assert "must be one of Chameleon" in sentence and "to generate images, got BertModel" in sentence
     (tmp_path / "config.json").unlink()
     save_model(tmp_path / "model.safetensors", read(folder, "c2i"))
     assert read_target(tmp_path / "model.safetensors", CONFIGS["c2i"]).config == CONFIGS["c2i"]

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from table_world import TableWorld
 from transformers.generation.utils import _speculative_sampling
 
-from conftest import DATA, generate
+from helpers.paths import DATA
+from helpers.table_world import TableWorld
+from helpers.tiny_models import generate
 from lantern.acceptance import relaxed_sets
 from lantern.acceptance.base import Exact
 from lantern.acceptance.groups import ProbabilityGroups

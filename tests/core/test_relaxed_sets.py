@@ -10,7 +10,7 @@ import torch
 from lantern.acceptance.relaxed_sets import (
     AdditiveBound,
     BudgetBound,
-    ByLookAlike,
+    ByProximity,
     GreedyWithinBound,
     JensenShannonBound,
     MultiplicativeBound,
@@ -137,7 +137,7 @@ class Judged:
 def chosen(verifier, drawn: int, children: list[int]) -> int | None:
     """Rank of the child that is accepted at a node of PROBS, None for none."""
     found = verifier.verify_nodes(Judged(PROBS.expand(1, 1, -1), drawn), torch.tensor([[children]]), None)
-    assert found.own.item() == drawn
+    assert found.bonus.item() == drawn
     return children.index(int(found.chosen)) if int(found.chosen) in children else None
 
 
@@ -155,7 +155,7 @@ def chosen(verifier, drawn: int, children: list[int]) -> int | None:
 def test_the_drawn_token_or_else_its_first_look_alike_is_accepted(children, rank):
     table = torch.tensor([[1, 2], [0, 2], [3, 1], [1, 0], [3, 2]])
     for kind in (table, table.short()):
-        assert chosen(ByLookAlike(Proximity(kind, k=2)), 2, children) == rank
+        assert chosen(ByProximity(Proximity(kind, k=2)), 2, children) == rank
 
 
 NEAREST = torch.tensor([[1, 2], [0, 2], [3, 1], [2, 1], [3, 2]])  # two codes of each

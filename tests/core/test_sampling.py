@@ -15,6 +15,16 @@ def test_top_k_keeps_ties_with_the_last_kept():
     assert kept.tolist() == [True, False, True, True, False]
 
 
+@pytest.mark.parametrize("k", [1, 7, 63])
+def test_top_k_is_the_same_in_both_ways_of_finding_the_kth_largest(k):
+    """numpy finds it in float32 on a CPU, torch elsewhere. A fifth of the logits are filtered out, others tie."""
+    logits = torch.randn(3, 5, 64, generator=torch.Generator().manual_seed(0)).mul_(4).round_()
+    logits[..., ::5] = float("-inf")
+    found = filter_logits(logits, SamplingConfig(top_k=k))
+    assert torch.equal(found.double(), filter_logits(logits.double(), SamplingConfig(top_k=k)))
+    assert (found.isfinite().sum(-1) >= min(k, 51)).all()
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -6,11 +6,12 @@ import json
 
 import pytest
 import torch
-from enumeration import law_of_images
 from safetensors.torch import load_file
-from table_world import Images, TableWorld, count_images
 
-from conftest import DATA, generate
+from helpers.enumeration import law_of_images
+from helpers.paths import DATA
+from helpers.table_world import Images, TableWorld, count_images
+from helpers.tiny_models import generate
 from lantern.acceptance.verifiers import make_verifier
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels

@@ -10,13 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_every_method import assert_equal, captured, decoder_of, make_batches, tapes  # noqa: F401
-from test_generation import make_records
 
-from lantern import stepping
+from helpers.captured_steps import captured
+from helpers.every_method import assert_equal, decoder_of, make_batches
+from helpers.tiny_records import make_records
+from lantern import decoding, stepping
+from lantern.kv_cache import KVCache
 
 
-def test_rows_of_a_recorded_step_take_the_next_prompt(models, tapes):  # noqa: F811
+def test_rows_of_a_recorded_step_take_the_next_prompt(models, tapes):
     decoder = decoder_of(models, "eagle1")
     expected, found = make_records(decoder, 2), make_records(captured(decoder), 2)
     assert torch.equal(found.codes, expected.codes) and torch.equal(found.step_lengths, expected.step_lengths)
@@ -24,7 +26,7 @@ def test_rows_of_a_recorded_step_take_the_next_prompt(models, tapes):  # noqa: F
     assert found.metadata["preparation_s"] > 0 == expected.metadata["preparation_s"]
 
 
-def test_a_step_is_recorded_for_every_size_of_a_batch_and_one_state_is_kept(models, tapes):  # noqa: F811
+def test_a_step_is_recorded_for_every_size_of_a_batch_and_one_state_is_kept(models, tapes):
     decoder = captured(decoder_of(models, "jacobi"))
     states = [decoder.runner.borrow(decoder.allocate, num_rows) for num_rows in (3, 3, 2, 3)]
     assert states[0] is states[1] and len({id(state) for state in states}) == len(tapes) == 3
@@ -33,7 +35,7 @@ def test_a_step_is_recorded_for_every_size_of_a_batch_and_one_state_is_kept(mode
 
 
 def test_where_a_capture_fails_steps_are_run_eagerly_and_records_say_so(models, monkeypatch, caplog):
-    def fail(step, state):
+    def fail(step, state, limits):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(stepping, "capture", fail)
@@ -50,40 +52,84 @@ def test_where_a_capture_fails_steps_are_run_eagerly_and_records_say_so(models, 
         assert records.metadata["stepping"] == "eager"
 
 
-def test_a_capture_follows_two_steps_and_shares_the_pool_of_living_graphs(monkeypatch):
+def test_a_capture_follows_two_steps_and_graphs_of_one_state_share_stream_and_pool(monkeypatch):
     """The calls of `capture`, on a stand-in for torch.cuda."""
-    calls, pools = [], iter("abc")
+    calls, pools, parts = [], iter("abc"), []
 
-    class Graph:
-        def pool(self):
-            return self._pool
+    class Stream:
+        def wait_stream(self, other):
+            calls.append("wait")
 
     @contextmanager
-    def record(graph, pool, capture_error_mode):
-        graph._pool = pool or next(pools)
+    def record(graph, pool, stream, capture_error_mode):
+        parts.append((pool, stream))
         calls.append("begin")
         yield
         calls.append("end")
 
-    stream = SimpleNamespace(wait_stream=lambda other: calls.append("wait"))
     anything = {"device": lambda device: nullcontext(), "stream": lambda stream: nullcontext()}
-    streams = {"Stream": lambda: stream, "current_stream": lambda: stream}
-    cuda = SimpleNamespace(CUDAGraph=Graph, graph=record, **streams, **anything)
+    streams = {"Stream": Stream, "current_stream": Stream, "graph_pool_handle": lambda: next(pools)}
+    cuda = SimpleNamespace(CUDAGraph=object, graph=record, **streams, **anything)
     monkeypatch.setattr(stepping, "torch", SimpleNamespace(cuda=cuda))
-    state = SimpleNamespace(tokens=SimpleNamespace(device="cuda"))
+    cache = SimpleNamespace(limit=calls.append)
+    state = SimpleNamespace(tokens=SimpleNamespace(device="cuda"), cache=cache)
 
     def step(stepped):
         assert stepped is state
         calls.append("step")
 
-    graphs = [stepping.capture(step, state) for _ in range(2)]
-    assert calls[:7] == ["wait", "step", "step", "wait", "begin", "step", "end"]
-    assert [graph.pool() for graph in graphs] == ["a", "a"]
-    del graphs
-    assert stepping.capture(step, state).pool() == "b"  # with its last graph a pool may be gone
+    graphs = [stepping.capture(step, state, (8, 16)) for _ in range(2)]
+    assert calls[:16] == [
+        part for limit in (8, 16) for part in (limit, "wait", "step", "step", "wait", "begin", "step", "end")
+    ]
+    assert [list(found) for found in graphs] == [[8, 16], [8, 16]]
+    assert [pool for pool, _ in parts] == ["a", "a", "b", "b"]
+    streams_used = [stream for _, stream in parts]
+    assert streams_used[0] is streams_used[1] is not streams_used[2] is streams_used[3]
 
 
-def test_a_decoder_is_freed_as_soon_as_it_is_dropped(models, tapes):  # noqa: F811
+@pytest.mark.parametrize(
+    ("num_slots", "num_least", "expected"),
+    [(24, 14, [24]), (256, 130, [256]), (1168, 130, [256, 512, 768, 1024, 1168]), (1168, 300, [512, 768, 1024, 1168])],
+)
+def test_steps_are_captured_for_every_256_slots(num_slots, num_least, expected):
+    assert stepping.slot_limits(num_slots, num_least) == expected
+
+
+def test_a_long_image_has_few_graphs():
+    limits = stepping.slot_limits(8328, 130)
+    assert limits == [*range(1048, 8328, 1048), 8328] and len(limits) == stepping.MAX_GRAPHS
+
+
+@pytest.mark.parametrize("name", ["autoregressive", "jacobi", "eagle1", "zipar"])
+def test_recorded_steps_read_little_more_than_the_slots_in_use(models, tapes, monkeypatch, name):
+    """The graph of the fewest slots that serve is launched, and images are those of steps that read all."""
+    plain = decoder_of(models, name)
+    (batch, *_), limits = make_batches(plain, models), []
+    expected = plain.generate(*batch)
+    monkeypatch.setattr(stepping, "GRAPH_SLOTS", 8)
+    monkeypatch.setattr(decoding, "FEWEST_STEPS", 1)
+    decoder, limit = captured(plain), KVCache.limit
+    monkeypatch.setattr(KVCache, "limit", lambda cache, used: (limits.append(used), limit(cache, used)))
+    found = decoder.generate(*batch)
+    torch.testing.assert_close(found.codes, expected.codes)
+    assert torch.equal(found.accepted_lengths, expected.accepted_lengths)
+    is_used = [tape.num_replays > 0 for tape in tapes]
+    assert limits[: len(tapes)] == sorted(set(limits)) and is_used[-1]
+    assert (sum(is_used) > 1) == (name != "zipar")  # lines are far apart
+
+
+def test_attention_of_cudnn_is_off_while_images_are_decoded(models, monkeypatch):
+    decoder, seen = decoder_of(models, "jacobi"), []
+    step = decoder.step
+    monkeypatch.setattr(
+        decoder, "step", lambda state: (seen.append(torch.backends.cuda.cudnn_sdp_enabled()), step(state))
+    )
+    decoder.generate(*make_batches(decoder, models)[0])
+    assert seen and not any(seen) and torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_a_decoder_is_freed_as_soon_as_it_is_dropped(models, tapes):
     """Without the garbage collector, which would let two decoders and their caches fill a GPU meanwhile."""
     decoder = captured(decoder_of(models, "eagle1"))
     decoder.generate(*make_batches(decoder, models)[0])
@@ -96,7 +142,7 @@ def test_a_decoder_is_freed_as_soon_as_it_is_dropped(models, tapes):  # noqa: F8
         gc.enable()
 
 
-def test_watched_steps_are_run_eagerly(models, tapes):  # noqa: F811
+def test_watched_steps_are_run_eagerly(models, tapes):
     decoder = captured(decoder_of(models, "eagle1"))
     batch, outcomes = make_batches(decoder, models)[0], []
     decoder.observer = outcomes.append
@@ -107,7 +153,7 @@ def test_watched_steps_are_run_eagerly(models, tapes):  # noqa: F811
     assert tapes[0].num_replays > 0
 
 
-def test_the_hook_sees_every_forward_and_steps_stay_captured(models, tapes):  # noqa: F811
+def test_the_hook_sees_every_forward_and_steps_stay_captured(models, tapes):
     plain = decoder_of(models, "eagle1")
     for decoder in (plain, captured(plain)):
         (batch, *_), calls = make_batches(decoder, models), []

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conftest import assert_distribution
+from helpers.statistics import assert_distribution
 from lantern.acceptance import base
 from lantern.acceptance.base import ByEquality, Exact
 from lantern.acceptance.relaxed_sets import AdditiveBound, WithinBound

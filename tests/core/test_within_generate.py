@@ -11,12 +11,12 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from tiny_processors import make_emu3_processor, make_glm_processor, make_janus_processor
-from tiny_transformers import NUM_CODES, make_tiny
 from transformers import LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList, TopKLogitsWarper, TopPLogitsWarper
 
 import lantern
-from conftest import ROOT
+from helpers.paths import ROOT
+from helpers.tiny_processors import make_emu3_processor, make_glm_processor, make_janus_processor
+from helpers.tiny_transformers import NUM_CODES, make_tiny
 from lantern.cards.published import CARDS
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
@@ -171,7 +171,7 @@ REFUSED = {
             "negative_prompt_ids": torch.ones(2, 2, dtype=torch.int64),
             "negative_prompt_attention_mask": torch.tensor([[1, 0]] * 2),
         },
-        "negative_prompt_attention_mask must be that of prompts padded on the left",
+        "negative_prompt_attention_mask must be the mask of prompts padded on the left",
     ),
 }
 
@@ -182,7 +182,7 @@ REFUSED["negative mask of nothing"] = (
         "negative_prompt_ids": torch.ones(2, 2, dtype=torch.int64),
         "negative_prompt_attention_mask": torch.tensor([[0, 1], [0, 0]]),
     },
-    "negative_prompt_attention_mask must be that of prompts padded on the left",
+    "negative_prompt_attention_mask must be the mask of prompts padded on the left",
 )
 
 
@@ -211,10 +211,10 @@ def test_sizes_and_prefixes_of_emu3_that_do_not_fit_are_refused(emu3):
     with pytest.raises(ValueError, match=r"do not say the image's size: pass lantern.custom_generate\(grid="):
         model.generate(**processor(text=["cat"], return_tensors="pt"), custom_generate=decode)
     for grid in ("4", (4,), (4, 0), 2.0):
-        with pytest.raises(ValueError, match="grid must be a whole number >= 1, or a height and a width of such, got"):
+        with pytest.raises(ValueError, match=r"grid must be an integer >= 1, or a pair .height, width. of them, got"):
             lantern.custom_generate(grid=grid)
     right = {"input_ids": square.input_ids.flip(1), "attention_mask": square.attention_mask.flip(1)}
-    with pytest.raises(ValueError, match="attention_mask must be that of prompts padded on the left"):
+    with pytest.raises(ValueError, match="attention_mask must be the mask of prompts padded on the left"):
         model.generate(**right, custom_generate=decode)
 
 
@@ -231,7 +231,7 @@ def test_sizes_and_pictures_of_glm_image_that_do_not_fit_are_refused(glm):
         ({"image_grid_thw": grids[:3], "images_per_sample": torch.tensor([1, 2])}, "must hold two grids of each"),
         ({"image_grid_thw": grids, "images_per_sample": torch.tensor([3, 1])}, "must hold two grids of each prompt"),
         ({"images_per_sample": torch.tensor([2, 1])}, "must hold two grids of each prompt"),
-        ({"guidance_scale": 3.0}, "draws without guidance: guidance_scale must be 1, got 3.0"),
+        ({"guidance_scale": 3.0}, "generates without guidance: guidance_scale must be 1, got 3.0"),
         (
             {"num_return_sequences": 2, "do_sample": True},
             "num_return_sequences of Glm.* must be 1, got 2; repeat prompts",
@@ -248,7 +248,7 @@ def test_sizes_and_pictures_of_glm_image_that_do_not_fit_are_refused(glm):
 
 def test_a_class_whose_codes_are_no_words_is_sent_to_from_transformers():
     model, _ = make_tiny("janus")
-    with pytest.raises(ValueError, match="JanusForConditionalGeneration are no words: use lantern"):
+    with pytest.raises(ValueError, match="JanusForConditionalGeneration are not words: use lantern"):
         model.generate(torch.ones(1, 4, dtype=torch.int64), custom_generate=lantern.custom_generate(grid=4))
     with pytest.raises(ValueError, match="preset must be one of"):
         lantern.custom_generate("jakobi")

@@ -8,7 +8,8 @@ from dataclasses import fields
 import pytest
 import torch
 
-from conftest import DATA, generate, make_prompts
+from helpers.paths import DATA
+from helpers.tiny_models import generate, make_prompts
 from lantern.attention_mask import window_table
 from lantern.decoding import Decoder, make_decoder
 from lantern.methods import make_method
@@ -23,11 +24,11 @@ SAMPLING = SamplingConfig(top_k=8, cfg_scale=2.0)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['grid']}-{case['window']}")
 def test_positions_are_fed_and_drawn_in_the_public_forwards(case):
     schedule, expected = line_schedule((case["grid"],) * 2, case["window"]), case["uniform"]
-    drawn = {feed.drawn: number for number, feeds in enumerate(schedule, 1) for feed in feeds}
+    drawn = {feed.sampled: number for number, feeds in enumerate(schedule, 1) for feed in feeds}
     assert [0, *(drawn[place] for place in range(1, case["grid"] ** 2))] == expected["step_of_position"]
     assert 1 + len(schedule) == expected["forwards"]
     if expected.get("feeds"):
-        assert [[[feed.source, feed.place] for feed in feeds] for feeds in schedule] == expected["feeds"][1:]
+        assert [[[feed.source, feed.position] for feed in feeds] for feeds in schedule] == expected["feeds"][1:]
 
 
 def draw_slowly(decoder: Decoder, row: int) -> list[int]:
@@ -47,13 +48,13 @@ def draw_slowly(decoder: Decoder, row: int) -> list[int]:
     for feeds in line_schedule((target.config.grid,) * 2, spec["window"]):
         known = dict(tokens)
         for feed in feeds:
-            fed.add(feed.place)
-            sees = [place <= feed.place and place in fed for place in range(decoder.num_tokens)]
+            fed.add(feed.position)
+            sees = [place <= feed.position and place in fed for place in range(decoder.num_tokens)]
             seen = cache.mask(window_table(torch.tensor([[sees]]), torch.float32), torch.tensor([first]))
-            slot = torch.tensor([[first + feed.place]])
+            slot = torch.tensor([[first + feed.position]])
             hidden = target.extend(cache, torch.tensor([[known[feed.source]]]), slot, slot, seen)
-            if feed.drawn is not None:
-                tokens[feed.drawn] = choose(hidden, feed.drawn)
+            if feed.sampled is not None:
+                tokens[feed.sampled] = choose(hidden, feed.sampled)
     return [tokens[place] for place in range(decoder.num_tokens)]
 
 
@@ -82,8 +83,8 @@ def test_a_window_of_a_line_is_autoregressive_decoding_and_a_smaller_one_is_not(
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"window": 0}, "window of zipar must be a whole number >= 1, got 0"),
-        ({"window": None}, "zipar with drafts zipar and acceptance exact needs window, a whole number"),
+        ({"window": 0}, "window of zipar must be an integer >= 1, got 0"),
+        ({"window": None}, "zipar with drafts zipar and acceptance exact needs window, an integer"),
         ({"tree": "chain3"}, "zipar has a tree and no drafts to fill it, got tree chain3; remove it"),
     ],
 )

@@ -7,7 +7,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from conftest import ROOT, load_config
+from helpers.configs import load_config
+from helpers.paths import ROOT
 from lantern import loading
 from lantern.cards.card import ImageSettings, read_card
 from lantern.checkpoints.native import save_model

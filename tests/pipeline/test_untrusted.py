@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from conftest import ROOT
+from helpers.paths import ROOT
 from lantern.checkpoints.files import read_weights
 from lantern.prompts import MAX_ID_LENGTH, MAX_TEXT_LENGTH, Prompt
 from lantern_pipeline.cli_sample import Sample, draw_samples

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tiny_run import copy_run
+from helpers.tiny_run import copy_run
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tiny_run import Workflow
+from helpers.tiny_run import Workflow
 
 APPTAINER = """#!/bin/sh
 if [ "$1" = --version ]; then echo "apptainer version 1.3.4"; exit; fi

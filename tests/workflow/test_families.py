@@ -12,10 +12,9 @@ import torch
 import yaml
 from safetensors.torch import save
 from snakemake.utils import update_config
-from tiny_transformers import make_tiny
 
 import lantern
-from families import (
+from helpers.families import (
     LLAMA,
     SPECIALS,
     anole_drafter,
@@ -31,10 +30,11 @@ from families import (
     settings_of,
     tiny_vq16,
 )
-from hub_server import HubServer
+from helpers.hub_server import HubServer
+from helpers.tiny_run import Workflow, overlays_of, planned
+from helpers.tiny_transformers import make_tiny
 from lantern.checkpoints.native import read_metadata
 from lantern.records import load_records
-from tiny_run import Workflow, overlays_of, planned
 
 Files = dict[str, dict[str, bytes]]
 WORDS = ["a", "red", "blue", "cat", "dog", "bird"]

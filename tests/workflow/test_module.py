@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from conftest import ROOT
+from helpers.paths import ROOT
 
 SNAKEFILE = f"""
 configfile: "mine.yaml"

@@ -15,10 +15,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from helpers.paths import ROOT
+from helpers.tiny_run import METHODS, Workflow, planned, with_overlay
 from lantern.io import read_json
 from lantern_pipeline.archive.provenance import FILE_PARTS
 from lantern_pipeline.cli import app
-from tiny_run import METHODS, ROOT, Workflow, planned, with_overlay
+
+pytestmark = pytest.mark.xdist_group("finished_run")
 
 DRAWN = [f"fig_{name}" for name in ("a_samples", "b_tradeoff", "e_latent_proximity")]
 

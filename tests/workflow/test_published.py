@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -12,14 +14,15 @@ import yaml
 from safetensors.torch import load_file, save
 from typer.testing import CliRunner
 
-from families import draw_c2i, environment_of, pickled, publish, tiny_vq16
-from hub_server import HubServer
+from helpers.families import draw_c2i, environment_of, pickled, publish, tiny_vq16
+from helpers.hub_server import HubServer
+from helpers.paths import ROOT
+from helpers.published_stand_ins import TINY_CLIP, tiny_clip
+from helpers.tiny_run import Workflow, overlays_of, planned
+from helpers.tiny_t5 import save_t5
 from lantern.records import load_records
 from lantern_pipeline.cli import app
 from lantern_pipeline.config.validate import load_yaml
-from published_stand_ins import TINY_CLIP, tiny_clip
-from tiny_run import ROOT, Workflow, overlays_of, planned
-from tiny_t5 import save_t5
 
 REFERENCE = ROOT / "tests" / "data" / "reference"
 CAPTIONS = [f"a {colour} {animal} on the grass" for colour in ("red", "blue") for animal in ("cat", "dog", "bird")]
@@ -140,13 +143,13 @@ def test_a_drafter_is_trained_on_images_that_the_target_draws_from_captions(fini
     assert [entry["step"] for entry in report["history"] if "val_loss" in entry] == [4, 9, 13]
 
 
-def test_the_archive_of_published_models_leaves_them_out_and_is_verified_with_them_at_hand(finished, tmp_path):
-    archive, results = tmp_path / "tiny.zip", finished.folder / "results"
-    packed = CliRunner().invoke(app, ["pack", "--results", str(results), "--output", str(archive)])
-    assert packed.exit_code == 0, packed.output
-    alone = CliRunner().invoke(app, ["verify", str(archive), "--images", "1"])
-    assert alone.exit_code == 1 and "leaves out target/s0/model.safetensors" in alone.output
-    verified = CliRunner().invoke(app, ["verify", str(archive), "--images", "3", "--models", str(results / "tiny")])
+def test_results_without_published_models_are_verified_with_the_models_at_hand(finished, tmp_path):
+    whole = finished.folder / "results" / "tiny"
+    shared = tmp_path / "tiny"
+    shutil.copytree(whole, shared, ignore=lambda folder, names: ["target"] if Path(folder) == whole else [])
+    alone = CliRunner().invoke(app, ["verify", str(shared), "--images", "1"])
+    assert alone.exit_code == 1 and "target/s0/model.safetensors" in alone.output, alone.output
+    verified = CliRunner().invoke(app, ["verify", str(shared), "--images", "3", "--models", str(whole)])
     assert verified.exit_code == 0, verified.output
     assert re.search(r"verified: sums; images drawn again: \d", verified.output)
 

@@ -8,7 +8,7 @@ import pytest
 from docutils.core import publish_parts
 from jinja2 import Environment
 
-from conftest import ROOT
+from helpers.paths import ROOT
 
 FILES = ("race.html", "results.html", "generality.html", "provenance.html")
 

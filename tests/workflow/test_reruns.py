@@ -4,7 +4,10 @@ import subprocess
 
 import pytest
 
-from tiny_run import ROOT, copy_project, planned, re_run, with_overlay
+from helpers.paths import ROOT
+from helpers.tiny_run import copy_project, planned, re_run, with_overlay
+
+pytestmark = pytest.mark.xdist_group("finished_run")
 
 FIGURES = (
     "ablations",

@@ -3,7 +3,7 @@
 import re
 import sys
 
-from tiny_run import ROOT
+from helpers.paths import ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
 import rulegraph

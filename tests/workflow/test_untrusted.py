@@ -13,8 +13,9 @@ import pytest
 import yaml
 from PIL import Image
 
+from helpers.paths import ROOT
+from helpers.tiny_run import TRAINING, Workflow, planned
 from lantern.io import read_json
-from tiny_run import ROOT, TRAINING, Workflow, planned
 
 SCRIPT = "<script>document.title='stolen'</script><img src=x onerror=\"document.title='stolen'\">"
 TEXTS = {

@@ -5,8 +5,11 @@ import json
 import pytest
 import yaml
 
+from helpers.paths import ROOT
+from helpers.tiny_run import TRAINING, Workflow, planned, with_overlay
 from lantern.io import load_tensors
-from tiny_run import ROOT, TRAINING, Workflow, planned, with_overlay
+
+pytestmark = pytest.mark.xdist_group("finished_run")
 
 MODELS = ["tokenizer", "target/s0", "drafter/s0", "attribute_classifier", "clip"]
 REPORTS = [f"results/tiny/{model}/report.json" for model in MODELS]

@@ -11,22 +11,15 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from conftest import load_config, typed_config
+from helpers.configs import load_config, typed_config
+from helpers.paths import ROOT
+from helpers.tiny_run import EXACT, METHODS, TINY, Workflow, copy_project, overlays_of, planned, with_overlay
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.runtime.fingerprint import imported_modules
 from lantern_pipeline.runtime.machine import memory_bytes
-from tiny_run import (
-    EXACT,
-    METHODS,
-    ROOT,
-    TINY,
-    Workflow,
-    copy_project,
-    overlays_of,
-    planned,
-    with_overlay,
-)
+
+pytestmark = pytest.mark.xdist_group("finished_run")
 
 # fmt: off
 COLUMNS = [
@@ -145,7 +138,7 @@ def test_the_report_stands_alone_and_holds_numbers_and_figures(copy_of_finished)
     assert not re.search(r"""<(script|link|img)[^>]+(src|href)=["']https?:""", page)
     assert "safe center" in page  # the stylesheet that keeps the beginning of a page in reach
     assert str(ROOT) not in report.read_text() and str(finished.folder) not in report.read_text()
-    assert "(b) What speed costs" in page and "fig_b_tradeoff.png" in page and "summary.csv" in page
+    assert "(b) Speed and quality" in page and "fig_b_tradeoff.png" in page and "summary.csv" in page
     assert "What made these results" in page and "provenance.json" in page
     assert "what came out" in page and "results.html" in page
     assert "race.html" in page and "Watch the methods draw" in page
@@ -157,7 +150,7 @@ def test_make_writes_a_report_after_a_run_that_had_nothing_to_do_or_little(copy_
     report = copy_of_finished.result("report.html")
     for target in ("reproduce", "resume"):
         code, output = copy_of_finished.make(target)
-        assert code == 0 and "Nothing to be done" in output and "(b) What speed costs" in report.read_text(), output
+        assert code == 0 and "Nothing to be done" in output and "(b) Speed and quality" in report.read_text(), output
         report.unlink()
     copy_of_finished.result("figures/fig_b_tradeoff.png").unlink()
     code, output = copy_of_finished.make("reproduce")

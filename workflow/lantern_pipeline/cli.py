@@ -123,7 +123,7 @@ def predict(
         float | None, typer.Option(help="Of these methods; by default those of the embedded data set.")
     ] = None,
 ) -> None:
-    """Predicts seconds of an image and speed-up on a GPU from published times of steps (docs/gpu.md); runs nothing."""
+    """Predicts seconds of an image and speed-up on a GPU by estimates (docs/gpu.md); runs nothing."""
     from lantern.loading import find_shipped
     from lantern_pipeline.tables.predict import published_tokens, table_of
 

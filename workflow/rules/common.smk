@@ -8,21 +8,10 @@ from pathlib import Path
 sys.path[:0] = [HERE, f"{HERE}/workflow"]
 
 from lantern_pipeline.config.partitions import check_partitions
-from lantern_pipeline.config.paths import (
-    TOKENIZER,
-    answer_files,
-    drafter_for,
-    drafter_of,
-    drafter_settings,
-    model_of,
-    table_of,
-    tables_of,
-    target_of,
-)
+from lantern_pipeline.config.paths import TOKENIZER, drafter_for, drafter_of, model_of, table_of, tables_of, target_of
 from lantern_pipeline.config.resources import MOST_MINUTES, growing
 from lantern_pipeline.config.run import load_run
-from lantern_pipeline.data.model_cards import card_of, card_sections, hub_entries
-from lantern_pipeline.measure.registry import loading_modules
+from lantern_pipeline.data.model_cards import card_sections, hub_entries
 from lantern_pipeline.runtime.fingerprint import code_fingerprint
 from lantern_pipeline.runtime.machine import find_own_classes, limit_memory, set_job_environment
 from lantern_pipeline.settings.run_config import TableSettings

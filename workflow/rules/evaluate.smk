@@ -1,5 +1,6 @@
 """Evaluation: quality, ambiguity, output distributions, ablations."""
 
+from lantern_pipeline.measure.registry import loading_modules
 from lantern_pipeline.settings.run_config import FidelitySettings, MetricChoices, TotalVariationNodes
 
 # An ablation has too few images per point for distances between sets.

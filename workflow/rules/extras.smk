@@ -1,5 +1,7 @@
 """Rules outside `all`: they write results into the repository, or belong to the perceptual study."""
 
+from lantern_pipeline.config.paths import answer_files
+
 PUBLISHED_FIGURES = {"results": "abl", "peers": "q", "mixing": "", "generality": "r", "targets": ""}
 
 if CONFIG.publish:

@@ -43,9 +43,15 @@ def scoring_minutes(wildcards, attempt):
     return SIZES.scoring_minutes(2 * SIZES.images_of(wildcards.prompt_set))(wildcards, attempt)
 
 
-def claim_numbers(wildcards, input):
-    """Return the numbers that captions contain: name -> text. Snakemake shows TBD until the file exists."""
-    return json.loads(Path(input.claims).read_text())["setting"]
+def caption_of(figure):
+    """Return a function that fills in a figure's caption; Snakemake shows TBD while the claims are to be made."""
+    setting = {**PLAN.headline, "cfg_scale": f"{CONFIG.sampling.cfg_scale:g}"}
+
+    def fill(wildcards, input):
+        numbers = json.loads(Path(input.claims).read_text())["setting"] if input.claims else setting
+        return figure.caption.format(config=CONFIG, **numbers)
+
+    return fill
 
 
 def figure_files(endings=("png", "pdf")):

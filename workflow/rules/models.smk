@@ -4,13 +4,12 @@ A model is trained or, if the config names a `checkpoint`, converted. Published 
 checked here, too.
 """
 
-from lantern_pipeline.settings.run_config import MetricChoices
-from lantern_pipeline.settings.run_config import TargetTraining
+from lantern_pipeline.config.paths import drafter_settings
+from lantern_pipeline.measure.registry import TRAINED, loading_modules
+from lantern_pipeline.settings.run_config import MetricChoices, TargetTraining
 
 TARGET_SIZES = asdict(SIZES.sizes)
-
-
-METRIC_MODELS = {"attribute_classifier": CONFIG.attribute_classifier, "clip": CONFIG.clip}
+METRIC_MODELS = {name: getattr(CONFIG, name) for name in TRAINED}
 
 
 rule convert_measuring_model:

@@ -2,11 +2,8 @@
 
 from lantern_pipeline.archive.provenance import results_config
 from lantern_pipeline.config.figures import GENERALITY
-from lantern_pipeline.data.model_cards import FROM_FILES
+from lantern_pipeline.data.model_cards import FROM_FILES, card_of
 from lantern_pipeline.measure.registry import trained_models
-
-# The setting that figure captions state.
-SETTING = {**PLAN.headline, "cfg_scale": f"{CONFIG.sampling.cfg_scale:g}"}
 
 
 rule summarise:
@@ -74,7 +71,7 @@ for name, figure in RUN.figures.items():
         output:
             png=in_report(
                 f"<results>/figures/fig_{figure.letter}_{name}.png",
-                caption=f"../report/fig_{figure.letter}_{name}.rst",
+                caption="../report/figure.rst",
                 category="Figures",
                 labels={"figure": f"({figure.letter}) {figure.title}"},
             ),
@@ -95,7 +92,7 @@ for name, figure in RUN.figures.items():
             figure=name,
             dpi=CONFIG.figures.dpi,
             settings=figure.settings,
-            numbers=claim_numbers if "summary" in figure.files else SETTING,
+            caption=caption_of(figure),
         script:
             "../scripts/draw_figure.py"
 

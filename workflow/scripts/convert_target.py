@@ -12,16 +12,18 @@ from lantern.text_encoders.encoders import compare_features
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.fetch.manifest import describe_conversion, resource_path
 from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.settings.run_config import TextSettings
 
 with job_log(snakemake) as log:
     params = snakemake.params
-    path, encoder = resource_path(snakemake.input.checkpoint), params.text["encoder"]
+    text = TextSettings(**params.text)
+    path = resource_path(snakemake.input.checkpoint)
     sizes = TargetConfig(**params.sizes)
     if snakemake.input.tokenizer:
-        sizes = replace(sizes, **make_text_encoder(params.text, None, snakemake.input.tokenizer).null_prompt)
-    model = read_target(path, sizes, getattr(torch, params.dtype), encoder)
+        sizes = replace(sizes, **make_text_encoder(text, None, snakemake.input.tokenizer).null_prompt)
+    model = read_target(path, sizes, getattr(torch, params.dtype), text.encoder)
     report = describe_conversion(snakemake.input.checkpoint, model)
-    compare_features(path, report, encoder)
+    compare_features(path, report, text.encoder)
     save_model(snakemake.output.model, model, report)
     write_json(snakemake.output.report, report)
     log.info("converted %s: %s", path, report)

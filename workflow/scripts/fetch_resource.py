@@ -4,8 +4,9 @@ from lantern.io import write_json
 from lantern_pipeline.fetch.entries import parse_entry
 from lantern_pipeline.fetch.fetch import fetch_resource
 from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.settings.run_config import ResourceEntry
 
 with job_log(snakemake) as log:
-    manifest = fetch_resource(parse_entry(snakemake.wildcards.resource, snakemake.params.entry))
+    manifest = fetch_resource(parse_entry(snakemake.wildcards.resource, ResourceEntry(**snakemake.params.entry)))
     write_json(snakemake.output[0], manifest)
     log.info("%s: %s, sha256 %s", manifest["path"], manifest["source"], manifest["sha256"])

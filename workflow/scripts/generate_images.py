@@ -11,6 +11,7 @@ from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.shards import select_shard
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.runtime.job import PARTIAL_EVERY_S, execution_of, job_log, partial_records
+from lantern_pipeline.settings.run_config import TextSettings
 
 with job_log(snakemake) as log, partial_records(snakemake) as partial:
     params, files, temperature = snakemake.params, snakemake.input, float(snakemake.wildcards.temperature)
@@ -21,7 +22,7 @@ with job_log(snakemake) as log, partial_records(snakemake) as partial:
     sampling = SamplingConfig(temperature=temperature, **params.sampling)
     prompts = select_shard(read_prompts(files.prompts), snakemake.wildcards.scatteritem)
     decoder = make_decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=execution.stepping)
-    encoder = make_text_encoder(params.text, params.source, files.text)
+    encoder = make_text_encoder(TextSettings(**params.text), params.source, files.text)
     decode_timed(decoder, prompts[:1], encoder, int(snakemake.wildcards.noise_seed))  # warm-up, not recorded
     records = generate_records(
         decoder,

@@ -8,10 +8,11 @@ from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.measure.likelihood import measure_ambiguity
 from lantern_pipeline.runtime.job import execution_of, job_log
+from lantern_pipeline.settings.run_config import TextSettings
 
 with job_log(snakemake):
     params, files, num_images = snakemake.params, snakemake.input, snakemake.params.num_images
-    encoder = make_text_encoder(params.text, params.source, files.text)
+    encoder = make_text_encoder(TextSettings(**params.text), params.source, files.text)
     if files.records:
         prompts = read_prompts(files.prompts)
         (record,) = load_shards(files.records, [prompt.id for prompt in prompts]).values()

@@ -9,14 +9,14 @@ from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.measure.latency import measure_latency, save_timed_images
 from lantern_pipeline.runtime.job import execution_of, job_log
-from lantern_pipeline.settings.run_config import Latency
+from lantern_pipeline.settings.run_config import Latency, TextSettings
 
 with job_log(snakemake):
     params, files = snakemake.params, snakemake.input
     settings = Latency(**params.settings)
     torch.set_num_threads(settings.threads)
     decoders = load_job_decoders(snakemake, params.runs, stepping=execution_of(snakemake).stepping)
-    encoder = make_text_encoder(params.text, params.source, files.text)
+    encoder = make_text_encoder(TextSettings(**params.text), params.source, files.text)
     parts, images = [], []
     for name, path in zip(settings.prompt_sets, files.prompts, strict=True):
         frame, drawn = measure_latency(

@@ -9,7 +9,7 @@ from lantern_pipeline.measure.evaluate_images import load_scores
 from lantern_pipeline.measure.measuring_models import load_measuring_models
 from lantern_pipeline.measure.quality import measure_quality
 from lantern_pipeline.runtime.job import execution_of, job_log
-from lantern_pipeline.settings.run_config import FidelitySettings, MetricChoices
+from lantern_pipeline.settings.run_config import FidelitySettings, MetricChoices, TextSettings
 
 with job_log(snakemake):
     params, files = snakemake.params, snakemake.input
@@ -18,7 +18,7 @@ with job_log(snakemake):
     models = load_measuring_models(
         files.tokenizer,
         files.target,
-        make_text_encoder(params.text, params.source["data"]["source"], files.text),
+        make_text_encoder(TextSettings(**params.text), params.source["data"]["source"], files.text),
         dict(files.items()),
         MetricChoices(**params.metrics),
         execution.device,

@@ -13,7 +13,7 @@ from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.measure.total_variation import TotalVariationStudy, tv_curves
 from lantern_pipeline.runtime.job import execution_of, job_log
-from lantern_pipeline.settings.run_config import TotalVariation
+from lantern_pipeline.settings.run_config import TextSettings, TotalVariation
 
 with job_log(snakemake):
     params, files = snakemake.params, snakemake.input
@@ -24,7 +24,7 @@ with job_log(snakemake):
     options = {"num_resamples": params.bootstrap_resamples, "seed": params.noise_seed}
     study = TotalVariationStudy(
         target_model=load_target(files.target).to(device),
-        encoder=make_text_encoder(params.text, params.source, files.text),
+        encoder=make_text_encoder(TextSettings(**params.text), params.source, files.text),
         prompts=prompts[: settings.num_images],
         tested_prompts=prompts[: settings.num_tested],
         codebook=load_tokenizer(files.tokenizer).decoded_codebook.detach(),

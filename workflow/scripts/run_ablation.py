@@ -11,12 +11,12 @@ from lantern_pipeline.measure.ablation_point import AblationPoint
 from lantern_pipeline.measure.ablations import AblationStudy
 from lantern_pipeline.measure.measuring_models import load_measuring_models
 from lantern_pipeline.runtime.job import execution_of, job_log
-from lantern_pipeline.settings.run_config import MetricChoices, TotalVariationNodes
+from lantern_pipeline.settings.run_config import MetricChoices, TextSettings, TotalVariationNodes
 
 with job_log(snakemake):
     params, files = snakemake.params, snakemake.input
     execution = execution_of(snakemake)
-    encoder = make_text_encoder(params.text, params.source, files.text)
+    encoder = make_text_encoder(TextSettings(**params.text), params.source, files.text)
     drafters = {None: None, **dict(zip(params.drafters, files.drafters, strict=True))}
     study = AblationStudy(
         models={

@@ -11,11 +11,12 @@ from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.shards import select_shard
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.runtime.job import PARTIAL_EVERY_S, execution_of, job_log, partial_records
+from lantern_pipeline.settings.run_config import TextSettings
 
 with job_log(snakemake) as log, partial_records(snakemake) as partial:
     params, files = snakemake.params, snakemake.input
     execution = execution_of(snakemake)
-    encoder = make_text_encoder(params.text, params.source, [*files.text, *files.val_text])
+    encoder = make_text_encoder(TextSettings(**params.text), params.source, [*files.text, *files.val_text])
     models = load_decoding_models(files.target, device=execution.device, dtype=params.dtype)
     sampling = SamplingConfig(temperature=1.0, **params.sampling)
     decoder = make_decoder(models, MethodSpec(**params.method), sampling, stepping=execution.stepping)

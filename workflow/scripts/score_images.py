@@ -9,7 +9,7 @@ from lantern_pipeline.measure.evaluate_images import save_scores, score_method
 from lantern_pipeline.measure.measuring_models import load_measuring_models
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.runtime.job import execution_of, job_log
-from lantern_pipeline.settings.run_config import MetricChoices
+from lantern_pipeline.settings.run_config import MetricChoices, TextSettings
 
 with job_log(snakemake):
     params, files, execution = snakemake.params, snakemake.input, execution_of(snakemake)
@@ -17,7 +17,7 @@ with job_log(snakemake):
     models = load_measuring_models(
         files.tokenizer,
         files.target,
-        make_text_encoder(params.text, params.source, files.text),
+        make_text_encoder(TextSettings(**params.text), params.source, files.text),
         dict(files.items()),
         MetricChoices(**params.metrics),
         execution.device,

@@ -9,6 +9,7 @@ from lantern.sampling import SamplingConfig
 from lantern_pipeline.data.code_dataset import load_codes
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.runtime.job import execution_of, job_log, training_checkpoint
+from lantern_pipeline.settings.run_config import TextSettings
 from lantern_pipeline.training.drafter import DrafterTrainer
 from lantern_pipeline.training.drafter_loss import DrafterValidation
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
@@ -21,7 +22,7 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     # Filters change the logged acceptance only. They are not in params, so a change starts no new training.
     sampling = pick(SamplingConfig, {**snakemake.config["sampling"], "cfg_scale": params.cfg_scale})
     data, held_out = (
-        load_codes(codes, captions, make_text_encoder(params.text, params.source, features))
+        load_codes(codes, captions, make_text_encoder(TextSettings(**params.text), params.source, features))
         for codes, captions, features in (
             (files.codes, files.captions, files.features),
             (files.val_codes, files.val_captions, files.val_features),

@@ -10,6 +10,7 @@ from lantern.text_encoders.encoders import describe_features
 from lantern_pipeline.data.code_dataset import load_codes
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.runtime.job import execution_of, job_log, training_checkpoint
+from lantern_pipeline.settings.run_config import TextSettings
 from lantern_pipeline.training.loop import Pace, run_training
 from lantern_pipeline.training.target import TargetTrainer, TargetTraining, evaluate_target
 
@@ -17,13 +18,14 @@ EVAL_EVERY = 500  # optimiser steps between two measurements of the cross-entrop
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     params, files, settings = snakemake.params, snakemake.input, snakemake.params.settings
-    encoder = make_text_encoder(params.text, params.source, files.text)
+    text = TextSettings(**params.text)
+    encoder = make_text_encoder(text, params.source, files.text)
     data = load_codes(files.train, files.captions, encoder)
     held_out = load_codes(files.val, files.val_captions, encoder)
     torch.manual_seed(int(snakemake.wildcards.training_seed))
     model = TargetModel(TargetConfig(**params.sizes)).to(execution_of(snakemake).device)
     trainer = TargetTrainer(model, data, pick(TargetTraining, settings), int(snakemake.wildcards.training_seed))
-    features = {"text": describe_features(params.text["encoder"])}
+    features = {"text": describe_features(text.encoder)}
     history = run_training(
         trainer,
         settings["num_steps"],

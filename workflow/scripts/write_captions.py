@@ -4,11 +4,13 @@ from lantern_pipeline.data.image_sources import training_captions
 from lantern_pipeline.data.prompt_files import write_prompts
 from lantern_pipeline.fetch.manifest import resource_path
 from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.settings.run_config import Captions
 
 with job_log(snakemake) as log:
     params, file = snakemake.params, snakemake.input.get("file")
-    data = {**params.source["data"], "captions": params.captions}
+    captions = Captions(**params.captions) if params.captions else None
     path = resource_path(file) if file else None
-    for split, prompts in training_captions(data, params.num_val, params.seed, path).items():
+    found = training_captions(params.source["data"], params.num_val, params.seed, captions, path)
+    for split, prompts in found.items():
         write_prompts(snakemake.output[split], prompts)
         log.info("wrote %d captions of %s", len(prompts), split)

@@ -7,6 +7,7 @@ from lantern.io import write_json
 from lantern_pipeline.data.run_card import make_run_card
 from lantern_pipeline.fetch.manifest import resource_path
 from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.settings.run_config import TextSettings
 
 with job_log(snakemake):
     params, folder = snakemake.params, Path(snakemake.output.card).parent
@@ -14,5 +15,5 @@ with job_log(snakemake):
     if "text" in found:
         found["text"] = resource_path(found["text"])
     files = {part: Path(os.path.relpath(path, folder)).as_posix() for part, path in found.items()}
-    card = make_run_card(params.card, params.text, params.source, Path(found["target"]), files)
+    card = make_run_card(params.card, TextSettings(**params.text), params.source, Path(found["target"]), files)
     write_json(snakemake.output.card, card.to_dict())

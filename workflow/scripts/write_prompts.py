@@ -6,21 +6,21 @@ from lantern_pipeline.data.prompt_files import load_prompt_set, write_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder, unknown_words
 from lantern_pipeline.fetch.manifest import resource_path
 from lantern_pipeline.runtime.job import job_log
-from lantern_pipeline.settings.run_config import RunConfig
+from lantern_pipeline.settings.run_config import PromptSet, RunConfig, TextSettings
 
 with job_log(snakemake) as log:
-    params, settings = snakemake.params, snakemake.params.settings
+    params = snakemake.params
+    settings, text = PromptSet(**params.settings), TextSettings(**params.text)
     source = make_source(params.source["data"], params.seed)
-    if settings.get("file"):
+    if settings.file:
         prompts = load_prompt_set(resource_path(snakemake.input[0]), settings, params.seed)
     else:
-        prompts = source.prompts(settings["split"], settings["num"])
+        prompts = source.prompts(settings.split, settings.num)
     texts = [prompt.text for prompt in prompts]
-    if params.text["encoder"] != "t5":  # T5 encodes every word and cuts long prompts
-        make_text_encoder(params.text, params.source["data"]["source"], snakemake.input.tokenizer).encode(texts)
-    if (
-        params.text["encoder"] == "words" and source and source.vocabulary is None
-    ):  # the target was trained on the captions of the folder
+    if text.encoder != "t5":  # T5 encodes every word and cuts long prompts
+        make_text_encoder(text, params.source["data"]["source"], snakemake.input.tokenizer).encode(texts)
+    # If the images are a folder, the target was trained on its captions.
+    if text.encoder == "words" and source and source.vocabulary is None:
         words = unknown_words(texts, source.captions("train", range(source.num_train)))
         if words:
             log.warning("no training caption has the words %s: what they mean is not drawn", ", ".join(words)[:500])

@@ -9,20 +9,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from families import LLAMA, anole_drafter
+from helpers.families import LLAMA, anole_drafter
+from helpers.published_layouts import CONFIG, ORIGINAL, read_drafter_state, read_original, refusal, write_drafter
 from lantern.checkpoints.drafter import find_embedding, read_draft
 from lantern.checkpoints.native import load_model, save_model
 from lantern.checkpoints.target import read_target
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig
-from published_layouts import (
-    CONFIG,
-    ORIGINAL,
-    read_drafter_state,
-    read_original,
-    refusal,
-    write_drafter,
-)
 
 EMBEDDING = "embed_tokens.weight"
 
@@ -97,7 +90,7 @@ def test_a_drafter_without_bias_and_of_another_input_type(tmp_path):
         ({"num_attention_heads": 6}, "num_attention_heads should be 4 to draft for this target, found 6"),
         ({"vocab_size": 64}, "vocab_size should be 128 to draft for this target, found 64"),
         ({"num_hidden_layers": 2}, "num_hidden_layers should be 1 to draft for this target, found 2"),
-        ({"bias": False}, "foreign tensor fc.bias (1 such); expected 10 tensors, found 11"),
+        ({"bias": False}, "unexpected tensor fc.bias (1 such); expected 10 tensors, found 11"),
         ({"input_type": "other", "block_size": 1024}, "block_size should be 256 to draft for this target, found 1024"),
         ({"input_type": "other", "cls_token_num": 7}, "cls_token_num should be 119 to draft for this target, found 7"),
     ],

@@ -8,18 +8,18 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from tiny_codes import CONFIG
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from families import settings_of
+from helpers.families import settings_of
+from helpers.published_layouts import refusal
+from helpers.tiny_codes import CONFIG
 from lantern.checkpoints.native import load_model, load_weights, save_model
-from lantern.checkpoints.target import load_target, read_target, target_places
+from lantern.checkpoints.target import load_target, map_target_parameters, read_target
 from lantern.generation import load_decoding_models
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
-from published_layouts import refusal
 
 DEEP = TargetConfig(128, 12, 4, vocab_size=64, grid=4, num_text_tokens=8, caption_dim=24, ffn_width=352)
 FAMILIES = {
@@ -38,7 +38,7 @@ def test_wrong_files_and_weights_are_named(tmp_path):
     for changes, words in (
         ({}, "t.safetensors lacks the tensor head.weight of shape (8, 32)"),
         ({"head.weight": head[:4]}, "head.weight should have shape (8, 32), found (4, 32)"),
-        ({"head.weight": head, "extra": head}, "foreign tensor extra"),
+        ({"head.weight": head, "extra": head}, "unexpected tensor extra"),
     ):
         assert words in refusal(lambda changes=changes: load_weights(model, state | changes, path))
     broken = TargetModel(CONFIG)
@@ -74,7 +74,7 @@ def write_published(family: str, folder) -> None:
     """Random weights of a family in float32, in its published layout."""
     torch.manual_seed(0)
     if family == "llamagen":
-        places = target_places(TargetModel(FAMILIES[family]), False)
+        places = map_target_parameters(TargetModel(FAMILIES[family]), False)
         return torch.save({"model": {name: part.clone() for name, part in places.items()}}, folder / "t2i.pt")
     sizes = {"hidden_size": 128, "num_hidden_layers": 12, "intermediate_size": 352}
     settings = json.loads(settings_of(family, **sizes))

@@ -15,13 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from lantern.checkpoints.drafter import draft_places
-from lantern.checkpoints.native import save_model
-from lantern.checkpoints.target import read_target, target_places
-from lantern.models.config import LLAMAGEN_SIZES
-from lantern.models.draft import DraftConfig, DraftModel
-from lantern.models.target import TargetConfig, TargetModel
-from published_layouts import (
+from helpers.published_layouts import (
     CONFIG,
     FOLDER,
     ORIGINAL,
@@ -30,6 +24,12 @@ from published_layouts import (
     refusal,
     write_hugging_face,
 )
+from lantern.checkpoints.drafter import map_draft_parameters
+from lantern.checkpoints.native import save_model
+from lantern.checkpoints.target import map_target_parameters, read_target
+from lantern.models.config import LLAMAGEN_SIZES
+from lantern.models.draft import DraftConfig, DraftModel
+from lantern.models.target import TargetConfig, TargetModel
 
 
 def save_original(path, state=None, **args):
@@ -51,9 +51,9 @@ def test_names_shapes_and_values_are_the_published_ones():
     with torch.device("meta"):
         target, draft = TargetModel(config), DraftModel(DraftConfig(1280, 20, 3584, 16384, 16, 120))
     mine = {
-        "llamagen_t2i_XL": target_places(target, is_hugging_face=False),
-        "lantern_hf": target_places(target, is_hugging_face=True),
-        "drafter": draft_places(draft, has_bias=True),
+        "llamagen_t2i_XL": map_target_parameters(target, is_hugging_face=False),
+        "lantern_hf": map_target_parameters(target, is_hugging_face=True),
+        "drafter": map_draft_parameters(draft, has_bias=True),
     }
     for name, places in mine.items():
         assert len(places) == published[name]["count"]
@@ -109,7 +109,7 @@ def test_null_caption_is_cut_only_where_the_file_says_so(tmp_path):
     [
         ("layers.1.feed_forward.w3.weight", None, "lacks the tensor layers.1.feed_forward.w3.weight of shape (256,"),
         ("layers.1.feed_forward.w3.weight", None, "expected 20 tensors, found 19"),
-        ("layers.0.attention.wqkv.bias", torch.zeros(144), "the foreign tensor layers.0.attention.wqkv.bias"),
+        ("layers.0.attention.wqkv.bias", torch.zeros(144), "the unexpected tensor layers.0.attention.wqkv.bias"),
         ("layers.2.ffn_norm.weight", torch.zeros(48), "tensor layers.2.ffn_norm.weight (1 such); expected"),
         ("cls_embedding.embedding_table.weight", torch.zeros(1001, 48), "what it is prompted with should be captions"),
         ("tok_embeddings.weight", torch.zeros(128, 64), "weight should have shape (128, 48), found (128, 64)"),
@@ -137,7 +137,7 @@ def test_wrong_tensors_of_original_targets(tmp_path, name, tensor, words):
         ({"rms_norm_eps": None}, ["lacks the key rms_norm_eps"]),
         ({"rms_norm_eps": "1e-5"}, ["rms_norm_eps should be a number above 0, found '1e-5'"]),
         ({"rms_norm_eps": 0}, ["rms_norm_eps should be a number above 0, found 0"]),
-        ({"vocab_size": True}, ["vocab_size should be a whole number above 0, found True"]),
+        ({"vocab_size": True}, ["vocab_size should be an integer above 0, found True"]),
         ({"input_type": 2}, ["input_type should be text, found 2"]),
         ({"intermediate_size": 512}, ["layers.0.mlp.gate_proj.weight should have shape (512, 48), found (256, 48)"]),
     ],
@@ -170,7 +170,7 @@ def test_stages_are_told_by_arguments_or_name_or_not_at_all(tmp_path, caplog):
         assert f"{name}: {key} should be 256 to fit the model (image size), found 512" in sentence
     shutil.copy(ORIGINAL, tmp_path / "mine.pt")
     read_target(tmp_path / "mine.pt", CONFIG)
-    assert "mine.pt: neither the file's name nor its training's arguments say" in caplog.text
+    assert "mine.pt: neither the file's name nor its training's arguments state" in caplog.text
     assert "images of 16 x 16 codes" in caplog.text
 
 

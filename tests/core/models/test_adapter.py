@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from test_every_method import NoHostSync, captured, tapes  # noqa: F401
-from tiny_transformers import NUM_CODES, TINY, make_tiny
 
+from helpers.captured_steps import NoHostSync, captured
+from helpers.tiny_transformers import NUM_CODES, TINY, make_tiny
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels, Generation
@@ -76,7 +76,7 @@ def test_every_preset_without_a_draft_model_runs(target, family):
         assert (decode(target, family, name, 1.0, rows=2, **parts).target_forwards > 0).all(), name
 
 
-def test_a_step_reads_nothing_back_and_is_replayed_without_python(target, family, tapes):  # noqa: F811
+def test_a_step_reads_nothing_back_and_is_replayed_without_python(target, family, tapes):
     sampling = SamplingConfig(1.0, cfg_scale=scale_of(family))
     decoder = make_decoder(DecodingModels(target), make_method("jacobi"), sampling)
     batch = (IDS, MASK, [decoder.make_noise(0, str(row)) for row in range(5)])
@@ -166,7 +166,7 @@ def test_a_model_in_bfloat16_is_decoded_in_it_and_left_as_it_was():
 
 
 def test_a_class_without_a_row_is_named():
-    with pytest.raises(ValueError, match=r"must be one of Chameleon.*, GlmImage.* to draw images, got Linear"):
+    with pytest.raises(ValueError, match=r"must be one of Chameleon.*, GlmImage.* to generate images, got Linear"):
         family_of("Linear")
 
 

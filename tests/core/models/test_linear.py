@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import generate, make_models
+from helpers.tiny_models import generate, make_models
 from lantern.methods import make_method
 from lantern.models import linear
 from lantern.models.linear import HUGE, LARGE, MANY, PreparedLinear

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conftest import ROOT, load_config, typed_config
+from helpers.configs import load_config, typed_config
+from helpers.paths import ROOT
 from lantern.cards.card import card_from
 from lantern.cards.published import CARDS
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, draft_parameters, head_parameters, target_parameters

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_codes import CONFIG
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 
-from conftest import make_models
+from helpers.tiny_codes import CONFIG
+from helpers.tiny_models import make_models
 from lantern.attention_mask import window_table
 from lantern.kv_cache import KVCache, round_slots
 from lantern.models.target import TargetModel
-from lantern.models.transformer import RMSNorm, rotary_table
+from lantern.models.transformer import RMSNorm, attend, group_mask, rotary_table
 
 MASK = torch.tensor([[False, True, True], [True, True, True]])
 CLOSE = {"atol": 2e-5, "rtol": 1e-5}
@@ -135,3 +140,38 @@ def test_lines_of_another_number_than_their_codes():
     expected = torch.tensor([[row, column] for row in (0.0, 1.0) for column in (0.0, 1.0, 2.0)])
     torch.testing.assert_close(table[1:7].angle(), expected, atol=1e-6, rtol=0)
     assert (table[0] == 0).all() and (table[7:] == 0).all()
+
+
+@torch.inference_mode()
+def test_torch_compile_copies_no_layer_of_the_cache(model):
+    """Views of one buffer that overlap would be made one base, copied whole in every pass."""
+    counts = []
+
+    def keep_count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable:
+        counts.append(Counter(str(node.target) for node in graph.graph.nodes))
+        return make_boxed_func(graph.forward)
+
+    _, cache = model.prefill(*model.with_null(torch.randn(2, 3, 16), MASK), 7)
+    torch.compiler.reset()
+    backend = aot_autograd(fw_compiler=keep_count, inference_compiler=keep_count)
+    slots = torch.arange(3, 7).expand(2, 4)
+    arguments = (cache, torch.zeros_like(slots), slots, slots, cache.mask(window(4), torch.tensor([3, 3])))
+    expected = model.extend(*arguments)
+    found = torch.compile(model.extend, fullgraph=True, backend=backend)(*arguments)
+    torch.testing.assert_close(found, expected)
+    (count,) = counts
+    assert count["aten.index_put.default"] == len(model.layers)
+    assert count["aten.as_strided.default"] == count["aten.as_strided_scatter.default"] == 0
+
+
+@torch.inference_mode()
+def test_heads_that_share_keys_equal_heads_that_have_their_own():
+    """Attention of groups, as nodes of one head, under a mask that differs from node to node."""
+    torch.manual_seed(0)
+    query, mask = torch.randn(2, 3, 6, 8), torch.randn(2, 1, 3, 5)
+    keys, values = torch.randn(2, 2, 2, 5, 8)
+    layer = SimpleNamespace(num_heads=6, num_kv_heads=2)
+    found = attend(query, keys, values, group_mask(mask, layer))
+    own = [part.repeat_interleave(3, dim=1) for part in (keys, values)]
+    expected = torch.nn.functional.scaled_dot_product_attention(query.transpose(1, 2), *own, attn_mask=mask)
+    torch.testing.assert_close(found.reshape(2, 3, 6, 8), expected.transpose(1, 2), **CLOSE)

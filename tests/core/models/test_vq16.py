@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from conftest import DATA
-from families import chameleon_name, draw_of_tokenizer, janus_name
+from helpers.families import chameleon_name, draw_of_tokenizer, janus_name
+from helpers.paths import DATA
 from lantern.checkpoints.names import vq16_names
 from lantern.checkpoints.native import load_weights
 from lantern.checkpoints.tokenizers import read_image_tokenizer

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from conftest import DATA
+from helpers.paths import DATA
 from lantern.text_encoders.caption_cleaning import clean_caption
 
 

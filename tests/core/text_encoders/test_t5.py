@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 
+from helpers.tiny_t5 import DIM, save_t5
 from lantern.text_encoders.t5 import T5TextEncoder, rotate_to_left_padding
-from tiny_t5 import DIM, save_t5
 
 MAX_TOKENS = 12
 

@@ -8,9 +8,10 @@ import logging
 import pytest
 import torch
 
-from families import SPECIALS, save_tokenizer
+from helpers.families import SPECIALS, save_tokenizer
 from lantern.models.families import FAMILIES
 from lantern_pipeline.data.text_encoders import make_text_encoder
+from lantern_pipeline.settings.run_config import TextSettings
 
 WORDS = ["a", "red", "cat", "dog", ":", "Generate", ".", "90", "*", "2"]  # ids from 101
 IDS = {word: 101 + i for i, word in enumerate(WORDS)}
@@ -30,8 +31,9 @@ def encoder_of(tmp_path):
 
 
 def of_text(family: str, checkpoint, max_tokens: int = 12, *file):
-    text = {"encoder": family, "checkpoint": checkpoint and str(checkpoint), "max_tokens": max_tokens}
-    return make_text_encoder({**text, "grids": [90, 2]}, "none", *file)
+    checkpoint = checkpoint and str(checkpoint)
+    text = TextSettings.model_construct(encoder=family, checkpoint=checkpoint, max_tokens=max_tokens, grids=[90, 2])
+    return make_text_encoder(text, "none", *file)
 
 
 def prompt(encoder, text: str) -> list[int]:
@@ -100,7 +102,7 @@ def test_errors_are_one_sentence(encoder_of, tmp_path):
         path = save_tokenizer(tmp_path / "tokenizer.json", {"<s>": 0, "<racm3:break>": 1}, WORDS)
         of_text("anole", None, 12, str(path))
     (tmp_path / "tokenizer_config.json").unlink()
-    with pytest.raises(ValueError, match=r"the tokenizer names no 'bos_token': tokenizer_config.json should lie"):
+    with pytest.raises(ValueError, match=r"the tokenizer names no 'bos_token': tokenizer_config.json should be"):
         of_text("glm_image", path)
     (tmp_path / "text_tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"found text_tokenizer.json, tokenizer.json; name it"):

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import ROOT, load_config
+from helpers.configs import load_config
+from helpers.paths import ROOT
 from lantern.records import GenerationRecords, save_records
 from lantern_pipeline.archive import provenance
 from lantern_pipeline.archive.provenance import (

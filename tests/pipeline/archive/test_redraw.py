@@ -10,7 +10,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from conftest import ROOT, load_config, typed_config
+from helpers.configs import load_config, typed_config
+from helpers.paths import ROOT
 from lantern.checkpoints.native import save_model
 from lantern.decoding import make_decoder
 from lantern.generation import generate_records, load_decoding_models
@@ -56,7 +57,7 @@ def make_experiment(folder, config, *, dtype="float32"):
     save_model(files["target"], target)
     save_model(files["drafter"], DraftModel(DraftConfig.of(target.config)))
     write_prompts(folder / "prompts/seen.jsonl", PROMPTS)
-    encoder = make_text_encoder(text, "scenes")
+    encoder = make_text_encoder(typed_config(config).text_settings, "scenes")
     for run in expand_methods(typed_config(config)):
         spec = run.spec
         models = load_decoding_models(files["target"], files["drafter"] if spec.drafts else None, dtype=dtype)

@@ -6,7 +6,8 @@ import json
 import pytest
 import torch
 
-from conftest import ROOT, load_config
+from helpers.configs import load_config
+from helpers.paths import ROOT
 from lantern.checkpoints.native import load_model, read_report, save_model
 from lantern.io import load_tensors, save_tensors
 from lantern_pipeline.archive.weights import describe_training, round_model

@@ -8,7 +8,8 @@ from dataclasses import asdict
 
 import pytest
 
-from conftest import ROOT, load_config, typed_config
+from helpers.configs import load_config, typed_config
+from helpers.paths import ROOT
 from lantern.methods import MethodSpec
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
@@ -155,7 +156,7 @@ def test_methods_that_differ_in_one_part_have_ids_of_their_own(part, values):
     entry = {"preset": "lantern", "tree": "chain3", "drafts": "sampled", "k": 5, "delta": 0.1}
     runs = expand(entry | {part: values})
     assert len({run.spec.method_id for run in runs}) == len(values)
-    assert [getattr(run.spec, part) for run in runs] == values
+    assert [run.spec.to_dict()[part] for run in runs] == values
 
 
 def test_ablations_are_compared_with_autoregressive_decoding_under_the_same_settings():

@@ -4,7 +4,8 @@ import copy
 
 import pytest
 
-from conftest import ROOT, load_config, typed_config
+from helpers.configs import load_config, typed_config
+from helpers.paths import ROOT
 from lantern_pipeline.config.paths import (
     RunPlan,
     answer_files,
@@ -24,7 +25,8 @@ def plan(**sections):
     config = copy.deepcopy(DEFAULT)
     for name, section in sections.items():
         config[name] = {**config[name], **section} if isinstance(section, dict) else section
-    return RunPlan(typed_config(config), parse_entries(config["resources"]))
+    checked = typed_config(config)
+    return RunPlan(checked, parse_entries(checked.resource_entries))
 
 
 def test_a_drafter_of_an_ablation_has_a_name_and_steps_of_its_own():

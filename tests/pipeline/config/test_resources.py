@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from conftest import ROOT, load_config, typed_config
+from helpers.configs import load_config, typed_config
+from helpers.paths import ROOT
 from lantern.models.config import DraftConfig, draft_parameters, target_parameters
 from lantern_pipeline.config.resources import JobSizes, draft_sizes, growing
 from lantern_pipeline.data.model_cards import card_of

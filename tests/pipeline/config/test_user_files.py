@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from conftest import ROOT, load_config, typed_config
+from helpers.configs import load_config, typed_config
+from helpers.paths import ROOT
 from lantern_pipeline.config import user_files
 from lantern_pipeline.config.user_files import check_user_files
 from lantern_pipeline.fetch.entries import parse_entries
@@ -22,7 +23,8 @@ def changed(**sections):
 
 
 def check(config, **options):
-    check_user_files(typed_config(config), parse_entries(config["resources"]), **options)
+    checked = typed_config(config)
+    check_user_files(checked, parse_entries(checked.resource_entries), **options)
 
 
 @pytest.mark.parametrize(

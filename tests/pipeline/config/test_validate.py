@@ -8,7 +8,8 @@ import sys
 import pytest
 from jsonschema import Draft202012Validator
 
-from conftest import ROOT, load_config, typed_config
+from helpers.configs import load_config, typed_config
+from helpers.paths import ROOT
 from lantern.cards.published import CARDS
 from lantern.methods import NEIGHBOURS, PARAMETERS, PRESETS, RESIDUALS
 from lantern_pipeline.config.cross_checks import metric_models_of

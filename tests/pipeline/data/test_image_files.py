@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from figure_tables import Mosaic
+from helpers.figure_tables import Mosaic
 from lantern_pipeline.data import image_files
 from lantern_pipeline.data.image_files import (
     Preprocessing,

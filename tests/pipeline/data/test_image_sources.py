@@ -15,6 +15,7 @@ from lantern_pipeline.data.image_sources import (
     make_source,
     training_captions,
 )
+from lantern_pipeline.settings.run_config import Captions
 from lantern_pipeline.world.scenes import HELD_OUT
 
 
@@ -159,8 +160,8 @@ def test_step_data_are_a_pure_function_of_seed_and_step():
 def test_captions_from_a_file_hold_out_a_tenth(tmp_path):
     path = tmp_path / "captions.json"
     path.write_text(json.dumps([{"id": i, "text": f"caption {i}"} for i in range(40)]))
-    data = {"source": "captions", "captions": {"file": "captions", "num": 30, "draw": True}}
-    captions = training_captions(data, 2, seed=1, path=path)
+    settings = Captions(file="captions", num=30, draw=True)
+    captions = training_captions({"source": "captions"}, 2, seed=1, settings=settings, path=path)
     assert len(captions["train"]) == 27 and len(captions["val"]) == 2
     ids = [prompt.id for prompts in captions.values() for prompt in prompts]
     assert len(set(ids)) == 29

@@ -9,6 +9,7 @@ import pytest
 from lantern.io import DamagedFileError
 from lantern.prompts import Prompt
 from lantern_pipeline.data.prompt_files import load_prompt_set, load_prompts, read_prompts, write_prompts
+from lantern_pipeline.settings.run_config import PromptSet
 
 CAPTION = "a large red circle on grass"
 
@@ -61,7 +62,7 @@ def test_genevals_prompts_are_read_as_they_are(tmp_path):
     ]
     path = tmp_path / "evaluation_metadata.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    prompts = load_prompt_set(path, {"num": None, "copies": 2}, seed=0)
+    prompts = load_prompt_set(path, PromptSet(file="a", num=None, copies=2), seed=0)
     assert [prompt.text for prompt in prompts[:3]] == [line["prompt"] for line in lines]
     assert len(prompts) == len({prompt.id for prompt in prompts}) == 6
 
@@ -202,20 +203,20 @@ def test_a_file_inside_an_archive_or_a_folder_is_read(tmp_path):
 def test_a_prompt_set_takes_the_first_or_draws(tmp_path, caplog):
     file = write(tmp_path, "a.txt", "\n".join(f"prompt {number}" for number in range(100)))
     everything = load_prompts(file)
-    assert load_prompt_set(file, {"num": None}, 0) == everything
-    assert load_prompt_set(file, {"num": 3}, 0) == everything[:3]
-    few, more = (load_prompt_set(file, {"num": num, "draw": True}, 5) for num in (10, 30))
+    assert load_prompt_set(file, PromptSet(file="a", num=None), 0) == everything
+    assert load_prompt_set(file, PromptSet(file="a", num=3), 0) == everything[:3]
+    few, more = (load_prompt_set(file, PromptSet(file="a", num=num, draw=True), 5) for num in (10, 30))
     assert len(few) == 10 and len(more) == 30
     assert set(few) < set(more) and more == sorted(more, key=everything.index)
-    assert few != load_prompt_set(file, {"num": 10, "draw": True}, 6)
-    assert load_prompt_set(file, {"num": 100, "draw": True}, 5) == everything and not caplog.text
-    assert load_prompt_set(file, {"num": 101, "draw": True}, 5) == everything
+    assert few != load_prompt_set(file, PromptSet(file="a", num=10, draw=True), 6)
+    assert load_prompt_set(file, PromptSet(file="a", num=100, draw=True), 5) == everything and not caplog.text
+    assert load_prompt_set(file, PromptSet(file="a", num=101, draw=True), 5) == everything
     assert "only 100 of the 101 prompts asked for" in caplog.text
 
 
 def test_copies_of_a_prompt_have_ids_of_their_own(tmp_path):
     file = write(tmp_path, "a.txt", "a cat\na dog\na cow\n")
-    found = pairs(load_prompt_set(file, {"num": 2, "copies": 3}, 0))
+    found = pairs(load_prompt_set(file, PromptSet(file="a", num=2, copies=3), 0))
     first = [("a-00000", "a cat"), ("a-00001", "a dog")]
     assert found == [*first, *((f"{id}-r{turn}", text) for turn in (1, 2) for id, text in first)]
 

@@ -5,13 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import ROOT
+from helpers.configs import load_config, typed_config
+from helpers.paths import ROOT
 from lantern.text_encoders.encoders import WORD_FEATURES, compare_features, describe_features
 from lantern.text_encoders.words import WordEmbeddingEncoder
-from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.data.model_cards import prompt_settings
 from lantern_pipeline.data.text_encoders import make_text_encoder, unknown_words
+from lantern_pipeline.settings.run_config import TextSettings
 from lantern_pipeline.world.scenes import VOCABULARY
+
+
+def encoder_of_classes(num_classes, source):
+    return make_text_encoder(TextSettings.model_construct(encoder="classes", num_classes=num_classes), source)
 
 
 def test_features_are_left_padded_with_zeros():
@@ -40,7 +45,7 @@ def test_a_word_also_says_what_stands_before_it():
 
 
 def test_a_target_of_other_features_is_refused():
-    text = load_yaml(ROOT / "config.yaml")["text"]
+    text = typed_config(load_config([ROOT / "config.yaml"])).text_settings
     own = make_text_encoder(text, "scenes").encode(["a red square"])[0]
     assert torch.equal(own, WordEmbeddingEncoder(VOCABULARY, **WORD_FEATURES).encode(["a red square"])[0])
     compare_features(Path("t"), {"text": describe_features("words")}, "words")
@@ -68,7 +73,7 @@ def test_features_do_not_depend_on_batch_or_case_or_punctuation():
 
 
 def test_words_have_numbers_and_the_null_prompt_a_number_of_its_own():
-    text = {"encoder": "word_ids", "max_tokens": 8}
+    text = TextSettings.model_construct(encoder="word_ids", max_tokens=8)
     ids, mask = make_text_encoder(text, "scenes").encode(["a red circle on grass", "A large red circle, on sand."])
     assert ids.shape == (2, 8) and mask.sum(1).tolist() == [5, 6] and mask[:, -5:].all()
     assert (ids[~mask] == 0).all() and ids[0, -2] == ids[1, -2] and ids[0, -1] != ids[1, -1]
@@ -79,21 +84,21 @@ def test_words_have_numbers_and_the_null_prompt_a_number_of_its_own():
 
 
 def test_a_class_of_the_embedded_world_is_a_background_and_the_first_object():
-    encoder = make_text_encoder({"encoder": "classes", "num_classes": 180}, "scenes")
+    encoder = encoder_of_classes(180, "scenes")
     texts = ["a small red circle on grass", "a large red circle left of a small blue square on grass"]
     others = ["a small red circle on sand", "a small blue circle on grass", "a small red square on grass"]
     ids, mask = encoder.encode([*texts, *others])
     assert mask.all() and ids[0] == ids[1] and len(set(ids[1:].flatten().tolist())) == 4 and ids.min() >= 0
     assert ids.max() < 180
     with pytest.raises(ValueError, match=r"text\.num_classes must be 180 in the embedded world"):
-        make_text_encoder({"encoder": "classes", "num_classes": 10}, "scenes")
+        encoder_of_classes(10, "scenes")
 
 
 def test_a_class_is_a_number_or_a_name_of_imagenet():
-    encoder = make_text_encoder({"encoder": "classes", "num_classes": 1000}, "none")
+    encoder = encoder_of_classes(1000, "none")
     ids, mask = encoder.encode(["207", "Golden retriever", " tench", "999"])
     assert ids.tolist() == [[207], [207], [0], [999]] and mask.all() and mask.shape == ids.shape
-    few = make_text_encoder({"encoder": "classes", "num_classes": 10}, "none")
+    few = encoder_of_classes(10, "none")
     for text, most, made in (("1000", 999, encoder), ("a dog", 999, encoder), ("10", 9, few), ("tench", 9, few)):
         with pytest.raises(ValueError, match=f"prompt '{text}' is no class; give a number from 0 to {most}, or"):
             made.encode([text])

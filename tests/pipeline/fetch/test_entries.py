@@ -2,13 +2,18 @@
 
 import pytest
 
-from hub_server import COMMIT
+from helpers.hub_server import COMMIT
 from lantern_pipeline.fetch.entries import check_reference, parse_entries, parse_entry, resource_of
+from lantern_pipeline.settings.run_config import ResourceEntry
 
 FILE = {"model.pt": None}
 URL = {"url": "https://example.org/model.pt", "files": FILE}
 REPO = {"repo": "someone/model", "revision": COMMIT, "files": FILE}
 OUTSIDE = ("../a.pt", "/a.pt", "a/../../b.pt", "a\\b.pt", ".hidden", "", "a\nb.pt", "a\0b.pt", ".record.json")
+
+
+def entry_of(entry):
+    return parse_entry("weights", ResourceEntry(**entry))
 
 
 @pytest.mark.parametrize(
@@ -26,7 +31,7 @@ OUTSIDE = ("../a.pt", "/a.pt", "a/../../b.pt", "a\\b.pt", ".hidden", "", "a\nb.p
         ({**URL, "url": "https:///model.pt"}, "url must start with https://"),
         ({**URL, "revision": COMMIT}, "revision belongs to a repo"),
         ({**REPO, "revision": COMMIT[:7]}, "must be a commit of 40 digits"),
-        *(({**URL, "files": {"model.pt": digits}}, "SHA-256") for digits in ("a" * 63, "a" * 65, "A" * 64, 7)),
+        *(({**URL, "files": {"model.pt": digits}}, "SHA-256") for digits in ("a" * 63, "a" * 65, "A" * 64)),
         *(
             ({**REPO, "repo": repo}, "resources.weights.repo must be owner/name")
             for repo in ("../..", "a/..", "a/b/c", "a", "a b/c", "a/b?x")
@@ -41,23 +46,22 @@ OUTSIDE = ("../a.pt", "/a.pt", "a/../../b.pt", "a\\b.pt", ".hidden", "", "a\nb.p
 )
 def test_a_malformed_entry_is_named(entry, words):
     with pytest.raises(ValueError, match=r"^config key resources\.weights") as caught:
-        parse_entry("weights", entry)
+        entry_of(entry)
     assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a/b", "", ".x", "x\n", "$(x)", "a b"])
 def test_the_name_of_an_entry_is_no_path(name):
     with pytest.raises(ValueError, match="a name may hold only letters"):
-        parse_entry(name, URL)
+        parse_entry(name, ResourceEntry(**URL))
 
 
 def test_a_config_value_is_an_entry_or_a_path(tmp_path):
-    entries = {"file": URL, "llamagen": REPO, "unpinned": {**REPO, "revision": None}, "gone": None}
-    resources = parse_entries(entries)
-    assert list(resources) == ["file", "llamagen", "unpinned"] and parse_entries(None) == {}
+    entries = {"file": URL, "llamagen": REPO, "unpinned": {**REPO, "revision": None}}
+    resources = parse_entries({name: ResourceEntry(**entry) for name, entry in entries.items()})
+    assert list(resources) == ["file", "llamagen", "unpinned"]
     assert resource_of("llamagen", resources) == "resources/llamagen.json"
     assert resource_of("ckpts/model.pt", resources) == "ckpts/model.pt"
-    assert resource_of(None, resources) == []
     for value in (None, "llamagen", str(tmp_path), "results/other/target/s0/model.safetensors"):
         check_reference("target.checkpoint", value, resources)
     with pytest.raises(ValueError, match=r"config key target\.checkpoint .* got 'lamagen'; did you mean llamagen\?"):
@@ -67,15 +71,15 @@ def test_a_config_value_is_an_entry_or_a_path(tmp_path):
 def test_the_hubs_address_has_no_slash_at_its_end(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example.org/")
     address = "https://mirror.example.org/someone/model/resolve"
-    assert parse_entry("weights", REPO).address("a.pt") == f"{address}/{COMMIT}/a.pt"
-    assert parse_entry("weights", {**REPO, "revision": None}).address("a.pt") == f"{address}/main/a.pt"
+    assert entry_of(REPO).address("a.pt") == f"{address}/{COMMIT}/a.pt"
+    assert entry_of({**REPO, "revision": None}).address("a.pt") == f"{address}/main/a.pt"
     monkeypatch.setenv("HF_ENDPOINT", "")
-    assert parse_entry("weights", REPO).address("a.pt").startswith("https://huggingface.co/someone/model")
-    assert parse_entry("weights", URL).address("model.pt") == URL["url"]
+    assert entry_of(REPO).address("a.pt").startswith("https://huggingface.co/someone/model")
+    assert entry_of(URL).address("model.pt") == URL["url"]
 
 
 def test_a_server_on_this_machine_may_be_asked_without_encryption(tmp_path):
     for host in ("127.0.0.1", "localhost", "[::1]"):
-        assert parse_entry("weights", {**URL, "url": f"http://{host}:8000/model.pt"}).url
-    own = parse_entry("weights", {**URL, "path": str(tmp_path)})  # stands in for what a url names
-    assert own.path == tmp_path and own.inputs == [tmp_path.as_posix()] and parse_entry("weights", URL).inputs == []
+        assert entry_of({**URL, "url": f"http://{host}:8000/model.pt"}).url
+    own = entry_of({**URL, "path": str(tmp_path)})  # stands in for what a url names
+    assert own.path == tmp_path and own.inputs == [tmp_path.as_posix()] and entry_of(URL).inputs == []

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
+from helpers.paths import ROOT
+from helpers.published_layouts import CONFIG, ORIGINAL
 from lantern.checkpoints.target import read_target
 from lantern.models.image_tokenizer import ImageTokenizer, TokenizerConfig
 from lantern_pipeline.fetch.manifest import (
@@ -20,7 +21,6 @@ from lantern_pipeline.fetch.manifest import (
     resource_path,
     resource_sha256,
 )
-from published_layouts import CONFIG, ORIGINAL
 
 
 def sha256(content):

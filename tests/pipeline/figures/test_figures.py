@@ -13,10 +13,19 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.text import Text
 
-import figure_tables as tables
 import lantern_pipeline.tables
-from figure_tables import AUTOREGRESSIVE, COUPLED, MASSES, PROXIMITY, SAMPLED, SETTINGS, make_records, make_summary
-from lantern.methods import PRESETS, MethodSpec
+from helpers import figure_tables as tables
+from helpers.figure_tables import (
+    AUTOREGRESSIVE,
+    COUPLED,
+    MASSES,
+    PROXIMITY,
+    SAMPLED,
+    SETTINGS,
+    make_records,
+    make_summary,
+)
+from lantern.methods import PRESETS, MethodSpec, make_method
 from lantern_pipeline.data.tables import method_columns, read_table
 from lantern_pipeline.figures.published import OWN_MODEL
 from lantern_pipeline.figures.style import column_titles, first_of_each_preset, half_widths, name_rows, save_figure
@@ -106,6 +115,17 @@ def test_one_curve_per_method_and_k_along_delta():
     }
     trees = [MethodSpec.of("coupled", tree=tree, drafts="coupled", method_id=tree) for tree in ("chain3", "chain5")]
     assert list(curves_of(*trees)) == ["coupled", "coupled (chain5)"]  # never joined
+
+
+def test_a_curve_runs_along_any_parameter_that_varies():
+    falls = [make_method("cool", omega=2, fall=fall, method_id=f"fall{fall}") for fall in (0.7, 0, -0.7)]
+    squares = [make_method("gsd", d_max=d_max, method_id=f"d{d_max}") for d_max in (1, 2)]
+    curves = split_curves(pd.DataFrame([method_columns(spec.to_dict()) for spec in (*falls, *squares)]))
+    assert list(curves["curve"].unique()) == [
+        "COOL-SD: ω 2, fall -0.7–0.7",
+        "GSD: h 7, Δp 0.15, d² 1–2",
+    ]
+    assert curves["fall"].dropna().tolist() == [-0.7, 0, 0.7]
 
 
 def test_tradeoff_shows_values_and_intervals_and_says_what_is_missing():

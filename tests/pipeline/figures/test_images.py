@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from figure_tables import AUTOREGRESSIVE, SAMPLED, Mosaic, make_records
+from helpers.figure_tables import AUTOREGRESSIVE, SAMPLED, Mosaic, make_records
 from lantern.prompts import Prompt
 from lantern_pipeline.figures import latent_proximity
 from lantern_pipeline.figures.image_grid import draw_pictures

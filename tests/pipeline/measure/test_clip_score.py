@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from helpers.published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
 from lantern_pipeline.data.image_files import map_images
 from lantern_pipeline.measure.clip_score import OPENAI_VIT_B_32, load_open_clip, read_architecture
-from published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
 
 TEXTS = ["a dog on a skateboard", "Two RED apples, and a very long caption " + "of many words " * 40, "snow"]
 PREFIX = "A photo depicts "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conftest import make_models
+from helpers.tiny_models import make_models
 from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound, Proximity
 from lantern.acceptance.verifiers import make_verifier
 from lantern.codebook import nearest_codes
@@ -40,7 +40,7 @@ def make_nodes(num: int = 4, children: int = 1) -> VerifiedNodes:
     draft = draft.softmax(-1)
     draft[-1] = 0
     copies = torch.arange(3, 3 + children).expand(num, -1)
-    return VerifiedNodes(target.softmax(-1), draft, copies, torch.arange(num))
+    return VerifiedNodes(target.softmax(-1), draft, copies, torch.arange(num), torch.zeros(num).long())
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,8 @@ def test_a_sibling_that_the_draft_model_cannot_draw_is_none(table):
     """All drafts are code 4, though two are wanted: it is accepted where the target draws it, nothing else ever is."""
     target = torch.full((200, VOCAB), 1 / VOCAB)
     draft = torch.nn.functional.one_hot(torch.full((200,), 4), VOCAB).float()
-    nodes = VerifiedNodes(target, draft, torch.tensor([[4, 5]]).expand(200, -1), torch.arange(200))
+    children = torch.tensor([[4, 5]]).expand(200, -1)
+    nodes = VerifiedNodes(target, draft, children, torch.arange(200), torch.zeros(200).long())
     spec = MethodSpec.of("exact", tree="bushy", tree_shape=[(0,), (1,)], drafts="coupled")
     verifier = make_verifier(spec, SamplingConfig(), table)
     found = distribution_of_coupled_siblings(nodes, verifier, num_samples=20, seed=0)

@@ -14,6 +14,7 @@ from torch_fidelity import calculate_metrics
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 from torch_fidelity.feature_extractor_vgg16 import FeatureExtractorVGG16
 
+from helpers.published_stand_ins import inception_weights, narrow_vgg16, vgg16_weights, write_pictures
 from lantern_pipeline.fetch.manifest import describe_file, make_manifest
 from lantern_pipeline.measure.distances import Gaussian, measure_fid, measure_kid, measure_precision_recall
 from lantern_pipeline.measure.feature_extractors import classifier_features, load_extractor
@@ -21,7 +22,6 @@ from lantern_pipeline.measure.fidelity import ClassifierFidelity, feature_scale
 from lantern_pipeline.measure.reference_statistics import OF_CLASSIFIER, Reference, measure_reference
 from lantern_pipeline.settings.run_config import FidelitySettings
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
-from published_stand_ins import inception_weights, narrow_vgg16, vgg16_weights, write_pictures
 
 KID = {"subset_size": 20, "num_subsets": 4, "seed": 5}
 PRC = {"neighbours": 3}

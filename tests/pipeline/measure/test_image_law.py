@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conftest import make_models
+from helpers.tiny_models import make_models
 from lantern.decoding import make_decoder
 from lantern.generation import generate_records
 from lantern.methods import MethodSpec

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conftest import ROOT, load_config, make_models, make_prompts, typed_config
-from figure_tables import COUPLED, make_records
+from helpers.configs import load_config, typed_config
+from helpers.figure_tables import COUPLED, make_records
+from helpers.paths import ROOT
+from helpers.tiny_models import make_models, make_prompts
 from lantern.codebook import add_line_ends, drop_line_ends
 from lantern.decoding import make_decoder
 from lantern.methods import make_method

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import make_models, make_prompts
+from helpers.tiny_models import make_models, make_prompts
 from lantern.decoding import make_decoder
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import DATA, make_models, make_prompts
+from helpers.paths import DATA
+from helpers.tiny_models import make_models, make_prompts
 from lantern.acceptance.base import Exact
 from lantern.acceptance.rejection import Rejection
 from lantern.acceptance.relaxed_sets import (
@@ -41,7 +42,8 @@ from lantern_pipeline.measure.output_distribution import (
     measure_missing_context,
     record_nodes,
 )
-from lantern_pipeline.measure.total_variation import ROUNDING, RULES, distribution_of_method, tv_curves, tv_row
+from lantern_pipeline.measure.registry import ROUNDING
+from lantern_pipeline.measure.total_variation import RULES, distribution_of_method, tv_curves, tv_row
 
 REFERENCE = json.loads((DATA / "reference" / "emission_law.json").read_text())
 OPTIONS = {"num_resamples": 100, "seed": 0}
@@ -54,7 +56,8 @@ def random_nodes(num_nodes: int, vocab: int = 24, children: int = 3, seed: int =
     generator = torch.Generator().manual_seed(seed)
     logits = 1.5 * torch.randn(2, num_nodes, vocab, generator=generator, dtype=torch.float64)
     target, draft = logits[0].softmax(-1), (logits[0] + logits[1]).softmax(-1)
-    return VerifiedNodes(target, draft, draft.topk(children).indices, torch.arange(num_nodes) % 5)
+    image, depths = torch.arange(num_nodes) % 5, torch.zeros(num_nodes, dtype=torch.int64)
+    return VerifiedNodes(target, draft, draft.topk(children).indices, image, depths)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +79,8 @@ def test_the_distribution_equals_the_reference(case):
     elif case["siblings"] == 1:
         found = distribution_of_one_sampled_draft(target, draft, rejection)
     else:
-        nodes = VerifiedNodes(target, draft, draft.topk(case["siblings"]).indices, torch.zeros(1, dtype=torch.int64))
+        zero = torch.zeros(1, dtype=torch.int64)
+        nodes = VerifiedNodes(target, draft, draft.topk(case["siblings"]).indices, zero, zero)
         found = distribution_of_sampled_siblings(nodes, rejection, num_samples=1000, seed=0)
         tolerance = 0.03
     expected = torch.tensor([case["law"]], dtype=torch.float64)
@@ -215,9 +219,16 @@ def test_where_one_residual_follows_all_drafts_a_formula_has_the_distribution(na
         assert (tv <= other.tv_from(nodes.target_probs) + 1e-12).all() and tv.mean() > 0.01
 
 
+def test_deterministic_drafts_are_drawn_from_nothing():
+    zeros = torch.zeros(2).long()
+    nodes = VerifiedNodes(torch.full((2, 2), 0.5), None, zeros[:, None], zeros, zeros)
+    with pytest.raises(ValueError, match="draft_probs must be known, got None"):
+        distribution_of_sampled_siblings(nodes, Rejection(), num_samples=1, seed=0)
+
+
 def test_a_row_by_hand():
     target = torch.tensor([[0.5, 0.5], [0.5, 0.5]])
-    nodes = VerifiedNodes(target, None, torch.zeros(2, 1).long(), torch.tensor([0, 1]))
+    nodes = VerifiedNodes(target, None, torch.zeros(2, 1).long(), torch.tensor([0, 1]), torch.tensor([0, 0]))
     found = distribution_of_relaxed_sets(
         target, nodes.children, AdditiveBound(torch.tensor([[1], [0]]), k=1, delta=0.5)
     )
@@ -364,6 +375,6 @@ def test_nodes_do_not_depend_on_the_batch(models):
 @pytest.mark.parametrize(("excess", "share"), [(5e-6, 0), (5e-5, 1)])
 def test_a_distance_within_float32_s_rounding_of_its_bound_is_not_above_it(excess, share):
     target, tv = torch.full((4, 2), 0.5), 0.2 + excess
-    nodes = VerifiedNodes(target, None, torch.zeros(4, 1).long(), torch.arange(4))
+    nodes = VerifiedNodes(target, None, torch.zeros(4, 1).long(), torch.arange(4), torch.zeros(4).long())
     found = OutputDistribution(target + torch.tensor([tv, -tv]), torch.ones(4), torch.zeros(4))
     assert tv_row(nodes, found, 0.2, OPTIONS)["tv_share_above_delta"] == share

@@ -9,12 +9,14 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_quality import BASELINE, EXACT, RELAXED, TOKENS, VOCAB, make_parts, make_records
-from tiny_quality import SETTINGS as OF_QUALITY
-from tiny_quality import measure as measure_all
 from torch import nn
 
-from conftest import ROOT, load_config
+from helpers.configs import load_config
+from helpers.paths import ROOT
+from helpers.published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
+from helpers.tiny_quality import BASELINE, EXACT, RELAXED, TOKENS, VOCAB, make_parts, make_records
+from helpers.tiny_quality import SETTINGS as OF_QUALITY
+from helpers.tiny_quality import measure as measure_all
 from lantern.checkpoints.native import load_model, save_model
 from lantern.io import save_tensors
 from lantern.prompts import Prompt
@@ -34,7 +36,6 @@ from lantern_pipeline.tables.markdown import markdown_table, method_cells, resul
 from lantern_pipeline.tables.summary import TV_COLUMNS, build_summary
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
-from published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
 
 NUM, WAY = 10, "centre_lanczos_32"
 NEAR = replace(RELAXED, method_id="near")

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import torch
-from tiny_quality import (
+
+from helpers.tiny_quality import (
     BASELINE,
     EXACT,
     NUM,
@@ -22,7 +23,6 @@ from tiny_quality import (
     measure,
     score_all,
 )
-
 from lantern.io import DamagedFileError, save_tensors
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.measure.clip_score import ClipScore

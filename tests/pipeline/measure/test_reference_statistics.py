@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from helpers.published_stand_ins import write_pictures
 from lantern.io import save_tensors
 from lantern_pipeline.measure.distances import Gaussian
 from lantern_pipeline.measure.feature_extractors import Extractor
 from lantern_pipeline.measure.reference_statistics import load_reference, measure_reference
-from published_stand_ins import write_pictures
 
 WAY = "centre_lanczos_16"
 

@@ -11,7 +11,9 @@ import pytest
 from safetensors.torch import save_file
 from torch import nn
 
-from conftest import ROOT, load_config
+from helpers.configs import load_config
+from helpers.paths import ROOT
+from helpers.published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
 from lantern_pipeline.fetch.entries import parse_entries
 from lantern_pipeline.measure import fidelity as of_sets
 from lantern_pipeline.measure.feature_extractors import Extractor
@@ -33,15 +35,16 @@ from lantern_pipeline.measure.registry import (
     published_files,
     trained_models,
 )
-from lantern_pipeline.settings.run_config import MetricChoices
-from published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
+from lantern_pipeline.settings.run_config import MetricChoices, ResourceEntry
 
 NOTHING = load_config([ROOT / "config.yaml"])["metrics"]["published"]
 OWN = MetricChoices(fidelity="attribute_classifier", clip="own", prompt_accuracy=True, hps=False, published=NOTHING)
 OFF = OWN.model_copy(update={"fidelity": None, "clip": None, "prompt_accuracy": False})
 WEIGHTS = ("inception", "vgg16", "clip", "hps")
 ENTRY = {"url": "https://example.org/weights.pth", "files": {"weights.pth": None}}
-RESOURCES = parse_entries({name: ENTRY for name in ("inception_v3", "vgg", "openai", "hps_v2_1", "coco")})
+RESOURCES = parse_entries(
+    {name: ResourceEntry(**ENTRY) for name in ("inception_v3", "vgg", "openai", "hps_v2_1", "coco")}
+)
 IMAGE_FOLDER = {"name": "coco", "images": "coco", "statistics": None}
 STATISTICS = {"name": "coco", "images": None, "statistics": "coco"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conftest import make_models
+from helpers.tiny_models import make_models
 from lantern.decoding import make_decoder
 from lantern.generation import generate_records
 from lantern.methods import MethodSpec, make_method

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pages_data import SCRIPT, build_race, build_study, data_of
+from helpers.pages_data import SCRIPT, build_race, build_study, data_of
 
 
 @pytest.fixture(params=["race", "study"])
@@ -18,7 +18,7 @@ def test_a_page_names_no_address_and_its_texts_stay_text(html):
     data = data_of(html)
     texts = [entry.get("text", entry.get("caption")) for entry in data.get("prompts", data.get("trials"))]
     assert SCRIPT in texts and "<script>document" not in html and html.count("</script>") == 2
-    assert "a [[data]] or [[policy]]" in texts or data["question"] == "is [[data]] or [[policy]] nicer?"
+    assert "a {{ data }} or {% if %}" in texts or data["question"] == "is {{ data }} or {# this #} nicer?"
     text = re.sub(r"data:image/\w+;base64,[A-Za-z0-9+/=]+|'sha256-[^']*'", "data:", html)
     assert not re.search(r"https?:|\bfetch\(|XMLHttpRequest|WebSocket|sendBeacon|import\(|@import|url\(", text)
     assert not re.search(r"""\b(src|href)\s*=\s*["'](?!data:)""", text)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from helpers.pages_data import NUM_TOKENS, PROMPTS, SCRIPT, build_race, data_of, make_timed, pixels_of
 from lantern_pipeline.pages import race
-from pages_data import NUM_TOKENS, PROMPTS, SCRIPT, build_race, data_of, make_timed, pixels_of
 
 
 def run_of(data, method_id, prompt=0):

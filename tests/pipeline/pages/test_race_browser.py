@@ -5,8 +5,8 @@ import re
 
 import pytest
 
+from helpers.pages_data import SCRIPT, build_race
 from lantern_pipeline.pages.race import MAX_BYTES
-from pages_data import SCRIPT, build_race
 
 DECODED = (
     "() => Promise.all(data.prompts[race.prompt].runs.map((run) => pictureOf(run).decode())).then(() => show(true))"

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from helpers.pages_data import METHODS, TRIALS, build_study, data_of, pixels_of
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.pages.study import CHECK, PAIR, Trial, choose_wrong_prompts, select_trials
-from pages_data import METHODS, TRIALS, build_study, data_of, pixels_of
 
 
 def test_the_page_does_not_tell_the_methods():

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from helpers.pages_data import NUM_CHECKS, NUM_PAIRS, TRIALS, build_study
 from lantern_pipeline.pages.study_analysis import CHECK, analyse_answers
-from pages_data import NUM_CHECKS, NUM_PAIRS, TRIALS, build_study
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from conftest import ROOT
+from helpers.paths import ROOT
 from lantern_pipeline.runtime import fingerprint
 from lantern_pipeline.runtime.fingerprint import code_fingerprint, imported_modules
 

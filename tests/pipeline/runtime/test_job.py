@@ -84,7 +84,7 @@ def test_a_damaged_file_of_the_results_is_set_aside(snakemake, monkeypatch, tmp_
 
 def test_a_damaged_file_from_elsewhere_stays_where_it_is(snakemake, monkeypatch, tmp_path):
     said = run_damaged(snakemake, monkeypatch, tmp_path, "weights/target.safetensors")
-    assert "weights/target.safetensors is truncated" in said and "fetch it again or make it anew" in said
+    assert "weights/target.safetensors is truncated" in said and "fetch it again or make it again" in said
     assert (tmp_path / "weights/target.safetensors").read_text() == "half"
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from conftest import ROOT
+from helpers.paths import ROOT
 
 SLOW = ("torch", "torchvision", "torch_fidelity", "open_clip", "transformers")
 

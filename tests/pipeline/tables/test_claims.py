@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 
 import numpy as np
 import pandas as pd
 import pytest
-from result_tables import METHODS, SETTINGS, join, make_tables, with_changes
 
-from conftest import ROOT
+from helpers.configs import load_config_of_all_figures, typed_config
+from helpers.result_tables import METHODS, SETTINGS, join, make_tables, with_changes
 from lantern.methods import make_method
+from lantern_pipeline.config.figures import figure_table
+from lantern_pipeline.config.paths import RunPlan
+from lantern_pipeline.fetch.entries import parse_entries
 from lantern_pipeline.tables.claims import describe_run, find_claims, place_rows
 from lantern_pipeline.tables.markdown import claim_cells
 from lantern_pipeline.tables.summary import build_summary
@@ -143,9 +145,16 @@ def test_models_are_described_by_their_reports_and_captions_ask_for_what_there_i
     setting = found["setting"]
     assert (setting["prompts"], setting["num_timed"], setting["num_methods"]) == ("20 prompts", "6", "5")
     assert setting["autoregressive_latency_ms"] == "1025"
-    captions = "".join(path.read_text() for path in (ROOT / "workflow" / "report").glob("*.rst"))
-    asked = set(re.findall(r"params\.numbers\.(\w+)", captions))
-    assert asked and asked <= set(setting)
+    config = load_config_of_all_figures()
+    checked = typed_config(config)
+    for figure in figure_table(RunPlan(checked, parse_entries(checked.resource_entries))).values():
+        known = (
+            setting
+            if "summary" in figure.files
+            else {name: setting[name] for name in ("prompt_set", "temperature", "cfg_scale")}
+        )
+        caption = figure.caption.format(config=checked, **known)
+        assert not set("{}") & set(caption)
 
 
 def test_claims_survive_a_csv_file_and_fill_a_table(table, tmp_path):
@@ -195,16 +204,16 @@ def peers():
 )
 def test_one_sign_refutes_a_claim(peers, method_id, values, num_refuted):
     found = find(change(peers[0], method_id, **values), images=peers[1])["distribution"]
-    assert len(found["refuted"]) == num_refuted and found["num_stand"] == 2 - num_refuted
+    assert len(found["refuted"]) == num_refuted and found["num_confirmed"] == 2 - num_refuted
 
 
 def test_claims_that_stand_what_the_test_cannot_tell_and_what_was_not_measured(peers):
     found = find(change(peers[0], "annealed-2.0", law_p=1e-9), images=peers[1])["distribution"]
-    assert (found["num_claims"], found["num_stand"], found["refuted"], found["not_measured"]) == (2, 2, {}, [])
+    assert (found["num_claims"], found["num_confirmed"], found["refuted"], found["not_measured"]) == (2, 2, {}, [])
     assert (found["num_tests"], found["level"]) == (7, pytest.approx(0.05 / 7))
     assert (found["num_relaxed"], found["num_told"]) == (5, 1) and found["not_told"]["COOL-SD ω 1.1"] == 0.5
     found = find(change(peers[0], "eagle1", law_p=np.nan), images=peers[1])
-    assert found["distribution"]["not_measured"] == ["EAGLE-1 (chain5)"] and found["distribution"]["num_stand"] == 1
+    assert found["distribution"]["not_measured"] == ["EAGLE-1 (chain5)"] and found["distribution"]["num_confirmed"] == 1
     assert found["frontier"]["not_measured"] == ["SJD++ (chain9)"]
     assert "distribution" not in find(peers[0].assign(law_p=np.nan), images=peers[1])
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from conftest import ROOT
+from helpers.paths import ROOT
 from lantern_pipeline.measure.registry import IMAGES, NEITHER, Metric
 from lantern_pipeline.tables.comparisons import (
     OF_IMAGES,
@@ -14,7 +14,7 @@ from lantern_pipeline.tables.comparisons import (
     build_paired,
     compare_at_equal_length,
     compare_with_published,
-    judge,
+    conclude,
 )
 
 NUM = 40
@@ -81,10 +81,10 @@ def test_one_different_image_is_a_difference_and_words_of_intervals():
     assert (row.conclusion, row.difference_low) == ("different images at n = 40", 0.0)
     assert row.difference == pytest.approx(0.01 / NUM)
     plain = Metric("redness", "levels", "redness", IMAGES, NEITHER, 1)
-    assert [judge(end, end, 9, metric=plain) for end in (-1.0, 1.0)] == ["lower at n = 9", "higher at n = 9"]
-    assert judge(np.nan, np.nan, 1, metric=OF_IMAGES["nll"]) == "no interval at n = 1"
+    assert [conclude(end, end, 9, metric=plain) for end in (-1.0, 1.0)] == ["lower at n = 9", "higher at n = 9"]
+    assert conclude(np.nan, np.nan, 1, metric=OF_IMAGES["nll"]) == "no interval at n = 1"
     for low, high in ((0.0, 1.0), (-1.0, 0.0)):  # which hold 0
-        assert judge(low, high, 9, metric=plain) == "no detectable difference at n = 9"
+        assert conclude(low, high, 9, metric=plain) == "no detectable difference at n = 9"
 
 
 def test_repeats_are_pooled():

@@ -7,8 +7,8 @@ from functools import cache
 
 import pandas as pd
 import pytest
-from result_tables import SETTINGS, make_tables, with_changes
 
+from helpers.result_tables import SETTINGS, make_tables, with_changes
 from lantern.io import write_json
 from lantern_pipeline.data.tables import read_table, write_table
 from lantern_pipeline.tables.comparisons import build_paired

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from result_tables import METHODS, SETTINGS, join, make_tables, with_changes
 
+from helpers.result_tables import METHODS, SETTINGS, join, make_tables, with_changes
 from lantern.methods import make_method
 from lantern_pipeline.measure.registry import METRICS
 from lantern_pipeline.tables.claims import claims_of_rows

@@ -7,22 +7,25 @@ from collections import defaultdict
 import pandas as pd
 import pytest
 
-from conftest import ROOT, load_config, typed_config
-from lantern.methods import PRESETS, MethodSpec, make_method
+from helpers.configs import load_config, typed_config
+from helpers.paths import ROOT
+from lantern.methods import PRESET_ROWS, MethodSpec, PresetRow, make_method
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.data.tables import method_columns, read_table
+from lantern_pipeline.tables import method_labels
 from lantern_pipeline.tables.method_labels import (
-    METHODS,
     PARTS,
+    SPARE_COLOURS,
     STATIC_TREE,
     SYMBOLS,
+    custom_parameters,
     label_family,
     label_method,
     label_rows,
     method_colour,
+    method_marker,
     method_name,
-    own_parameters,
 )
 
 PUBLISHED = ("peers", "mixing", "generality", "ablations", "embedded_training")
@@ -92,7 +95,6 @@ def test_names_and_colours_of_the_users_own_methods():
     mine = MethodSpec.of("my_own", tree="chain3", drafts="coupled").to_dict()
     assert label_method(mine) == "my own (chain3, coupled)" and label_family(method_columns(mine)) == label_method(mine)
     assert method_name("lantern_chain") == "LANTERN chain"
-    assert method_colour("my_own") not in {look.colour for look in METHODS.values() if look.name != "LANTERN chain"}
 
 
 def test_a_name_that_only_begins_like_a_ceilings_is_a_methods():
@@ -114,7 +116,6 @@ def test_rows_of_a_table_have_the_labels_of_their_methods():
 def test_what_is_unsaid_is_the_default():
     config = load_yaml(ROOT / "config.yaml")
     assert (config["draft_tree"]["static"], config["codebook"]["neighbours"]) == (STATIC_TREE, "l2_normalised")
-    assert set(METHODS) == {*PRESETS, "lantern_chain", "pjd"}
 
 
 def test_own_parameters_are_those_that_users_classes_add(tmp_path, monkeypatch):
@@ -127,13 +128,33 @@ def test_own_parameters_are_those_that_users_classes_add(tmp_path, monkeypatch):
         lines += [f"class {letter}:", f"    parameters = {{{own}}}", ""]
     (tmp_path / "own_parts.py").write_text("\n".join(lines))
     classes = [f"own_parts:{letter}" for letter in "CADB"]
-    found = own_parameters(pd.DataFrame({"drafts": ["top", *classes[:3]], "acceptance": ["exact", *classes[1:]]}))
+    found = custom_parameters(pd.DataFrame({"drafts": ["top", *classes[:3]], "acceptance": ["exact", *classes[1:]]}))
     monkeypatch.delitem(sys.modules, "own_parts")
     assert list(found.items()) == [(f"cap_{letter}", f"cap {letter}") for letter in "ABCD"]
-    assert own_parameters(pd.DataFrame({"drafts": ["top"]})) == own_parameters(pd.DataFrame({"method": ["real"]})) == {}
+    assert (
+        custom_parameters(pd.DataFrame({"drafts": ["top"]}))
+        == custom_parameters(pd.DataFrame({"method": ["real"]}))
+        == {}
+    )
 
 
-def test_a_users_method_has_one_of_four_colours_by_its_name():
+KNOWN = (*PRESET_ROWS, "lantern_chain", "pjd")
+
+
+def test_every_preset_has_a_label_a_colour_and_a_marker_of_its_own():
+    looks = [(method_name(name), method_colour(name), method_marker(name)) for name in KNOWN]
+    labels, colours, _ = map(set, zip(*looks, strict=True))
+    assert len(labels) == len(colours) == len(KNOWN) and all(all(look) for look in looks)
+    assert looks[KNOWN.index("gsd")] == ("GSD", "#661177", "H")
+    assert looks[KNOWN.index("lantern_chain")] == ("LANTERN chain", "#882255", "h")
+
+
+def test_a_users_method_has_a_colour_by_its_name_that_no_preset_has():
     colours = {method_colour(f"mine{number}") for number in range(40)}
-    assert len(colours) == 4 and method_colour("mine7") == method_colour("mine7")
-    assert not colours & {look.colour for name, look in METHODS.items() if name != "lantern_chain"}
+    assert colours == set(SPARE_COLOURS) and method_colour("mine7") == method_colour("mine7")
+    assert not colours & {method_colour(name) for name in KNOWN}
+
+
+def test_a_row_without_a_look_has_its_label_and_a_spare_colour(monkeypatch):
+    monkeypatch.setitem(method_labels._ROWS, "plain", PresetRow("Plain++", {}))
+    assert method_name("plain") == "Plain++" and method_colour("plain") in SPARE_COLOURS and method_marker("plain")

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from result_tables import METHODS, NUM, SETTINGS, join, make_tables
 
+from helpers.result_tables import METHODS, NUM, SETTINGS, join, make_tables
 from lantern_pipeline.measure.intervals import share_interval
 from lantern_pipeline.tables.summary import (
     SUMMARY_COLUMNS,

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from conftest import ROOT
+from helpers.paths import ROOT
 from lantern.checkpoints.native import load_model, read_report
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.training import clip

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 import torch
-from tiny_codes import make_dataset, make_recipe, make_target
 
+from helpers.tiny_codes import make_dataset, make_recipe, make_target
 from lantern.attention_mask import window_table
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_codes import make_dataset, make_recipe, make_target
 
+from helpers.tiny_codes import make_dataset, make_recipe, make_target
 from lantern.models.draft import DraftModel
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.training.drafter import DrafterTrainer

@@ -57,7 +57,10 @@ def test_the_seconds_of_a_training_go_on_where_it_was_interrupted(tmp_path, monk
 def test_a_damaged_checkpoint_is_named(tmp_path):
     path = tmp_path / "checkpoint.pt"
     path.write_bytes(b"not a checkpoint")
-    with pytest.raises(ValueError, match=r"checkpoint\.pt is no training checkpoint that can be read .*make it anew"):
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is no training checkpoint that can be read .*make it again"):
+        run_training(Counter(), 2, name="x", checkpoint=path)
+    torch.save([1, 2], path)
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is no training checkpoint"):
         run_training(Counter(), 2, name="x", checkpoint=path)
 
 

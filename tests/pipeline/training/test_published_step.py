@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from tiny_codes import make_recipe
 
-from conftest import DATA
+from helpers.paths import DATA
+from helpers.tiny_codes import make_recipe
 from lantern.checkpoints.drafter import fill_draft
 from lantern.checkpoints.native import copy_tensors
-from lantern.checkpoints.target import target_places
+from lantern.checkpoints.target import map_target_parameters
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern_pipeline.training.drafter import make_optimiser
@@ -32,7 +32,7 @@ def step() -> SimpleNamespace:
     reference = DATA / "reference"
     target = TargetModel(CONFIG)
     state = load_file(reference / "target_llamagen.safetensors")
-    copy_tensors(state, target_places(target, is_hugging_face=False), reference)
+    copy_tensors(state, map_target_parameters(target, is_hugging_face=False), reference)
     target.eval()
     before = {name.removeprefix("before."): part for name, part in stored.items() if name.startswith("before.")}
     before["embed_tokens.weight"] = load_file(reference / "drafter.safetensors")["embed_tokens.weight"]  # frozen

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_codes import CONFIG, make_dataset
 
+from helpers.tiny_codes import CONFIG, make_dataset
 from lantern.models.target import TargetModel
 from lantern_pipeline.data.code_dataset import step_indices
 from lantern_pipeline.training.loop import run_training

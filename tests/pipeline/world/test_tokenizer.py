@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from helpers.published_layouts import ORIGINAL, refusal, vq_state, write_vq
 from lantern.cards.card import ImageSettings
 from lantern.checkpoints.native import save_model
 from lantern.checkpoints.tokenizers import load_tokenizer, read_tokenizer
@@ -14,7 +15,6 @@ from lantern.models.vq16 import VQ16
 from lantern_pipeline.training.tokenizer import evaluate_tokenizer
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.scenes import render, sample_scene
-from published_layouts import ORIGINAL, refusal, vq_state, write_vq
 
 VQ_SIZES = ImageSettings(size=8, grid=4, codebook_size=16, code_dim=8)
 SCENES = [sample_scene(0, i, "train") for i in range(6)]
@@ -114,6 +114,6 @@ def test_wrong_sizes_of_image_tokenizers(tmp_path, sizes, words):
 
 def test_wrong_image_tokenizers(tmp_path):
     foreign = write_vq(tmp_path / "vq.pt", **{"decoder.mid.3.conv1.weight": torch.zeros(1)})
-    assert "foreign tensor decoder.mid.3.conv1.weight" in refusal(lambda: read_tokenizer(foreign, VQ_SIZES))
+    assert "unexpected tensor decoder.mid.3.conv1.weight" in refusal(lambda: read_tokenizer(foreign, VQ_SIZES))
     sentence = refusal(lambda: read_tokenizer(ORIGINAL, VQ_SIZES))
     assert "lacks the tensor quantize.embedding.weight" in sentence

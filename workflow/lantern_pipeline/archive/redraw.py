@@ -121,7 +121,7 @@ def _redraw(
 
     (decoder,) = load_decoders(
         [(asdict(spec), float(temperature))],
-        config.sampling.model_dump(),
+        config.sampling.settings,
         target=find(f"target/s{seed}/model.safetensors"),
         drafter=find(f"drafter/s{seed}/model.safetensors") if spec.needs_draft_model else None,
         nearest_codes=[find(f"codebook/{spec.neighbours}.safetensors")] if spec.neighbours else [],
@@ -133,6 +133,6 @@ def _redraw(
     if prompt_id not in prompts:
         raise ValueError(f"prompts/{prompt_set}.jsonl has no prompt {prompt_id!r:.100}, which {name} has")
     features = sorted(map(str, folder.glob(f"text/{prompt_set}/*.safetensors")))
-    encoder = make_text_encoder(config.text.model_dump(), config.data.source, features)
+    encoder = make_text_encoder(config.text_settings, config.data.source, features)
     generation, _ = decode_timed(decoder, [prompts[prompt_id]], encoder, int(noise_seed))
     return generation.codes[0].cpu() == record.codes[0].long()

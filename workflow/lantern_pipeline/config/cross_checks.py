@@ -16,12 +16,11 @@ from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.prompt_counts import check_prompt_count
 from lantern_pipeline.data.model_cards import ENCODERS, FROM_FILES, target_fields
 from lantern_pipeline.fetch.entries import check_reference, parse_entries
-from lantern_pipeline.measure.registry import trained_models
+from lantern_pipeline.measure.registry import TRAINED, trained_models
 from lantern_pipeline.settings.wording import closest
 
 if TYPE_CHECKING:
     from lantern.methods import MethodSpec
-    from lantern.tree_shapes import TreeShape
     from lantern_pipeline.settings.run_config import MetricModel, PromptSet, RunConfig
 
 
@@ -109,8 +108,7 @@ def metric_models_of(config: RunConfig) -> dict[str, MetricModel]:
     needed = set(trained_models(config.metrics))
     if not config.tokenizer.checkpoint:
         needed.add("attribute_classifier")
-    models = {"attribute_classifier": config.attribute_classifier, "clip": config.clip}
-    return {name: model for name, model in models.items() if name in needed}
+    return {name: getattr(config, name) for name in TRAINED if name in needed}
 
 
 def _source(config: RunConfig) -> Iterator[str]:
@@ -237,7 +235,7 @@ def _sizes_of_methods(key: str, specs: list[MethodSpec], config: RunConfig) -> I
     """Compare the neighbours of methods with their table, and their depth with the rotary table."""
     columns = config.codebook.num_neighbours
     for spec in specs:
-        if (depth := _depth(spec.tree_shape)) > OVERSHOOT:
+        if (depth := _depth(spec)) > OVERSHOOT:
             yield (
                 f"{key}: tree of {spec.method_id} must be at most {OVERSHOOT} drafts deep, got {depth}; choose a "
                 "shallower tree or a shorter chain"
@@ -251,10 +249,11 @@ def _sizes_of_methods(key: str, specs: list[MethodSpec], config: RunConfig) -> I
             )
 
 
-def _depth(shape: TreeShape | None) -> int:
-    """Most drafts on a path of a tree."""
-    if shape is None:
-        return 0
+def _depth(spec: MethodSpec) -> int:
+    """Return the most drafts on a path of a method's tree; 0 if it has none."""
+    shape = spec.tree_shape
     if isinstance(shape, DynamicTreeOptions):
         return shape.depth + 1
-    return max(map(len, (*shape.jacobi, *shape.drafter) if isinstance(shape, JointTree) else shape))
+    if isinstance(shape, JointTree):
+        return max(map(len, (*shape.jacobi, *shape.drafter)))
+    return max(map(len, shape)) if isinstance(shape, tuple) else 0

@@ -30,13 +30,13 @@ _LAST = ("description", "propertyNames", "additionalProperties", "items", "prope
 class _Dumper(yaml.SafeDumper):
     """Writes what holds no mapping in one line, and repeats what stands twice."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         return True
 
-    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
+    def represent_mapping(self, tag: str, mapping: dict, flow_style: bool | None = None) -> yaml.MappingNode:
         return super().represent_mapping(tag, mapping, not any(isinstance(value, dict) for value in mapping.values()))
 
-    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
+    def represent_sequence(self, tag: str, sequence: list, flow_style: bool | None = None) -> yaml.SequenceNode:
         return super().represent_sequence(tag, sequence, True)
 
 
@@ -83,7 +83,7 @@ def _expand(schema: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
     return dict(sorted(found.items(), key=_rank))
 
 
-def _rank(item: tuple[str, Any]) -> int:
+def _rank(item: tuple[str, object]) -> int:
     """Return the rank of a key of a schema: type and bounds stand first, the keys of a section last."""
     key = item[0]
     if key in _FIRST:

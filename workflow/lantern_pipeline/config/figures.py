@@ -1,14 +1,13 @@
-"""The table of figures: title, files and settings of each. Read while Snakemake builds the workflow: no matplotlib.
+"""The table of figures: title, files, settings and caption of each. Read while Snakemake plans: no matplotlib.
 
 A figure is drawn by `draw_<name>` of `lantern_pipeline.figures.<name>`, which `workflow/scripts/draw_figure.py` calls
-with what the files hold and with the settings, both by the names here. Its caption is a page of `workflow/report/`.
+with the contents of the files and with the settings, both by the names here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from lantern_pipeline.config.paths import TOKENIZER, RunPlan
 
@@ -23,7 +22,10 @@ class Figure:
     letter: str  # by which texts call it
     title: str  # how the report lists it
     files: Mapping[str, str | list[str]]  # argument's name -> paths; those of records hold {scatteritem} for the shard
-    settings: Mapping[str, Any] = field(default_factory=dict)  # argument's name -> value
+    settings: Mapping[str, object] = field(default_factory=dict)  # argument's name -> value
+    # Text under the figure, reStructuredText. {name} is a text of `claims.describe_setting`; of a figure without the
+    # summary, prompt_set, temperature or cfg_scale. {config.section.key} is a value of the config.
+    caption: str = ""
 
     @property
     def draws_images(self) -> bool:
@@ -32,7 +34,7 @@ class Figure:
 
 
 def figure_table(plan: RunPlan) -> dict[str, Figure]:
-    """The figures that a run draws, by name, without those of what its config leaves out (ablations, draft models)."""
+    """Return the figures that a run draws, by name, without those of what its config leaves out."""
     config = plan.config
     of_rows = {"settings": config.metrics.model_dump(include={"headline_prompt_set", "headline_temperature"})}
     of_samples = {"settings": config.figures.model_dump(include={"sample_prompts", "sample_methods"})}
@@ -45,25 +47,156 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
     tables = "<results>/total_variation"
     ablations = plan.ablation_tables("csv")
     figures = {
-        "samples": Figure("a", "Same prompts, same noise, every method", images, of_samples),
-        "tradeoff": Figure("b", "What speed costs", {"summary": SUMMARY}, of_rows),
-        "ambiguity": Figure("c", "Token-selection ambiguity", {"ambiguity": "<results>/quality/ambiguity.csv"}),
+        "samples": Figure(
+            "a",
+            "Same prompts, same noise, every method",
+            images,
+            of_samples,
+            caption=(
+                "**Same prompts, same noise, every method.** Each row is a prompt, the first ones of the prompt set "
+                "{prompt_set} (not selected by hand). Each column is a method, the first one of each preset. "
+                "Temperature {temperature}, guidance scale {cfg_scale}. The number below an image is its tokens per "
+                "forward pass of the target model; it is 1 without drafts, and higher is faster.\n\n"
+                "Exact methods that use the target's noise repeat the autoregressive image token for token. EAGLE-1 "
+                "keeps the distribution only: its images are other samples of the same quality."
+            ),
+        ),
+        "tradeoff": Figure(
+            "b",
+            "Speed and quality",
+            {"summary": SUMMARY},
+            of_rows,
+            caption=(
+                "**Speed and quality.** Horizontal axes, further right is faster: speed-up over Lantern's "
+                "autoregressive decoding at batch 1 (left), and tokens per forward pass of the target (right). "
+                "Vertical axes: negative log-likelihood (NLL) of the tokens under the target (top), and prompt "
+                "accuracy (bottom, if measured), the fraction of the prompt's attributes that a classifier reads from "
+                "the image; higher is better. The dashed line is the NLL of the target's samples. A method above or "
+                "below it does not follow the target's distribution.\n\n"
+                "{prompts} of the prompt set {prompt_set}, temperature {temperature}; {num_timed} prompts are timed. "
+                "Autoregressive decoding takes {autoregressive_latency_ms} ms per image. A curve connects the "
+                "settings of one method. Bars are 95 % bootstrap intervals over prompts. Methods share their noise, "
+                "so differences between them are more certain than the bars suggest."
+            ),
+        ),
+        "ambiguity": Figure(
+            "c",
+            "Token-selection ambiguity",
+            {"ambiguity": "<results>/quality/ambiguity.csv"},
+            caption=(
+                "**Token-selection ambiguity.** Histograms of the target's top-1 probability (top) and top-10 "
+                "probability (bottom) for the next token; further right is less ambiguous. Vertical lines are means. "
+                "They are measured at every position of held-out images at temperature 1, without guidance and at "
+                "guidance scale {cfg_scale}.\n\n"
+                "A language model is nearly certain of most tokens. This target, like published ones, spreads its "
+                "probability over many similar codes. Few drafts are therefore accepted, and relaxed decoding was "
+                "made for this case."
+            ),
+        ),
         "latent_proximity": Figure(
             "e",
-            "Are near codes look-alikes?",
+            "Do nearest codes look alike?",
             {**images, "records": originals, "nearest_codes": nearest},
             of_proximity,
+            caption=(
+                "**Do nearest codes look alike?** Each row is an image of autoregressive decoding, the first ones of "
+                "the prompt set {prompt_set} (not selected by hand), at temperature {temperature}. Next to it, "
+                "*every* token is replaced by its 1st, 10th or 100th nearest code (or the last one stored), or by a "
+                "random code. Below: mean peak signal-to-noise ratio (PSNR) to the original, in dB; higher is "
+                "closer.\n\n"
+                "Relaxed decoding replaces only some tokens, and the target sees each replacement before it "
+                "continues."
+            ),
         ),
         "total_variation": Figure(
             "h",
             "Is delta a bound?",
             {"curves": f"{tables}/curves.csv", "methods": f"{tables}/methods.csv", "summary": SUMMARY},
             of_rows,
+            caption=(
+                "**Is delta a bound?** Total variation (TV) is the distance between the distributions of the emitted "
+                "token and of the target's token: 0 if they are equal, 1 if they are disjoint. Smaller is better.\n\n"
+                "Top: TV over delta, the bound that was set, for all acceptances at the same nodes. Above the grey "
+                "line, TV exceeds delta, so delta is no bound. Both axes are logarithmic, and values that are too "
+                "small are drawn at the lower end. The comparison uses k = {config.total_variation.k} nearest codes. "
+                "Exact decoding visited the nodes on {config.total_variation.num_images} images, and TV is computed "
+                "by enumeration. Lines are means over nodes with 95 % bootstrap intervals over images; dotted lines "
+                "are 95th percentiles. The acceptance ``bounded`` is below the grey line at every node, by proof.\n\n"
+                "Bottom: the relaxed methods of this run, each at the nodes that it visited, with 95 % intervals. "
+                "Further left is better; a black tick is the delta of the method. Open markers show the fraction of "
+                "substituted tokens, an upper bound of TV. TV measures a change of the distribution, not whether a "
+                "person can see it."
+            ),
         ),
-        "published": Figure("l", "Published numbers beside this run's", {"summary": SUMMARY}, of_rows),
-        "ablations": Figure("n", "Ablations", {"table": ablations}),
-        "frontier": Figure("q", "Speed against distance from the target's distribution", {"summary": SUMMARY}, of_rows),
-        "generality": Figure("r", "Acceptance over the ambiguity of many targets", {"table": GENERALITY}),
+        "published": Figure(
+            "l",
+            "Published numbers next to those of this run",
+            {"summary": SUMMARY},
+            of_rows,
+            caption=(
+                "**Published speed-ups next to those of this run; they are not comparable.** Left: speed-ups as "
+                "published. Right: speed-ups of this run with 95 % intervals. Further right is faster. Each source "
+                "compares with its own autoregressive decoding. Models, GPUs, image sizes and data differ: "
+                "LlamaGen-XL has 775 million parameters and generates 256 or 1024 tokens, while this run's target is "
+                "small enough for a CPU. Compare the order of methods within a panel, not values across panels. "
+                "Overlapping markers are shifted up or down. T is the temperature, if the source states it.\n\n"
+                "Numbers of LANTERN (arXiv 2410.03355), COOL-SD (arXiv 2601.09212), SCD (arXiv 2510.24211) and GSD "
+                "(arXiv 2508.07747) come from summaries by others. Numbers of LANTERN++ (arXiv 2502.06352) and SJD++ "
+                '(arXiv 2512.07503) are the "up to" of their abstracts. PathRelax (arXiv 2606.10492): its abstract. '
+                "SJD-PAC (arXiv 2603.18599): the README of its code, where SJD was measured again. Other repeated "
+                "measurements come from VVS (arXiv 2511.13587), COOL-SD, CIAR (arXiv 2603.25463), MuLo-SD (arXiv "
+                "2601.05149) and PJD (arXiv 2606.05703). PAR, LPD, FlashAR and DiDA are left out, because they train "
+                "another model. All numbers, with their grade and notes, are in "
+                "``workflow/lantern_pipeline/tables/published_results.csv``."
+            ),
+        ),
+        "ablations": Figure(
+            "n",
+            "Ablations",
+            {"table": ablations},
+            caption=(
+                "**Ablations.** One panel per ablation and one line per variant. Left: tokens per forward pass of the "
+                "target; further right is faster. Right: increase of the negative log-likelihood (NLL) over "
+                "autoregressive decoding; closer to 0 is better. Both compare the same noise and sampling settings, "
+                "on {config.ablations.num_prompts} prompts of the prompt set {prompt_set}. Labels state what differs "
+                "within the panel. Bars are 95 % bootstrap intervals over prompts; dashed lines are autoregressive "
+                "decoding. The number of prompts is small: overlapping bars do not show that two variants are equal."
+            ),
+        ),
+        "frontier": Figure(
+            "q",
+            "Speed and distance from the target's distribution",
+            {"summary": SUMMARY},
+            of_rows,
+            caption=(
+                "**Speed and distance from the target's distribution.** Vertical axis: total variation between the "
+                "distributions of the emitted token and of the target's token, on a square-root scale. Horizontal "
+                "axes: speed-up (left) and tokens per forward pass of the target (right). Further right and lower is "
+                "better.\n\n"
+                "Total variation is the mean over verified nodes. If drafts share the target's noise and only a bound "
+                "is known, the bound is shown: the fraction of substituted tokens. A line connects the settings of "
+                "one method. Filled markers have a trained draft model; open markers have none. Methods whose total "
+                "variation is 0 or unknown are listed below the panels, by speed only. It is unknown if the drafts do "
+                "not follow the distributions with which they are verified.\n\n"
+                "{prompts} of the prompt set {prompt_set}, temperature {temperature}. Horizontal bars are 95 % "
+                "bootstrap intervals over prompts. The table has the intervals of the total variation."
+            ),
+        ),
+        "generality": Figure(
+            "r",
+            "Tokens per forward pass on targets of different ambiguity",
+            {"table": GENERALITY},
+            caption=(
+                "**Tokens per forward pass on targets of different ambiguity.** Horizontal axis: ambiguity, which is "
+                "1 minus the probability of the ten most probable tokens, with guidance, on held-out images; further "
+                "right is more ambiguous. Left: tokens per forward pass of the target; higher is faster. Right: gain "
+                "of a relaxed method over the exact method with the same drafts and tree; higher is better. One "
+                "marker per method and target: filled markers are relaxed, open ones exact.\n\n"
+                "The targets, named above the panels, differ from *base* in one setting each: family, key/value "
+                "heads, codebook, grid or prompts. Bars are 95 % bootstrap intervals over prompts. Dashed lines are "
+                "least-squares fits, as a guide to the eye."
+            ),
+        ),
     }
     is_off = {
         "total_variation": not plan.needs_draft_model,

@@ -86,19 +86,20 @@ def _expand_entry(entry: dict[str, Any], config: RunConfig) -> Iterator[MethodRu
         return
     if preset is not None and preset not in PRESETS:
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
-    if preset is None and "name" not in entry:
+    method_name = entry.get("name", preset)
+    if method_name is None:
         raise ValueError("an entry without a preset needs a name and its parts (tree, drafts, acceptance)")
-    defaults = PRESETS.get(preset, {})
+    defaults = {} if preset is None else PRESETS[preset]
     given = {key: value for key, value in entry.items() if key not in ("preset", "temperatures", "name")}
     lists = {key: value if isinstance(value, list) else [value] for key, value in (defaults | given).items()}
     for values in itertools.product(*lists.values()):
-        parts = dict(zip(lists, values, strict=True))
+        parts: dict[str, Any] = dict(zip(lists, values, strict=True))
         if "k" in acceptance_of(parts.get("acceptance", "exact")).parameters:
             parts.setdefault("neighbours", config.codebook.neighbours)
         if parts.get("tree") == "static":
             parts["tree"] = config.draft_tree.static
         shape = _tree_shape(parts.get("tree"), parts.get("drafts"), config)
-        spec = MethodSpec.of(entry.get("name", preset), tree_shape=shape, **parts)
+        spec = MethodSpec.of(method_name, tree_shape=shape, **parts)
         _check_name(spec)
         spec = replace(spec, method_id=_method_id(spec, given, defaults))
         for temperature in entry.get("temperatures", [1.0]):

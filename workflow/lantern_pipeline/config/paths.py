@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from lantern.methods import MethodSpec
 from lantern_pipeline.config.cross_checks import metric_models_of
@@ -43,20 +42,25 @@ def drafter_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | 
     return drafter_of(training_seed) if any(spec.needs_draft_model for spec in specs) else []
 
 
-def drafter_settings(steps: str, section: Drafter) -> dict[str, Any]:
+def drafter_settings(steps: str, section: Drafter) -> dict[str, object]:
     """Config section `drafter` of a draft model; an ablation's has training steps of its own, "-40steps"."""
     settings, num_steps = section.model_dump(), steps.removeprefix("-").removesuffix("steps")
     return {**settings, "num_steps": int(num_steps), "num_epochs": None} if num_steps else settings
 
 
+def nearest_codes_of(neighbours: str) -> str:
+    """Table of nearest codes by a distance."""
+    return f"<results>/codebook/{neighbours}.safetensors"
+
+
 def table_of(spec: MethodSpec) -> str | list[str]:
     """Table of nearest codes that a method reads; no file for an exact method."""
-    return f"<results>/codebook/{spec.neighbours}.safetensors" if spec.neighbours else []
+    return nearest_codes_of(spec.neighbours) if spec.neighbours else []
 
 
 def tables_of(specs: Iterable[MethodSpec]) -> list[str]:
     """Tables of nearest codes that some methods read."""
-    return sorted({table_of(spec) for spec in specs if spec.neighbours})
+    return sorted({nearest_codes_of(spec.neighbours) for spec in specs if spec.neighbours})
 
 
 class RunPlan:
@@ -110,7 +114,7 @@ class RunPlan:
 
     def all_records(self) -> list[str]:
         """Record files of the whole run, with {scatteritem} for the shard."""
-        return [file for *place, repeat in self._places() for file in self.records_of(*place, repeat)]
+        return [file for place in self._places() for file in self.records_of(*place)]
 
     def quality_tables(self, ending: str) -> list[str]:
         """Quality tables of all prompt sets, temperatures and repeats: "csv" (one row a method), "images.csv", ..."""

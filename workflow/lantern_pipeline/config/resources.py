@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from lantern.models.config import DraftConfig, draft_parameters, target_parameters
 from lantern.models.families import FAMILIES
@@ -39,7 +38,7 @@ MOST_MB, MOST_MINUTES = 128_000, 2880
 def growing(first: int, most: float = math.inf) -> Callable[..., int]:
     """Return a rule's resource that doubles with every attempt, up to `most`; it never falls below `first`."""
 
-    def resource(wildcards: Any, attempt: int) -> int:
+    def resource(wildcards: object, attempt: int) -> int:
         return int(max(first, min(first * 2 ** (attempt - 1), most)))
 
     return resource

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lantern.models.families import FAMILIES
 from lantern_pipeline.config.figures import Figure, figure_table
@@ -66,7 +65,7 @@ class Run:
         text = self.config.text
         if text.checkpoint is None or text.encoder not in FAMILIES:
             return []
-        return [str(self.input_of(text.checkpoint))]
+        return [resource_of(text.checkpoint, self.resources)]
 
     @property
     def metric_files(self) -> dict[str, str]:
@@ -75,9 +74,9 @@ class Run:
 
     def input_of(self, name: str | None) -> str | list[str]:
         """Return what a rule takes as input for a config value: the manifest of a resource, a path, or nothing."""
-        return resource_of(name, self.resources)
+        return [] if name is None else resource_of(name, self.resources)
 
-    def data_params(self) -> dict[str, Any]:
+    def data_params(self) -> dict[str, object]:
         """Return section `data` as a rule's parameter, with what a folder of images holds.
 
         In how many jobs images are read is left out: it changes no image.
@@ -92,13 +91,12 @@ class Run:
         }
         return {"data": section, "listing": describe_folder(data.folder)}
 
-    def text_params(self) -> dict[str, Any]:
-        """Return section `text` as a rule's parameter, with the grids of images: a prompt may state their size."""
-        section = self.config.text.model_dump(exclude={"num_shards"})
-        return {**section, "grids": [self.config.tokenizer.grid, self.config.target.small_grid]}
+    def text_params(self) -> dict[str, object]:
+        """Return section `text` as a rule's parameter, with the sides of images."""
+        return self.config.text_settings.model_dump()
 
 
-def load_run(config: dict[str, Any], files: Sequence[Path | str], *, is_main: bool, is_remote: bool) -> Run:
+def load_run(config: dict[str, object], files: Sequence[Path | str], *, is_main: bool, is_remote: bool) -> Run:
     """Check a config and plan its run.
 
     Args:

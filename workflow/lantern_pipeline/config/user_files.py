@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -40,16 +39,21 @@ def check_user_files(config: RunConfig, resources: Mapping[str, Resource], is_lo
     checkpoints = {"tokenizer": config.tokenizer.checkpoint, "target": config.target.checkpoint}
     metric_models = {name: model.checkpoint for name, model in metric_models_of(config).items()}
     for section, checkpoint in {**checkpoints, **metric_models}.items():
-        path = resources[checkpoint].path if checkpoint in resources else checkpoint
-        _check_weights(section, path, config)
+        _check_weights(section, _local_path(checkpoint, resources), config)
     for name, entry in config.prompt_sets.items():
-        path = resources[entry.file].path if entry.file in resources else entry.file
+        path = _local_path(entry.file, resources)
         if path is None or entry.member or Path(path).stat().st_size > MAX_BYTES:
             continue  # no file, one to be fetched, or a published collection
         try:
             _check_prompts(Path(path), entry, config)
         except (ValueError, OSError) as error:
             raise ValueError(f"config key prompts.{name}.file: {error}") from error
+
+
+def _local_path(value: str | None, resources: Mapping[str, Resource]) -> Path | str | None:
+    """Return the path of a file that a config value names; None if there is none, or if it is fetched later."""
+    resource = resources.get(value or "")
+    return value if resource is None else resource.path
 
 
 def _check_weights(section: str, path: Path | str | None, config: RunConfig) -> None:
@@ -74,7 +78,7 @@ def _config_key(name: str, config: RunConfig) -> str:
     return next(f"{section}.{name}" for section in sections if hasattr(getattr(config, section), name))
 
 
-def _header_sizes(path: Path | str | None) -> dict[str, Any]:
+def _header_sizes(path: Path | str | None) -> dict[str, object]:
     """The model's config in the header of a file in our own layout; empty for other files, which their jobs look at."""
     if path is None or not Path(path).is_file():
         return {}
@@ -90,8 +94,8 @@ def _check_prompts(path: Path, entry: PromptSet, config: RunConfig) -> None:
     from lantern_pipeline.data.prompt_files import load_prompt_set
     from lantern_pipeline.data.text_encoders import make_text_encoder
 
-    prompts = load_prompt_set(path, entry.model_dump(), config.seed)
+    prompts = load_prompt_set(path, entry, config.seed)
     if config.text.encoder in ("words", "word_ids", "classes"):  # others know every word, and cut long prompts
-        encoder = make_text_encoder(config.text.model_dump(), config.data.source)
+        encoder = make_text_encoder(config.text_settings, config.data.source)
         for prompt in prompts:
-            encoder.check(prompt.text)
+            encoder.encode([prompt.text])

@@ -93,7 +93,11 @@ def load_yaml(path: Path | str) -> dict[str, Any]:
     return value
 
 
-class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+# The loader in C is missing where PyYAML was built without libyaml.
+_SafeLoader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _StrictLoader(_SafeLoader):
     """Refuses a key that stands twice in one mapping; YAML's loaders drop the first without a word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
@@ -123,7 +127,7 @@ def check_config_files(paths: Iterable[Path | str]) -> None:
             load_yaml(path)
 
 
-def validate_config(config: dict[str, Any]) -> RunConfig:
+def validate_config(config: dict[str, object]) -> RunConfig:
     """Check the whole configuration of a run.
 
     Args:
@@ -137,7 +141,7 @@ def validate_config(config: dict[str, Any]) -> RunConfig:
     return checked
 
 
-def check_keys(config: dict[str, Any]) -> RunConfig:
+def check_keys(config: dict[str, object]) -> RunConfig:
     """Check each key, without the rules between keys; see `validate_config`."""
     for path, value in _walk(config, ()):
         _check_renamed(path, value)
@@ -150,15 +154,15 @@ def check_keys(config: dict[str, Any]) -> RunConfig:
     try:
         checked = RunConfig.model_validate(config)
     except ValidationError as error:
-        problems = [{**problem, "loc": _key_path(problem)} for problem in error.errors(include_url=False)]
+        problems = [(_key_path(problem), problem) for problem in error.errors(include_url=False)]
         # A misspelt key also makes its namesake missing: speak about the misspelling. Of others, the outermost.
-        first = min(problems, key=lambda problem: (problem["type"] != "extra_forbidden", len(problem["loc"])))
-        raise ValueError(f"config key {_sentence(first)}") from None
+        path, first = min(problems, key=lambda found: (found[1]["type"] != "extra_forbidden", len(found[0])))
+        raise ValueError(f"config key {_sentence(path, first)}") from None
     _replace_integers(config, checked)
     return checked
 
 
-def _check_renamed(path: tuple, value: Any) -> None:
+def _check_renamed(path: tuple, value: object) -> None:
     if path in RENAMED_KEYS:
         raise ValueError(f"config key {_dotted(path)} is {RENAMED_KEYS[path]}")
     # A value may stand in a list of values to try: methods[2].relaxation[0].
@@ -188,13 +192,13 @@ def has_gpu() -> bool:
     return any(file for name in ("nvidia[0-9]*", "dxg", "kfd") for file in Path("/dev").glob(name))
 
 
-def _sentence(problem: ErrorDetails) -> str:
-    """Return what is wrong with a key as one sentence."""
-    path, context = problem["loc"], problem.get("ctx", {})
+def _sentence(path: tuple[str | int, ...], problem: ErrorDetails) -> str:
+    """Return what is wrong with the key at a path as one sentence."""
+    context = problem.get("ctx", {})
     key, value = _dotted(path), show(problem["input"])
     match problem["type"]:
         case "extra_forbidden":
-            return f"{key} is unknown; {closest(path[-1], list(_schema_of(path[:-1])['properties']))}"
+            return f"{key} is unknown; {closest(str(path[-1]), list(_schema_of(path[:-1])['properties']))}"
         case "missing":
             return f"{key} is missing"
         case "too_short" | "string_too_short":
@@ -223,11 +227,11 @@ def _bound_of(problem: ErrorDetails, schema: dict[str, Any]) -> str:
 
 def _key_path(problem: ErrorDetails) -> tuple[str | int, ...]:
     """Return the path of the key that is wrong, or of the section that holds a wrong name."""
-    path = problem["loc"]
+    path, context = problem["loc"], problem.get("ctx", {})
     if path[-1] == _KEY_OF_MAPPING:
         path = path[:-2]
-    elif problem["type"] == "rule" and problem["ctx"]["key"] is not None:
-        path = (*path, problem["ctx"]["key"])
+    elif problem["type"] == "rule" and context["key"] is not None:
+        path = (*path, context["key"])
     return tuple(part for part in path if part not in (ONE_VALUE, LIST_OF_VALUES))
 
 
@@ -259,14 +263,14 @@ def _number_hint(problem: ErrorDetails) -> str:
     return ""
 
 
-def _walk(value: Any, path: tuple) -> Iterator[tuple[tuple, Any]]:
+def _walk(value: object, path: tuple) -> Iterator[tuple[tuple, object]]:
     yield path, value
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
         yield from _walk(inner, (*path, key))
 
 
-def _dotted(path: Any) -> str:
+def _dotted(path: Iterable[str | int]) -> str:
     """("methods", 2, "k") -> "methods[2].k"."""
     text = ""
     for part in path:

@@ -15,7 +15,8 @@ from torch import Tensor
 from lantern.prompts import Prompt
 from lantern.text_encoders.base import split_words
 from lantern_pipeline.data.image_files import SUFFIXES, open_image, resize_and_crop, to_tensor
-from lantern_pipeline.data.prompt_files import PromptSection, load_prompt_set
+from lantern_pipeline.data.prompt_files import load_prompt_set
+from lantern_pipeline.settings.run_config import Captions
 from lantern_pipeline.world.scenes import VOCABULARY, Scene, caption, render, sample_scene
 
 logger = logging.getLogger(__name__)
@@ -187,7 +188,6 @@ class DataSection(TypedDict):
     num_train: int
     folder: str
     max_words: int
-    captions: PromptSection
 
 
 def make_source(data: DataSection, seed: int) -> ImageSource | None:
@@ -200,18 +200,18 @@ def make_source(data: DataSection, seed: int) -> ImageSource | None:
 
 
 def training_captions(
-    data: DataSection, num_val: int, seed: int, path: str | Path | None = None
+    data: DataSection, num_val: int, seed: int, settings: Captions | None = None, path: str | Path | None = None
 ) -> dict[str, list[Prompt]]:
     """Captions of the images that models learn from, in the order of the source's images: "train", all of them, and
     "val", the first `num_val` held-out ones, or all that there are.
 
-    Captions without images come from the prompt file `path`, as data.captions describes it; a tenth of them, drawn by
-    `seed`, is held out.
+    Captions without images come from the prompt file `path`, as `settings`, config section data.captions, describes it;
+    a tenth of them, drawn by `seed`, is held out.
     """
     if data["source"] == "captions":
-        if path is None:
+        if settings is None or path is None:
             raise ValueError("data.source captions needs a prompt file, got none; pass that of data.captions")
-        train, held_out = hold_out(load_prompt_set(path, data["captions"], seed), seed)
+        train, held_out = hold_out(load_prompt_set(path, settings, seed), seed)
         return {"train": train, "val": held_out[:num_val]}
     source = make_source(data, seed)
     if source is None:

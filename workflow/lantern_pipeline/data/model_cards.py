@@ -5,20 +5,19 @@ Read while Snakemake builds the workflow: no torch here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from lantern.cards.card import ImageSettings, ModelCard, PromptSettings
+from lantern.cards.card import HubFiles, ImageSettings, ModelCard, PromptSettings
 from lantern.cards.published import CARDS, HUB_FILES, card_of_family
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES
 from lantern.models.families import FAMILIES
-from lantern_pipeline.settings.run_config import RunConfig, TargetSizes
+from lantern_pipeline.settings.run_config import PromptReading, RunConfig, TargetSizes
 
 FROM_FILES = ("t5", *FAMILIES)  # those of text.encoder that read text.checkpoint
 ENCODERS = ("words", "word_ids", "classes", *FROM_FILES)
 
 
-def card_sections(name: str | None) -> dict[str, dict[str, Any]]:
+def card_sections(name: str | None) -> dict[str, dict[str, object]]:
     """Return the config sections that `model: name` sets; keys that a user gives count more.
 
     Raises:
@@ -29,7 +28,8 @@ def card_sections(name: str | None) -> dict[str, dict[str, Any]]:
     if name not in CARDS:
         raise ValueError(f"config key model must be one of {', '.join(CARDS)}, or null, got {name!r}")
     card = CARDS[name]
-    prompts, images, files = card.prompts, card.images, {part: file.name for part, file in card.files.items()}
+    prompts, images = card.prompts, card.images
+    files = {part: file.name for part, file in card.files.items() if isinstance(file, HubFiles)}
     sizes = {key: getattr(prompts, key) for key in ("max_tokens", "caption_dim", "num_classes")}
     return {
         "data": {"image_size": images.size},
@@ -56,20 +56,19 @@ def card_sections(name: str | None) -> dict[str, dict[str, Any]]:
     }
 
 
-def hub_entries() -> dict[str, dict[str, Any]]:
+def hub_entries() -> dict[str, dict[str, object]]:
     """Return the entries of config section `resources` for the files of all published models."""
     return {
         name: {"repo": hub.repo, "revision": hub.revision, "files": dict(hub.files)} for name, hub in HUB_FILES.items()
     }
 
 
-def prompt_settings(text: Mapping[str, Any]) -> PromptSettings:
+def prompt_settings(text: PromptReading) -> PromptSettings:
     """Return how the model of config section `text` reads prompts, without a vocabulary."""
-    encoder = text["encoder"]
-    if encoder == "classes":
-        return PromptSettings(encoder, num_classes=text["num_classes"])
-    has_features = encoder in ("words", "t5")
-    return PromptSettings(encoder, text["max_tokens"], caption_dim=text["caption_dim"] if has_features else 0)
+    if text.encoder == "classes":
+        return PromptSettings(text.encoder, num_classes=text.num_classes)
+    has_features = text.encoder in ("words", "t5")
+    return PromptSettings(text.encoder, text.max_tokens, caption_dim=text.caption_dim if has_features else 0)
 
 
 def card_of(config: RunConfig) -> ModelCard:
@@ -78,10 +77,10 @@ def card_of(config: RunConfig) -> ModelCard:
     published = CARDS.get(config.model or "")
     return ModelCard(
         config.target.name or config.experiment,
-        prompt_settings(config.text.model_dump()),
+        prompt_settings(config.text),
         ImageSettings(config.data.image_size, tokenizer.grid, tokenizer.codebook_size, tokenizer.code_dim),
         target_fields(config),
-        config.sampling.model_dump(),
+        config.sampling.settings,
         config.draft_tree.model_dump(),
         config.codebook.neighbours,
         licence="" if published is None else published.licence,

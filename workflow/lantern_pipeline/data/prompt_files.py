@@ -11,12 +11,13 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
 from lantern.io import DamagedFileError, check_last_line, write_text
 from lantern.prompts import Prompt
+from lantern_pipeline.settings.run_config import Captions, PromptSet
 
 logger = logging.getLogger(__name__)
 
@@ -25,17 +26,6 @@ ID_KEYS = ("id", "image_id")
 MAX_MEMBER_BYTES = 1 << 30  # unpacked, of a prompt file in an archive; the largest of COCO's has 0.45 GB
 
 # A row is its number in the file (line or entry, from 1) and its value: a text, or an object with a text.
-
-
-class PromptSection(TypedDict, total=False):
-    """An entry of config section `prompts`."""
-
-    num: int | None
-    draw: bool
-    copies: int
-    member: str | None
-
-
 Rows = Iterable[tuple[int, object]]
 
 
@@ -53,19 +43,19 @@ def write_prompts(path: Path | str, prompts: Sequence[Prompt]) -> None:
     write_text(path, "".join(json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in prompts))
 
 
-def load_prompt_set(path: str | Path, settings: PromptSection, seed: int) -> list[Prompt]:
+def load_prompt_set(path: str | Path, settings: PromptSet | Captions, seed: int) -> list[Prompt]:
     """Reads the prompt set that an entry of config section `prompts` describes: num (prompts, None for all), draw (True
     draws them by `seed`, False takes the first), copies (images of each, the later ones with "-r1" and so on behind
     their ids) and member as in `load_prompts`. A smaller drawn set is part of a larger one; both keep the file's order.
     """
-    prompts, num = load_prompts(path, settings.get("member")), settings.get("num")
+    prompts, num = load_prompts(path, settings.member), settings.num
     if num is not None and num > len(prompts):
         logger.warning("%s: only %d of the %d prompts asked for", path, len(prompts), num)
-    elif num is not None and settings.get("draw"):
+    elif num is not None and settings.draw:
         order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(prompts))
         prompts = [prompts[index] for index in sorted(order[:num])]
     chosen = prompts[:num]
-    repeated = range(1, settings.get("copies") or 1)
+    repeated = range(1, settings.copies or 1)
     return chosen + [Prompt(f"{prompt.id}-r{turn}", prompt.text) for turn in repeated for prompt in chosen]
 
 

@@ -10,10 +10,11 @@ from lantern.cards.card import ModelCard, card_from
 from lantern.checkpoints.native import read_metadata
 from lantern.models.config import COMPARED_SIZES, TargetConfig
 from lantern_pipeline.data.text_encoders import scene_prompts
+from lantern_pipeline.settings.run_config import PromptReading
 
 
 def make_run_card(
-    planned: Mapping[str, object], text: Mapping[str, object], data_source: str, target: Path, files: Mapping[str, str]
+    planned: Mapping[str, object], text: PromptReading, data_source: str, target: Path, files: Mapping[str, str]
 ) -> ModelCard:
     """Complete the card that a run was planned with.
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import TypedDict
 
 from lantern.cards.card import PromptSettings
 from lantern.models.families import FAMILIES
@@ -16,17 +15,10 @@ from lantern_pipeline.data.model_cards import prompt_settings
 from lantern_pipeline.data.text_features import StoredTextEncoder
 from lantern_pipeline.fetch.entries import Resource
 from lantern_pipeline.fetch.manifest import resource_path
+from lantern_pipeline.settings.run_config import PromptReading, TextSettings
 from lantern_pipeline.world.scenes import BACKGROUNDS, COLOURS, SHAPES, VOCABULARY
 
 CLASS_WORDS = (tuple(BACKGROUNDS), tuple(COLOURS), tuple(SHAPES))  # a scene's class: background, first object
-
-
-class TextSection(TypedDict):
-    """Keys of config section `text`; `grids` are the sides of the image and of the smaller one, or 0."""
-
-    encoder: str
-    checkpoint: str
-    grids: tuple[int, int]
 
 
 def unknown_words(texts: Sequence[str], captions: Sequence[str]) -> list[str]:
@@ -35,7 +27,7 @@ def unknown_words(texts: Sequence[str], captions: Sequence[str]) -> list[str]:
     return [word for word in dict.fromkeys(word for text in texts for word in split_words(text)) if word not in known]
 
 
-def scene_prompts(text: Mapping[str, object], data_source: str) -> PromptSettings:
+def scene_prompts(text: PromptReading, data_source: str) -> PromptSettings:
     """Return how a run's model reads prompts, with the words of the shapes dataset if that is its source.
 
     Raises:
@@ -57,22 +49,26 @@ def scene_prompts(text: Mapping[str, object], data_source: str) -> PromptSetting
     )
 
 
-def make_text_encoder(text: TextSection, data_source: str, features: str | Sequence[str] = ()) -> TextEncoder:
+def make_text_encoder(text: TextSettings, data_source: str, features: str | Sequence[str] = ()) -> TextEncoder:
     """Build the text encoder of config section `text`.
 
     Args:
-        text: the section, and for encoders of token ids `grids`, the sides of the image and of the smaller one.
+        text: the section, and the sides of images.
         data_source: config key data.source. The words of the shapes dataset are known, a folder's captions may hold
             any.
         features: files of T5's stored features, or the tokenizer's file; without it, what text.checkpoint names.
     """
     files = [features] if isinstance(features, str) else list(features)
-    if text["encoder"] == "t5":
+    if text.encoder == "t5":
         return StoredTextEncoder(files)
     prompts = scene_prompts(text, data_source)
-    if text["encoder"] not in FAMILIES:
+    if text.encoder not in FAMILIES:
         return make_encoder(prompts)
-    given = text["checkpoint"]
-    file = files[0] if files else given if Path(given).exists() else Resource(given).manifest
-    large, small = text["grids"]
+    if files:
+        file = files[0]
+    elif text.checkpoint is None:
+        raise ValueError(f"text.checkpoint must name the target's tokenizer.json where text.encoder is {text.encoder}")
+    else:
+        file = text.checkpoint if Path(text.checkpoint).exists() else Resource(text.checkpoint).manifest
+    large, small = text.grids
     return make_encoder(prompts, resource_path(file), large=large, small=small)

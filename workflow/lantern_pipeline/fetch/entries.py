@@ -11,21 +11,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TypedDict
 from urllib.parse import urlsplit
+
+from lantern_pipeline.settings.run_config import ResourceEntry
 
 ROOT = Path("resources")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-
-class Entry(TypedDict, total=False):
-    """An entry of the config section `resources`."""
-
-    path: str | None
-    url: str | None
-    repo: str | None
-    revision: str | None
-    files: Mapping[str, str | None] | None
 
 
 @dataclass(frozen=True)
@@ -64,18 +55,21 @@ def hub_endpoint() -> str:
     return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
 
 
-def parse_entries(entries: Mapping[str, Entry | None] | None) -> dict[str, Resource]:
-    """Checks the whole config section `resources`; an entry that an overlay has set to null is left out."""
-    return {name: parse_entry(name, entry) for name, entry in (entries or {}).items() if entry is not None}
+def parse_entries(entries: Mapping[str, ResourceEntry]) -> dict[str, Resource]:
+    """Read the entries of config section `resources`, by name."""
+    return {name: parse_entry(name, entry) for name, entry in entries.items()}
 
 
-def parse_entry(name: str, entry: Entry) -> Resource:
-    """Reads an entry, whose keys may be missing or None; a ValueError names the first thing that is wrong."""
+def parse_entry(name: str, entry: ResourceEntry) -> Resource:
+    """Read an entry.
+
+    Raises:
+        ValueError: names the first thing that is wrong.
+    """
     key = f"config key resources.{name}"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise ValueError(f"{key}: a name may hold only letters, digits, '_' and '-'")
-    path, url, repo, revision = entry.get("path"), entry.get("url"), entry.get("repo"), entry.get("revision")
-    files = dict(entry.get("files") or {})
+    path, url, repo, revision, files = entry.path, entry.url, entry.repo, entry.revision, entry.files
     if path is None and (url is None) == (repo is None):
         given = "url and repo" if url else "none of them"
         raise ValueError(f"{key} must have a path (a copy that you have), a url or a repo, got {given}")
@@ -143,10 +137,9 @@ def check_reference(key: str, value: str | None, resources: Mapping[str, Resourc
     raise ValueError(f"config key {key} names no entry of resources and no file or folder, got {value!r}; {hint}")
 
 
-def resource_of(value: str | None, resources: Mapping[str, Resource]) -> str | list[str]:
-    """What a rule takes as input for a config value such as target.checkpoint: an entry's manifest, a path, or nothing;
+def resource_of(value: str, resources: Mapping[str, Resource]) -> str:
+    """Return what a rule takes as input for a config value such as target.checkpoint: an entry's manifest, or a path.
+
     `manifest.resource_path` leads a job from there to the file.
     """
-    if value is None:
-        return []
     return resources[value].manifest.as_posix() if value in resources else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -11,7 +12,7 @@ from matplotlib.figure import Figure
 from lantern_pipeline.figures import style
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.claims import ACCURACY_TOLERANCE
-from lantern_pipeline.tables.method_labels import PARTS, SYMBOLS, label_families
+from lantern_pipeline.tables.method_labels import PARTS, SYMBOLS, custom_parameters, label_families
 from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
 # measure -> its name, the factor to its unit
@@ -19,8 +20,6 @@ QUALITIES = {
     "nll": ("NLL under the target\n(nats / token;\nnearer the line is closer)", 1.0),
     "prompt_accuracy": ("prompt accuracy (%)", 100.0),
 }
-# The first that varies runs along a curve.
-GRID_ORDER = ("delta", "lambda_", "omega", "weight", "budget", "threshold", "h", "window", "k")
 LINE_LABEL = "the target's own (autoregressive)"
 BAND_LABEL = f"within {100 * ACCURACY_TOLERANCE:g} points of autoregressive"
 LINES = ("-", "--", ":", "-.")
@@ -60,24 +59,26 @@ def split_curves(rows: pd.DataFrame) -> pd.DataFrame:
     """Sorts the headline rows by curves, with columns `curve`, its name ("LANTERN: k 20, δ 0.03–0.4"), and `place`, its
     number among the curves of the same method.
 
-    A curve holds the rows of one family along the first parameter of GRID_ORDER that varies in it; further varying
+    A curve holds the rows of one family along the first parameter that varies in it; k comes last. Further varying
     parameters (k beside delta, say) make further curves of the same colour.
     """
+    symbols = SYMBOLS | custom_parameters(rows)
+    grid_order = sorted(symbols, key=lambda name: name == "k")
     rows = rows.assign(family=label_families(rows))
     curves, counts = [], Counter()
     for _, family in rows.groupby(["method", *PARTS], sort=False, dropna=False):
-        along = next((name for name in GRID_ORDER if family[name].nunique() > 1), None)
-        others = [name for name in SYMBOLS if name != along]
+        along = next((name for name in grid_order if family[name].nunique() > 1), None)
+        others = [name for name in symbols if name != along]
         for _, curve in family.groupby(others, sort=True, dropna=False):
             curve, method = curve.sort_values(along) if along else curve, str(curve["method"].iloc[0])
-            curves.append(curve.assign(curve=_label(curve, along), place=counts[method]))
+            curves.append(curve.assign(curve=_label(curve, along, symbols), place=counts[method]))
             counts[method] += 1
     return pd.concat(curves)
 
 
-def _label(curve: pd.DataFrame, along: str | None) -> str:
+def _label(curve: pd.DataFrame, along: str | None, symbols: Mapping[str, str]) -> str:
     first, parts = curve.iloc[0], []
-    for name, symbol in SYMBOLS.items():
+    for name, symbol in symbols.items():
         if name == along:
             parts.append(f"{symbol} {curve[name].min():g}–{curve[name].max():g}")
         elif not pd.isna(first[name]):

@@ -82,7 +82,7 @@ class AblationStudy:
     def _make_decoder(self, point: AblationPoint) -> Decoder:
         spec, sampling = point.spec, SamplingConfig(temperature=point.temperature, **point.sampling)
         models = self.models[point.drafter_steps]
-        models = replace(models, nearest_codes=self.tables.get(spec.neighbours))
+        models = replace(models, nearest_codes=self.tables.get(spec.neighbours or ""))
         return make_decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=self.stepping)
 
     def _total_variation(self, point: AblationPoint) -> dict[str, float]:

@@ -49,12 +49,12 @@ class ClipScore:
         return {self.column: self.scorer.score(images, [prompt.text for prompt in prompts], batch_size=len(prompts))}
 
 
-def load_own(metrics: MetricChoices, files: Mapping[str, Any], device: torch.device | str) -> ClipScore:
+def load_own(metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str) -> ClipScore:
     """Loads what metrics.clip: own measures with."""
     return ClipScore(ClipScorer.from_checkpoint(files["clip"], device=device), resource_sha256(files["clip"]))
 
 
-def load_openai(metrics: MetricChoices, files: Mapping[str, Any], device: torch.device | str) -> ClipScore:
+def load_openai(metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str) -> ClipScore:
     """Loads what metrics.clip: openai measures with."""
     published = metrics.published
     options = {"prompt_prefix": published.clip_prefix, "preprocessing": published.preprocessing}
@@ -62,7 +62,7 @@ def load_openai(metrics: MetricChoices, files: Mapping[str, Any], device: torch.
     return ClipScore(scorer, resource_sha256(files["clip_weights"]))
 
 
-def load_hps(metrics: MetricChoices, files: Mapping[str, Any], device: torch.device | str) -> ClipScore:
+def load_hps(metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str) -> ClipScore:
     """Loads what metrics.hps measures with."""
     scorer = load_open_clip(metrics.published.hps_architecture, files["hps_weights"], device=device)
     return ClipScore(scorer, resource_sha256(files["hps_weights"]), metric="hps", column="hps")

@@ -11,16 +11,16 @@ Shapes: nodes = verified nodes, pairs = nodes x possible drafts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from lantern.acceptance.base import Verifier
-from lantern.acceptance.relaxed_sets import ByLookAlike, RelaxedSets, WithinBound
+from lantern.acceptance.relaxed_sets import ByProximity, RelaxedSets, WithinBound
 from lantern.decoding import TreeDecoder
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
+from lantern.step import Scores
 from lantern.text_encoders.base import TextEncoder
 from lantern.tree_shapes import DynamicTreeOptions
 from lantern_pipeline.measure.output_distribution import (
@@ -54,7 +54,7 @@ def measure_coupled_drafts(
         (nodes; "enumeration" for relaxed sets and one draft per node, else "monte_carlo"; output distribution).
     """
     nodes, verifier = record_nodes(decoder.with_draft_probs(), prompts, encoder, **options), decoder.verifier
-    if nodes.children.shape[1] == 1 and isinstance(verifier, WithinBound | ByLookAlike):
+    if nodes.children.shape[1] == 1 and isinstance(verifier, WithinBound | ByProximity):
         return nodes, "enumeration", distribution_of_one_coupled_draft(nodes, verifier.sets)
     found = distribution_of_coupled_siblings(nodes, verifier, num_samples=num_samples, seed=options["run_seed"])
     return nodes, "monte_carlo", found
@@ -79,7 +79,8 @@ def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[to
         for first, column in ((torch.zeros_like(ratio[:, :1]), ratio), (draft_below[:, -1:], mass))
     )
     step = torch.where(is_finite, (ratio - before) / (mass_before * mass), 1 / (mass_before * target_below))
-    return tuple(torch.zeros_like(mass).scatter(-1, order, column) for column in (step.cumsum(-1), mass))
+    integral = torch.zeros_like(mass).scatter(-1, order, step.cumsum(-1))
+    return integral, torch.zeros_like(mass).scatter(-1, order, mass)
 
 
 def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -> OutputDistribution:
@@ -88,7 +89,7 @@ def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -
     """
     target = nodes.target_probs.double()
     copied = torch.zeros_like(target).scatter(1, nodes.children.clamp(min=0), 1.0)
-    draft = torch.where(nodes.draft_probs.sum(1, keepdim=True) > 0, nodes.draft_probs.double(), copied)
+    draft = torch.where(nodes.drawn_from.sum(1, keepdim=True) > 0, nodes.drawn_from.double(), copied)
     integral, mass = crossings(target, draft)
     emitted, acceptance = target.clone(), torch.where(target > 0, draft / mass, 0.0).sum(1)
     is_possible = draft > 0 if sets.leaves_filters else (draft > 0) & (target > 0)
@@ -104,12 +105,21 @@ def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -
     return OutputDistribution(emitted, acceptance, torch.zeros_like(acceptance))
 
 
-@dataclass(frozen=True)
-class _Draw:
-    """What a verifier reads of `Scores`, of one draw of the noise: (nodes, 1, vocab)."""
+class _Draw(Scores):
+    """Scores of one draw of the noise; both are (nodes, 1, vocab)."""
 
-    weights: torch.Tensor
-    keys: torch.Tensor
+    def __init__(self, weights: torch.Tensor, keys: torch.Tensor) -> None:
+        self._drawn = weights, keys
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """Log-weights of the target."""
+        return self._drawn[0]
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """Log-weights with the noise of the draw."""
+        return self._drawn[1]
 
 
 def distribution_of_coupled_siblings(
@@ -123,15 +133,15 @@ def distribution_of_coupled_siblings(
     generator = torch.Generator(nodes.target_probs.device).manual_seed(seed)
     sums = [torch.zeros_like(nodes.target_probs) for _ in range(2)]  # of the even and the odd draws
     num_accepted, one = torch.zeros_like(nodes.target_probs[:, 0]), torch.ones_like(nodes.target_probs[:, :1])
-    weights, draft_weights = nodes.target_probs.log(), nodes.draft_probs.log()
-    is_copied = (nodes.draft_probs.sum(1, keepdim=True) == 0) | (nodes.children < 0)
+    weights, draft_weights = nodes.target_probs.log(), nodes.drawn_from.log()
+    is_copied = (nodes.drawn_from.sum(1, keepdim=True) == 0) | (nodes.children < 0)
     for number in range(num_samples):
         noise = -torch.empty_like(weights).exponential_(generator=generator).log()
         best = (draft_weights + noise).topk(nodes.children.shape[1], dim=-1)
         drawn = best.indices.masked_fill(best.values.isneginf(), -1)
         children = torch.where(is_copied, nodes.children, drawn)
         choice = verifier.verify_nodes(_Draw(weights[:, None], (weights + noise)[:, None]), children[:, None], None)
-        sums[number % 2].scatter_add_(1, choice.chosen, one).scatter_add_(1, choice.own, -one)
+        sums[number % 2].scatter_add_(1, choice.chosen, one).scatter_add_(1, choice.bonus, -one)
         num_accepted += (children == choice.chosen).any(1)
     counts = (num_samples - num_samples // 2, num_samples // 2)
     first, second = (part / count for part, count in zip(sums, counts, strict=True))

@@ -109,7 +109,7 @@ def score_method(
     for numbers in chunks(0, len(chosen), models.batch_size, "images"):
         rows = chosen[numbers.start : numbers.stop]
         codes, others = (found.codes[rows].long().to(models.device) for found in (records, baseline))
-        scores, pixels = _score_decoded(codes, [prompts[row] for row in rows], models, cfg_scale)
+        scores, pixels = _score_decoded(codes, [prompts[row] for row in rows.tolist()], models, cfg_scale)
         partners = pixels if is_baseline else _to_pixels(decode_images(models.tokenizer, others, len(others)))
         scores.columns["pixel_mse"] = (pixels - partners).square().flatten(1).mean(dim=1).cpu()
         parts.append(scores)

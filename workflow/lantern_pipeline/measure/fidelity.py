@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,13 +90,13 @@ def feature_scale(reference: Tensor) -> tuple[Tensor, Tensor]:
     return reference.mean(dim=0), torch.where(std > 1e-6, std, torch.ones_like(std))
 
 
-def load_classifier(metrics: MetricChoices, files: Mapping[str, Any], device: torch.device | str) -> ClassifierFidelity:
+def load_classifier(metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str) -> ClassifierFidelity:
     """Loads what metrics.fidelity: attribute_classifier measures with."""
     classifier = load_model(files["attribute_classifier"], AttributeClassifier).to(device)
     return ClassifierFidelity(classifier, resource_sha256(files["attribute_classifier"]))
 
 
-def load_published(metrics: MetricChoices, files: Mapping[str, Any], device: torch.device | str) -> PublishedFidelity:
+def load_published(metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str) -> PublishedFidelity:
     """Loads what metrics.fidelity: inception measures with. Real images that a rule of its own measures later are
     looked at only: the first ones are opened as they will be.
     """

@@ -94,7 +94,7 @@ class _Watch:
     """When the forwards of an image began, prefill first, and the core-seconds of this process and of the machine."""
 
     marks: list[float | torch.cuda.Event] = field(default_factory=list)
-    core_seconds: np.ndarray | None = None
+    core_seconds: np.ndarray = field(default_factory=lambda: np.zeros(2))
 
 
 @contextmanager
@@ -137,8 +137,10 @@ def _now(device: torch.device) -> float | torch.cuda.Event:
 
 def _step_seconds(marks: Sequence[float | torch.cuda.Event], seconds: float) -> list[float]:
     """Seconds of each forward of an image that took `seconds`; the last forward lasts to the image's end."""
-    is_clock = isinstance(marks[0], float)
-    begun = [mark - marks[0] if is_clock else marks[0].elapsed_time(mark) / 1000 for mark in marks]
+    events = [mark for mark in marks if isinstance(mark, torch.cuda.Event)]
+    times = [mark for mark in marks if isinstance(mark, float)]
+    # Marks are of one kind.
+    begun = [events[0].elapsed_time(event) / 1000 for event in events] or [mark - times[0] for mark in times]
     return np.diff([*begun, max(seconds, begun[-1])]).tolist()
 
 

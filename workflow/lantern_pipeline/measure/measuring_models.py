@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lantern.checkpoints.files import check_equal, find_weights
 from lantern.checkpoints.native import load_model
 from lantern.checkpoints.target import load_target
-from lantern.checkpoints.tokenizers import load_tokenizer
+from lantern.checkpoints.tokenizers import ImageModel, load_tokenizer
 from lantern.models.target import Target
 from lantern.prompts import Prompt
 from lantern.text_encoders.base import TextEncoder
@@ -44,7 +44,7 @@ class ImageScore(Protocol):
 class MeasuringModels:
     """What images are measured with; models are in evaluation mode and on one device."""
 
-    tokenizer: nn.Module  # draws images from codes
+    tokenizer: ImageModel  # draws images from codes
     target_model: Target  # gives tokens their likelihood
     text_encoder: TextEncoder  # of the target
     batch_size: int  # images measured together
@@ -52,7 +52,7 @@ class MeasuringModels:
     # what measures sets of images; None where nothing does
     fidelity: ClassifierFidelity | PublishedFidelity | None = None
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, str | None]:
         """Says in columns of a row what measures: names, hashes of weights, preprocessing."""
         parts = [part.describe() for part in (self.fidelity, *self.scores) if part is not None]
         return {name: value for part in parts for name, value in part.items()}
@@ -67,7 +67,7 @@ def load_measuring_models(
     tokenizer: str,
     target: str,
     text_encoder: TextEncoder,
-    files: Mapping[str, Any],
+    files: Mapping[str, str],
     metrics: MetricChoices,
     device: Device,
     batch_size: int,
@@ -85,18 +85,18 @@ def load_measuring_models(
     )
 
 
-def load_parts(metrics: MetricChoices, files: Mapping[str, Any], device: Device) -> dict[str, Any]:
+def load_parts(metrics: MetricChoices, files: Mapping[str, str], device: Device) -> dict[str, Any]:
     """Loads what every key of config section `metrics` that is on measures with."""
     return {key: load_part(choice.loader, metrics, files, device) for key, choice in chosen(metrics).items()}
 
 
-def load_part(loader: str, metrics: MetricChoices, files: Mapping[str, Any], device: Device) -> Any:
+def load_part(loader: str, metrics: MetricChoices, files: Mapping[str, str], device: Device) -> Any:
     """Calls a function of a module beside this one, `Choice.loader`."""
     module, name = loader.split(":")
     return getattr(import_module(f"lantern_pipeline.measure.{module}"), name)(metrics, files, device)
 
 
-def check_metric_weights(metrics: MetricChoices, files: Mapping[str, Any]) -> dict[str, str]:
+def check_metric_weights(metrics: MetricChoices, files: Mapping[str, str]) -> dict[str, str]:
     """Loads every published model that config section `metrics` measures with, one after the other, and opens the first
     real images, before hours of generation depend on them: key of metrics.published -> SHA-256 of its weights.
     """
@@ -108,7 +108,7 @@ def check_metric_weights(metrics: MetricChoices, files: Mapping[str, Any]) -> di
     return hashes
 
 
-def read_measuring_model(path: Path, name: str, sizes: Mapping[str, Any]) -> nn.Module:
+def read_measuring_model(path: Path, name: str, sizes: Mapping[str, int]) -> nn.Module:
     """Reads an attribute_classifier or a clip of another run; a ValueError names a size, of `sizes` by config key, that
     it does not have.
     """

@@ -40,12 +40,21 @@ class VerifiedNodes:
     draft_probs: torch.Tensor | None
     children: torch.Tensor  # int64, (nodes, m): drafted tokens in drafting order, -1 where there is none
     image: torch.Tensor  # int64, (nodes,): number of the prompt
-    depths: torch.Tensor | None = (
-        None  # int64, (nodes,): of each node in its tree; None unless the acceptance reads them
-    )
+    depths: torch.Tensor  # int64, (nodes,): of each node in its tree
 
     def __len__(self) -> int:
         return len(self.target_probs)
+
+    @property
+    def drawn_from(self) -> torch.Tensor:
+        """What the children were drawn from, (nodes, vocab).
+
+        Raises:
+            ValueError: the children are deterministic.
+        """
+        if self.draft_probs is None:
+            raise ValueError("draft_probs must be known, got None: drafts are deterministic, or were not recorded")
+        return self.draft_probs
 
 
 @dataclass(frozen=True)
@@ -157,7 +166,7 @@ def measure_missing_context(
     finally:
         decoder.score_observer = None
     image = is_chosen.nonzero()[:, 0].cpu()
-    nodes = VerifiedNodes(torch.cat(target), None, image.new_zeros(len(image), 0), image)
+    nodes = VerifiedNodes(torch.cat(target), None, image.new_zeros(len(image), 0), image, torch.zeros_like(image))
     nothing = torch.zeros(len(image))
     return nodes, OutputDistribution(torch.cat(drawn_from), nothing, nothing)
 
@@ -224,8 +233,8 @@ def distribution_of_sampled_siblings(
     sums = [torch.zeros_like(nodes.target_probs) for _ in range(2)]  # of the even and the odd draws
     acceptance = torch.zeros_like(nodes.target_probs[:, 0])
     for number in range(num_samples):
-        exponential = torch.empty_like(nodes.draft_probs).exponential_(generator=generator)
-        keys = nodes.draft_probs / exponential  # the m largest are a draw without replacement
+        exponential = torch.empty_like(nodes.drawn_from).exponential_(generator=generator)
+        keys = nodes.drawn_from / exponential  # the m largest are a draw without replacement
         drawn = keys.topk(nodes.children.shape[1], dim=-1).indices.masked_fill(nodes.children < 0, -1)
         given = distribution_given_children(nodes.target_probs, nodes.draft_probs, drawn, rejection)
         exact = distribution_given_children(nodes.target_probs, nodes.draft_probs, drawn, Rejection())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,17 +31,18 @@ class AccuracyScore:
         of free text, which names no attribute that the classifier knows.
         """
         scenes = [scene_of(prompt.text) for prompt in prompts]
-        known = [row for row, scene in enumerate(scenes) if scene is not None]
+        named = {row: scene for row, scene in enumerate(scenes) if scene is not None}
+        known = list(named)
         share, is_all_correct = torch.full((2, len(scenes)), torch.nan)
         if known:
             logits = self.classifier.read_features(self.classifier.features(images[known]))
-            targets = attribute_targets([scenes[row] for row in known])
+            targets = attribute_targets(list(named.values()))
             on_cpu = {head: values.cpu() for head, values in logits.items()}
             share[known], is_all_correct[known] = score_attributes(on_cpu, targets)
         return {"prompt_accuracy": share, "is_all_correct": is_all_correct}
 
 
-def load_accuracy(metrics: MetricChoices, files: Mapping[str, Any], device: torch.device | str) -> AccuracyScore:
+def load_accuracy(metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str) -> AccuracyScore:
     """Loads what metrics.prompt_accuracy measures with."""
     classifier = load_model(files["attribute_classifier"], AttributeClassifier).to(device)
     return AccuracyScore(classifier, resource_sha256(files["attribute_classifier"]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import pandas as pd
 import torch
@@ -77,12 +76,14 @@ def measure_quality(
         values = {**_mean_scores(found), **compare(found), **exactness}
         rows.append({**head, **_parameters(record), **values, **hash_prompts(prompts), **measured_with})
         columns = {**_speed_columns(record), **_equality_columns(equality)}
-        if reference and reference.scale:
-            columns["feature_distance"] = reference.distance(found.features, of_baseline.features)
+        if reference:
+            columns |= reference.distances(found.features, of_baseline.features)
         images.append(_to_frame({**head, "prompt_id": [prompt.id for prompt in prompts]}, found, columns))
     cfg_scale = baseline.metadata["cfg_scale"]
-    for name, ceiling in _score_ceilings(source, models, split, len(prompts), cfg_scale).items():
-        own, head = source.prompts(split, len(prompts)), {"method_id": name, **place}
+    own = source.prompts(split, len(prompts)) if source is not None else []  # a folder may have fewer
+    ceilings = _score_ceilings(source, own, models, split, cfg_scale) if source is not None else {}
+    for name, ceiling in ceilings.items():
+        head = {"method_id": name, **place}
         common = {**head, "method": name, "cfg_scale": cfg_scale, "num_images": len(own)}
         values = {**_mean_scores(ceiling), **compare(ceiling)}
         rows.append({**common, **values, **hash_prompts(own), **measured_with})
@@ -121,12 +122,9 @@ def _reconstruct(
 
 
 def _score_ceilings(
-    source: ImageSource | None, models: MeasuringModels, split: str, num_images: int, cfg_scale: float
+    source: ImageSource, prompts: Sequence[Prompt], models: MeasuringModels, split: str, cfg_scale: float
 ) -> dict[str, ImageScores]:
-    """Scores real images of the split and their reconstructions against their own captions; nothing without any."""
-    if source is None:
-        return {}
-    prompts = source.prompts(split, num_images)  # a folder may have fewer
+    """Score real images of the split and their reconstructions against their own captions."""
     parts: dict[str, list[ImageScores]] = {name: [] for name in CEILINGS}
     for indices in chunks(0, len(prompts), models.batch_size, "ceilings"):
         images, chosen = source.images(split, indices).to(models.device), prompts[indices.start : indices.stop]
@@ -147,7 +145,7 @@ def _mean_scores(scores: ImageScores) -> dict[str, float]:
     return {name: float(column.nanmean()) for name, column in found.items() if name not in distances}
 
 
-def _parameters(record: GenerationRecords) -> dict[str, Any]:
+def _parameters(record: GenerationRecords) -> dict[str, object]:
     """The method's parts and parameters and what the run adds: the identifying columns of a row."""
     found = record.metadata
     return {
@@ -176,6 +174,6 @@ def _equality_columns(equality: Equality) -> dict[str, Tensor]:
     }
 
 
-def _to_frame(head: Mapping[str, Any], scores: ImageScores, others: Mapping[str, Tensor]) -> pd.DataFrame:
+def _to_frame(head: Mapping[str, object], scores: ImageScores, others: Mapping[str, Tensor]) -> pd.DataFrame:
     columns = {name: column.numpy() for name, column in {**others, **scores.columns}.items()}
     return pd.DataFrame({**head, **columns})

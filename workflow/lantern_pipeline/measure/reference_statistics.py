@@ -12,7 +12,6 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +42,7 @@ OF_CLASSIFIER = ("frechet_distance", "kernel_distance")
 class Reference:
     """What images are compared with, on the device that computes."""
 
-    columns: Mapping[str, Any]  # that say so in a row: reference, num_reference, reference_sha256
+    columns: Mapping[str, object]  # that say so in a row: reference, num_reference, reference_sha256
     gaussian: Gaussian  # of the features whose distances are measured
     # these features (images, width); None where their statistics are all that is known: no KID then
     of_distances: Tensor | None
@@ -57,14 +56,19 @@ class Reference:
         """Compares a set of images, raw features (n, width), by what is known of the reference: columns of a row.
         Methods that made the same images are measured once.
         """
-        key = hashlib.sha256(features.numpy()).digest()
+        key = hashlib.sha256(features.numpy().tobytes()).digest()
         if key not in self._measured:
             self._measured[key] = self._compare(features, settings, seed)
         return self._measured[key]
 
-    def distance(self, features: Tensor, others: Tensor) -> Tensor:
-        """Distance of each image from another one (n,): root mean square over standardised features (n, width)."""
-        return ((features - others) / self.scale[1]).square().mean(dim=1).sqrt()
+    def distances(self, features: Tensor, others: Tensor) -> dict[str, Tensor]:
+        """Return column feature_distance, the distance of each image from another one (n,); none without a scale.
+
+        It is the root mean square over standardised features (n, width).
+        """
+        if self.scale is None:
+            return {}
+        return {"feature_distance": ((features - others) / self.scale[1]).square().mean(dim=1).sqrt()}
 
     def _compare(self, features: Tensor, settings: FidelitySettings, seed: int) -> dict[str, float]:
         scaled = features if self.scale is None else (features - self.scale[0]) / self.scale[1]
@@ -86,7 +90,7 @@ class Reference:
 
 def measure_reference(
     place: Path | str, name: str, extractors: Mapping[str, Extractor], preprocessing: str, batch_size: int = 64
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+) -> tuple[dict[str, Tensor], dict[str, object]]:
     """Measures the .png, .jpg and .jpeg files below a folder or in a zip archive: features (images, width) float32 of
     every extractor and, as metadata, how they were made; `preprocessing` names a `Preprocessing`.
     """

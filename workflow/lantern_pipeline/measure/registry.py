@@ -1,16 +1,16 @@
-"""What is measured, one row a metric, for whatever measures, tabulates, compares or draws; and what a config chooses.
+"""The table of metrics, one row each, for all that measures, tabulates, compares or draws; and what a config chooses.
 
-A new metric over images is a module beside this one, with a class like `clip_score.ClipScore` and a function that loads
-it; here a row of METRICS, and one of CHOICES that names the function (where a config switches it on, under its key in
-config.yaml and the schema; else under ALWAYS). All tables then follow:
+A new metric over images is a module beside this one and a row of METRICS here. The module has a class like
+`clip_score.ClipScore`, and a function that loads it, which the row names as its `loader`. A metric that the config
+switches on has a `key` instead, and its loaders are in CHOICES. All tables then follow:
 
-- quality: a metric over images is the mean of its column `per_image` in the table of images, one over sets stands in
-  the rows alone. What is switched off is an absent column.
-- summary: the columns follow the order of METRICS, with `_low` and `_high` but of metrics over sets. An `is_yes_no`
-  column has an exact interval.
-- comparisons: every metric over images but the yes-or-no ones is paired with autoregressive decoding; `better` says
-  which sign is an improvement, and the values of an `is_distance` metric are differences already.
-- tables and figures: `title` with `digits` after the point, in percent where the title says so.
+- quality: a metric over images is the mean of its column `per_image` in the table of images. A metric over sets is in
+  the rows only. A metric that is switched off has no column.
+- summary: the columns are in the order of METRICS, with `_low` and `_high` except for metrics over sets. An
+  `is_yes_no` column has an exact interval.
+- comparisons: every metric over images except the yes-or-no ones is paired with autoregressive decoding. `better` says
+  which sign is an improvement. Values of an `is_distance` metric are differences already.
+- tables and figures: `title` with `digits` after the point, in per cent if the title says so.
 
 Read while Snakemake reads the workflow: no torch and no pandas here.
 """
@@ -29,7 +29,7 @@ HIGHER, LOWER, NEITHER = "higher", "lower", "neither"  # which is better
 REAL, RECONSTRUCTION = "real", "reconstruction"
 CEILINGS = (REAL, RECONSTRUCTION)  # rows of images that no method drew
 FIDELITY = "fidelity"  # config key of what compares sets of images; all others score single ones
-ALWAYS = "always"  # in place of a config key's values: not to be switched off
+ROUNDING = 1e-5  # a total variation computed in float32 counts as above its bound from here on
 # Of the table of total variations: values with intervals, and others.
 TV_INTERVALS = ("tv_mean", "tv_share_above_delta", "substitution_rate")
 TV_VALUES = ("tv_p95", "tv_max", "monte_carlo_error", "substitution_distance")
@@ -53,12 +53,13 @@ class Metric:
     over: str  # IMAGES (a mean over them), SETS of images, or DECODING (how the images were drawn)
     better: str  # HIGHER, LOWER or NEITHER
     digits: int  # after the point, in tables; where `title` says per cent, those of the percentage
-    key: str | None = None  # of config section `metrics`, which switches it on; None where it is always measured
+    key: str | None = None  # of config section `metrics`, which switches it on; None if it is always measured
     is_share: bool = False  # lies in [0, 1]
     is_yes_no: bool = False  # of an image it is 0 or 1
     # from the autoregressive image of the same prompt: 0 for that image itself, and no mean in the rows
     is_distance: bool = False
     image_column: str = ""  # in the table of images; empty where it is `column`
+    loader: str = ""  # as in `Choice`, of a metric that is always measured; empty if decoding or scoring measures it
 
     @property
     def per_image(self) -> str:
@@ -175,13 +176,20 @@ CHOICES: dict[str, dict[str | bool, Choice]] = {
 
 
 def chosen(metrics: MetricChoices) -> dict[str, Choice]:
-    """Looks up what config section `metrics` measures with: key -> choice, without those that are off."""
+    """Look up what images are measured with.
+
+    Args:
+        metrics: config section `metrics`.
+
+    Returns:
+        config key -> its choice, without keys that are off; then column -> choice of metrics that are always measured.
+    """
     found = {}
     for key, choices in CHOICES.items():
-        value = ALWAYS if ALWAYS in choices else getattr(metrics, key)
+        value = getattr(metrics, key)
         if value is not None and value is not False:
             found[key] = choices[value]
-    return found
+    return found | {metric.column: Choice(metric.loader) for metric in METRICS if metric.loader}
 
 
 def loading_modules(metrics: MetricChoices) -> list[str]:
@@ -212,7 +220,9 @@ def published_files(metrics: MetricChoices, resources: Mapping[str, Resource]) -
     """Names the files from elsewhere that measuring needs, which can be looked at before anything is generated: as in
     `published_sources` -> path or manifest.
     """
-    return {name: resource_of(value, resources) for name, value in published_sources(metrics).items()}
+    return {
+        name: resource_of(value, resources) for name, value in published_sources(metrics).items() if value is not None
+    }
 
 
 def metric_files(

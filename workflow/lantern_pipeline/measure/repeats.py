@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,7 +16,7 @@ POOLED = "pooled"
 
 def training_seed(repeat: str) -> int:
     """Reads the training seed off a repeat's name: 3 of "s3n0"."""
-    return int(re.match(r"s(\d+)n", repeat)[1])
+    return int(repeat.removeprefix("s").partition("n")[0])
 
 
 def repeat_groups(table: pd.DataFrame) -> Iterator[tuple[tuple[str, str, float, str], pd.DataFrame]]:
@@ -47,7 +46,8 @@ def combine_repeats(values: np.ndarray, lows: np.ndarray, highs: np.ndarray) -> 
     known = np.isfinite(values)
     values, lows, highs = values[known], lows[known], highs[known]
     if len(values) < 2:
-        return tuple(float(column[0]) if len(column) else float("nan") for column in (values, lows, highs))
+        mean, low, high = (float(column[0]) if len(column) else float("nan") for column in (values, lows, highs))
+        return mean, low, high
     # an end that was cut off at 0 or 1 would tell too small an error; the other one does not
     errors = np.maximum(values - lows, highs - values) / NORMAL_QUANTILE
     variance = (np.mean(errors**2) + np.var(values, ddof=1)) / len(values)

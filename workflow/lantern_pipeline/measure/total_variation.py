@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pandas as pd
 import torch
@@ -38,10 +37,9 @@ from lantern_pipeline.measure.output_distribution import (
     measure_missing_context,
     record_nodes,
 )
-from lantern_pipeline.measure.registry import TV_COLUMNS
+from lantern_pipeline.measure.registry import ROUNDING, TV_COLUMNS
 from lantern_pipeline.settings.run_config import TotalVariationNodes
 
-ROUNDING = 1e-5  # a total variation computed in float32 counts as above its bound from here on
 COLUMNS = ("method_id", "kind", "num_images", "num_nodes", *TV_COLUMNS)
 RULES = {
     "top_one_child": "one deterministic draft, LANTERN's bound",
@@ -82,13 +80,13 @@ class TotalVariationStudy:
         for decoder in tqdm(decoders, desc="total variation", unit="method", disable=None):
             spec, drawn = decoder.spec, records[decoder.spec.method_id]
             kind, measured = self._measure_nodes(decoder)
-            row: dict[str, Any] = {"method_id": spec.method_id, "kind": kind}
+            row: dict[str, object] = {"method_id": spec.method_id, "kind": kind}
             if measured:
                 row |= tv_row(*measured, spec.get("delta"), self.options)
             if not decoder.sampling.is_greedy:
                 row["law_p"] = image_test.p_value(_select(drawn, self.tested_prompts).codes, decoder.sampling)
             has_drafts = spec.tree is not None
-            if has_drafts and isinstance(decoder, TreeDecoder) and decoder.verifier.draws_target_tokens:
+            if has_drafts and isinstance(decoder, TreeDecoder) and decoder.verifier.samples_target_tokens:
                 row |= self._count_substitutions(_select(drawn, self.prompts), decoder)
             rows.append(row)
         return pd.DataFrame(rows).reindex(columns=COLUMNS)
@@ -216,7 +214,7 @@ def tv_curves(
 def _rules(
     nodes: VerifiedNodes, table: torch.Tensor, k: int, delta: float, num_children: int
 ) -> dict[str, Callable[[], OutputDistribution]]:
-    target, draft = nodes.target_probs, nodes.draft_probs
+    target, draft = nodes.target_probs, nodes.drawn_from
     top, bound = draft.topk(num_children, dim=-1).indices, {"k": k, "delta": delta}
     additive = AdditiveBound(table, **bound)
 

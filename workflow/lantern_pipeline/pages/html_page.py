@@ -1,19 +1,18 @@
-"""Pages in one HTML file that needs no network: templates of our own in one shell, filled with data."""
+"""Pages in one HTML file that needs no network: jinja2's templates in this folder, filled with data."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import io
-import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import Markup
 from PIL import Image
-
-SHELL = Path(__file__).with_name("page_shell.html")
 
 
 def data_uri(pixels: np.ndarray, kind: str = "png", **options: int) -> str:
@@ -23,40 +22,32 @@ def data_uri(pixels: np.ndarray, kind: str = "png", **options: int) -> str:
     return f"data:image/{kind};base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def to_json(data: object) -> str:
-    """JSON as it stands in a page, ASCII: every "<" is written as an escape, so that no text can end its element."""
-    return json.dumps(data, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
+def to_json(data: object) -> Markup:
+    """Write JSON in ASCII for a script element. As <, >, & and ' are escaped, no text can end the element."""
+    return htmlsafe_json_dumps(data, ensure_ascii=True, separators=(",", ":"))
 
 
-def fill_page(template: Path, data: Mapping[str, object]) -> str:
-    """Puts the template's title, style, body and script, and the data, into the shell that all pages share.
+def fill_page(template: str, data: Mapping[str, object]) -> str:
+    """Return a page with its data.
 
-    The page's policy forbids every request and runs its own script and styles only, known by their hashes.
+    Args:
+        template: name of a template that extends `page_shell.html`.
+        data: what the page's script reads, as JSON.
     """
-    text, shell = template.read_text(encoding="utf-8"), SHELL.read_text(encoding="utf-8")
-    names = {"title": "title", "style": "style", "body": "main", "script": "script"}
-    parts = {name: _content_of(tag, text).removeprefix("\n").removesuffix("\n") for name, tag in names.items()}
-    page = re.sub(r"\[\[(title|style|body|script)\]\]", lambda found: parts[found[1]], shell)
-    policy = [
-        "default-src 'none'",
-        "img-src data:",
-        f"style-src {_hash_of('style', page)}",
-        f"script-src {_hash_of('script', page)}",
-        "base-uri 'none'",
-        "form-action 'none'",
-    ]
-    last = {"policy": "; ".join(policy), "data": to_json(data)}
-    return re.sub(r"\[\[(policy|data)\]\]", lambda found: last[found[1]], page)
+    return _TEMPLATES.get_template(template).render(data=to_json(data))
 
 
-def _hash_of(element: str, page: str) -> str:
-    text = _content_of(element, page)
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+def _csp_hash(text: str) -> Markup:
+    """Return the hash by which a content security policy allows a style or script element with this text."""
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return Markup(f"'sha256-{digest}'")
 
 
-def _content_of(element: str, page: str) -> str:
-    """Return what stands in the first element of a name; a ValueError if the page has none."""
-    match = re.search(rf"<{element}>(.*?)</{element}>", page, re.DOTALL)
-    if match is None:
-        raise ValueError(f"a page must have an element {element}, got none; add it to the template")
-    return match[1]
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    keep_trailing_newline=True,
+)
+_TEMPLATES.filters["csp_hash"] = _csp_hash

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
 from torch import Tensor
 
-from lantern.methods import draws_target_tokens
+from lantern.methods import samples_target_tokens
 from lantern.prompts import Prompt
 from lantern_pipeline.measure.latency import TimedImages
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.pages.html_page import data_uri, fill_page, to_json
 from lantern_pipeline.tables.method_labels import label_method
 
-TEMPLATE = Path(__file__).with_suffix(".html")
+TEMPLATE = "race.html"
 # Snakemake's report opens the page as a data URI, of which Chromium takes 2 MiB and base64 makes four bytes of three.
 MAX_BYTES = 1_500_000
 MAX_EXACT_SIDE = 64  # pixels; larger images are compressed with loss, and scaled smoothly
@@ -92,7 +91,7 @@ def _kind(method: Mapping[str, object], temperature: float) -> str:
     if method["method_id"] == BASELINE:
         return "baseline"
     kind = "exact" if method["is_exact"] else "relaxed"
-    return kind if draws_target_tokens(method, temperature) else f"{kind}_rejection"
+    return kind if samples_target_tokens(method, temperature) else f"{kind}_rejection"
 
 
 def _describe_run(timed: TimedImages, row: int, baseline: int) -> dict[str, object]:

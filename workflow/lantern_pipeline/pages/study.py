@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 import numpy as np
@@ -26,7 +25,7 @@ from lantern_pipeline.pages.html_page import data_uri, fill_page
 from lantern_pipeline.pages.study_analysis import CHECK, KEY_FORMAT, PAIR, VERSION, KeyTrial, StudyKey, StudyMethod
 from lantern_pipeline.tables.method_labels import label_method
 
-TEMPLATE = Path(__file__).with_suffix(".html")
+TEMPLATE = "study.html"
 SHOWN_WIDTH = 336  # CSS pixels, about; the nearest multiple of the image's side is taken
 
 

@@ -5,7 +5,7 @@ Read while Snakemake builds the workflow: no torch here.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -32,7 +32,7 @@ class Section(BaseModel):
     # Only the whole config and a method's entry are validated, so the sections inside build no validators.
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
-    def keys_of(self, part: type[Section]) -> dict[str, Any]:
+    def keys_of(self, part: type[Section]) -> dict[str, object]:
         """Return the values of the keys that a part of this section has, as parameters of a rule.
 
         Snakemake compares parameters as plain values: of a model it would see no change.
@@ -40,12 +40,12 @@ class Section(BaseModel):
         return self.model_dump(include=set(part.model_fields))
 
 
-def to_integer(value: Any) -> Any:
+def to_integer(value: object) -> object:
     """Return a float without a fraction as an integer, and any other value as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _keep_integer(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+def _keep_integer(value: object, check: ValidatorFunctionWrapHandler) -> object:
     """Return the value itself: a 3 stays an integer, since what a job is given may not change."""
     check(value)
     return value
@@ -61,20 +61,19 @@ def broken_rule(words: str, key: str | None = None) -> PydanticCustomError:
     return PydanticCustomError("rule", "{words}", {"words": words, "key": key})
 
 
-def _check_unique(values: list[Any]) -> list[Any]:
+def _check_unique(values: list[object]) -> list[object]:
     """Return a list whose values are unique; any other is an error."""
     if any(value in values[:position] for position, value in enumerate(values)):
         raise broken_rule(f"must hold unique values, got {show(values)}")
     return values
 
 
-def value_or_list(kind: Any) -> Any:
-    """Return the type of a key that holds one value or a list of values to try."""
-    values = Annotated[list[kind], Field(min_length=1), Tag(LIST_OF_VALUES)]
-    which = Discriminator(lambda value: LIST_OF_VALUES if isinstance(value, list) else ONE_VALUE)
-    return Annotated[Annotated[kind, Tag(ONE_VALUE)] | values, which]
-
-
+_Value = TypeVar("_Value")
+# Type of a key that holds one value or a list of values to try.
+OneOrList = Annotated[
+    Annotated[_Value, Tag(ONE_VALUE)] | Annotated[list[_Value], Field(min_length=1), Tag(LIST_OF_VALUES)],
+    Discriminator(lambda value: LIST_OF_VALUES if isinstance(value, list) else ONE_VALUE),
+]
 Integer = Annotated[int, BeforeValidator(to_integer)]
 Number = Annotated[float, WrapValidator(_keep_integer)]
 Count = Annotated[Integer, Field(ge=1)]

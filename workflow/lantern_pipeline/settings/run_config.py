@@ -7,8 +7,9 @@ sections are in `cross_checks`. Read while Snakemake builds the workflow: no tor
 import itertools
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
+from lantern.cards.card import SamplingSettings
 from lantern_pipeline.settings.key_types import (
     Count,
     Integer,
@@ -16,6 +17,7 @@ from lantern_pipeline.settings.key_types import (
     Name,
     Names,
     Number,
+    OneOrList,
     Section,
     Seed,
     Seeds,
@@ -23,7 +25,6 @@ from lantern_pipeline.settings.key_types import (
     Text,
     Unique,
     broken_rule,
-    value_or_list,
 )
 from lantern_pipeline.settings.method_entry import check_entry
 from lantern_pipeline.settings.wording import show
@@ -41,6 +42,8 @@ VariantName = Annotated[
     str,
     Field(pattern="^[A-Za-z][A-Za-z0-9_]*$", json_schema_extra={"patternHint": "only letters, digits and '_'"}),
 ]
+
+Variants = dict[VariantName, Annotated[dict[str, Any], Field(min_length=1)]]
 
 
 class Repeats(Section):
@@ -107,15 +110,26 @@ class PromptSet(Section):
         return self
 
 
-class TextEncoding(Section):
-    """How prompts are encoded."""
+class PromptReading(Section):
+    """Keys of section `text` that say how prompts are read."""
 
     encoder: str = Field(description="words, word_ids, classes, t5, or a family of models that read tokens")
     num_classes: Count = Field(description="number of classes, if encoder is classes")
     caption_dim: Integer = Field(ge=8, description="channels of a token's feature")
     max_tokens: Count = Field(description="length of the longest prompt in tokens")
     checkpoint: Text | None = Field(description="weights of T5, or a tokenizer.json")
+
+
+class TextEncoding(PromptReading):
+    """How prompts are encoded."""
+
     num_shards: Count = Field(description="number of jobs per prompt set that store T5's features")
+
+
+class TextSettings(PromptReading):
+    """What a job needs to encode prompts: they may state the size of an image."""
+
+    grids: list[Integer] = Field(description="codes along a side of an image and of the smaller one before it, or 0")
 
 
 class Tokenizer(Section):
@@ -217,6 +231,16 @@ class Sampling(Section):
     top_p: Number = Field(gt=0, le=1, description="probability mass kept; 1 = all")
     filter_order: Literal["top_k_first", "top_p_first"] = Field(description="order of the two filters")
 
+    @property
+    def settings(self) -> SamplingSettings:
+        """The settings as a model card has them."""
+        return {
+            "cfg_scale": self.cfg_scale,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "filter_order": self.filter_order,
+        }
+
 
 class DynamicTree(Section):
     """A draft tree that each step chooses."""
@@ -254,19 +278,20 @@ class Generation(Section):
 class GridSampling(Section):
     """Sampling settings of an ablation; a key that is missing is the run's."""
 
-    cfg_scale: value_or_list(Annotated[Number, Field(ge=1)]) = Field(
-        default=None, description="value or values of sampling.cfg_scale"
+    cfg_scale: OneOrList[Annotated[Number, Field(ge=1)]] = Field(
+        default_factory=list, description="value or values of sampling.cfg_scale"
     )
-    top_k: value_or_list(Annotated[Integer, Field(ge=0)]) = Field(
-        default=None, description="value or values of sampling.top_k"
+    top_k: OneOrList[Annotated[Integer, Field(ge=0)]] = Field(
+        default_factory=list, description="value or values of sampling.top_k"
     )
-    top_p: value_or_list(Annotated[Number, Field(gt=0, le=1)]) = Field(
-        default=None, description="value or values of sampling.top_p"
+    top_p: OneOrList[Annotated[Number, Field(gt=0, le=1)]] = Field(
+        default_factory=list, description="value or values of sampling.top_p"
     )
 
     def combinations(self) -> list[dict[str, int | float]]:
         """Return every combination of the values given: one empty combination if none is."""
-        given = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
+        values = {"cfg_scale": self.cfg_scale, "top_k": self.top_k, "top_p": self.top_p}
+        given = {name: value for name, value in values.items() if value != []}
         lists = [value if isinstance(value, list) else [value] for value in given.values()]
         return [dict(zip(given, values, strict=True)) for values in itertools.product(*lists)]
 
@@ -407,7 +432,7 @@ class ResourceEntry(Section):
     url: str | None = Field(default=None, description="https address of one file")
     repo: str | None = Field(default=None, description="repository of the Hugging Face hub")
     revision: str | None = Field(default=None, description="commit of the repository; null = the newest")
-    files: dict[str, str | None] = Field(default=None, description="SHA-256 of each file, if it is known")
+    files: dict[str, str | None] = Field(default_factory=dict, description="SHA-256 of each file, if it is known")
 
 
 class RunConfig(Section):
@@ -437,8 +462,7 @@ class RunConfig(Section):
     methods: MethodEntries = Field(description="methods to run")
     generation: Generation
     variants: Annotated[
-        dict[VariantName, Annotated[dict[str, Any], Field(min_length=1)]] | None,
-        AfterValidator(lambda variants: variants or {}),
+        Variants, BeforeValidator(lambda given: {} if given is None else given, json_schema_input_type=Variants | None)
     ] = Field(description="changes of the config by name: each is run once more with them")
     ablations: Ablations
     total_variation: TotalVariation
@@ -454,9 +478,15 @@ class RunConfig(Section):
         return {name: entry for name, entry in self.prompts.items() if entry is not None}
 
     @property
-    def resource_entries(self) -> dict[str, dict[str, Any]]:
+    def resource_entries(self) -> dict[str, ResourceEntry]:
         """The entries of `resources` that are not null, by name."""
-        return {name: entry.model_dump() for name, entry in self.resources.items() if entry is not None}
+        return {name: entry for name, entry in self.resources.items() if entry is not None}
+
+    @property
+    def text_settings(self) -> TextSettings:
+        """What a job needs to encode prompts."""
+        grids = [self.tokenizer.grid, self.target.small_grid]
+        return TextSettings.model_validate({**self.text.keys_of(PromptReading), "grids": grids})
 
     @property
     def grids(self) -> dict[str, Grid]:

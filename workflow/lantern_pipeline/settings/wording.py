@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any
 
 
 def closest(word: str, known: list[str]) -> str:
@@ -12,7 +11,7 @@ def closest(word: str, known: list[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
 
 
-def show(value: Any) -> str:
+def show(value: object) -> str:
     """Writes a value for an error sentence, shortened."""
     text = repr(value) if isinstance(value, str) else "nothing" if value is None else str(value)
     return text if len(text) <= 60 else text[:57] + "..."

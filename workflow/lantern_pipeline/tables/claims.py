@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from lantern.methods import drafts_of, keeps_tokens
-from lantern_pipeline.measure.registry import with_ends
+from lantern_pipeline.measure.registry import ROUNDING, with_ends
 from lantern_pipeline.measure.repeats import POOLED
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.comparisons import NUM_LENGTHS, compare_at_equal_length
@@ -22,7 +22,6 @@ from lantern_pipeline.tables.summary import MetricsSection, select_headline
 ACCURACY_TOLERANCE = 0.02  # prompt accuracy that a relaxed method may lose and still be ranked
 IDLE = 0.1  # cores that other work may keep busy on an idle machine
 MIN_TIMED = 6  # prompts: of fewer, not even the range of all their ratios holds the median with 95 % confidence
-ROUNDING = 1e-5  # a total variation computed in float32 counts as above its bound from here on
 LEVEL = 0.05  # of all tests of the output distribution together: each has its share of it
 PUBLISHED_RULES = ("sampled_paper", "top_children", "top_official")
 OF_A_ROW = (
@@ -201,7 +200,7 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
     alike = relaxed[relaxed["law_p"] >= level]
     return {
         "num_claims": int(is_claimed.sum()),
-        "num_stand": int(is_claimed.sum()) - len(refuted) - len(open_),
+        "num_confirmed": int(is_claimed.sum()) - len(refuted) - len(open_),
         "refuted": dict(zip(refuted["label"], refuted["law_p"], strict=True)),
         "not_measured": list(open_["label"]),
         "num_tests": int(tested.sum()),

@@ -43,8 +43,8 @@ def build_paired(images: pd.DataFrame, latency: pd.DataFrame, *, settings: Metri
     return pd.DataFrame(rows, columns=list(PAIRED_COLUMNS))
 
 
-def judge(low: float, high: float, num_prompts: int, num_repeats: int = 1, *, metric: Metric) -> str:
-    """Says what a 95 % interval of a difference tells, and at how many prompts."""
+def conclude(low: float, high: float, num_prompts: int, num_repeats: int = 1, *, metric: Metric) -> str:
+    """Write what a 95 % interval of a difference shows, and at how many prompts."""
     above, below, none = *WORDS[metric.better], "no detectable difference"
     if metric.column == "nll":  # likelier tokens are not better ones: greedy images are the likeliest
         above, below = "worse", "lower (not a merit by itself)"
@@ -71,8 +71,8 @@ def _compare_images(images: pd.DataFrame, options: dict[str, int]) -> Iterator[d
                 ends = bootstrap_interval(mean_statistic, values, **options)
                 # Never negative: one image that differs is a difference, whatever the interval holds.
                 largest = float(values.max())
-                judged = (largest, largest) if metric.is_distance else ends
-                yield _row(key, metric, values.shape, (float(values.mean()), *ends), judged)
+                shown = (largest, largest) if metric.is_distance else ends
+                yield _row(key, metric, values.shape, (float(values.mean()), *ends), shown)
 
 
 def _compare_latency(latency: pd.DataFrame, options: dict[str, int]) -> Iterator[dict[str, object]]:
@@ -92,11 +92,11 @@ def _row(
     metric: Metric,
     counts: tuple[int, int],
     interval: tuple[float, float, float],
-    judged: tuple[float, float],
+    shown: tuple[float, float],
 ) -> dict[str, object]:
-    """A row of the table: counts are of repeats and of prompts, `judged` the ends by which it is concluded."""
+    """A row of the table: counts are of repeats and of prompts, `shown` the ends that the conclusion is drawn from."""
     num_repeats, num_prompts = counts
-    conclusion = judge(*judged, num_prompts, num_repeats, metric=metric)
+    conclusion = conclude(*shown, num_prompts, num_repeats, metric=metric)
     row = {**dict(zip(KEYS, key, strict=True)), "metric": metric.column, "num_prompts": num_prompts}
     return {**row, **dict(zip(INTERVAL, interval, strict=True)), "unit": metric.unit, "conclusion": conclusion}
 

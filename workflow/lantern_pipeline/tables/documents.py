@@ -87,7 +87,7 @@ def distribution_cells(found: Mapping[str, Any]) -> Cells:
     return [
         ["exact methods", "not refuted", "refuted", "tests", "p must be below", "relaxed rows", "told from the target"],
         [
-            *(str(found[name]) for name in ("num_claims", "num_stand")),
+            *(str(found[name]) for name in ("num_claims", "num_confirmed")),
             refuted or "none",
             *(str(found["num_tests"]), f"{found['level']:.4f}"),
             *(str(found[name]) for name in ("num_relaxed", "num_told")),

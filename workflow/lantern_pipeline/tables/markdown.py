@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import html
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup, escape
 
 from lantern.io import write_text
 from lantern.methods import drafts_of
@@ -45,20 +45,39 @@ OF_METHOD = {
     "prompt_accuracy_change": ("accuracy added (points)", "+.1f", 100),
     "tv_mean": ("TV", ".3f", 1),
 }
-PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
-<style>:root {{ color-scheme: light dark; --page: #fff; --ink: #1d1d1b; --faint: #5c5c58; --line: #ccc }}
-@media (prefers-color-scheme: dark) {{
-:root {{ --page: #151517; --ink: #ececea; --faint: #a3a39d; --line: #37373b }} }}
-body {{ font-family: sans-serif; margin: 2em auto; padding: 0 1em; line-height: 1.45; max-width: 100em;
-background: var(--page); color: var(--ink) }}
-h2 {{ font-size: 1em; margin: 1.5em 0 0 }} p, summary {{ margin: 0.3em 0; max-width: 46em }}
-div {{ overflow-x: auto; margin: 1em 0 }} table {{ border-collapse: collapse; font-size: 0.8em }}
-td, th {{ padding: 0.25em 0.5em; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line) }}
-td span {{ white-space: nowrap; color: var(--faint) }} td:first-child {{ min-width: 10.5em }}
+PAGE = """{% macro table(cells) %}
+<div><table>
+{% for row in cells %}
+{% set tag = "th" if loop.first else "td" %}
+<tr>{% for cell in row %}<{{ tag }}>{{ cell | keep_interval }}</{{ tag }}>{% endfor %}</tr>
+{% endfor %}
+</table></div>
+{% endmacro %}
+<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{{ title }}</title>
+<style>:root { color-scheme: light dark; --page: #fff; --ink: #1d1d1b; --faint: #5c5c58; --line: #ccc }
+@media (prefers-color-scheme: dark) {
+:root { --page: #151517; --ink: #ececea; --faint: #a3a39d; --line: #37373b } }
+body { font-family: sans-serif; margin: 2em auto; padding: 0 1em; line-height: 1.45; max-width: 100em;
+background: var(--page); color: var(--ink) }
+h2 { font-size: 1em; margin: 1.5em 0 0 } p, summary { margin: 0.3em 0; max-width: 46em }
+div { overflow-x: auto; margin: 1em 0 } table { border-collapse: collapse; font-size: 0.8em }
+td, th { padding: 0.25em 0.5em; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line) }
+td span { white-space: nowrap; color: var(--faint) } td:first-child { min-width: 10.5em }
 </style></head>
 <body>
-{body}
+<h2>{{ title }}</h2>
+{% for block in blocks %}
+{% if block is string %}
+<p>{{ block }}</p>
+{% else %}
+{{ table(block) }}
+{% endif %}
+{% endfor %}
+{% for name, cells in folded.items() %}
+<details><summary>{{ name }}</summary>{{ table(cells) }}</details>
+{% endfor %}
 </body></html>
 """
 Cells = list[list[str]]  # titles, then rows of texts
@@ -182,11 +201,7 @@ def html_page(title: str, *blocks: str | Cells, folded: Mapping[str, Cells] | No
         blocks: paragraphs and tables, in their order.
         folded: title -> table, below the blocks; readers unfold it.
     """
-    lines = [f"<h2>{html.escape(title)}</h2>"]
-    lines += [f"<p>{html.escape(block)}</p>" if isinstance(block, str) else _html_table(block) for block in blocks]
-    for name, cells in (folded or {}).items():
-        lines.append(f"<details><summary>{html.escape(name)}</summary>{_html_table(cells)}</details>")
-    return PAGE.format(title=html.escape(title), body="\n".join(lines))
+    return _PAGES.from_string(PAGE).render(title=title, blocks=blocks, folded=folded or {})
 
 
 def update_marked_block(path: Path, text: str, name: str) -> bool:
@@ -202,15 +217,12 @@ def update_marked_block(path: Path, text: str, name: str) -> bool:
     return after != before
 
 
-def _html_table(cells: Cells) -> str:
-    rows = [_html_row(row, "td" if number else "th") for number, row in enumerate(cells)]
-    return "\n".join(["<div><table>", *rows, "</table></div>"])
-
-
-def _html_row(cells: Sequence[str], tag: str) -> str:
-    """Write a row; a line may break before an interval, "[low, high]", but not within it."""
-    texts = [re.sub(r" (\[[^\]]*\])$", r" <span>\1</span>", html.escape(cell)) for cell in cells]
-    return f"<tr>{''.join(f'<{tag}>{text}</{tag}>' for text in texts)}</tr>"
+def _keep_interval(cell: str) -> Markup:
+    """Keep a line from breaking within the interval at a cell's end, "[low, high]"; it may break before it."""
+    value, space, interval = cell.rpartition(" [")
+    if not space or not interval.endswith("]"):
+        return escape(cell)
+    return Markup("{} <span>[{}</span>").format(value, interval)
 
 
 def _cell(row: pd.Series, metric: Metric, is_plain: bool) -> str:
@@ -241,3 +253,7 @@ def _flatten(claims: Mapping[str, object], path: str) -> Iterator[list[str]]:
         elif not name.endswith(("_low", "_high")):
             text = EMPTY if value is None else str(value)
             yield [place, with_interval(claims, name, ".3g") if isinstance(value, float) else text]
+
+
+_PAGES = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+_PAGES.filters["keep_interval"] = _keep_interval

@@ -1,4 +1,4 @@
-"""Predictions of decoding time on a GPU, from published times and relative costs of steps.
+"""Predictions of decoding time on a GPU: estimates from counts of kernels, and from published times and step costs.
 
 A *step* is one forward pass of the target at batch 1, with guidance if the model has it. The *relative step cost* of a
 method is its step's time in steps of autoregressive decoding. So speed-up = tokens per forward / relative step cost,
@@ -20,10 +20,23 @@ from lantern.models.config import target_parameters
 
 T = TypeVar("T")
 
-BASELINE = "autoregressive"
+BASELINE = "autoregressive"  # not from `measure.speed`: the check of a GPU reads this file without pydantic
 EAGER, GRAPH = "eager", "graph"
 BANDWIDTH = {"a100": 2.04e12, "h100": 3.35e12, "h200": 4.8e12}  # bytes per second, of the cards with SXM
 BANDWIDTH_SHARE = 0.68
+
+
+class Estimate(NamedTuple):
+    """A number that was estimated: lowest, likely and highest value."""
+
+    low: float
+    likely: float
+    high: float
+
+
+KERNEL_US = Estimate(1.6, 2.1, 2.7)  # of a kernel that has little to do, in a graph
+LAUNCH_US = Estimate(6.8, 8.2, 9.6)  # of a kernel of an eager step, by the host
+KERNEL_SOURCE = "estimated; `make gpu-check` measures both"
 
 
 class LayerTime(NamedTuple):
@@ -43,16 +56,24 @@ LAYER_TIMES = {
     ),
     "glm-image": LayerTime(0.96, "GLM-Image 9B, MI300X: vllm-omni issue 4481; its denoising (about 14 s) comes on top"),
 }
+# Kernels of a step of autoregressive decoding in bfloat16, guided if the model is: benchmarks/kernels.py for LlamaGen,
+# `step_operations` of benchmarks/full_size.py for the others, which run layers of transformers.
+KERNELS = {"llamagen_stage1": 512, "llamagen_stage2": 512, "janus-pro-7b": 1263, "glm-image": 2383}
 # Whether there is a draft model, how steps run -> lowest and highest published relative step cost.
 STEP_COSTS = {
     (False, EAGER): (0.97, 1.53, "SJD, SCD, SJD-PAC, PJD, PAR (arXiv 2510.24211, 2603.18599, 2606.05703, 2412.15119)"),
     (True, EAGER): (1.19, 1.45, "EAGLE, LANTERN, LANTERN++, COOL-SD (arXiv 2511.13587, 2601.09212, 2603.18599)"),
-    (False, GRAPH): (0.97, 1.53, "none published with graphs: those of eager steps"),
-    (True, GRAPH): (1.30, 1.82, "EAGLE-1 with 2 to 7 drafts, Llama-3.1-8B, H100: vllm issues 16937, 20780"),
+    (False, GRAPH): (1.11, 1.38, "estimated for LlamaGen XL on an H100: Jacobi drafts, 546 to 595 kernels"),
+    (True, GRAPH): (
+        1.37,
+        2.34,
+        "estimated for LlamaGen XL on an H100: 654 to 971 kernels; published, EAGLE-1 on Llama-3.1-8B: 1.30 to 1.82 "
+        "(vllm issues 16937, 20780)",
+    ),
 }
-GRAPH_SOURCE = (
-    "weights over 68 % of the card's bandwidth, what compiled 7B and graphed 8B models reach (gpt-fast's README, A100; "
-    "vllm issues 16937, 20780, H100): a floor, which small models miss"
+WEIGHTS_SOURCE = (
+    "68 % of the card's bandwidth, what compiled 7B and graphed 8B models reach (gpt-fast's README, A100; vllm issues "
+    "16937, 20780, H100)"
 )
 
 
@@ -69,21 +90,34 @@ class Prediction:
     speedup: tuple[float, float]
 
 
-def step_ms(model: str, gpu: str, stepping: str) -> float:
-    """Return the milliseconds of a step of autoregressive decoding.
+def step_ms(model: str, gpu: str, stepping: str) -> Estimate:
+    """Estimate the milliseconds of a step of autoregressive decoding.
 
-    A graph's step lasts as long as reading the weights, in bfloat16. An eager step lasts as long as launching its
-    layers, which no faster card shortens, or as reading the weights if that is longer.
+    A graph's step reads the weights, in bfloat16, and runs kernels that have little to do. An eager step lasts as long
+    as launching its kernels, which no faster card shortens, or as a graph's step if that is longer.
     """
-    layer = _look_up(LAYER_TIMES, "model", model)
+    kernels = _look_up(KERNELS, "model", model)
+    reading = weights_ms(model, gpu)
+    graph = Estimate(*(reading + kernels * us / 1000 for us in KERNEL_US))
+    if stepping == GRAPH:
+        return graph
+    return Estimate(*(max(kernels * us / 1000, step) for us, step in zip(LAUNCH_US, graph, strict=True)))
+
+
+def weights_ms(model: str, gpu: str) -> float:
+    """Return the milliseconds in which a card reads the weights of a step."""
     config = CARDS[model].target_config()
     num_read = target_parameters(config) - config.num_prompt_ids * config.dim  # not the prompts' embeddings
-    floor = 1000 * 2 * num_read / (BANDWIDTH_SHARE * _look_up(BANDWIDTH, "gpu", gpu))
-    return floor if stepping == GRAPH else max(floor, config.num_layers * layer.milliseconds)
+    return 1000 * 2 * num_read / (BANDWIDTH_SHARE * _look_up(BANDWIDTH, "gpu", gpu))
+
+
+def published_ms(model: str) -> float:
+    """Return the milliseconds of a step of other, eager code, as published."""
+    return CARDS[model].target_config().num_layers * LAYER_TIMES[model].milliseconds
 
 
 def predict(model: str, gpu: str, method: str, tokens_per_forward: float) -> list[Prediction]:
-    """One method on one card, eager and as a graph; `method` is a preset's name."""
+    """Predict one method on one card, eager and as a graph; `method` is a preset's name."""
     if not 1 <= tokens_per_forward < math.inf:  # nor nan
         raise ValueError(f"--tokens-per-forward must be a finite number of at least 1, got {tokens_per_forward:g}")
     needs_draft_model = uses_draft_model(method)
@@ -92,14 +126,15 @@ def predict(model: str, gpu: str, method: str, tokens_per_forward: float) -> lis
         speedup = (1.0, 1.0)
         if method != BASELINE:
             speedup = predict_speedup(tokens_per_forward, needs_draft_model, stepping)
-        alone = step_ms(model, gpu, stepping) * CARDS[model].target_config().num_image_tokens / 1000
-        seconds = alone / speedup[1], alone / speedup[0]
+        step = step_ms(model, gpu, stepping)
+        num_tokens = CARDS[model].target_config().num_image_tokens
+        seconds = num_tokens * step.low / 1000 / speedup[1], num_tokens * step.high / 1000 / speedup[0]
         found.append(Prediction(method, stepping, tokens_per_forward, seconds, speedup))
     return found
 
 
 def predict_speedup(tokens_per_forward: float, needs_draft_model: bool, stepping: str) -> tuple[float, float]:
-    """Return the lowest and highest speed-up that tokens per forward give at the published relative step costs."""
+    """Return the lowest and highest speed-up that tokens per forward give at the known relative step costs."""
     low, high, _ = STEP_COSTS[needs_draft_model, stepping]
     return tokens_per_forward / high, tokens_per_forward / low
 
@@ -131,18 +166,29 @@ def table_of(model: str, gpu: str, methods: Iterable[tuple[str, float, str]]) ->
     methods = list(methods)
     rows = [row for name, tokens, _ in [(BASELINE, 1.0, ""), *methods] for row in predict(model, gpu, name, tokens)]
     num_tokens = CARDS[model].target_config().num_image_tokens
-    lines = [f"predicted, not measured: {model} on {gpu}, {num_tokens} tokens per image, batch 1"]
+    lines = [f"predicted, not measured: {model} on {gpu}, {num_tokens} tokens per image, batch 1; all are estimates"]
     lines.append(
         f"{'method':<16} {'steps':<6} {'tokens/forward':>14} {'predicted seconds':>18} {'predicted speed-up':>19}"
     )
     lines += [
-        f"{row.method:<16} {row.stepping:<6} {row.tokens_per_forward:>14.2f} {_seconds(row):>18} "
+        f"{row.method:<16} {row.stepping:<6} {row.tokens_per_forward:>14.2f} {_range(row.seconds):>18} "
         f"{_range(row.speedup):>19}"
         for row in rows
     ]
     lines.append("Speed-ups compare with one-by-one decoding that steps alike. Sources:")
-    lines.append(f"  eager step {step_ms(model, gpu, EAGER):.2f} ms: {LAYER_TIMES[model].source}")
-    lines.append(f"  graph step {step_ms(model, gpu, GRAPH):.2f} ms: {GRAPH_SOURCE}")
+    eager, graph = (step_ms(model, gpu, stepping) for stepping in (EAGER, GRAPH))
+    kernels = KERNELS[model]
+    lines.append(
+        f"  eager step {_steps(eager)}: {kernels} kernels, counted, at {LAUNCH_US.low} to {LAUNCH_US.high} us a "
+        f"launch, {KERNEL_SOURCE}"
+    )
+    lines.append(
+        f"  graph step {_steps(graph)}: {kernels} kernels at {KERNEL_US.low} to {KERNEL_US.high} us, {KERNEL_SOURCE}; "
+        f"and {weights_ms(model, gpu):.2f} ms for the weights at {WEIGHTS_SOURCE}"
+    )
+    lines.append(
+        f"  eager step of other code, for comparison, {published_ms(model):.2f} ms: {LAYER_TIMES[model].source}"
+    )
     for needs_draft_model in dict.fromkeys(uses_draft_model(name) for name, _, _ in methods if name != BASELINE):
         for stepping in (EAGER, GRAPH):
             low, high, source = STEP_COSTS[needs_draft_model, stepping]
@@ -152,8 +198,8 @@ def table_of(model: str, gpu: str, methods: Iterable[tuple[str, float, str]]) ->
     return "\n".join(lines)
 
 
-def _seconds(row: Prediction) -> str:
-    return f">= {row.seconds[0]:.2f}" if row.stepping == GRAPH else _range(row.seconds)
+def _steps(step: Estimate) -> str:
+    return f"{step.likely:.1f} ms ({step.low:.1f} to {step.high:.1f})"
 
 
 def _range(bounds: tuple[float, float]) -> str:

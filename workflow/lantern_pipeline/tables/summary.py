@@ -39,7 +39,7 @@ from lantern_pipeline.measure.repeats import (
     training_seed,
 )
 from lantern_pipeline.measure.speed import BASELINE, mean_accepted_length, summarise_latency
-from lantern_pipeline.tables.method_labels import PARTS, SYMBOLS, label_rows, own_parameters
+from lantern_pipeline.tables.method_labels import PARTS, SYMBOLS, custom_parameters, label_rows
 
 METHOD_PARTS = ("method", *PARTS, *SYMBOLS, "is_exact")
 SAMPLING = ("cfg_scale", "dtype")
@@ -111,7 +111,7 @@ def build_summary(
     for part in parts:
         table = table.merge(part, on=list(KEYS), how="left", validate="many_to_one")
     table = table.merge(_steppings(latency), on=list(PLACE), how="left", validate="many_to_one")
-    return table.reindex(columns=[*SUMMARY_COLUMNS, *own_parameters(table)])
+    return table.reindex(columns=[*SUMMARY_COLUMNS, *custom_parameters(table)])
 
 
 def _steppings(latency: pd.DataFrame) -> pd.DataFrame:
@@ -146,7 +146,7 @@ def select_ceilings(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataF
 def _combine_quality(rows: pd.DataFrame) -> dict[str, object]:
     """The method's parts and its metrics of whole sets of images, over one or more repeats."""
     over_sets = [metric for metric in metrics_over(SETS) if metric.column in rows]
-    values = {name: rows[name].iloc[0] for name in (*METHOD_PARTS, *own_parameters(rows), *SAMPLING) if name in rows}
+    values = {name: rows[name].iloc[0] for name in (*METHOD_PARTS, *custom_parameters(rows), *SAMPLING) if name in rows}
     values |= {"num_images": int(rows["num_images"].sum()), "num_repeats": len(rows)}
     values |= {metric.column: float(rows[metric.column].mean()) for metric in over_sets}
     return values

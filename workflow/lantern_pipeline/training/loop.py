@@ -100,6 +100,8 @@ def _resume(trainer: Trainer, checkpoint: Path | None) -> tuple[int, float, list
         saved = load_pickle(checkpoint)
     except ValueError as error:
         raise DamagedFileError(checkpoint, f"is no training checkpoint that can be read ({error})") from error
+    if not isinstance(saved, dict):
+        raise DamagedFileError(checkpoint, "is no training checkpoint")
     trainer.load_state_dict(saved["trainer"])
     log.info("resumed at step %d from %s", saved["next_step"], checkpoint)
     return saved["next_step"], saved["elapsed_s"], saved["history"]

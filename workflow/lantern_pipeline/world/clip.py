@@ -131,7 +131,7 @@ class ClipScorer:
         return cls(model.clip, model.tokenizer, model.preprocess, name="lantern-clip")
 
     @classmethod
-    def from_checkpoint(cls, path: Path, device: torch.device | str = "cpu") -> ClipScorer:
+    def from_checkpoint(cls, path: Path | str, device: torch.device | str = "cpu") -> ClipScorer:
         """Reads a trained model onto a device; random weights, whose scores look plausible, are refused."""
         model = load_model(path, ClipModel)
         if not (read_metadata(path) or {}).get("num_steps"):

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 CONF = Path("/etc/slurm/slurm.conf")
 GRES = CONF.with_name("gres.conf")
 # The first line of what is written to /etc/slurm, with the folder of the Slurm that it belongs to.
-MARK = "# Written by Lantern's tests/cluster/toy_slurm.py for "
+MARK = "# Written by Lantern's tests/helpers/toy_slurm.py for "
 TOOLS = ["slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "munged"]
 CPUS = 4
 # Held as long as a toy Slurm runs. One whose lock is free was left behind by a test run that was killed.

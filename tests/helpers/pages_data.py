@@ -16,7 +16,7 @@ from lantern_pipeline.pages import race, study
 from lantern_pipeline.pages.study import CHECK, PAIR, Trial
 
 SCRIPT = "<script>document.title='stolen'</script><img src=x onerror=\"document.title='stolen'\"> & ring"
-PROMPTS = [Prompt("p0", "a red ring"), Prompt("p1", SCRIPT), Prompt("p2", "a [[data]] or [[policy]]")]
+PROMPTS = [Prompt("p0", "a red ring"), Prompt("p1", SCRIPT), Prompt("p2", "a {{ data }} or {% if %}")]
 RELAXED = {"acceptance": "additive", "k": 20, "neighbours": "l2", "delta": 0.1}
 SPECS = [
     MethodSpec.of("coupled", tree="chain3", drafts="coupled", method_id="coupled"),
@@ -86,7 +86,7 @@ TRIALS = [
 ]
 
 
-def build_study(seed=0, trials=TRIALS, question="is [[data]] or [[policy]] nicer?"):
+def build_study(seed=0, trials=TRIALS, question="is {{ data }} or {# this #} nicer?"):
     return study.build_page(trials, METHODS, question=question, seed=seed)
 
 

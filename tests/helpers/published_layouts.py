@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from conftest import DATA
+from helpers.paths import DATA
 from lantern.checkpoints.native import copy_tensors
-from lantern.checkpoints.target import target_places
+from lantern.checkpoints.target import map_target_parameters
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.vq16 import VQ16, VQ16Config
 
@@ -34,8 +34,8 @@ CONFIG = TargetConfig(
 def as_hugging_face(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same weights under the LANTERN authors' names; a test compares them with the authors' own file."""
     model = TargetModel(CONFIG)
-    copy_tensors(state, target_places(model, is_hugging_face=False), ORIGINAL)
-    return {name: part.clone() for name, part in target_places(model, is_hugging_face=True).items()}
+    copy_tensors(state, map_target_parameters(model, is_hugging_face=False), ORIGINAL)
+    return {name: part.clone() for name, part in map_target_parameters(model, is_hugging_face=True).items()}
 
 
 def read_original() -> dict[str, torch.Tensor]:

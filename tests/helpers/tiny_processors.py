@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import transformers
-from tiny_transformers import EMU3, FIRST_WORD, WORDS
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+
+from helpers.tiny_transformers import EMU3, FIRST_WORD, WORDS
 
 JANUS = {"<｜begin▁of▁sentence｜>": 0, "<｜▁pad▁｜>": 2, "<|User|>": 3, "<|Assistant|>": 4, "<image_placeholder>": 5}
 JANUS |= {"<begin_of_image>": 7, "<end_of_image>": 8, ":": 9}

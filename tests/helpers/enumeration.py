@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 import torch
-from table_world import Images, TableWorld
+
+from helpers.table_world import Images, TableWorld
 
 
 @dataclass
@@ -139,7 +140,7 @@ def merge(images: Images, weight: torch.Tensor) -> tuple[Images, torch.Tensor]:
     state = images.state
     columns = [images.lengths[:, None], images.tokens[:, : images.num_tokens]]
     known = torch.arange(images.drafter.max_depth) < state.counts
-    columns += [state.counts, state.drafts * known, ((state.labels * known[..., None]).flatten(1) * 1e6).round()]
+    columns += [state.counts, state.drafts * known, ((state.draft_probs * known[..., None]).flatten(1) * 1e6).round()]
     key = torch.cat([column.double() for column in columns], dim=1)
     unique, place = key.unique(dim=0, return_inverse=True)
     rows = torch.zeros(len(unique), dtype=torch.int64).scatter_(0, place, torch.arange(len(place)))

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from helpers.paths import ROOT
+from helpers.tiny_run import Workflow, without_time
 from lantern.io import load_tensors, save_tensors
-from tiny_run import ROOT, Workflow, without_time
 
 TABLE = "results/tiny/summary.csv"
 # Of the second repeat: the laws and the pictures are of the first, so that only quality and the tables follow.

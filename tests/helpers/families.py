@@ -15,16 +15,16 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from conftest import DATA
-from lantern.checkpoints.names import LLAMA_LAYER, layer_places
-from lantern.checkpoints.target import target_places
+from helpers.paths import DATA
+from lantern.checkpoints.names import LLAMA_LAYER, map_layer_parameters
+from lantern.checkpoints.target import map_target_parameters
 from lantern.models.emu3 import Emu3Tokenizer, Emu3TokenizerConfig
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.transformer import Layer
 from lantern.models.vq16 import VQ16, VQ16Config
 
 if TYPE_CHECKING:
-    from hub_server import HubServer
+    from helpers.hub_server import HubServer
 
 LLAMA = DATA / "llama"
 SPECIALS = {  # of tiny tokenizers: the tokens that a family's prompts name
@@ -61,7 +61,7 @@ def draw_c2i(ffn_hidden: int = 192) -> dict[str, torch.Tensor]:
     """LlamaGen for ten classes and 64 codes, of width 64 and depth 3, by the names of its original layout."""
     with torch.device("meta"):
         config = TargetConfig(64, 3, 4, vocab_size=64, num_prompt_ids=11, null_ids=(10,), ffn_width=ffn_hidden)
-        return draw_all(target_places(TargetModel(config), is_hugging_face=False))
+        return draw_all(map_target_parameters(TargetModel(config), is_hugging_face=False))
 
 
 def draw_llama(
@@ -72,7 +72,7 @@ def draw_llama(
         shapes = {f"{prefix}embed_tokens.weight": torch.empty(vocabulary, 64), f"{prefix}norm.weight": torch.empty(64)}
         layer = Layer(TargetConfig(64, 3, 4, num_kv_heads=num_kv_heads, ffn_width=ffn_hidden))
         for index in range(3):
-            shapes |= layer_places(layer, f"{prefix}layers.{index}", LLAMA_LAYER)
+            shapes |= map_layer_parameters(layer, f"{prefix}layers.{index}", LLAMA_LAYER)
     return draw_all(shapes, gain)
 
 

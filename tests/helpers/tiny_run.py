@@ -28,11 +28,11 @@ import torch_fidelity  # noqa: F401
 import yaml
 from filelock import FileLock
 
+from helpers.paths import ROOT
 from lantern_pipeline.runtime.fingerprint import code_fingerprint
 
-ROOT = Path(__file__).resolve().parents[2]
 PINS = ("requirements.lock.txt", "pyproject.toml")  # what the Makefile reads
-TINY = Path(__file__).parent / "tiny.yaml"
+TINY = ROOT / "tests" / "workflow" / "tiny.yaml"
 EXACT = ["autoregressive", "eagle2", "coupled", "jacobi", "hybrid"]
 METHODS = [*EXACT, "proximity-k20", "bounded-k4-delta0.2"]  # of the tiny config
 # What is measured with a clock: columns, or rows of a metric.
@@ -183,7 +183,8 @@ def run_script(address, path):
 def be_script(path):
     own_output()
     for name in [name for name in sys.modules if name.partition(".")[0] in ("lantern", "lantern_pipeline")]:
-        del sys.modules[name]
+        if name != "lantern.fused":  # a process registers its operations with PyTorch once
+            del sys.modules[name]
     runpy.run_path(path, run_name="__main__")
 
 
@@ -196,6 +197,7 @@ def know_fingerprints():
 
 def finished_run(folder):
     """The finished tiny run of a folder, made by the first that wants it; tests in several processes share it."""
+    folder.mkdir(exist_ok=True)
     workflow, printed = Workflow(folder / "run"), folder / "printed.txt"
     with FileLock(folder / "lock"):
         if not printed.exists():

@@ -1,0 +1,31 @@
+"""Every preset, and variants with parts that no preset has: what the tests and the check of a GPU run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lantern.methods import PRESETS, MethodSpec, acceptance_of, drafts_of, make_method
+
+VALUES = {"k": 4, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5, "window": 2}
+VALUES |= {"weight": 0.8, "budget": 0.1}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    # No delta of 0.2: its residual may be even over five codes, and rounding would decide whether one of them fits.
+    "lantern_official": ("lantern", {"residual": "official", "delta": 0.19}),
+    "lantern_matched": ("lantern", {"drafts": "sampled", "tree": "static", "residual": "matched"}),
+    "lantern_jensen_shannon": ("lantern", {"acceptance": "jensen_shannon"}),
+    "group_of_eagle": ("eagle1", {"acceptance": "group", "h": 2, "p_max": 0.5, "d_max": 1e9}),
+    "mixing_of_siblings": ("sjd_pac", {"acceptance": "mixing", "tree": "chain3k2d2"}),
+    "proximity_of_hybrid": ("hybrid", {"acceptance": "proximity", "k": 3}),
+    "additive_of_jacobi": ("jacobi", {"acceptance": "additive", "k": 4, "delta": 0.2, "tree": "chain9k3d1"}),
+}
+METHODS = [*PRESETS, *VARIANTS]
+
+
+def spec_of(name: str) -> MethodSpec:
+    """Return a preset or a variant with the parameters that it takes."""
+    preset, parts = VARIANTS.get(name, (name, {}))
+    known = {key: value for key, value in PRESETS[preset].items() if key != "window"} | parts
+    wanted = {**drafts_of(known.get("drafts")).parameters}
+    wanted |= acceptance_of(known.get("acceptance", "exact")).parameters
+    values = {key: VALUES[key] for key in wanted if key in VALUES and key not in known}
+    return make_method(preset, method_id=name, **values, **parts)

@@ -1,0 +1,256 @@
+"""What the parts of the check share: rows that are written at once, models on the device, graphs, and methods."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from full_size import RandomCaptions, name_of
+from kernels import TABLE_COLUMNS, XL
+from report import ROOT, rounded
+from timing import Timing, time_blocks
+
+import lantern
+from lantern.checkpoints.native import load_model
+from lantern.checkpoints.target import load_target
+from lantern.codebook import code_dtype, nearest_codes
+from lantern.decoding import Decoder
+from lantern.decoding_state import DecodingModels, DecodingState
+from lantern.methods import MethodSpec, make_method
+from lantern.models.draft import DraftModel
+from lantern.models.target import TargetConfig, TargetModel
+from lantern.models.transformer import cast_weights
+from lantern_pipeline.tables.predict import BANDWIDTH
+
+SMALL = TargetConfig(
+    dim=64, num_layers=2, num_heads=2, ffn_multiple=16, vocab_size=256, grid=4, num_text_tokens=8, caption_dim=16
+)
+FOLDER = ROOT / "models" / "embedded"
+NUM_NEAREST = 101
+
+
+@dataclass(frozen=True)
+class Check:
+    """One part's process.
+
+    Attributes:
+        part: letter of the part.
+        output: folder of the results.
+        device: where to measure.
+        is_tiny: whether models are small and blocks short, to try the code.
+    """
+
+    part: str
+    output: Path
+    device: torch.device
+    is_tiny: bool
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether the device has CUDA graphs; without them only eager calls are measured."""
+        return self.device.type == "cuda"
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Ways to run steps that are measured."""
+        return ("eager", "graph") if self.has_graphs else ("eager",)
+
+    def write(self, table: str, name: str, **values: Any) -> None:
+        """Append a row to `rows.jsonl`, complete on the disk when this returns.
+
+        Args:
+            table: name of the table on the page.
+            name: what was measured.
+            values: numbers and words; their names end in the unit.
+        """
+        row = {"part": self.part, "table": table, "name": name, **rounded(values)}
+        if not self.has_graphs and values.get("stepping") == "eager":
+            row["note"] = "eager only: no CUDA graphs on this device"
+        with (self.output / "rows.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        print(json.dumps(row), flush=True)
+
+    @contextmanager
+    def attempt(self, table: str, name: str) -> Iterator[None]:
+        """Write a row that says why, if a measurement fails, too little memory for example; go on with the next."""
+        try:
+            yield
+        except (RuntimeError, ValueError, NotImplementedError, ImportError) as error:
+            self.write(table, name, failed=f"{type(error).__name__}: {error}"[:300])
+
+    def time(self, call: Callable[[], object], num_calls: int = 50, **options: Any) -> Timing:
+        """Time a call by `time_blocks`; on tiny models in one block of two calls."""
+        if self.is_tiny:
+            return time_blocks(call, self.device, 2, num_blocks=1, warm_up_s=0)
+        return time_blocks(call, self.device, num_calls, **options)
+
+    def time_kernels(self, call: Callable[[], object], num_repeats: int = 20) -> Timing:
+        """Time one of many equal calls in a CUDA graph, so that launching them from Python does not count."""
+        if not self.has_graphs:
+            return self.time(call)
+        timing = self.time(capture(call, num_repeats), 10, warm_up_s=0.1)
+        return Timing(*(seconds / num_repeats for seconds in timing))
+
+    def describe(self) -> None:
+        """Write the row of the machine."""
+        found: dict[str, Any] = {"device": name_of(self.device), "torch": torch.__version__}
+        found |= {"python": platform.python_version(), "cores": os.cpu_count()}
+        if self.has_graphs:
+            properties = torch.cuda.get_device_properties(self.device)
+            found |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+            found |= {"memory_gib": properties.total_memory / 2**30}
+        self.write("machine", "machine", **found)
+
+    def peak_bandwidth(self) -> float | None:
+        """Bytes per second of the card's memory by its data sheet; None if the card is unknown."""
+        name = name_of(self.device).upper()
+        return next((value for card, value in BANDWIDTH.items() if card.upper() in name), None)
+
+    def xl(self, num_tokens: int = 256) -> TargetConfig:
+        """LlamaGen XL's sizes with images of a number of tokens, or tiny ones."""
+        if self.is_tiny:
+            return SMALL
+        return replace(XL, grid=int(num_tokens**0.5))
+
+
+def capture(call: Callable[[], object], num_repeats: int) -> Callable[[], None]:
+    """Return the replay of a CUDA graph of several equal calls."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(num_repeats):
+            call()
+    return graph.replay
+
+
+def make_models(
+    config: TargetConfig, device: torch.device, dtype: torch.dtype, scale: float = 1.0, *, is_prepared: bool = True
+) -> DecodingModels:
+    """Return models of random weights, made on the device as a GPU runs them, and a table of any other codes.
+
+    Args:
+        config: sizes of the target.
+        device: where the weights are made, all of one seed.
+        dtype: of the weights.
+        scale: factor of all matrices; a larger one makes distributions less flat, so that drafts are accepted.
+        is_prepared: whether the models are prepared for decoding.
+    """
+    torch.manual_seed(0)
+    with torch.device(device):
+        target = TargetModel(config).eval()
+    draft = DraftModel.from_target(target, 0).eval()
+    with torch.no_grad():
+        for parameter in [*target.parameters(), *draft.parameters()] if scale != 1 else []:
+            if parameter.dim() == 2:
+                parameter.mul_(scale)
+    codes = torch.arange(config.vocab_size, device=device)
+    table = (codes[:, None] + codes[1 : TABLE_COLUMNS + 1]) % len(codes)
+    models = DecodingModels(cast_weights(target, dtype), cast_weights(draft, dtype), table.to(code_dtype(len(table))))
+    if is_prepared:
+        models.target.prepare_for_decoding()
+        draft.prepare_for_decoding()
+    return models
+
+
+def models_for(models: DecodingModels, spec: MethodSpec) -> DecodingModels:
+    """Return the models with the table of nearest codes only if a method needs it."""
+    return models if spec.needs_nearest_codes else replace(models, nearest_codes=None)
+
+
+def chains(*lengths: int) -> list[MethodSpec]:
+    """Jacobi decoding on chains of some lengths."""
+    return [make_method("jacobi", tree=f"chain{length}", method_id=f"jacobi-chain{length}") for length in lengths]
+
+
+def methods_of(models: DecodingModels) -> list[MethodSpec]:
+    """Return what is timed at batch 1: a method of each kind, k as large as the papers', or as the table allows."""
+    table = models.nearest_codes
+    k = min(1000, table.shape[1] - 1)
+    return [
+        make_method("autoregressive"),
+        *chains(1, 3, 9, 15, 31),
+        make_method("jacobi", tree="jacobi_50", method_id="jacobi-50"),
+        make_method("hybrid"),
+        make_method("sjd"),
+        make_method("coupled", tree="chain3", method_id="coupled-chain3"),
+        make_method("eagle1", tree="chain3", method_id="eagle1-chain3"),
+        make_method("eagle1", method_id="eagle1-tree57"),
+        make_method("eagle2"),
+        make_method("lantern", k=k, delta=0.1),
+        make_method("lantern_pp", k=10, lambda_=2.0, method_id="lantern_pp-tree57"),
+    ]
+
+
+def load_embedded(
+    device: torch.device, dtype: torch.dtype = torch.float32, *, is_prepared: bool = True
+) -> DecodingModels:
+    """Load the shipped model and its table of nearest codes straight to a device.
+
+    On a CPU, unprepared models run the layer that a GPU runs: norms are not folded, and matrices are as stored.
+    """
+    draft = load_model(FOLDER / "drafter.safetensors", DraftModel, dtype, device)
+    models = DecodingModels(load_target(FOLDER / "target.safetensors", dtype, device), draft)
+    if is_prepared:
+        models.target.prepare_for_decoding()
+        draft.prepare_for_decoding()
+    codebook = lantern.load("embedded").tokenizer.codebook.detach()
+    table = nearest_codes(codebook.cpu(), NUM_NEAREST, "l2_normalised")
+    models.nearest_codes = table.to(device, code_dtype(len(table)))
+    return models
+
+
+def label(spec: MethodSpec) -> str:
+    """Return the name of a method in rows."""
+    return spec.method_id or spec.name
+
+
+@torch.inference_mode()
+def fill(decoder: Decoder, batch: int) -> DecodingState:
+    """Return a batch that has begun; all rows have one image's noise, which takes long to make."""
+    state, noise = decoder.allocate(batch), decoder.make_noise(0, "0")
+    captions = RandomCaptions(decoder.target.config).encode([""] * batch)
+    decoder.fill(state, range(batch), *captions, [noise] * batch)
+    return state
+
+
+def emitted_tokens(state: DecodingState) -> torch.Tensor:
+    """Return the tokens that a batch has emitted so far, int64 (batch, width), -1 behind them.
+
+    What a state holds there has no meaning, and differs after the steps that precede a capture.
+    """
+    is_emitted = torch.arange(state.tokens.shape[1], device=state.tokens.device) < state.lengths[:, None]
+    return state.tokens.masked_fill(~is_emitted, -1)
+
+
+def weight_bytes(models: DecodingModels) -> int:
+    """Bytes of the target's weights that a step of autoregressive decoding reads."""
+    return sum(
+        parameter.numel() * parameter.element_size()
+        for name, parameter in models.target.named_parameters()
+        if not name.startswith(("caption", "null_caption", "prompt_embedding", "token_embedding"))
+    )
+
+
+def free(device: torch.device) -> None:
+    """Give memory that is no longer in use back to the device."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def now() -> float:
+    """Seconds of a clock that only goes forward."""
+    return time.monotonic()

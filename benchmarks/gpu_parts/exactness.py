@@ -1,0 +1,101 @@
+"""Part D: exact methods in bfloat16 equal autoregressive decoding bit by bit, if its steps have as many rows.
+
+A product of 2 rows rounds otherwise than one of 20, in every engine without batch-invariant kernels. So Jacobi decoding
+on a chain is compared with steps of as many rows whose drafts are all missing, which must give the same images, and
+with plain autoregressive steps, from which it parts now and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from full_size import RandomCaptions
+from kernels import SAMPLING
+
+import lantern
+from gpu_parts.common import Check, chains, label, load_embedded, make_models
+from gpu_parts.equality import CAPTIONS
+from lantern.decoding import Decoder, make_decoder
+from lantern.decoding_state import DecodingModels, Generation
+from lantern.drafters.jacobi import JacobiDrafter, JacobiState
+from lantern.methods import MethodSpec, make_method
+from lantern.sampling import SamplingConfig
+from lantern.step import Proposal
+from lantern_pipeline.measure.losslessness import compare_with_autoregressive
+
+Generate = Callable[[Decoder], Generation]
+
+
+class PaddedDrafter(JacobiDrafter):
+    """A Jacobi drafter without drafts: steps have the rows of its tree, and emit one token each."""
+
+    def propose(self, state: JacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
+        """Propose the root, and -1, which is no draft, at all other nodes."""
+        proposal = super().propose(state, root, lengths)
+        proposal.tokens[:, 1:] = -1
+        return proposal
+
+
+def padded_decoder(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Decoder:
+    """Return a decoder of autoregressive steps with as many rows as a Jacobi method's tree has nodes."""
+    decoder = make_decoder(models, spec, sampling)
+    decoder.drafter = PaddedDrafter.make(models, spec, sampling)
+    return decoder
+
+
+def measure(check: Check) -> None:
+    """Compare two chains, on the shipped model and at the sizes of LlamaGen XL."""
+    shipped = lantern.load("embedded")
+    captions = shipped.encoder.encode([CAPTIONS[0]] if check.is_tiny else 2 * CAPTIONS)
+    sampling = SamplingConfig(1.0, 100, 1.0, "top_k_first", 3.0)
+    _compare(check, "embedded", load_embedded(check.device, torch.bfloat16), sampling, captions)
+    models = make_models(check.xl(), check.device, torch.bfloat16)
+    captions = RandomCaptions(models.target.config).encode([""] * (1 if check.is_tiny else 4))
+    _compare(check, "XL", models, SAMPLING, captions)
+
+
+def _compare(
+    check: Check,
+    size: str,
+    models: DecodingModels,
+    sampling: SamplingConfig,
+    captions: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    def generate(decoder: Decoder) -> Generation:
+        return decoder.generate(*captions, [decoder.make_noise(0, str(index)) for index in range(len(captions[0]))])
+
+    with check.attempt("bfloat16", size):
+        plain = generate(make_decoder(models, make_method("autoregressive"), sampling, records_margins=True))
+        for spec in chains(9) if check.is_tiny else chains(9, 15):
+            row = f"{size}, {label(spec)}"
+            with check.attempt("bfloat16", row):
+                _compare_chain(check, row, models, spec, sampling, generate, plain)
+
+
+def _compare_chain(
+    check: Check,
+    row: str,
+    models: DecodingModels,
+    spec: MethodSpec,
+    sampling: SamplingConfig,
+    generate: Generate,
+    plain: Generation,
+) -> None:
+    images = generate(make_decoder(models, spec, sampling))
+    padded = generate(padded_decoder(models, spec, sampling))
+    is_equal = (images.codes == padded.codes).all(1)
+    equality = compare_with_autoregressive(images.codes.cpu(), plain.codes.cpu(), plain.margins.cpu())
+    num_compared = int((equality.first_difference + ~equality.is_equal).sum())
+    margins = equality.margin_at_difference[~equality.is_equal].tolist()
+    check.write(
+        "bfloat16",
+        row,
+        images=len(is_equal),
+        equal_with_as_many_rows=int(is_equal.sum()),
+        is_right=bool(is_equal.all()),
+        equal_to_plain_steps=int(equality.is_equal.sum()),
+        share_of_tokens_that_part=float((~equality.is_equal).sum()) / num_compared,
+        margins_where_they_part=", ".join(f"{margin:.2g}" for margin in margins),
+        tokens_per_forward=images.codes.shape[1] / float(images.target_forwards.float().mean()),
+    )

@@ -1,0 +1,92 @@
+"""Part H: what compiled layers, a fused norm and attention to the slots in use bring to a step of LlamaGen XL."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from kernels import SAMPLING
+
+from gpu_parts.common import Check, chains, emitted_tokens, fill, free, label, make_models, models_for, now
+from gpu_parts.steps import run_step
+from lantern.decoding import make_decoder
+from lantern.decoding_state import DecodingModels
+from lantern.methods import MethodSpec, make_method
+from lantern.models.transformer import RMSNorm
+
+NUM_STEPS = 30
+
+
+def measure(check: Check) -> None:
+    """Measure each change beside the code as it is."""
+    methods = [make_method("autoregressive"), *chains(15)]
+    models = make_models(check.xl(), check.device, torch.bfloat16)
+    tokens = {label(spec): _measure_steps(check, models, spec, "as it is") for spec in methods}
+    del models
+    free(check.device)
+    with check.attempt("fusion", "norm in one kernel"), patch.object(RMSNorm, "forward", _fused_norm):
+        models = make_models(check.xl(), check.device, torch.bfloat16)
+        for spec in methods:
+            _measure_steps(check, models, spec, "norm in one kernel", tokens)
+        del models
+        free(check.device)
+    with check.attempt("fusion", "compiled layers"):
+        models = make_models(check.xl(), check.device, torch.bfloat16)
+        backend = "inductor" if check.has_graphs else "eager"  # on a CPU, whether the layers can be traced
+        models.target.run_nodes = torch.compile(models.target.run_nodes, backend=backend, fullgraph=True, dynamic=False)
+        for spec in methods:
+            _measure_steps(check, models, spec, f"compiled layers ({backend})", tokens)
+        del models
+        free(check.device)
+    _measure_slots(check)
+
+
+def _fused_norm(norm: RMSNorm, x: torch.Tensor) -> torch.Tensor:
+    return F.rms_norm(x, (norm.dim,), norm.weight, norm.eps)
+
+
+def _measure_steps(
+    check: Check,
+    models: DecodingModels,
+    spec: MethodSpec,
+    change: str,
+    expected: dict[str, torch.Tensor | None] | None = None,
+) -> torch.Tensor | None:
+    """Write the row of a method with a change; return the tokens after some steps, None if they failed."""
+    row = f"{label(spec)}, {change}"
+    with check.attempt("fusion", row):
+        begun = now()
+        decoder = make_decoder(models_for(models, spec), spec, SAMPLING)
+        state = fill(decoder, 1)
+        preparation_s = now() - begun
+        for _ in range(2 if check.is_tiny else NUM_STEPS):
+            run_step(decoder, state)
+        tokens = emitted_tokens(state)
+        timing = check.time(lambda: run_step(decoder, state))
+        values: dict[str, Any] = {"stepping": decoder.runner.mode, "ms": 1000 * timing.median}
+        before = expected and expected[label(spec)]
+        if before is not None:
+            values["has_same_tokens"] = torch.equal(tokens, before)
+        check.write("fusion", row, preparation_s=preparation_s, **values)
+        return tokens
+    return None
+
+
+def _measure_slots(check: Check) -> None:
+    """Time autoregressive steps that attend to the first slots of a cache for images of 1024 tokens."""
+    models = make_models(check.xl(1024), check.device, torch.bfloat16)
+    spec = make_method("autoregressive")
+    for batch in (1,) if check.is_tiny else (1, 16):
+        for num_slots in (16, None) if check.is_tiny else (256, 512, 768, None):
+            row = f"batch {batch}, {num_slots or 'all'} slots"
+            with check.attempt("slots", row):
+                decoder = make_decoder(models_for(models, spec), spec, SAMPLING, stepping="eager")
+                state = decoder.allocate(batch)
+                state.cache.limit(num_slots or decoder.num_slots)
+                if check.has_graphs:
+                    decoder = decoder.stepped("graph")
+                    decoder.runner.prepare(decoder.step, state)
+                timing = check.time(lambda decoder=decoder, state=state: run_step(decoder, state))
+                check.write("slots", row, stepping=decoder.runner.mode, ms=1000 * timing.median)

@@ -1,0 +1,46 @@
+"""What the check expects on an H100. All of it is estimated: kernels were counted, their times come from others' cards.
+
+Times of kernels: see docs/gpu.md. A number that the check measures replaces its estimate.
+"""
+
+from __future__ import annotations
+
+COPY_GB_PER_S = 3000.0
+ATTENTION_US = 4.0
+ATTENTION_BYTES_PER_S = 50e9  # of one block, which reads the keys and values of a head
+TOP_K_US = 55.0  # of up to 20 rows
+GEMM_US = 1.6
+GEMM_BYTES_PER_S = 2.4e12
+# Milliseconds of a step in a graph without Triton's kernels, 256 tokens, batch 1, LlamaGen XL, guided, bfloat16.
+STEP_MS = {
+    "autoregressive": 1.8,
+    "jacobi-chain9": 2.0,
+    "jacobi-chain15": 2.0,
+    "jacobi-50": 2.5,
+    "coupled-chain3": 2.5,
+    "eagle1-chain3": 2.6,
+    "eagle1-tree57": 4.0,
+    "sjd": 2.2,
+    "eagle2": 4.0,
+    "lantern": 4.3,
+    "lantern_pp-tree57": 4.1,
+}
+# The same at 1024 tokens and several images: (method, batch) -> milliseconds.
+BATCH_MS = {
+    ("autoregressive", 16): 5.0,
+    ("jacobi-chain9", 16): 6.8,
+    ("jacobi-50", 16): 18.0,
+    ("autoregressive", 64): 13.5,
+    ("jacobi-chain9", 64): 23.0,
+    ("jacobi-50", 64): 72.0,
+}
+
+
+def gemm_us(num_bytes: int) -> float:
+    """Microseconds of a matrix product of few rows, which reads weights of a number of bytes."""
+    return GEMM_US + 1e6 * num_bytes / GEMM_BYTES_PER_S
+
+
+def attention_us(num_bytes: int) -> float:
+    """Microseconds of attention to the keys and values of a head, of a number of bytes."""
+    return ATTENTION_US + 1e6 * num_bytes / ATTENTION_BYTES_PER_S

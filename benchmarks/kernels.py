@@ -1,0 +1,181 @@
+"""Kernels that a decoding step launches on a GPU, counted without a GPU.
+
+    python benchmarks/kernels.py                        # at the sizes of LlamaGen XL, guided, in bfloat16, batch 1
+    python benchmarks/kernels.py --output counts.json   # as JSON too
+
+The step runs on fake CUDA tensors, which have a device, a dtype and a shape, but neither values nor memory. An
+operation that is no view counts as one kernel, after composite operations are decomposed. Top-k of many rows counts as
+`TOP_K_KERNELS`. A sort or a cumulative sum counts as one, although it may launch more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from lantern import fused
+from lantern.codebook import code_dtype
+from lantern.decoding import make_decoder
+from lantern.decoding_state import DecodingModels
+from lantern.methods import MethodSpec, make_method
+from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES
+from lantern.models.draft import DraftConfig, DraftModel
+from lantern.models.target import TargetConfig, TargetModel
+from lantern.models.transformer import cast_weights
+from lantern.sampling import SamplingConfig
+
+XL = TargetConfig(
+    **LLAMAGEN_SIZES["XL"],
+    ffn_multiple=FFN_MULTIPLE,
+    vocab_size=16384,
+    grid=16,
+    num_text_tokens=120,
+    caption_dim=2048,
+)
+SAMPLING = SamplingConfig(1.0, 1000, 1.0, "top_k_first", 7.5)  # LlamaGen's
+TABLE_COLUMNS = 1001  # LANTERN's k of 1000, and one more that the authors' residuals read
+# Operations with a CUDA kernel of their own, which PyTorch decomposes on other devices.
+ATTENTION = "scaled_dot_product_attention"
+FUSED = (ATTENTION, "_fused_rms_norm")
+VIEWS = ("_unsafe_view",)  # views that the schema does not call so
+# PyTorch divides a row of top-k among several blocks if rows are many and long: (rows at least, columns at least).
+# Source: aten/src/ATen/native/cuda/TensorTopK.cu.
+MANY_BLOCKS = ((4001, 400), (800, 800), (200, 3000), (80, 5000), (41, 8000), (21, 10000), (1, 20000))
+TOP_K_KERNELS = 21
+
+
+class KernelCount(TorchDispatchMode):
+    """Counts the kernels that a block launches on a GPU, on whatever device it runs.
+
+    Attributes:
+        by_name: number of kernels by the name of their operation.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_name: Counter[str] = Counter()
+
+    @property
+    def total(self) -> int:
+        """Number of kernels so far."""
+        return self.by_name.total()
+
+    def __torch_dispatch__(
+        self, function: Any, types: object, arguments: tuple = (), options: dict | None = None
+    ) -> object:
+        """Run an operation, or its parts if it is a composite one, and count it."""
+        options = options or {}
+        name = function.overloadpacket.__name__
+        if function.namespace == "aten" and name not in FUSED:
+            with self:
+                result = function.decompose(*arguments, **options)
+            if result is not NotImplemented:
+                return result
+        result = function(*arguments, **options)
+        if name == ATTENTION:  # fused attention gives the nodes of a row side by side, heads within
+            result = result.transpose(1, 2).contiguous().transpose(1, 2)
+        is_computed = function._schema.is_mutable or any(isinstance(part, torch.Tensor) for part in tree_leaves(result))
+        if is_computed and not function.is_view and name not in VIEWS:
+            self.by_name[name] += _top_k_kernels(arguments[0]) if name == "topk" else 1
+        return result
+
+
+def _top_k_kernels(values: torch.Tensor) -> int:
+    columns = values.shape[-1]
+    num_rows = values.numel() // columns
+    least = next(least for rows, least in MANY_BLOCKS if num_rows >= rows)
+    return TOP_K_KERNELS if columns >= least else 1
+
+
+def to_fake(owner: object, fake: FakeTensorMode, device: str) -> None:
+    """Replace the tensors of an object, and of its parts, by fake tensors on a device, in place."""
+    parts = vars(owner) if hasattr(owner, "__dict__") else owner
+    for name, part in parts.items() if isinstance(parts, dict) else enumerate(parts):
+        if isinstance(part, torch.device):
+            parts[name] = torch.device(device)
+        elif isinstance(part, torch.Tensor):
+            is_meta = part.device.type == "meta"
+            parts[name] = FakeTensor(fake, part, torch.device(device)) if is_meta else fake.from_tensor(part).to(device)
+        elif isinstance(part, list | dict | torch.nn.Module) or type(part).__module__.startswith("lantern."):
+            to_fake(part, fake, device)
+
+
+def random_models(config: TargetConfig, dtype: torch.dtype) -> DecodingModels:
+    """Return a target of random weights, its draft model and a table of nearest codes, not prepared for decoding."""
+    target = cast_weights(TargetModel(config).eval(), dtype)
+    draft = cast_weights(DraftModel(DraftConfig.of(config)).eval(), dtype)
+    columns = min(TABLE_COLUMNS, config.num_codes - 1)
+    table = torch.zeros(config.num_codes, columns, dtype=code_dtype(config.num_codes))
+    return DecodingModels(target, draft, table)
+
+
+def count_kernels(
+    make_models: Callable[[], DecodingModels], spec: MethodSpec, sampling: SamplingConfig, batch: int = 1
+) -> Counter[str]:
+    """Count the kernels of one step on a GPU, by the name of their operation.
+
+    Args:
+        make_models: makes models that are not prepared for decoding, such as `random_models`, on the meta device, so
+            that they take no memory.
+        spec: the method.
+        sampling: temperature, filters and guidance.
+        batch: number of images.
+    """
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.device("meta"):
+        models = make_models()
+    to_fake(models, fake, "cpu")
+    decoder = make_decoder(models, spec, sampling, stepping="eager")  # its tree is real, and read here
+    with fake, torch.inference_mode():
+        to_fake(decoder, fake, "cuda")
+        for model in (models.target, models.draft):
+            if model is not None:
+                model.prepare_for_decoding()
+        state = decoder.allocate(batch)
+        with KernelCount() as kernels:
+            decoder.step(state)
+    return kernels.by_name
+
+
+def main() -> None:
+    """Print the number of kernels of a step of each of some methods, by PyTorch alone and with Triton's kernels."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, help="file for the counts")
+    options = parser.parse_args()
+    methods: list[tuple[str, dict[str, Any]]] = [
+        ("autoregressive", {}),
+        *(("jacobi", {"tree": tree}) for tree in ("chain9", "chain15", "jacobi_50")),
+        ("sjd", {}),
+        ("coupled", {"tree": "chain3"}),
+        ("eagle1", {"tree": "chain3"}),
+        ("eagle1", {}),
+        ("eagle2", {}),
+        ("lantern", {"k": 1000, "delta": 0.1}),
+        ("lantern_pp", {"k": 10, "lambda_": 2.0}),
+    ]
+    counts = {}
+    for name, parts in methods:
+        spec = make_method(name, **parts)
+        row = counts[f"{name} {spec.tree or ''}".strip()] = {}
+        for kind, is_usable in (("pytorch", fused.is_usable), ("triton", lambda device: device.type == "cuda")):
+            with patch.object(fused, "is_usable", is_usable):
+                row[kind] = count_kernels(partial(random_models, XL, torch.bfloat16), spec, SAMPLING).total()
+        print(f"{name:<16} {spec.tree or '':<16} {row['pytorch']:>5} {row['triton']:>5}", flush=True)
+    if options.output:
+        report = {"benchmark": "kernels", "torch": torch.__version__, "kernels_per_step": counts}
+        options.output.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

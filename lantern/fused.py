@@ -1,0 +1,159 @@
+"""Operations that run as one Triton kernel each on a GPU, instead of several PyTorch operations.
+
+They are used if Triton is installed and they give the same results as PyTorch's operations on the device. This is
+checked once per process. Otherwise, or if the environment variable LANTERN_FUSED is 0, PyTorch's operations run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from types import ModuleType
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+log = logging.getLogger(__name__)
+
+_is_equal: dict[torch.device, bool] = {}  # whether the kernels passed the check on a device
+
+torch.library.define(
+    "lantern::turn_and_write", "(Tensor(a!) qkv, Tensor rotary, Tensor(b!) vectors, Tensor places) -> ()"
+)
+torch.library.define("lantern::silu_times", "(Tensor gate_up) -> Tensor")
+torch.library.define("lantern::make_noise", "(Tensor key, int first, int num_values, bool is_gumbel) -> Tensor")
+
+
+@torch.library.impl("lantern::turn_and_write", "CUDA")
+def _turn_and_write(*arguments: torch.Tensor) -> None:
+    with torch.cuda.device(arguments[0].device):  # Triton launches on the current device, not on that of its arguments
+        _kernels().turn_and_write(*arguments)
+
+
+@torch.library.impl("lantern::silu_times", "CUDA")
+def _silu_times(gate_up: torch.Tensor) -> torch.Tensor:
+    with torch.cuda.device(gate_up.device):
+        return _kernels().silu_times(gate_up)
+
+
+@torch.library.impl("lantern::make_noise", "CUDA")
+def _make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool) -> torch.Tensor:
+    with torch.cuda.device(key.device):
+        return _kernels().make_noise(key, first, num_values, is_gumbel)
+
+
+@torch.library.register_fake("lantern::turn_and_write")
+def _turn_and_write_of_shapes(*_: torch.Tensor) -> None:
+    """Return nothing, like the operation."""
+
+
+@torch.library.register_fake("lantern::silu_times")
+def _silu_times_of_shapes(gate_up: torch.Tensor) -> torch.Tensor:
+    return gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+
+
+@torch.library.register_fake("lantern::make_noise")
+def _make_noise_of_shapes(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool) -> torch.Tensor:
+    return torch.empty(num_values, device=key.device)
+
+
+def turn_and_write(qkv: torch.Tensor, rotary: torch.Tensor, vectors: torch.Tensor, places: torch.Tensor) -> None:
+    """Rotate queries and keys (RoPE), and write keys and values to a layer's cache.
+
+    Args:
+        qkv: queries, keys and values side by side, (rows, heads * head_dim). Queries are rotated in place.
+        rotary: rotations, complex64 (n, 1, head_dim / 2), where n divides the number of rows. Row r is rotated by r %
+            n.
+        vectors: the vectors of a `LayerCache`, (slots of all heads, head_dim).
+        places: slots of the keys, then of the values, int64 (rows, 2 * key/value heads), as `KVCache.places` returns
+            them.
+    """
+    torch.ops.lantern.turn_and_write(qkv, rotary, vectors, places)
+
+
+def silu_times(gate_up: torch.Tensor) -> torch.Tensor:
+    """Return SiLU(gate) * up, (rows, width).
+
+    Args:
+        gate_up: gate and up side by side, (rows, 2 * width).
+    """
+    return torch.ops.lantern.silu_times(gate_up)
+
+
+def make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool) -> torch.Tensor:
+    """Return the noise of `lantern.philox.noise_values`, float32 (num_values,).
+
+    Args:
+        key: int64 (2,), with the bits of the generator's key.
+        first: index of the first value.
+        num_values: number of values.
+        is_gumbel: whether the noise is Gumbel noise, not uniform noise.
+    """
+    return torch.ops.lantern.make_noise(key, first, num_values, is_gumbel)
+
+
+def is_usable(device: torch.device) -> bool:
+    """Return whether these operations may be called on a device."""
+    if device.type != "cuda" or not torch.cuda.is_available() or os.environ.get("LANTERN_FUSED") == "0":
+        return False
+    if device not in _is_equal:
+        if type(torch.empty(0, device=device)) is not torch.Tensor:  # fake tensors have no values to compare
+            return False
+        _is_equal[device] = _passes_check(device)
+    return _is_equal[device]
+
+
+def _passes_check(device: torch.device) -> bool:
+    """Return whether the kernels give the results of PyTorch's operations on small inputs. Log the reason if not."""
+    try:
+        with torch.cuda.device(device):
+            check(_kernels(), device)
+    except Exception as error:  # Triton is missing, finds no compiler, or does not know the device
+        log.warning("fused kernels are not used on %s: %s: %s", device, type(error).__name__, str(error)[:200])
+        return False
+    return True
+
+
+def check(kernels: ModuleType, device: torch.device) -> None:
+    """Compare the kernels with operations of PyTorch and numpy on small inputs.
+
+    Args:
+        kernels: the module `lantern.triton_kernels`.
+        device: device on which the kernels run.
+
+    Raises:
+        AssertionError: the results differ by more than rounding.
+    """
+    generator = torch.Generator().manual_seed(0)
+    num_heads, num_kv_heads, head_dim, num_rows, num_turns = 4, 2, 24, 6, 3
+    num_turned = (num_heads + num_kv_heads) * head_dim
+    angles = torch.randn(num_turns, 1, head_dim // 2, generator=generator)
+    rotary = torch.polar(torch.ones_like(angles), angles).to(device)
+    places = torch.randperm(40, generator=generator)[: num_rows * 2 * num_kv_heads].view(num_rows, -1).to(device)
+    for dtype in (torch.float32, torch.bfloat16):
+        atol, rtol = (1e-6, 1e-5) if dtype == torch.float32 else (1e-3, 2e-2)
+        qkv = torch.randn(num_rows, num_turned + num_kv_heads * head_dim, generator=generator).to(device, dtype)
+        expected, vectors = qkv.clone(), torch.zeros(2, 40, head_dim, dtype=dtype, device=device)
+        pairs = expected[:, :num_turned].view(-1, num_turns, num_turned // head_dim, head_dim // 2, 2)
+        pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * rotary))
+        vectors[0].index_put_((places,), expected[:, num_heads * head_dim :].view(num_rows, -1, head_dim))
+        kernels.turn_and_write(qkv, rotary, vectors[1], places)
+        found, wanted = (part[:, : num_heads * head_dim] for part in (qkv, expected))
+        torch.testing.assert_close(found, wanted, atol=atol, rtol=rtol)
+        torch.testing.assert_close(vectors[1], vectors[0], atol=atol, rtol=rtol)
+        gate, up = qkv.chunk(2, dim=1)
+        torch.testing.assert_close(kernels.silu_times(qkv), F.silu(gate) * up, atol=atol, rtol=rtol)
+    raw = np.random.Philox(key=np.array([1, 2**64 - 2], dtype=np.uint64)).random_raw(2000)[5:]
+    uniform = torch.from_numpy(((raw >> np.uint64(11)) + 0.5) * 2.0**-53)
+    key = torch.tensor([1, -2], device=device)
+    for is_gumbel, expected in ((False, uniform), (True, -(-uniform.log()).log())):
+        found = kernels.make_noise(key, 5, len(raw), is_gumbel)
+        torch.testing.assert_close(found.cpu(), expected.float(), atol=1e-7, rtol=1e-6)
+
+
+def _kernels() -> ModuleType:
+    """Return the module of the kernels, which needs Triton."""
+    from lantern import triton_kernels
+
+    return triton_kernels

@@ -1,0 +1,131 @@
+"""Kernels that Triton compiles for a GPU. `lantern.fused` decides when they replace PyTorch's operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 1024  # number of values that one program computes
+
+
+@triton.jit
+def _turn_and_write(
+    qkv,
+    rotary,
+    vectors,
+    places,
+    num_rotary,
+    num_queries,
+    num_turned,
+    num_heads,
+    half: tl.constexpr,
+    block: tl.constexpr,
+):
+    """Process one head of one row.
+
+    Queries and keys are rotated. A query is written in place, a key or a value to a slot of the cache.
+    """
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    pair = tl.arange(0, block)
+    is_pair = pair < half
+    source = qkv + (row * num_heads + head) * 2 * half + 2 * pair
+    even = tl.load(source, mask=is_pair, other=0.0).to(tl.float32)
+    odd = tl.load(source + 1, mask=is_pair, other=0.0).to(tl.float32)
+    if head < num_turned:
+        angle = rotary + (row % num_rotary) * 2 * half + 2 * pair
+        cos = tl.load(angle, mask=is_pair, other=0.0)
+        sin = tl.load(angle + 1, mask=is_pair, other=0.0)
+        turned = even * cos - odd * sin
+        odd = even * sin + odd * cos
+        even = turned
+    if head < num_queries:
+        tl.store(source, even.to(qkv.dtype.element_ty), mask=is_pair)
+        tl.store(source + 1, odd.to(qkv.dtype.element_ty), mask=is_pair)
+    else:
+        place = tl.load(places + row * (num_heads - num_queries) + head - num_queries)
+        target = vectors + place * 2 * half + 2 * pair
+        tl.store(target, even.to(vectors.dtype.element_ty), mask=is_pair)
+        tl.store(target + 1, odd.to(vectors.dtype.element_ty), mask=is_pair)
+
+
+@triton.jit
+def _silu_times(gate_up, product, width, block: tl.constexpr):
+    """Process a block of one row. SiLU and then the product are rounded, as by two PyTorch operations."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    is_column = column < width
+    gate = tl.load(gate_up + row * 2 * width + column, mask=is_column, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + column, mask=is_column, other=0.0).to(tl.float32)
+    silu = (gate / (1 + tl.exp(-gate))).to(product.dtype.element_ty).to(tl.float32)
+    tl.store(product + row * width + column, (silu * up).to(product.dtype.element_ty), mask=is_column)
+
+
+@triton.jit
+def _noise(key, noise, first, num_values, is_gumbel: tl.constexpr, block: tl.constexpr):
+    """Process a block of counters of numpy's Philox generator, which give four values each. See `lantern.philox`."""
+    index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    a = (first // 4 + 1 + index).to(tl.uint64)
+    b = tl.full([block], 0, tl.uint64)
+    c = tl.full([block], 0, tl.uint64)
+    d = tl.full([block], 0, tl.uint64)
+    key_0, key_1 = tl.load(key).to(tl.uint64, bitcast=True), tl.load(key + 1).to(tl.uint64, bitcast=True)
+    step_0, step_1 = tl.full([], 0x9E3779B97F4A7C15, tl.uint64), tl.full([], 0xBB67AE8584CAA73B, tl.uint64)
+    factor_0, factor_1 = (
+        tl.full([block], 0xD2E7470EE14C6C93, tl.uint64),
+        tl.full([block], 0xCA5A826395121157, tl.uint64),
+    )
+    for _ in tl.static_range(10):
+        high_a, low_a = tl.umulhi(a, factor_0), a * factor_0
+        high_c, low_c = tl.umulhi(c, factor_1), c * factor_1
+        a = high_c ^ b ^ key_0
+        c = high_a ^ d ^ key_1
+        b = low_c
+        d = low_a
+        key_0 += step_0
+        key_1 += step_1
+    place = 4 * index - first % 4
+    _store_noise(noise, place, a, num_values, is_gumbel)
+    _store_noise(noise, place + 1, b, num_values, is_gumbel)
+    _store_noise(noise, place + 2, c, num_values, is_gumbel)
+    _store_noise(noise, place + 3, d, num_values, is_gumbel)
+
+
+@triton.jit
+def _store_noise(noise, place, bits, num_values, is_gumbel: tl.constexpr):
+    value = ((bits >> 11).to(tl.int64).to(tl.float64) + 0.5) * 1.1102230246251565e-16  # 2^-53
+    value = tl.minimum(value, tl.full([], 0.9999999999999999, tl.float64))  # 1 - 2^-53, which float32 would round to 1
+    if is_gumbel:
+        value = -tl.log(-tl.log(value))
+    tl.store(noise + place, value.to(tl.float32), mask=(place >= 0) & (place < num_values))
+
+
+def turn_and_write(qkv: torch.Tensor, rotary: torch.Tensor, vectors: torch.Tensor, places: torch.Tensor) -> None:
+    """See `lantern.fused.turn_and_write`."""
+    half, num_new = rotary.shape[-1], places.shape[1]
+    num_heads = qkv.shape[1] // (2 * half)
+    sizes = (len(rotary), num_heads - num_new, num_heads - num_new // 2, num_heads)
+    launch: Any = _turn_and_write
+    launch[(len(qkv), num_heads)](
+        qkv, torch.view_as_real(rotary), vectors, places, *sizes, half, triton.next_power_of_2(half), num_warps=1
+    )
+
+
+def silu_times(gate_up: torch.Tensor) -> torch.Tensor:
+    """See `lantern.fused.silu_times`."""
+    width = gate_up.shape[1] // 2
+    product = gate_up.new_empty(len(gate_up), width)
+    launch: Any = _silu_times
+    launch[(len(gate_up), triton.cdiv(width, BLOCK))](gate_up, product, width, BLOCK)
+    return product
+
+
+def make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool) -> torch.Tensor:
+    """See `lantern.fused.make_noise`."""
+    noise = torch.empty(num_values, device=key.device)
+    num_counters = triton.cdiv(num_values + first % 4, 4)
+    launch: Any = _noise
+    launch[(triton.cdiv(num_counters, BLOCK // 4),)](key, noise, first, num_values, is_gumbel, BLOCK // 4)
+    return noise

@@ -1,0 +1,29 @@
+"""Decoders of every preset and variant, on tiny models; `benchmarks/every_method.py` lists them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import torch
+from every_method import spec_of
+
+from helpers.tiny_models import make_prompts
+from lantern.decoding import Decoder, make_decoder
+from lantern.decoding_state import DecodingModels, Generation
+from lantern.sampling import SamplingConfig
+
+
+def decoder_of(models: DecodingModels, name: str, temperature: float = 1.0, **options) -> Decoder:
+    return make_decoder(models, spec_of(name), SamplingConfig(temperature, top_k=8, cfg_scale=2.0), **options)
+
+
+def make_batches(decoder: Decoder, models: DecodingModels) -> list[tuple]:
+    """Two batches of three prompts, with their noise."""
+    features, mask = make_prompts(models, 6)
+    noise = [decoder.make_noise(7, f"prompt-{i}") for i in range(6)]
+    return [(features[part], mask[part], noise[part]) for part in (slice(0, 3), slice(3, 6))]
+
+
+def assert_equal(found: Generation, expected: Generation) -> None:
+    for field in fields(expected):
+        assert torch.equal(getattr(found, field.name), getattr(expected, field.name)), field.name

@@ -1,0 +1,111 @@
+"""Checks that the examples of docs/extending.md work. `test_extending.py` runs each in a copy that has the example."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import torch
+import yaml
+from full_size import make_spec
+
+import lantern
+from helpers.configs import load_config, typed_config
+from helpers.figure_tables import SETTINGS, make_summary
+from helpers.paths import ROOT
+from helpers.tiny_models import generate, make_models
+from helpers.tiny_processors import make_emu3_processor
+from helpers.tiny_quality import BASELINE, NUM, OPTIONS, TOKENS, VOCAB, make_parts, make_records, measure
+from helpers.tiny_transformers import make_tiny
+from lantern.acceptance.verifiers import make_verifier
+from lantern.methods import PRESETS, make_method
+from lantern.prompts import Prompt
+from lantern.sampling import SamplingConfig
+from lantern_pipeline.config.figures import figure_table
+from lantern_pipeline.config.methods import expand_methods
+from lantern_pipeline.config.paths import RunPlan
+from lantern_pipeline.data.tables import method_columns
+from lantern_pipeline.fetch.entries import parse_entries
+from lantern_pipeline.figures.tradeoff import split_curves
+from lantern_pipeline.measure.measuring_models import MeasuringModels, load_parts
+from lantern_pipeline.measure.output_distribution import VerifiedNodes
+from lantern_pipeline.measure.registry import loading_modules
+from lantern_pipeline.measure.total_variation import distribution_of_method
+from lantern_pipeline.tables.comparisons import OF_IMAGES
+from lantern_pipeline.tables.method_labels import label_method, method_colour
+from lantern_pipeline.tables.summary import SUMMARY_COLUMNS
+
+
+def config_of(folder: Path, *overlays: Path, **changes: object):
+    """Return the checked config of overlays and of some more keys."""
+    (folder / "more.yaml").write_text(yaml.safe_dump(changes))
+    return typed_config(load_config([ROOT / "config.yaml", *overlays, folder / "more.yaml"]))
+
+
+def random_nodes(num_nodes: int, vocab: int) -> VerifiedNodes:
+    """Return nodes with one sampled draft each."""
+    logits = 1.5 * torch.randn(2, num_nodes, vocab, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    target, draft = logits[0].softmax(-1), (logits[0] + logits[1]).softmax(-1)
+    image = torch.arange(num_nodes) % 5
+    return VerifiedNodes(target, draft, draft.topk(1).indices, image, depths=torch.zeros_like(image))
+
+
+def check_acceptance(folder: Path) -> None:
+    """The preset decodes, and has a label, a colour, a curve, a total variation and a place in the benchmark."""
+    config = config_of(folder, methods=[{"preset": "autoregressive"}, {"preset": "typical", "floor": [0.1, 0.3]}])
+    specs = [run.spec for run in expand_methods(config)][1:]
+    assert [spec.method_id for spec in specs] == ["typical-floor0.1", "typical-floor0.3"]
+    assert label_method(specs[0].to_dict()) == "Medusa floor 0.1"
+    assert method_colour("typical") not in {method_colour(name) for name in PRESETS if name != "typical"}
+    curves = split_curves(pd.DataFrame([method_columns(spec.to_dict()) for spec in specs]))
+    assert set(curves["curve"]) == {"Medusa: floor 0.1–0.3"}
+    assert make_spec("typical").parameters == {"floor": 0.5}
+
+    models = make_models()
+    exact = generate(models, make_method("eagle1", tree="chain3"))
+    relaxed = generate(models, specs[0])
+    assert relaxed.codes.shape == exact.codes.shape
+    assert relaxed.target_forwards.sum() < exact.target_forwards.sum()
+    greedy = [generate(models, spec, temperature=0.0).codes for spec in (specs[0], make_method("autoregressive"))]
+    assert torch.equal(*greedy)
+
+    nodes = random_nodes(20, 24)
+    kind, found = distribution_of_method(nodes, make_verifier(specs[0], SamplingConfig()), 10, 0)
+    assert kind == "enumeration" and 0 < found.tv_from(nodes.target_probs).mean() < 1
+
+
+def check_metric(folder: Path) -> None:
+    """The metric is measured, and is in the summary and in the paired comparisons."""
+    choices = config_of(folder).metrics
+    assert "measure/contrast.py" in loading_modules(choices)
+    metrics = choices.model_copy(update={"fidelity": None, "clip": None, "prompt_accuracy": False})
+    models = MeasuringModels(**make_parts(), scores=list(load_parts(metrics, {}, "cpu").values()))
+    prompts = [Prompt(str(number), "a red circle") for number in range(NUM)]
+    codes = torch.randint(VOCAB, (NUM, TOKENS), generator=torch.Generator().manual_seed(0))
+    records = {BASELINE.method_id: make_records(codes, BASELINE, prompts)}
+    rows, images = measure(records, prompts, None, models, **OPTIONS)
+    assert 0 < rows["contrast"][0] < 1 and images["contrast"].nunique() == NUM
+    assert {"contrast", "contrast_low", "contrast_high"} <= set(SUMMARY_COLUMNS) and "contrast" in OF_IMAGES
+
+
+def check_figure(folder: Path) -> None:
+    """The figure is in the table with its caption, and draws a line per method."""
+    from lantern_pipeline.figures.lengths import draw_lengths
+
+    config = config_of(folder)
+    figure = figure_table(RunPlan(config, parse_entries(config.resource_entries)))["lengths"]
+    assert "20 prompts of the set seen" in figure.caption.format(prompts="20 prompts", prompt_set="seen")
+    (axes,) = draw_lengths(make_summary(), SETTINGS).axes
+    assert len(axes.containers) == len(axes.get_yticklabels()) == 4
+
+
+def check_family(folder: Path) -> None:
+    """A tiny model of the family generates images, and its card fills in a config."""
+    model, _ = make_tiny("emu3")
+    ours = lantern.from_transformers(model, make_emu3_processor(), family="emu3_square", grid=4)
+    expected, found = (ours.generate("a red fox", method=name).codes for name in ("autoregressive", "jacobi"))
+    assert expected.shape == (1, 16) and torch.equal(found, expected)
+
+    config = config_of(folder, ROOT / "experiments" / "emu3.yaml", model="emu3-square")
+    assert (config.text.encoder, config.target.checkpoint) == ("emu3_square", "emu3_square")
+    assert "emu3_square" in config.resource_entries and config.tokenizer.grid == 32

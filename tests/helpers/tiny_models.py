@@ -1,0 +1,85 @@
+"""Tiny random models, on which every method runs in milliseconds, and images of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from lantern.codebook import nearest_codes
+from lantern.decoding import Decoder, make_decoder
+from lantern.decoding_state import DecodingModels, DecodingState, Generation
+from lantern.methods import MethodSpec
+from lantern.models.draft import DraftConfig, DraftModel
+from lantern.models.target import TargetConfig, TargetModel
+from lantern.noise import ImageNoise
+from lantern.sampling import SamplingConfig
+
+
+def make_models(
+    vocab_size: int = 12,
+    grid: int = 4,
+    seed: int = 0,
+    scale: float = 6.0,
+    line_end: int | None = None,
+    is_prepared: bool = True,
+) -> DecodingModels:
+    """A random target, a random draft model and a random codebook's nearest codes.
+
+    The heads are scaled up so that distributions are far from uniform, and the vocabulary is small, so that drafts of
+    a random draft model are accepted now and then. With a `line_end`, the last token ends lines of codes.
+    """
+    torch.manual_seed(seed)
+    config = TargetConfig(
+        dim=32,
+        num_layers=2,
+        num_heads=2,
+        vocab_size=vocab_size,
+        grid=grid,
+        num_text_tokens=5,
+        caption_dim=16,
+        ffn_multiple=16,
+        line_end=line_end,
+    )
+    target = TargetModel(config).eval()
+    draft = DraftModel(DraftConfig.of(config)).eval()
+    with torch.no_grad():
+        for parameter in [*target.parameters(), *draft.parameters()]:
+            if parameter.dim() == 2:
+                parameter.mul_(scale)
+        draft.token_embedding.weight.copy_(target.token_embedding.weight)
+        draft.from_hidden.weight.copy_(torch.eye(config.dim))
+    table = nearest_codes(torch.randn(config.num_codes, 4), k=config.num_codes - 1)
+    if is_prepared:
+        target.prepare_for_decoding()
+        draft.prepare_for_decoding()
+    return DecodingModels(target, draft, table)
+
+
+def make_prompts(models: DecodingModels, batch: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Left-padded random caption features and their mask, of various lengths."""
+    config = models.target.config
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(batch, config.num_text_tokens, config.caption_dim, generator=generator)
+    lengths = torch.arange(batch) % config.num_text_tokens + 1
+    mask = torch.arange(config.num_text_tokens) >= config.num_text_tokens - lengths[:, None]
+    return features * mask[..., None], mask
+
+
+def generate(
+    models: DecodingModels, spec: MethodSpec, rows: Iterable[int] = range(5), observer=None, **sampling
+) -> Generation:
+    """Images "prompt-0" and so on, of five prompts in turn, guided by 2 unless told otherwise."""
+    decoder = make_decoder(models, spec, SamplingConfig(**{"cfg_scale": 2.0, **sampling}))
+    decoder.observer = observer
+    features, mask = make_prompts(models, 5)
+    prompts = [row % 5 for row in rows]
+    noise = [decoder.make_noise(7, f"prompt-{row}") for row in rows]
+    return decoder.generate(features[prompts], mask[prompts], noise)
+
+
+def start(decoder: Decoder, features: torch.Tensor, mask: torch.Tensor, fields: Sequence[ImageNoise]) -> DecodingState:
+    """State of a batch of prompts with image token 0 emitted."""
+    state = decoder.allocate(len(fields))
+    decoder.fill(state, range(len(fields)), features, mask, fields)
+    return state

@@ -1,0 +1,14 @@
+"""Records of images that tiny models generate from a few prompts."""
+
+from __future__ import annotations
+
+from lantern.generation import generate_records
+from lantern.prompts import Prompt
+from lantern.text_encoders.words import WordEmbeddingEncoder
+
+PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass", "a cat", "sand"])]
+
+
+def make_records(decoder, batch_size, prompts=PROMPTS, **options):
+    encoder = WordEmbeddingEncoder(None, 16, 5, 0)
+    return generate_records(decoder, prompts, encoder, run_seed=3, batch_size=batch_size, **options)
