@@ -102,10 +102,10 @@ def make_adapter_config(size: str, grid: int | None, **changes: int) -> AdapterC
     names |= {"num_key_value_heads": "num_kv_heads", "intermediate_size": "ffn_width"}
     known = {theirs: sizes[name] for theirs, name in names.items()}
     known |= {"vocab_size": sizes["num_prompt_ids"], "pad_token_id": 0}
-    if row.turns_by_grid:  # GLM-Image's config.json, which the class does not repeat
+    if row.uses_grid_rope:  # GLM-Image's config.json, which the class does not repeat
         known["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     layers = getattr(transformers, row.layers_class).config_class(**known)
-    is_guided = not row.turns_by_grid
+    is_guided = not row.uses_grid_rope
     return AdapterConfig(
         **sizes,
         vocab_size=card.images.codebook_size + ("line_end" in row.target),
@@ -116,7 +116,7 @@ def make_adapter_config(size: str, grid: int | None, **changes: int) -> AdapterC
         layers_class=row.layers_class,
         settings={**layers.to_diff_dict(), "vocabulary_map": {}},
         head_width=sizes["dim"] if row.target.get("has_mlp_head") else 0,
-        turns_by_grid=row.turns_by_grid,
+        uses_grid_rope=row.uses_grid_rope,
     )
 
 

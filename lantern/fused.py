@@ -19,16 +19,16 @@ log = logging.getLogger(__name__)
 _is_equal: dict[torch.device, bool] = {}  # whether the kernels passed the check on a device
 
 torch.library.define(
-    "lantern::turn_and_write", "(Tensor(a!) qkv, Tensor rotary, Tensor(b!) vectors, Tensor places) -> ()"
+    "lantern::rotate_and_write", "(Tensor(a!) qkv, Tensor rotary, Tensor(b!) vectors, Tensor flat_slots) -> ()"
 )
 torch.library.define("lantern::silu_times", "(Tensor gate_up) -> Tensor")
 torch.library.define("lantern::make_noise", "(Tensor key, int first, int num_values, bool is_gumbel) -> Tensor")
 
 
-@torch.library.impl("lantern::turn_and_write", "CUDA")
-def _turn_and_write(*arguments: torch.Tensor) -> None:
+@torch.library.impl("lantern::rotate_and_write", "CUDA")
+def _rotate_and_write(*arguments: torch.Tensor) -> None:
     with torch.cuda.device(arguments[0].device):  # Triton launches on the current device, not on that of its arguments
-        _kernels().turn_and_write(*arguments)
+        _kernels().rotate_and_write(*arguments)
 
 
 @torch.library.impl("lantern::silu_times", "CUDA")
@@ -43,8 +43,8 @@ def _make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool)
         return _kernels().make_noise(key, first, num_values, is_gumbel)
 
 
-@torch.library.register_fake("lantern::turn_and_write")
-def _turn_and_write_of_shapes(*_: torch.Tensor) -> None:
+@torch.library.register_fake("lantern::rotate_and_write")
+def _rotate_and_write_of_shapes(*_: torch.Tensor) -> None:
     """Return nothing, like the operation."""
 
 
@@ -58,7 +58,7 @@ def _make_noise_of_shapes(key: torch.Tensor, first: int, num_values: int, is_gum
     return torch.empty(num_values, device=key.device)
 
 
-def turn_and_write(qkv: torch.Tensor, rotary: torch.Tensor, vectors: torch.Tensor, places: torch.Tensor) -> None:
+def rotate_and_write(qkv: torch.Tensor, rotary: torch.Tensor, vectors: torch.Tensor, flat_slots: torch.Tensor) -> None:
     """Rotate queries and keys (RoPE), and write keys and values to a layer's cache.
 
     Args:
@@ -66,10 +66,9 @@ def turn_and_write(qkv: torch.Tensor, rotary: torch.Tensor, vectors: torch.Tenso
         rotary: rotations, complex64 (n, 1, head_dim / 2), where n divides the number of rows. Row r is rotated by r %
             n.
         vectors: the vectors of a `LayerCache`, (slots of all heads, head_dim).
-        places: slots of the keys, then of the values, int64 (rows, 2 * key/value heads), as `KVCache.places` returns
-            them.
+        flat_slots: slots of the keys, then of the values, int64 (rows, 2 * key/value heads), from `KVCache.flat_slots`
     """
-    torch.ops.lantern.turn_and_write(qkv, rotary, vectors, places)
+    torch.ops.lantern.rotate_and_write(qkv, rotary, vectors, flat_slots)
 
 
 def silu_times(gate_up: torch.Tensor) -> torch.Tensor:
@@ -130,15 +129,15 @@ def check(kernels: ModuleType, device: torch.device) -> None:
     num_turned = (num_heads + num_kv_heads) * head_dim
     angles = torch.randn(num_turns, 1, head_dim // 2, generator=generator)
     rotary = torch.polar(torch.ones_like(angles), angles).to(device)
-    places = torch.randperm(40, generator=generator)[: num_rows * 2 * num_kv_heads].view(num_rows, -1).to(device)
+    flat_slots = torch.randperm(40, generator=generator)[: num_rows * 2 * num_kv_heads].view(num_rows, -1).to(device)
     for dtype in (torch.float32, torch.bfloat16):
         atol, rtol = (1e-6, 1e-5) if dtype == torch.float32 else (1e-3, 2e-2)
         qkv = torch.randn(num_rows, num_turned + num_kv_heads * head_dim, generator=generator).to(device, dtype)
         expected, vectors = qkv.clone(), torch.zeros(2, 40, head_dim, dtype=dtype, device=device)
         pairs = expected[:, :num_turned].view(-1, num_turns, num_turned // head_dim, head_dim // 2, 2)
         pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * rotary))
-        vectors[0].index_put_((places,), expected[:, num_heads * head_dim :].view(num_rows, -1, head_dim))
-        kernels.turn_and_write(qkv, rotary, vectors[1], places)
+        vectors[0].index_put_((flat_slots,), expected[:, num_heads * head_dim :].view(num_rows, -1, head_dim))
+        kernels.rotate_and_write(qkv, rotary, vectors[1], flat_slots)
         found, wanted = (part[:, : num_heads * head_dim] for part in (qkv, expected))
         torch.testing.assert_close(found, wanted, atol=atol, rtol=rtol)
         torch.testing.assert_close(vectors[1], vectors[0], atol=atol, rtol=rtol)

@@ -46,11 +46,11 @@ class LayerCache:
         keys, values = self.vectors.view(self.shape)[:, :, :, : self._num_used].unbind(0)
         return keys, values
 
-    def write(self, places: torch.Tensor, new: torch.Tensor) -> None:
+    def write(self, flat_slots: torch.Tensor, new: torch.Tensor) -> None:
         """Takes the keys and values of nodes, (rows * nodes, 2 * heads, head_dim), keys first, at the places that
-        `KVCache.places` gives.
+        `KVCache.flat_slots` gives.
         """
-        self.vectors.index_put_((places,), new)
+        self.vectors.index_put_((flat_slots,), new)
 
 
 class KVCache:
@@ -86,9 +86,9 @@ class KVCache:
         # Where the slots of a row, (captions, batch, 1, 1), and of a key or value of a head, (2 * heads,), begin.
         heads = torch.arange(2 * num_captions * batch * num_heads, device=visible.device) * num_slots
         self._begins = heads.view(2, num_captions, batch, 1, num_heads).permute(1, 2, 3, 0, 4).flatten(3)
-        places = torch.arange(1, num_slots + 1, device=visible.device)  # column of a window of nodes that begin at 0
+        columns = torch.arange(1, num_slots + 1, device=visible.device)  # column of a window of nodes that begin at 0
         is_seen = F.pad(visible, (0, num_slots - num_text), value=True)
-        self._places = torch.where(is_seen, places, HIDDEN)[:, :, None]
+        self._columns = torch.where(is_seen, columns, HIDDEN)[:, :, None]
         self.num_used = num_slots
 
     def limit(self, num_used: int) -> None:
@@ -109,11 +109,11 @@ class KVCache:
         seen, but for the hidden caption rows; of the nodes' own slots, which begin at `begin`, int64 (batch,), what the
         window (batch or 1, nodes, slots of the nodes + 2) says, see `window_table`; of what lies behind nothing.
         """
-        columns = (self._places[:, :, :, : self.num_used] - begin[:, None, None]).clamp_(0, window.shape[2] - 1)
+        columns = (self._columns[:, :, :, : self.num_used] - begin[:, None, None]).clamp_(0, window.shape[2] - 1)
         shape = (*columns.shape[:2], window.shape[1], -1)
         return window.expand(*shape).gather(3, columns.expand(*shape)).flatten(0, 1)[:, None]
 
-    def places(self, slots: torch.Tensor) -> torch.Tensor:
+    def flat_slots(self, slots: torch.Tensor) -> torch.Tensor:
         """Where slots int64 (batch, n) of all captions stand in `LayerCache.vectors`: int64 (captions * batch * n,
         2 * heads).
         """
@@ -124,8 +124,8 @@ class KVCache:
         row.
         """
         vectors = self.entries.flatten(1, -2)
-        moved = vectors.index_select(1, self.places(source).flatten())
-        vectors.index_copy_(1, self.places(target).flatten(), moved)
+        moved = vectors.index_select(1, self.flat_slots(source).flatten())
+        vectors.index_copy_(1, self.flat_slots(target).flatten(), moved)
 
     def copy_rows(self, rows: torch.Tensor, other: KVCache) -> None:
         """Replaces images `rows`, int64 (n,), none twice, in place by the n of another cache with at most as many
@@ -133,7 +133,7 @@ class KVCache:
         overwritten.
         """
         self.entries[..., : other.num_slots, :].index_copy_(3, rows, other.entries)
-        self._places[..., : other.num_slots].index_copy_(1, rows, other._places)
+        self._columns[..., : other.num_slots].index_copy_(1, rows, other._columns)
 
 
 def repeat_rows(x: torch.Tensor, num_rows: int) -> torch.Tensor:

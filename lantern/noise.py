@@ -191,8 +191,8 @@ class NoiseField:
             return
         self._ends[row] = end
         for stream, values in self._values.items():
-            places = torch.arange(begin, end, device=values.device) % self.window + row * self.window
-            values.index_copy_(0, places, image.read(stream, begin, end).to(values.device))
+            held = torch.arange(begin, end, device=values.device) % self.window + row * self.window
+            values.index_copy_(0, held, image.read(stream, begin, end).to(values.device))
         if end == self.num_positions:
             self._images[row] = None
 
@@ -211,7 +211,7 @@ class NoiseField:
         noise = self._read(stream, positions).gather(-1, slots.expand_as(positions)[..., None]).squeeze(-1)
         return noise.clamp_(max=1 - 2.0**-24)  # in float32 the largest round to 1
 
-    def draw(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    def sample(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """A code, int64 (batch, n), of each of some distributions (batch, n, vocab), normalised or not, by one uniform
         number each, where Gumbel noise for every slot would be too much: of a uniform stream, at `positions` (batch,
         n), from `slots` (batch or 1, n) that no other draw there reads. Without mass the last code is drawn.
@@ -222,8 +222,8 @@ class NoiseField:
         return torch.searchsorted(cumulative, level, right=True).squeeze(-1).clamp_(max=probs.shape[-1] - 1)
 
     def _read(self, stream: str, positions: torch.Tensor) -> torch.Tensor:
-        places = positions.clamp(max=self.num_positions - 1)
+        held = positions.clamp(max=self.num_positions - 1)
         if self.window < self.num_positions:
-            places = places % self.window
-        flat = (places + self._row_offsets).flatten()
+            held = held % self.window
+        flat = (held + self._row_offsets).flatten()
         return self._values[stream].index_select(0, flat).view(*positions.shape, -1)

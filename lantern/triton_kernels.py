@@ -12,11 +12,11 @@ BLOCK = 1024  # number of values that one program computes
 
 
 @triton.jit
-def _turn_and_write(
+def _rotate_and_write(
     qkv,
     rotary,
     vectors,
-    places,
+    flat_slots,
     num_rotary,
     num_queries,
     num_turned,
@@ -26,7 +26,7 @@ def _turn_and_write(
 ):
     """Process one head of one row.
 
-    Queries and keys are rotated. A query is written in place, a key or a value to a slot of the cache.
+    Queries and keys are rotated. A query is written in flat_slot, a key or a value to a slot of the cache.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pair = tl.arange(0, block)
@@ -45,8 +45,8 @@ def _turn_and_write(
         tl.store(source, even.to(qkv.dtype.element_ty), mask=is_pair)
         tl.store(source + 1, odd.to(qkv.dtype.element_ty), mask=is_pair)
     else:
-        place = tl.load(places + row * (num_heads - num_queries) + head - num_queries)
-        target = vectors + place * 2 * half + 2 * pair
+        flat_slot = tl.load(flat_slots + row * (num_heads - num_queries) + head - num_queries)
+        target = vectors + flat_slot * 2 * half + 2 * pair
         tl.store(target, even.to(vectors.dtype.element_ty), mask=is_pair)
         tl.store(target + 1, odd.to(vectors.dtype.element_ty), mask=is_pair)
 
@@ -86,30 +86,30 @@ def _noise(key, noise, first, num_values, is_gumbel: tl.constexpr, block: tl.con
         d = low_a
         key_0 += step_0
         key_1 += step_1
-    place = 4 * index - first % 4
-    _store_noise(noise, place, a, num_values, is_gumbel)
-    _store_noise(noise, place + 1, b, num_values, is_gumbel)
-    _store_noise(noise, place + 2, c, num_values, is_gumbel)
-    _store_noise(noise, place + 3, d, num_values, is_gumbel)
+    flat_slot = 4 * index - first % 4
+    _store_noise(noise, flat_slot, a, num_values, is_gumbel)
+    _store_noise(noise, flat_slot + 1, b, num_values, is_gumbel)
+    _store_noise(noise, flat_slot + 2, c, num_values, is_gumbel)
+    _store_noise(noise, flat_slot + 3, d, num_values, is_gumbel)
 
 
 @triton.jit
-def _store_noise(noise, place, bits, num_values, is_gumbel: tl.constexpr):
+def _store_noise(noise, flat_slot, bits, num_values, is_gumbel: tl.constexpr):
     value = ((bits >> 11).to(tl.int64).to(tl.float64) + 0.5) * 1.1102230246251565e-16  # 2^-53
     value = tl.minimum(value, tl.full([], 0.9999999999999999, tl.float64))  # 1 - 2^-53, which float32 would round to 1
     if is_gumbel:
         value = -tl.log(-tl.log(value))
-    tl.store(noise + place, value.to(tl.float32), mask=(place >= 0) & (place < num_values))
+    tl.store(noise + flat_slot, value.to(tl.float32), mask=(flat_slot >= 0) & (flat_slot < num_values))
 
 
-def turn_and_write(qkv: torch.Tensor, rotary: torch.Tensor, vectors: torch.Tensor, places: torch.Tensor) -> None:
-    """See `lantern.fused.turn_and_write`."""
-    half, num_new = rotary.shape[-1], places.shape[1]
+def rotate_and_write(qkv: torch.Tensor, rotary: torch.Tensor, vectors: torch.Tensor, flat_slots: torch.Tensor) -> None:
+    """See `lantern.fused.rotate_and_write`."""
+    half, num_new = rotary.shape[-1], flat_slots.shape[1]
     num_heads = qkv.shape[1] // (2 * half)
     sizes = (len(rotary), num_heads - num_new, num_heads - num_new // 2, num_heads)
-    launch: Any = _turn_and_write
+    launch: Any = _rotate_and_write
     launch[(len(qkv), num_heads)](
-        qkv, torch.view_as_real(rotary), vectors, places, *sizes, half, triton.next_power_of_2(half), num_warps=1
+        qkv, torch.view_as_real(rotary), vectors, flat_slots, *sizes, half, triton.next_power_of_2(half), num_warps=1
     )
 
 

@@ -91,7 +91,7 @@ def custom_generate(
         processors: dict[str, Any] = {type(part).__name__: part for part in logits_processor}
         sampling = _sampling_of(processors, generation_config.do_sample)
         ids, mask, negative = _prompts_of(input_ids, model_kwargs.get("attention_mask"), processors.get(_GUIDANCE))
-        if FAMILIES[row].turns_by_grid:
+        if FAMILIES[row].uses_grid_rope:
             sizes = _grids_of(model, input_ids, model_kwargs, generation_config, sampling, given)
         else:
             sizes = _shape_of(model, row, input_ids, given)

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpu_parts.common import Check, capture, free, now
 from gpu_parts.predicted import COPY_GB_PER_S, TOP_K_US, attention_us, gemm_us
-from lantern.models.transformer import RMSNorm, turn_
+from lantern.models.transformer import RMSNorm, apply_rotary_
 from lantern.sampling import filter_logits
 from lantern_pipeline.tables.predict import KERNEL_US, LAUNCH_US
 
@@ -160,7 +160,7 @@ def _measure_small_kernels(check: Check) -> None:
     calls = {
         "norm as decoding runs it": lambda: norm(x),
         "norm, one kernel": lambda: F.rms_norm(x, (config.dim,), norm.weight, config.norm_eps),
-        "rotary embedding": lambda: turn_(pairs, rotary),
+        "rotary embedding": lambda: apply_rotary_(pairs, rotary),
     }
     for name, call in calls.items():
         with check.attempt("small kernels", name):

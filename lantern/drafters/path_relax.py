@@ -45,11 +45,11 @@ class ChainNoise:
         image_positions, image_slots = self._of_images(positions, slots)
         return self.noise.fresh(stream, image_positions, image_slots).view_as(positions)
 
-    def draw(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """See `NoiseField.draw`."""
+    def sample(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """See `NoiseField.sample`."""
         image_positions, image_slots = self._of_images(positions, slots)
         image_probs = probs.view(*image_positions.shape, -1)
-        return self.noise.draw(stream, image_probs, image_positions, image_slots).view_as(positions)
+        return self.noise.sample(stream, image_probs, image_positions, image_slots).view_as(positions)
 
     def _of_images(self, positions: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         shift = torch.arange(self.num_chains, device=slots.device)[:, None] * self.num_slots

@@ -168,7 +168,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         remaining = draft_probs[:, wide].scatter(-1, drafts[:, wide, None], 0.0)
         for rank in range(1, self.num_siblings):
             slots = self._steps[:, wide] * self.num_siblings + rank
-            token = noise.draw("sibling", remaining, positions[:, wide], slots)
+            token = noise.sample("sibling", remaining, positions[:, wide], slots)
             token = token.masked_fill(remaining.gather(-1, token[..., None]).squeeze(-1) == 0, -1)
             yield F.pad(token, (0, self.max_depth - self._num_wide))
             remaining = remaining.scatter(-1, token.clamp(min=0)[..., None], 0.0)
@@ -183,13 +183,13 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
             weights = outcome.scores.weights.index_select(1, self._chain)
             return (weights + noise.gumbel("draft", positions)).argmax(-1)
         if (self.coupling, self.threshold) == ("none", None):
-            return noise.draw("redraw", probs, positions, self._steps)
+            return noise.sample("redraw", probs, positions, self._steps)
         drafts = outcome.proposal.tokens.index_select(1, self._chain[1:])
         assert outcome.proposal.draft_probs is not None
         draft_probs = outcome.proposal.draft_probs.index_select(1, self._chain_inner)
         is_kept, residual = self._keep(noise, probs[:, :-1], drafts, draft_probs, positions[:, :-1])
         residual = torch.cat([residual, probs[:, -1:]], dim=1)  # the last node is followed by no draft
-        sampled = noise.draw("redraw", residual, positions, self._steps)
+        sampled = noise.sample("redraw", residual, positions, self._steps)
         return torch.where(F.pad(is_kept, (0, 1)), F.pad(drafts, (0, 1)), sampled)
 
     def _keep(

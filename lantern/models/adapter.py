@@ -25,13 +25,13 @@ class AdapterConfig(TargetConfig):
     """Sizes of a target of transformers, and what its layers are made of anew.
 
     `layers_class`: name of the layers' class; `settings`: what its config class is made of. `head_width`: channels
-    inside a head of two matrices, 0 of one. `turns_by_grid`: channels are turned by time, row and column.
+    inside a head of two matrices, 0 of one. `uses_grid_rope`: channels are turned by time, row and column.
     """
 
     layers_class: str = ""
     settings: Mapping[str, object] = field(default_factory=dict)
     head_width: int = 0
-    turns_by_grid: bool = False
+    uses_grid_rope: bool = False
 
 
 class TransformersTarget(Target):
@@ -62,7 +62,7 @@ class TransformersTarget(Target):
         self.negative: tuple[torch.Tensor, torch.Tensor] | None = None
         num_tokens, dim = parts.tokens.shape
         self.token_embedding = nn.Embedding(num_tokens, dim, _weight=parts.tokens.detach(), _freeze=True)
-        self.register_buffer("positions", grid_positions(config) if config.turns_by_grid else None, persistent=False)
+        self.register_buffer("positions", grid_positions(config) if config.uses_grid_rope else None, persistent=False)
 
     @property
     def is_head_linear(self) -> bool:
@@ -95,10 +95,10 @@ class TransformersTarget(Target):
         return self._call(x, rows, prefix_mask(mask, x.shape[1], x.dtype), None)
 
     def run_nodes(
-        self, x: torch.Tensor, slots: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor, cache: KVCache
+        self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
         """See `Target.run_nodes`."""
-        rows = rotary_rows.repeat(len(x) // len(rotary_rows), 1)
+        rows = rotary_positions.repeat(len(x) // len(rotary_positions), 1)
         return self._call(x, rows, mask, _Slots(cache, slots)).view(-1, *slots.shape, x.shape[2])
 
     def _call(self, x: torch.Tensor, rows: torch.Tensor, mask: torch.Tensor, past: _Slots | None) -> torch.Tensor:
@@ -144,7 +144,7 @@ def adapt(model: PreTrainedModel, family: str, *, grid: int, **sizes: Any) -> Tr
         "layers_class": type(parts.layers).__name__,
         "settings": _settings(parts.layers.config),
         "head_width": 0 if isinstance(parts.head, nn.Linear) else parts.head[0].out_features,
-        "turns_by_grid": row.turns_by_grid,
+        "uses_grid_rope": row.uses_grid_rope,
     }
     return TransformersTarget(AdapterConfig(**{**sizes, **found}), parts).to(device)
 
@@ -206,7 +206,8 @@ class _Slots:
     is_compileable, is_sliding = False, [False]
 
     def __init__(self, cache: KVCache, slots: torch.Tensor) -> None:
-        self._layers, self._places = cache.layers, cache.places(slots)
+        self._layers = cache.layers
+        self._flat_slots = cache.flat_slots(slots)
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object
@@ -214,7 +215,7 @@ class _Slots:
         """Takes those of the new nodes, (rows, heads, nodes, head_dim), and gives those of the slots that are read."""
         past = self._layers[layer_idx]
         both = torch.cat([keys, values], dim=1).transpose(1, 2)  # (rows, nodes, 2 * heads, head_dim)
-        past.write(self._places, both.flatten(0, 1))
+        past.write(self._flat_slots, both.flatten(0, 1))
         return past.read()
 
     def get_seq_length(self, *_: object) -> int:

@@ -105,21 +105,21 @@ class DraftModel(StoredModel):
         tokens: torch.Tensor,
         hidden: torch.Tensor,
         slots: torch.Tensor,
-        rotary_rows: torch.Tensor,
+        rotary_positions: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
         """Runs new nodes behind what the cache holds; arguments and result as in `Target.extend`, but for
         `hidden`, (captions, batch, nodes, dim): the hidden states that predicted the tokens.
         """
-        return self._run(self.from_hidden(hidden).add_(self.embed(tokens)), slots, rotary_rows, mask, cache)
+        return self._run(self.from_hidden(hidden).add_(self.embed(tokens)), slots, rotary_positions, mask, cache)
 
     def _run(
-        self, x: torch.Tensor, slots: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor, cache: KVCache
+        self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
         """What fc made of nodes, (captions, batch, nodes, dim), which it changes into their hidden states."""
         layer = self.decoding_layer or DecodingLayer(self.layer)
-        rotary, places = gather_rotary(self.rotary, rotary_rows), cache.places(slots)
-        layer(x.view(-1, x.shape[-1]), rotary, group_mask(mask, layer), cache.layers[0], places)
+        rotary, flat_slots = gather_rotary(self.rotary, rotary_positions), cache.flat_slots(slots)
+        layer(x.view(-1, x.shape[-1]), rotary, group_mask(mask, layer), cache.layers[0], flat_slots)
         return x
 
     def prepare_for_decoding(self) -> DraftModel:

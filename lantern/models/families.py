@@ -75,7 +75,7 @@ class Family:
         prompt: form of its prompts.
         take_apart: returns the parts of a model. Its arguments are the model, and the id of the line end or None.
         target: fields of a `TargetConfig` that all models of the family share.
-        turns_by_grid: whether rotary positions are (time, row, column).
+        uses_grid_rope: whether rotary positions are (time, row, column).
     """
 
     model_class: str
@@ -83,7 +83,7 @@ class Family:
     prompt: PromptForm
     take_apart: Callable[[Any, int | None], Parts]
     target: Mapping[str, Any] = field(default_factory=dict)
-    turns_by_grid: bool = False
+    uses_grid_rope: bool = False
 
     @property
     def small_grid(self) -> int:
@@ -263,6 +263,6 @@ FAMILIES: dict[str, Family] = {
         ),
         take_apart=_glm_image,
         target={"small_grid": 16},
-        turns_by_grid=True,
+        uses_grid_rope=True,
     ),
 }

@@ -59,7 +59,7 @@ class Target(StoredModel):
         raise NotImplementedError
 
     def run_nodes(
-        self, x: torch.Tensor, slots: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor, cache: KVCache
+        self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
         """Embedded nodes (rows, nodes, dim), which it may change -> hidden states (captions, batch, nodes, dim); other
         arguments as in `extend`.
@@ -154,15 +154,22 @@ class Target(StoredModel):
         return KVCache(visible, num_layers, num_slots, (num_kv_heads, head_dim), self.dtype)
 
     def extend(
-        self, cache: KVCache, tokens: torch.Tensor, slots: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor
+        self,
+        cache: KVCache,
+        tokens: torch.Tensor,
+        slots: torch.Tensor,
+        rotary_positions: torch.Tensor,
+        mask: torch.Tensor,
     ) -> torch.Tensor:
         """Runs new nodes behind what the cache holds, which takes their keys and values: hidden states after the final
         norm, (captions, batch, nodes, dim); not to be differentiated.
 
-        `tokens`, `slots` of their keys and values, and `rotary_rows` of the rotary table: int64, (batch, nodes).
+        `tokens`, `slots` of their keys and values, and `rotary_positions` of the rotary table: int64, (batch, nodes).
         `mask`: additive, (rows, 1, nodes, slots), see `KVCache.mask`.
         """
-        return self.run_nodes(repeat_rows(self.token_embedding(tokens), len(mask)), slots, rotary_rows, mask, cache)
+        return self.run_nodes(
+            repeat_rows(self.token_embedding(tokens), len(mask)), slots, rotary_positions, mask, cache
+        )
 
     def prepare_for_decoding(self) -> Target:
         """Makes the model faster to decode with, in place, where it can be."""
@@ -244,14 +251,14 @@ class TargetModel(Target):
         return self.final_norm(x)
 
     def run_nodes(
-        self, x: torch.Tensor, slots: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor, cache: KVCache
+        self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
         """See `Target.run_nodes`; changes x."""
-        x, rotary, places = x.flatten(0, 1), gather_rotary(self.rotary, rotary_rows), cache.places(slots)
+        x, rotary, flat_slots = x.flatten(0, 1), gather_rotary(self.rotary, rotary_positions), cache.flat_slots(slots)
         layers = self.decoding_layers or [DecodingLayer(layer) for layer in self.layers]
         mask = group_mask(mask, layers[0])
         for layer, past in zip(layers, cache.layers, strict=True):
-            layer(x, rotary, mask, past, places)
+            layer(x, rotary, mask, past, flat_slots)
         return self.final_norm(x).view(-1, *slots.shape, x.shape[1])
 
     def prepare_for_decoding(self) -> TargetModel:

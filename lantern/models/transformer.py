@@ -169,12 +169,12 @@ class DecodingLayer:
         self.kernels: dict[int, tuple] = {}  # number of rows -> the four kernels, which follow from it
 
     def __call__(
-        self, x: torch.Tensor, rotary: torch.Tensor, mask: torch.Tensor, past: LayerCache, places: torch.Tensor
+        self, x: torch.Tensor, rotary: torch.Tensor, mask: torch.Tensor, past: LayerCache, flat_slots: torch.Tensor
     ) -> None:
         """Changes x, (rows * nodes, dim), in place to what `Layer.forward` returns; not to be differentiated.
 
         `rotary`: complex64, (batch * nodes, 1, head_dim / 2), the same for all captions. `mask`: additive, of
-        `group_mask`. `past` takes the nodes' keys and values at `places`, see `KVCache.places`.
+        `group_mask`. `past` takes the nodes' keys and values at `flat_slots`, see `KVCache.flat_slots`.
         """
         dim, heads, kv_heads, head_dim = x.shape[1], self.num_heads, self.num_kv_heads, self.head_dim
         make_qkv, add_attention_, make_gate_up, add_ffn_ = self.kernels.get(len(x)) or self._choose_kernels(len(x))
@@ -184,10 +184,10 @@ class DecodingLayer:
             both = turned.view(-1, heads + kv_heads, head_dim)
             both.copy_(self.qk_norm(both))
         if self.is_fused:
-            fused.turn_and_write(qkv, rotary, past.vectors, places)
+            fused.rotate_and_write(qkv, rotary, past.vectors, flat_slots)
         else:
-            turn_(turned.view(-1, rotary.shape[0], heads + kv_heads, rotary.shape[2], 2), rotary)
-            past.write(places, qkv[:, dim:].view(len(qkv), -1, head_dim))
+            apply_rotary_(turned.view(-1, rotary.shape[0], heads + kv_heads, rotary.shape[2], 2), rotary)
+            past.write(flat_slots, qkv[:, dim:].view(len(qkv), -1, head_dim))
         query = qkv[:, :dim].view(mask.shape[0], -1, heads, head_dim)
         add_attention_(x, attend(query, *past.read(), mask).reshape(x.shape))
         gate_up = make_gate_up(self.ffn_norm(x))
@@ -252,7 +252,7 @@ def group_mask(mask: torch.Tensor, layer: DecodingLayer) -> torch.Tensor:
     return mask if groups == 1 else mask.repeat(1, 1, groups, 1)
 
 
-def turn_(x: torch.Tensor, rotary: torch.Tensor) -> None:
+def apply_rotary_(x: torch.Tensor, rotary: torch.Tensor) -> None:
     """Turns pairs of channels x, (..., head_dim / 2, 2), in place; rotary complex64, broadcastable to its pairs."""
     if x.dtype == torch.float32:
         torch.view_as_complex(x).mul_(rotary)
@@ -260,9 +260,9 @@ def turn_(x: torch.Tensor, rotary: torch.Tensor) -> None:
         x.copy_(torch.view_as_real(torch.view_as_complex(x.float()) * rotary))
 
 
-def gather_rotary(table: torch.Tensor, rotary_rows: torch.Tensor) -> torch.Tensor:
+def gather_rotary(table: torch.Tensor, rotary_positions: torch.Tensor) -> torch.Tensor:
     """Rows int64 (batch, nodes) of a rotary table (n, head_dim / 2) -> (batch * nodes, 1, head_dim / 2)."""
-    return table.index_select(0, rotary_rows.flatten())[:, None]
+    return table.index_select(0, rotary_positions.flatten())[:, None]
 
 
 def prepare_layers(model: nn.Module, layers: Sequence[Layer]) -> list[DecodingLayer]:

@@ -32,7 +32,7 @@ def test_kernels_pass_their_check(interpreted):
     fused.check(interpreted, CPU)
 
 
-@pytest.mark.parametrize("name", ["turn_and_write", "silu_times", "noise"])
+@pytest.mark.parametrize("name", ["rotate_and_write", "silu_times", "noise"])
 def test_a_kernel_that_writes_nothing_fails_the_check(interpreted, monkeypatch, name):
     class Nothing:
         def __getitem__(self, grid: tuple) -> object:
@@ -55,10 +55,10 @@ def test_kernels_compile_for_gpus(capability):
     from lantern import triton_kernels
 
     integers = dict.fromkeys(("num_rotary", "num_queries", "num_turned", "num_heads"), "i32")
-    layer = {"qkv": "*bf16", "rotary": "*fp32", "vectors": "*bf16", "places": "*i64", **integers}
+    layer = {"qkv": "*bf16", "rotary": "*fp32", "vectors": "*bf16", "flat_slots": "*i64", **integers}
     noise = {"key": "*i64", "noise": "*fp32", "first": "i64", "num_values": "i32"}
     for function, types, constants in (
-        (triton_kernels._turn_and_write, layer, {"half": 32, "block": 32}),
+        (triton_kernels._rotate_and_write, layer, {"half": 32, "block": 32}),
         (triton_kernels._silu_times, {"gate_up": "*bf16", "product": "*bf16", "width": "i32"}, {"block": 1024}),
         (triton_kernels._noise, noise, {"is_gumbel": True, "block": 256}),
     ):
@@ -96,5 +96,5 @@ def test_a_step_of_the_largest_published_size_launches_few_kernels(monkeypatch):
     plain = count_kernels(make, spec, SAMPLING)
     monkeypatch.setattr(fused, "is_usable", lambda device: device.type == "cuda")
     found = count_kernels(make, spec, SAMPLING)
-    assert found["turn_and_write"] == found["silu_times"] == XL.num_layers
+    assert found["rotate_and_write"] == found["silu_times"] == XL.num_layers
     assert found.total() == plain.total() - 4 * XL.num_layers <= 370

@@ -174,7 +174,7 @@ def draw_with(value: float, probs: torch.Tensor) -> int:
     noise, place = NoiseField(1, 1, len(probs), ["redraw"]), torch.zeros(1, 1, dtype=torch.int64)
     noise.fill([0], [SameEverywhere(value)])
     assert noise.fresh("redraw", place, place) < 1  # though float32 rounds the largest numbers to 1
-    return int(noise.draw("redraw", probs[None, None], place, place))
+    return int(noise.sample("redraw", probs[None, None], place, place))
 
 
 def test_a_uniform_number_draws_the_code_whose_share_holds_it():

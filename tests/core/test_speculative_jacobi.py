@@ -73,7 +73,7 @@ class RecordedNoise:
         codes = self.noise["init"][positions.clamp(max=len(self.noise["init"]) - 1)]
         return (codes + 0.5) / self.noise["first"].shape[0]
 
-    def draw(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    def sample(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         noise = self.residual() if self.coupling == "maximal" else self.noise["draw"][self.step]
         return (probs.log() + noise[self.rows(positions)]).argmax(-1)
 
@@ -246,7 +246,7 @@ class NoiseOfChains:
         codes = init[(slots // self.num_rows).expand_as(positions), positions.clamp(max=init.shape[1] - 1)]
         return (codes + 0.5) / len(self.noise["first"])
 
-    def draw(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    def sample(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         noise = self.by_row("draw", slots // self.num_rows, slots % self.num_rows)
         return (probs.log() + noise).argmax(-1)
 

@@ -39,7 +39,7 @@ class Plan:
         is_drawn = torch.arange(self.vocab_size) == self.emitted[:, None, None]
         return torch.where(is_drawn, 0.0, -1e9).expand(-1, positions.shape[1], -1)
 
-    def draw(self, stream, probs, positions, slots):
+    def sample(self, stream, probs, positions, slots):
         if stream == "sibling":
             codes = self.siblings[:, :, int(slots[0, 0]) - 1]
             chances = (probs.gather(2, codes[..., None]).squeeze(2) / probs.sum(2)).nan_to_num()

@@ -193,7 +193,7 @@ FAMILIES = {
             ],
             "metrics": {"headline_temperature": 1.0},
         },
-        {"small_grid": 2, "turns_by_grid": True, "line_end": None},
+        {"small_grid": 2, "uses_grid_rope": True, "line_end": None},
     ),
 }
 

@@ -6,7 +6,7 @@ from lantern_pipeline.data.image_files import decode_images, to_pixels
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.measure.latency import load_timed_images
 from lantern_pipeline.pages.race import build_page
-from lantern_pipeline.pages.race_picture import draw_race
+from lantern_pipeline.pages.race_animation import draw_race
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
