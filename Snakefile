@@ -1,4 +1,4 @@
-"""Lantern: from captions to tables, figures and a report. `snakemake --cores all` runs everything on config.yaml."""
+"""Lantern: from captions to tables, figures and a report. `snakemake --cores all` runs all of config.yaml."""
 
 import re
 
@@ -7,7 +7,7 @@ from snakemake.utils import min_version
 min_version("9.27")  # path variables; modules whose names are variables
 
 
-# The folder of this file, also where another workflow uses it as a module.
+# The folder of this file, also if another workflow uses it as a module.
 HERE = workflow.current_basedir.get_path_or_uri(secret_free=True)
 
 
@@ -15,16 +15,16 @@ include: "workflow/rules/given.smk"
 
 
 configfile: "config.yaml"
-# The catalogue of files from elsewhere: beside the workflow, wherever that runs.
+# The list of downloadable files is in the workflow's folder, wherever the run is.
 configfile: f"{HERE}/workflow/resources.yaml"
 
 
-if "resources" not in config:  # Snakemake skips both lines where a module gets a config
+if "resources" not in config:  # Snakemake skips both lines if a module gets a config
 
     include: "workflow/rules/defaults.smk"
 
 
-# Of all jobs with `--sdm apptainer`, in the folder of the run; docs/cluster.md says how to build it from the Containerfile.
+# Container image of all jobs with `--sdm apptainer`, in the folder of the run. docs/cluster.md describes how to build it.
 container: "lantern.sif"
 
 
@@ -75,6 +75,6 @@ rule figures:
 rule all:
     default_target: True
     input:
-        rules.write_provenance.input,  # asked for by name, so that a file that is missing is made again
+        rules.write_provenance.input,  # requested explicitly, so that a missing file is made again
         rules.write_provenance.output,
     localrule: True

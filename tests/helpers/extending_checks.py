@@ -27,7 +27,7 @@ from lantern_pipeline.config.paths import RunPlan
 from lantern_pipeline.data.tables import method_columns
 from lantern_pipeline.fetch.entries import parse_entries
 from lantern_pipeline.figures.tradeoff import split_curves
-from lantern_pipeline.measure.measuring_models import MeasuringModels, load_parts
+from lantern_pipeline.measure.metric_models import MetricModels, load_parts
 from lantern_pipeline.measure.output_distribution import VerifiedNodes
 from lantern_pipeline.measure.registry import loading_modules
 from lantern_pipeline.measure.total_variation import distribution_of_method
@@ -79,7 +79,7 @@ def check_metric(folder: Path) -> None:
     choices = config_of(folder).metrics
     assert "measure/contrast.py" in loading_modules(choices)
     metrics = choices.model_copy(update={"fidelity": None, "clip": None, "prompt_accuracy": False})
-    models = MeasuringModels(**make_parts(), scores=list(load_parts(metrics, {}, "cpu").values()))
+    models = MetricModels(**make_parts(), scores=list(load_parts(metrics, {}, "cpu").values()))
     prompts = [Prompt(str(number), "a red circle") for number in range(NUM)]
     codes = torch.randint(VOCAB, (NUM, TOKENS), generator=torch.Generator().manual_seed(0))
     records = {BASELINE.method_id: make_records(codes, BASELINE, prompts)}

@@ -23,7 +23,7 @@ REJECTED = make_method("lantern_pp", tree="chain3", neighbours="l2", k=5, lambda
 
 
 def make_parts(vocabulary=None):
-    """A tiny tokenizer that draws, a target model and its text encoder: fields of `MeasuringModels`."""
+    """A tiny tokenizer that draws, a target model and its text encoder: fields of `MetricModels`."""
     torch.manual_seed(0)
     sizes = {"num_text_tokens": 16, "caption_dim": 8, "ffn_multiple": 8}
     target = TargetConfig(dim=16, num_layers=1, num_heads=2, vocab_size=VOCAB, grid=4, **sizes)

@@ -183,7 +183,8 @@ def run_script(address, path):
 def be_script(path):
     own_output()
     for name in [name for name in sys.modules if name.partition(".")[0] in ("lantern", "lantern_pipeline")]:
-        del sys.modules[name]
+        if name != "lantern.fused":  # a process registers its operations with PyTorch once
+            del sys.modules[name]
     runpy.run_path(path, run_name="__main__")
 
 

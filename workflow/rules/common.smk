@@ -1,10 +1,10 @@
-"""The run that rules plan, and what all of them use. Paths are in config/paths.py, inputs of many files in inputs.smk."""
+"""The planned run, and helpers of all rules. Paths are in config/paths.py, inputs of many files in inputs.smk."""
 
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
-# Both packages are this folder's, whether they are installed or not.
+# Import both packages from this folder, even if they are installed elsewhere.
 sys.path[:0] = [HERE, f"{HERE}/workflow"]
 
 from lantern_pipeline.config.partitions import check_partitions
@@ -21,10 +21,10 @@ PIPELINE = Path(HERE, "workflow", "lantern_pipeline")
 
 find_own_classes(config, workflow.configfiles)
 try:
-    # A published model's card stands between config.yaml and what the user says.
+    # The card of a published model overrides config.yaml, and the user's keys override the card.
     update_config(config, {**card_sections(config["model"]), "resources": hub_entries()})
     update_config(config, GIVEN)
-    # With --jobs, as in profiles/slurm, jobs run on other machines than this one.
+    # With --jobs, as in profiles/slurm, jobs run on other machines.
     RUN = load_run(config, workflow.configfiles, is_main=workflow.is_main_process, is_remote=workflow.nodes is not None)
 except ValueError as error:
     sys.exit(str(error))
@@ -42,8 +42,8 @@ onstart:
 CONFIG, PLAN, SIZES = RUN.config, RUN.plan, RUN.sizes
 SEED, GPU = CONFIG.seed, int(RUN.uses_gpu)
 
-# Parameters of jobs that read images, of jobs that read captions, and of jobs that decode. What says how a job runs and
-# not what it makes (device, batch_size, stepping, num_shards) is no parameter: see `execution_of` in runtime/job.py.
+# Parameters of jobs that read images, of jobs that read captions, and of jobs that decode. Keys that do not change the
+# result (device, batch_size, stepping, num_shards) are not parameters: see `execution_of` in runtime/job.py.
 DATA = RUN.data_params()
 TEXT = RUN.text_params()
 TEXT_PARAMS = {"text": TEXT, "source": CONFIG.data.source}
@@ -52,16 +52,16 @@ TABLE_SETTINGS = CONFIG.metrics.keys_of(TableSettings)
 
 
 def code(script, *others):
-    """Return the fingerprint of a script, of what it imports and of files of the pipeline: an edit re-runs their rules.
+    """Return the fingerprint of a script, its imports and files of the pipeline. An edit re-runs the rule.
 
-    Snakemake asks for it job by job, so that no process works out those of other rules' scripts.
+    Snakemake calls it per job, so that a job does not compute the fingerprints of other rules.
     """
     files = [PIPELINE.parent / "scripts" / script, *(PIPELINE / name for name in others)]
     return lambda wildcards: " ".join(code_fingerprint(file) for file in files)
 
 
 def in_report(path, **entry):
-    """Return an output that the report shows; of a variant, the output alone."""
+    """Return an output that the report shows. The report does not show outputs of variants."""
     return path if RUN.is_variant else report(path, **entry)
 
 

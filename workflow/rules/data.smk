@@ -1,24 +1,24 @@
-"""What a run reads: files from elsewhere, prompt sets, captions of the training images, and their text features."""
+"""Inputs of a run: downloaded files, prompt sets, captions of the training images, and their text features."""
 
 
 rule fetch_resource:
     input:
         lambda wildcards: RUN.resources[wildcards.resource].inputs,
     output:
-        # The files themselves are no output: Snakemake would delete gigabytes before it runs the rule again.
+        # The files themselves are no output, because Snakemake would delete gigabytes before it runs the rule again.
         "resources/{resource}.json",
     log:
         "<logs>/fetch_resource.{resource}.log",
     wildcard_constraints:
         resource="|".join(RUN.resources) or "none",
-    # First of all, so that a missing file or network stops the run before anything is computed.
+    # Runs first, so that a missing file or network stops the run before anything is computed.
     priority: 100
-    # Where jobs run elsewhere: the machine that starts Snakemake is the one with a network.
+    # On a cluster, only the machine that starts Snakemake has a network.
     localrule: True
     conda:
         ENVIRONMENT
     params:
-        # No fingerprint of the code: an edit of it makes no other file.
+        # No fingerprint of the code: an edit of it does not change the files.
         entry=lookup(within=config, dpath="resources/{resource}"),
     script:
         "../scripts/fetch_resource.py"
@@ -32,7 +32,7 @@ rule write_prompts:
         "<results>/prompts/{prompt_set}.jsonl",
     log:
         "<logs>/write_prompts.{prompt_set}.log",
-    # First of all, so that an unknown word or a missing file stops the run before any training.
+    # Runs first, so that an unknown word or a missing file stops the run before any training.
     priority: 100
     conda:
         ENVIRONMENT
@@ -54,7 +54,7 @@ rule write_captions:
         val="<results>/captions/val.jsonl",
     log:
         "<logs>/write_captions.log",
-    # Soon: timing, which needs the whole machine, waits for it.
+    # Runs early, because timing needs the whole machine and waits for it.
     priority: 10
     conda:
         ENVIRONMENT
@@ -68,7 +68,7 @@ rule write_captions:
         "../scripts/write_captions.py"
 
 
-# The only rules that load T5; without it, words are embedded on the fly.
+# The only rules that load T5. Other encoders embed words when they are needed.
 rule encode_prompts:
     input:
         prompts="<results>/prompts/{prompt_set}.jsonl",
@@ -81,7 +81,7 @@ rule encode_prompts:
         ENVIRONMENT
     threads: 2
     resources:
-        # flan-t5-xl: 2.3 GiB in bfloat16; the float32 file, mapped while it is read, makes it 7.6 at the peak.
+        # flan-t5-xl takes 2.3 GiB in bfloat16, and 7.6 GiB at the peak, while the float32 file is mapped.
         mem_mb=growing(10000),
         runtime=growing(120),
         gpu=GPU,
@@ -112,7 +112,7 @@ rule encode_images:
         "<logs>/encode_images.{split}.{scatteritem}.log",
     conda:
         ENVIRONMENT
-    # Held-out images are few: their job fits beside another.
+    # There are few held-out images, so their job can run next to another one.
     threads: lambda wildcards: RUN.training_threads if wildcards.split == "train" else 1
     resources:
         mem_mb=growing(3000),

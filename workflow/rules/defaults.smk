@@ -1,4 +1,4 @@
-"""The defaults below the config of a workflow that uses this one as a module: config.yaml, resources.yaml, the weights."""
+"""Defaults for a workflow that uses this one as a module: config.yaml, resources.yaml, the weights."""
 
 import os
 

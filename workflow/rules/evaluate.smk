@@ -3,18 +3,18 @@
 from lantern_pipeline.measure.registry import loading_modules
 from lantern_pipeline.settings.run_config import FidelitySettings, MetricChoices, TotalVariationNodes
 
-# The few images of an ablation's point are no set to compare with another one.
+# An ablation has too few images per point for distances between sets.
 ABLATION_METRICS = CONFIG.metrics.model_copy(update={"fidelity": None})
 
 
 METRIC_INPUTS = PLAN.metric_inputs(CONFIG.metrics)
-# On a CPU the published models lie in the same memory.
+# On a CPU the published metric models need the same memory.
 SCORING_MB = SIZES.scoring_mb(10000 if RUN.metric_files and not GPU else 0)
-# Images of a method, prompt set, temperature and repeat.
+# Records of the images of a method, prompt set, temperature and repeat.
 RECORDS = rules.generate_images.output[0]
 
 
-# One job per method, so that many GPUs have work. What sets of images are compared with is not read here.
+# One job per method, to keep many GPUs busy. It does not read the reference of distances between sets.
 rule score_images:
     input:
         **{name: file for name, file in METRIC_INPUTS.items() if not name.startswith("reference")},
@@ -43,7 +43,7 @@ rule score_images:
         "../scripts/score_images.py"
 
 
-# Joins the scores of all methods, and compares sets of images.
+# Join the scores of all methods, and compare sets of images with the reference.
 rule measure_quality:
     input:
         **METRIC_INPUTS,
@@ -71,7 +71,7 @@ rule measure_quality:
         repeat="s{training_seed}n{noise_seed}",
         split=lambda wildcards: CONFIG.prompt_sets[wildcards.prompt_set].split or "val",
         text=TEXT,
-        # Published text features know the prompts only: no ceilings of held-out images then.
+        # Published text features exist for prompts only, so there are no upper limits from held-out images.
         source=DATA if RUN.has_held_out_images else {"data": {"source": "none"}},
         seed=SEED,
     script:
@@ -80,7 +80,7 @@ rule measure_quality:
 
 rule measure_ambiguity:
     input:
-        # Held-out images; where a run has none, the autoregressive ones of the headline prompt set.
+        # Held-out images, or the autoregressive images of the headline prompt set if there are none.
         codes=codes_of("val") if RUN.has_held_out_images else [],
         captions=rules.write_captions.output.val if RUN.has_held_out_images else [],
         records=(
@@ -109,7 +109,7 @@ rule measure_ambiguity:
         "../scripts/measure_ambiguity.py"
 
 
-# One job per grid, which draws and measures all its points.
+# One job per grid. It generates and measures the images of all its points.
 rule run_ablation:
     input:
         **PLAN.metric_inputs(ABLATION_METRICS),
@@ -170,7 +170,7 @@ rule measure_total_variation:
         curves="<results>/total_variation/curves.csv",
     log:
         "<logs>/measure_total_variation.log",
-    priority: 10  # the longest job behind decoding
+    priority: 10  # the longest job after decoding
     conda:
         ENVIRONMENT
     resources:

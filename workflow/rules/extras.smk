@@ -1,4 +1,4 @@
-"""Rules that `all` never asks for: what a run writes into the repository, and the study, which needs people."""
+"""Rules outside `all`: they write results into the repository, or belong to the perceptual study."""
 
 from lantern_pipeline.config.paths import answer_files
 
@@ -58,7 +58,7 @@ rule publish_weights:
         "../scripts/publish_weights.py"
 
 
-# The perceptual study: a page that anyone can answer, and what came out.
+# The perceptual study: a page with questions, and the analysis of the answers.
 rule build_study:
     input:
         records=shards_of(PLAN.records_of(**PLAN.headline, repeat=PLAN.repeats[0])),
@@ -87,7 +87,7 @@ rule analyse_study:
             CONFIG.study.answers or f"results/{CONFIG.experiment}/study/answers",
             f"results/{CONFIG.experiment}/study/study.html",
         ),
-        # Its content ties it to the page, whatever its date.
+        # Its content, not its date, links it to the page.
         key=ancient(rules.build_study.output.key),
     output:
         table="<results>/study/preferences.csv",

@@ -1,15 +1,15 @@
-"""What the user says: overlays and --config, or the workflow that uses this one as a module. Read before the defaults."""
+"""Keys given by the user: overlays and --config, or the config of a module. They are read before the defaults."""
 
 from copy import deepcopy
 
 from snakemake.common.configfile import load_configfile
 from snakemake.utils import update_config
 
-if workflow.modifier.skip_configfile:  # a module with a config
+if workflow.modifier.skip_configfile:  # this workflow is a module with a config
     GIVEN = deepcopy(config)
 else:
     GIVEN, defaults = {}, load_configfile(f"{HERE}/config.yaml")
     for overlay in map(load_configfile, workflow.overwrite_configfiles):
-        if overlay != defaults:  # --configfile may name them too
+        if overlay != defaults:  # --configfile may also name the defaults
             update_config(GIVEN, overlay)
     update_config(GIVEN, workflow.config_settings.config)

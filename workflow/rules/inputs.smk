@@ -1,4 +1,4 @@
-"""Functions of rules: inputs that are many files, methods at a temperature, figures, minutes of a job."""
+"""Functions for rules: inputs of many files, methods at a temperature, figures, and minutes of a job."""
 
 import json
 
@@ -15,7 +15,7 @@ def text_features_of(*prompt_sets):
 
 
 def caption_features_of(split):
-    """Return the stored text features of the training captions of a split; else as `text_features_of`."""
+    """Return the stored text features of the training captions of a split, or what `text_features_of` returns."""
     file = f"<results>/captions/{split}/features-{{scatteritem}}.safetensors"
     return gather.image_shards(file) if RUN.stores_text else RUN.prompt_tokenizer
 
@@ -39,7 +39,7 @@ def methods_at(wildcards):
 
 
 def scoring_minutes(wildcards, attempt):
-    """Return the minutes of a job that scores the images of a prompt set once; the ceilings are as many."""
+    """Return the minutes of a job that scores the images of a prompt set once. The upper limits take the same time."""
     return SIZES.scoring_minutes(2 * SIZES.images_of(wildcards.prompt_set))(wildcards, attempt)
 
 

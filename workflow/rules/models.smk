@@ -1,5 +1,8 @@
-"""Models that are trained or, where the config names a `checkpoint`, converted: what measures images, image tokenizer,
-target, draft model. Weights and real images from elsewhere are looked at here, too."""
+"""Models: metric models, image tokenizer, target and draft model.
+
+A model is trained or, if the config names a `checkpoint`, converted. Published metric weights and real images are
+checked here, too.
+"""
 
 from lantern_pipeline.config.paths import drafter_settings
 from lantern_pipeline.measure.registry import TRAINED, loading_modules
@@ -78,7 +81,7 @@ if CONFIG.clip.checkpoint is None:
             "../scripts/train_clip.py"
 
 
-# Features of the real images behind FID, KID, precision and recall; only where metrics.fidelity is inception.
+# Features of the real images for FID, KID, precision and recall, if metrics.fidelity is inception.
 rule measure_reference:
     input:
         images=RUN.input_of(CONFIG.metrics.published.reference.images),
@@ -92,7 +95,7 @@ rule measure_reference:
         ENVIRONMENT
     resources:
         mem_mb=growing(6000),
-        # 25 KB an image: Inception's and VGG16's features in float32, of COCO's 40,504 validation images.
+        # Features of Inception and VGG16 in float32 take 25 KB per image; COCO has 40,504 validation images.
         runtime=growing(240),
         gpu=GPU,
     params:
@@ -106,8 +109,8 @@ rule measure_reference:
 
 if RUN.metric_files:
 
-    # Ahead of all generation by its priority, not as an input of it: another weight file must not generate everything again.
-    # (As an `ancient` input, Snakemake 9 would end a run after this rule whenever it is the one that has to run again.)
+    # Its priority runs it before generation. It is no input, because other weights must not generate all images again.
+    # (With an `ancient` input, Snakemake 9 would end the run after this rule whenever only this rule has to run again.)
     rule check_metric_weights:
         input:
             **RUN.metric_files,
@@ -250,7 +253,7 @@ if CONFIG.drafter.checkpoint:
             "../scripts/convert_drafter.py"
 
 
-# Ablations over training steps train drafters of their own, also beside a published one: s0-40steps.
+# Ablations over training steps train further draft models (s0-40steps), even if the run uses a published one.
 rule train_drafter:
     input:
         codes=drafter_codes_of("train"),
@@ -269,7 +272,7 @@ rule train_drafter:
         steps=r"(-\d+steps)" + ("" if CONFIG.drafter.checkpoint else "?"),
     conda:
         ENVIRONMENT
-    # An ablation's short training leaves the other core to generation.
+    # The short training of an ablation leaves the other core to generation.
     threads: lambda wildcards: 1 if wildcards.steps else RUN.training_threads
     resources:
         mem_mb=SIZES.training_mb(),

@@ -1,4 +1,4 @@
-"""What a run comes to: tables, figures, pages for readers, provenance."""
+"""Results of a run: tables, figures, pages and provenance."""
 
 from lantern_pipeline.archive.provenance import results_config
 from lantern_pipeline.config.figures import GENERALITY
@@ -57,8 +57,8 @@ rule compare_published:
         "../scripts/compare_published.py"
 
 
-# Figures read stored results only, so that `make figures` redraws without generating. Their inputs are paths and not
-# outputs of rules: a rule that is named there may run where only drawing is allowed.
+# Figures read stored results only, so `make figures` redraws them without generating images. Their inputs are paths, not
+# outputs of rules: Snakemake may run a rule that an input refers to, even if only drawing rules are allowed.
 for name, figure in RUN.figures.items():
 
     rule:
@@ -66,7 +66,7 @@ for name, figure in RUN.figures.items():
             f"draw_{name}"
         input:
             **{key: shards_of(files) if key == "records" else files for key, files in figure.files.items()},
-            # What stands under a figure of the summary is known with it, elsewhere from the config.
+            # Captions of figures of the summary take their numbers from the claims, other captions from the config.
             claims="<results>/claims.json" if "summary" in figure.files else [],
         output:
             png=in_report(
@@ -123,7 +123,7 @@ rule build_race:
         "../scripts/build_race.py"
 
 
-# What `lantern.load` reads of a finished run.
+# The file that `lantern.load` reads from a finished run.
 rule write_card:
     input:
         target=target_of(PLAN.first["training_seed"]),

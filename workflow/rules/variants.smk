@@ -1,4 +1,4 @@
-"""Variants of the run's own experiment: this workflow once more for each, on the config with its changes."""
+"""Variants of the experiment: this workflow runs again for each, on the config with its changes."""
 
 from copy import deepcopy
 

@@ -1,4 +1,4 @@
-"""Turns the readers' answer files into preference rates with intervals, and facts about the readers."""
+"""Turn the answer files of the perceptual study into preference rates with intervals."""
 
 from lantern.io import write_json
 from lantern_pipeline.data.tables import write_table

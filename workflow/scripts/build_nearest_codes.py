@@ -1,4 +1,4 @@
-"""Writes the table of nearest codes of the tokenizer's codebook; the metadata says how distance was measured."""
+"""Write the table of nearest codes of the tokenizer's codebook; its metadata states the distance."""
 
 from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.codebook import nearest_codes

@@ -1,4 +1,4 @@
-"""Writes the page on which methods draw the timed prompts side by side, and a moving picture of one prompt."""
+"""Write the page that replays how methods generate the timed prompts, and an animation of one prompt."""
 
 from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.io import write_text
@@ -6,7 +6,7 @@ from lantern_pipeline.data.image_files import decode_images, to_pixels
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.measure.latency import load_timed_images
 from lantern_pipeline.pages.race import build_page
-from lantern_pipeline.pages.race_picture import draw_race
+from lantern_pipeline.pages.race_animation import draw_race
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
@@ -15,7 +15,7 @@ with job_log(snakemake) as log:
     prompts = [prompt for path in files.prompts for prompt in read_prompts(path) if prompt.id in set(timed.prompt_ids)]
 
     def draw(codes):
-        """Pixels of images' codes."""
+        """Decode codes to pixels."""
         return to_pixels(decode_images(tokenizer, codes))
 
     page = build_page(timed, prompts, draw)

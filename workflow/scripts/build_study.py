@@ -1,4 +1,4 @@
-"""Writes the page of the perceptual study and its key."""
+"""Write the page of the perceptual study and its answer key."""
 
 from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.io import write_json, write_text

@@ -1,7 +1,7 @@
-"""Loads what images will be measured with, so that a wrong file stops a run before anything is generated."""
+"""Load the published metric models, so that a wrong file stops a run before images are generated."""
 
 from lantern.io import write_json
-from lantern_pipeline.measure.measuring_models import check_metric_weights
+from lantern_pipeline.measure.metric_models import check_metric_weights
 from lantern_pipeline.runtime.job import job_log
 from lantern_pipeline.settings.run_config import MetricChoices
 

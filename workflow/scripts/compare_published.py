@@ -1,4 +1,4 @@
-"""Writes published numbers with this run's beside them."""
+"""Write published numbers next to those of this run."""
 
 from lantern_pipeline.data.tables import read_table, write_table
 from lantern_pipeline.runtime.job import job_log

@@ -1,4 +1,4 @@
-"""Puts the methods' rows on every target of the run into one table, and on a page."""
+"""Join the results of all targets of the run into one table and one page."""
 
 import pandas as pd
 

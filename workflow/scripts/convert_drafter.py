@@ -1,4 +1,4 @@
-"""Brings a drafter of another run, or a published one, into our layout, after comparing it with its target."""
+"""Convert a draft model of another run, or a published one, after checking it against its target."""
 
 import torch
 
@@ -15,7 +15,7 @@ with job_log(snakemake) as log:
     model = read_draft(path, target, getattr(torch, params.dtype))
     report = describe_conversion(files.checkpoint, model)
     embedding = find_embedding(model, files.target)
-    if embedding is None and "val_loss" not in report:  # our own training changes it
+    if embedding is None and "val_loss" not in report:  # Lantern's training changes the embedding
         log.warning(
             "%s: its embed_tokens.weight is neither the token embedding nor the head of the target %s; a drafter of "
             "another target makes no wrong images, but few of its tokens are accepted",

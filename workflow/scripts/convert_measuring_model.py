@@ -1,14 +1,14 @@
-"""Brings an attribute classifier or a CLIP model of another run into this one, after comparing it with the config."""
+"""Copy an attribute classifier or a CLIP model of another run after checking it against the config."""
 
 from lantern.checkpoints.native import save_model
 from lantern.io import write_json
 from lantern_pipeline.fetch.manifest import describe_conversion, resource_path
-from lantern_pipeline.measure.measuring_models import read_measuring_model
+from lantern_pipeline.measure.metric_models import read_metric_model
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
     path = resource_path(snakemake.input.checkpoint)
-    model = read_measuring_model(path, snakemake.wildcards.model, snakemake.params.sizes)
+    model = read_metric_model(path, snakemake.wildcards.model, snakemake.params.sizes)
     report = describe_conversion(snakemake.input.checkpoint, model)
     save_model(snakemake.output.model, model, report)
     write_json(snakemake.output.report, report)

@@ -1,4 +1,4 @@
-"""Converts a target model of another run, or a published one, into our layout, after comparing it with the config."""
+"""Convert a target of another run, or a published one, after checking it against the config."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Brings an image tokenizer of another run, or VQ-16, into our layout, after comparing it with the config."""
+"""Convert an image tokenizer of another run, or VQ-16, after checking it against the config."""
 
 from lantern.cards.card import ImageSettings
 from lantern.checkpoints.native import save_model

@@ -1,4 +1,4 @@
-"""Draws one figure: reads the rule's inputs and hands them to the figure's module, each by its name."""
+"""Draw one figure: read the inputs of the rule and pass them to the figure's module by keyword."""
 
 from importlib import import_module
 
@@ -11,7 +11,7 @@ from lantern_pipeline.runtime.job import job_log
 
 
 def read(name, files):
-    """What an input holds, as drawing functions want it; torch is loaded for figures that draw images only."""
+    """Read an input file for a drawing function. Only figures with images import torch."""
     match name:
         case "prompts":
             return read_prompts(files)

@@ -1,4 +1,4 @@
-"""Turns one shard of the images of a split into codes, once, for the target, the draft model and what is measured."""
+"""Encode one shard of the images of a split as codes, which target, draft model and metrics read."""
 
 import torch
 from tqdm import tqdm
@@ -15,14 +15,14 @@ with job_log(snakemake) as log, torch.inference_mode():
     params = snakemake.params
     source = make_source(params.source["data"], params.seed)
     device = execution_of(snakemake).device
-    chunk = min(128, max(1, 16 * 256**2 // source.image_size**2))  # images; larger chunks page-fault, or fill a GPU
+    chunk = min(128, max(1, 16 * 256**2 // source.image_size**2))  # images; more are slower or exceed GPU memory
     tokenizer = load_tokenizer(snakemake.input.tokenizer).to(device)
     split, captions = snakemake.wildcards.split, read_prompts(snakemake.input.captions)
     shard = select_shard(range(len(captions)), snakemake.wildcards.scatteritem)
     begins = tqdm(range(0, len(shard), chunk), desc=f"encoding {split}", unit="chunk", disable=None)
     images = (source.images(split, shard[begin : begin + chunk]).to(device) for begin in begins)
     codes = torch.cat([tokenizer.encode(part).cpu() for part in images])
-    if params.ends_lines:  # as the target draws them
+    if params.ends_lines:  # as the target generates them
         codes = add_line_ends(codes, tokenizer.config.grid, len(tokenizer.codebook))
     metadata = {"split": split, "ids": [captions[index].id for index in shard]}
     save_tensors(snakemake.output[0], {"codes": codes.int()}, metadata)

@@ -1,4 +1,4 @@
-"""Encodes one shard of a prompt set with T5, once; nothing else loads T5."""
+"""Encode one shard of a prompt set with T5. No other script loads T5."""
 
 from lantern.text_encoders.t5 import T5TextEncoder
 from lantern_pipeline.data.prompt_files import read_prompts
@@ -17,7 +17,7 @@ with job_log(snakemake) as log:
         device=execution_of(snakemake).device,
     )
     _, mask, is_truncated = encoder.tokenize([prompt.text for prompt in prompts])
-    is_empty = mask.sum(1) == 1  # the end token alone
+    is_empty = mask.sum(1) == 1  # only the end token
     for prompt, is_cut, is_bare in zip(prompts, is_truncated.tolist(), is_empty.tolist(), strict=True):
         if is_cut or is_bare:
             log.warning("prompt %s %s", prompt.id, "is cut" if is_cut else f"has nothing left of {prompt.text!r:.200}")

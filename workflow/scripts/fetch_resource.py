@@ -1,4 +1,4 @@
-"""Fetches one resource, or describes the user's own copy of it. No other job may use the network."""
+"""Download one resource, or describe the user's copy of it. No other job may use the network."""
 
 from lantern.io import write_json
 from lantern_pipeline.fetch.entries import parse_entry

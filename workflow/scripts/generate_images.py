@@ -1,4 +1,4 @@
-"""Generates the images of one method, prompt set, temperature and shard, and writes their records."""
+"""Generate the images of one method, prompt set, temperature and shard, and write their records."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ with job_log(snakemake) as log, partial_records(snakemake) as partial:
     prompts = select_shard(read_prompts(files.prompts), snakemake.wildcards.scatteritem)
     decoder = make_decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=execution.stepping)
     encoder = make_text_encoder(TextSettings(**params.text), params.source, files.text)
-    decode_timed(decoder, prompts[:1], encoder, int(snakemake.wildcards.noise_seed))  # does not count
+    decode_timed(decoder, prompts[:1], encoder, int(snakemake.wildcards.noise_seed))  # warm-up, not recorded
     records = generate_records(
         decoder,
         prompts,

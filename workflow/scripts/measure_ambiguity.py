@@ -1,4 +1,4 @@
-"""Measures how much probability the target's best one and best ten next tokens hold."""
+"""Measure the target's probability of the most probable next token and of the ten most probable ones."""
 
 from lantern.checkpoints.target import load_target
 from lantern.records import load_shards

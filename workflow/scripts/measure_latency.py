@@ -1,4 +1,4 @@
-"""Times all methods at batch 1, interleaved image by image, alone on the machine; keeps the headline's images."""
+"""Time all methods at batch 1, interleaved image by image; keep the images of the headline setting."""
 
 import pandas as pd
 import torch

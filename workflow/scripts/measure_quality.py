@@ -1,4 +1,4 @@
-"""Measures the images of all methods on one prompt set at one temperature by their scores, and the ceilings."""
+"""Measure the images of all methods on one prompt set at one temperature from their scores."""
 
 from lantern.records import load_shards
 from lantern_pipeline.data.image_sources import make_source
@@ -6,7 +6,7 @@ from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.measure.evaluate_images import load_scores
-from lantern_pipeline.measure.measuring_models import load_measuring_models
+from lantern_pipeline.measure.metric_models import load_metric_models
 from lantern_pipeline.measure.quality import measure_quality
 from lantern_pipeline.runtime.job import execution_of, job_log
 from lantern_pipeline.settings.run_config import FidelitySettings, MetricChoices, TextSettings
@@ -15,7 +15,7 @@ with job_log(snakemake):
     params, files = snakemake.params, snakemake.input
     execution = execution_of(snakemake)
     prompts = read_prompts(files.prompts)
-    models = load_measuring_models(
+    models = load_metric_models(
         files.tokenizer,
         files.target,
         make_text_encoder(TextSettings(**params.text), params.source["data"]["source"], files.text),

@@ -1,4 +1,4 @@
-"""Measures the real images that FID, KID, precision and recall compare with, once for all rows."""
+"""Measure the real images of FID, KID, precision and recall, once for all methods."""
 
 from lantern.io import save_tensors
 from lantern_pipeline.fetch.manifest import resource_path

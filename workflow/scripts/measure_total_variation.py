@@ -1,4 +1,4 @@
-"""Measures total variation from the target, per method and per rule."""
+"""Measure the total variation from the target, per method and per acceptance."""
 
 import pandas as pd
 
@@ -30,7 +30,7 @@ with job_log(snakemake):
         codebook=load_tokenizer(files.tokenizer).decoded_codebook.detach(),
         settings=settings,
         options=options,
-        batch_size=records[BASELINE].metadata["batch_size"],  # what fitted into memory there fits here
+        batch_size=records[BASELINE].metadata["batch_size"],  # a size that fitted into memory during generation
     )
     decoders = load_job_decoders(snakemake, params.runs)
     write_table(snakemake.output.methods, study.measure_methods(decoders, records).assign(**params.place))

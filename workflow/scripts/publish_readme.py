@@ -1,4 +1,4 @@
-"""Writes a run's table, claims and figures into the repository: README.md and docs/."""
+"""Write the tables, claims and figures of a run into README.md and docs/."""
 
 import shutil
 from pathlib import Path
@@ -13,7 +13,7 @@ from lantern_pipeline.tables.markdown import results_table
 with job_log(snakemake) as log:
     files, section, docs = snakemake.input, snakemake.params.section, Path(snakemake.params.root, "docs")
     table = read_table(files.table)
-    if "differs" in table:  # of several targets
+    if "differs" in table:  # a table of several targets
         claims = find_generality_claims(table)
     else:
         table, claims = results_table(table, snakemake.params.settings), read_json(files.claims)

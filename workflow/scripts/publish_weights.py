@@ -1,4 +1,4 @@
-"""Writes models/embedded/: the trained weights, rounded, their sums and how they were made."""
+"""Write models/embedded/: the rounded trained weights, their checksums and a record of their training."""
 
 import shutil
 from pathlib import Path
@@ -25,7 +25,7 @@ with job_log(snakemake) as log, TemporaryDirectory() as workplace:
         with atomic_path(folder / path.name) as temporary:
             shutil.copyfile(path, temporary)
     sums = "".join(f"{model['sha256']}  {model['file']}\n" for model in training["models"].values())
-    write_text(folder / SUMS, sums)  # as sha256sum reads it
+    write_text(folder / SUMS, sums)  # in the format of sha256sum
     write_json(folder / "training.json", training)
     parts = {part: rounded[part].name for part in ("target", "drafter", "tokenizer")}
     planned = card_of(config).to_dict()

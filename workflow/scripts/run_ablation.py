@@ -1,4 +1,4 @@
-"""Draws and measures all points of one ablation."""
+"""Generate and measure the images of all points of one ablation."""
 
 from lantern.checkpoints.native import read_metadata
 from lantern.generation import load_decoding_models
@@ -9,7 +9,7 @@ from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.measure.ablation_point import AblationPoint
 from lantern_pipeline.measure.ablations import AblationStudy
-from lantern_pipeline.measure.measuring_models import load_measuring_models
+from lantern_pipeline.measure.metric_models import load_metric_models
 from lantern_pipeline.runtime.job import execution_of, job_log
 from lantern_pipeline.settings.run_config import MetricChoices, TextSettings, TotalVariationNodes
 
@@ -24,7 +24,7 @@ with job_log(snakemake):
             for steps, drafter in drafters.items()
         },
         tables=load_tables(files.nearest_codes, execution.device),
-        measuring=load_measuring_models(
+        measuring=load_metric_models(
             files.tokenizer,
             files.target,
             encoder,

@@ -1,4 +1,4 @@
-"""Lets the target draw the images of one shard of the training captions, for a draft model that learns from those."""
+"""Generate images of one shard of the training captions with the target, to train a draft model."""
 
 import torch
 

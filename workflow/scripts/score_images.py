@@ -1,4 +1,4 @@
-"""Scores the images of one method on one prompt set at one temperature that differ from the autoregressive ones."""
+"""Score the images of one method, prompt set and temperature that differ from the autoregressive images."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from lantern.records import load_shards
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.measure.evaluate_images import save_scores, score_method
-from lantern_pipeline.measure.measuring_models import load_measuring_models
+from lantern_pipeline.measure.metric_models import load_metric_models
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.runtime.job import execution_of, job_log
 from lantern_pipeline.settings.run_config import MetricChoices, TextSettings
@@ -14,7 +14,7 @@ from lantern_pipeline.settings.run_config import MetricChoices, TextSettings
 with job_log(snakemake):
     params, files, execution = snakemake.params, snakemake.input, execution_of(snakemake)
     prompts = read_prompts(files.prompts)
-    models = load_measuring_models(
+    models = load_metric_models(
         files.tokenizer,
         files.target,
         make_text_encoder(TextSettings(**params.text), params.source, files.text),

@@ -1,4 +1,4 @@
-"""Joins quality, latency and total variation into the table of results, and works out what it comes to."""
+"""Join quality, latency and total variation into the table of results, and derive the claims."""
 
 import math
 

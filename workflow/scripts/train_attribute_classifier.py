@@ -1,4 +1,4 @@
-"""Trains the attribute classifier on scenes of the embedded world, also where the run's images come from a folder."""
+"""Train the attribute classifier on the shapes dataset, even if images come from a folder."""
 
 from lantern.checkpoints.native import save_model
 from lantern.io import write_json

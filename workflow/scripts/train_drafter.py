@@ -1,4 +1,4 @@
-"""Trains the draft model against the frozen target, and validates it by how often its drafts would be accepted."""
+"""Train the draft model against the frozen target, and measure how often its drafts are accepted."""
 
 from lantern.checkpoints.native import save_model
 from lantern.checkpoints.target import load_target
@@ -19,7 +19,7 @@ REPORTED = ("loss", "overlap", "val_")
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     params, files = snakemake.params, snakemake.input
-    # Filters change the logged acceptance, not the training: kept out of params, so that they re-train nothing.
+    # Filters change the logged acceptance only. They are not in params, so a change starts no new training.
     sampling = pick(SamplingConfig, {**snakemake.config["sampling"], "cfg_scale": params.cfg_scale})
     data, held_out = (
         load_codes(codes, captions, make_text_encoder(TextSettings(**params.text), params.source, features))

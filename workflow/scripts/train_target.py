@@ -1,4 +1,4 @@
-"""Trains the target model on the codes and captions of the training images."""
+"""Train the target model on the codes and captions of the training images."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Writes the captions of the training images and of held-out ones, with ids; every later stage reads these."""
+"""Write the captions of training and held-out images, with ids, for all later stages."""
 
 from lantern_pipeline.data.image_sources import training_captions
 from lantern_pipeline.data.prompt_files import write_prompts

@@ -1,4 +1,4 @@
-"""Writes card.json, which says all that `lantern.load` needs to know of a finished run's model."""
+"""Write card.json, which stores everything that `lantern.load` needs about the model of a finished run."""
 
 import os
 from pathlib import Path

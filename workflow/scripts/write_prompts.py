@@ -1,4 +1,4 @@
-"""Writes one prompt set. Each prompt is encoded once: an unknown word or a long prompt stops the run at its start."""
+"""Write one prompt set and encode each prompt once, so that an unknown word or a long prompt stops the run early."""
 
 from lantern_pipeline.config.prompt_counts import check_prompt_count
 from lantern_pipeline.data.image_sources import make_source
@@ -17,13 +17,14 @@ with job_log(snakemake) as log:
     else:
         prompts = source.prompts(settings.split, settings.num)
     texts = [prompt.text for prompt in prompts]
-    if text.encoder != "t5":  # which knows every word, and cuts long prompts
+    if text.encoder != "t5":  # T5 encodes every word and cuts long prompts
         make_text_encoder(text, params.source["data"]["source"], snakemake.input.tokenizer).encode(texts)
-    if text.encoder == "words" and source and source.vocabulary is None:  # a folder's target has learnt its captions
+    # If the images are a folder, the target was trained on its captions.
+    if text.encoder == "words" and source and source.vocabulary is None:
         words = unknown_words(texts, source.captions("train", range(source.num_train)))
         if words:
             log.warning("no training caption has the words %s: what they mean is not drawn", ", ".join(words)[:500])
-    # Only checks read the rest of the config: as a parameter, it would generate everything again when it changes.
+    # Only checks read the rest of the config. As a parameter, each change would generate all images again.
     check_prompt_count(snakemake.wildcards.prompt_set, len(prompts), RunConfig(**snakemake.config))
     write_prompts(snakemake.output[0], prompts)
     log.info("wrote %d prompts", len(prompts))

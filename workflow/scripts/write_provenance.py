@@ -1,4 +1,4 @@
-"""Writes down what the results were made with: config, code, packages, machines, seeds, hashes of files."""
+"""Write what produced the results: config, code, packages, machines, seeds and checksums of files."""
 
 from pathlib import Path
 

@@ -26,7 +26,7 @@ from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.measure import ablations
 from lantern_pipeline.measure.ablations import AblationStudy
 from lantern_pipeline.measure.clip_score import ClipScore
-from lantern_pipeline.measure.measuring_models import MeasuringModels
+from lantern_pipeline.measure.metric_models import MetricModels
 from lantern_pipeline.measure.prompt_accuracy import AccuracyScore
 from lantern_pipeline.settings.run_config import TotalVariationNodes
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
@@ -50,7 +50,7 @@ def study():
     tokenizer = TokenizerConfig(grid=4, codebook_size=VOCAB, encoder_width=8, decoder_width=8, decoder_blocks=1)
     attribute_classifier = AttributeClassifier(AttributeClassifierConfig(width=8, num_features=8)).eval()
     clip = ClipModel(ClipConfig(source.vocabulary, embed_dim=8, width=4, text_width=32, text_layers=1))
-    measuring = MeasuringModels(
+    measuring = MetricModels(
         ImageTokenizer(tokenizer).eval(),
         target,
         WordEmbeddingEncoder(source.vocabulary, 8, 16),

@@ -94,5 +94,5 @@ def test_the_published_architectures_are_known():
     assert "quick_gelu" not in hps and hps["vision_cfg"]["width"] == 1280
     with pytest.raises(ValueError, match="no model 'ViT-B-99'; OpenAI's ViT-B/32 is 'ViT-B-32-quickgelu'"):
         read_architecture("ViT-B-99")
-    with pytest.raises(ValueError, match="not of the plain CLIP kind"):
+    with pytest.raises(ValueError, match="must be a plain CLIP model"):
         read_architecture("ViT-B-16-SigLIP")

@@ -105,7 +105,7 @@ def test_features_of_either_format_are_computed_in_float64_and_seeds_may_be_larg
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda g, r: fid(g[:1], r), "at least 2 images are compared, got 1 generated"),
+        (lambda g, r: fid(g[:1], r), "at least 2 images, got 1 generated"),
         (lambda g, r: fid(g.index_fill(0, torch.tensor([7]), torch.nan), r), "generated images hold a value that is"),
         (lambda g, r: fid(g / 0, r), "generated images hold a value that is not finite"),
         (lambda g, r: measure_precision_recall(g[:3], r, **PRC), "prc_neighbours must be less than .* 3 generated"),

@@ -25,7 +25,7 @@ from lantern_pipeline.measure import fidelity as of_sets
 from lantern_pipeline.measure.clip_score import ClipScore, load_open_clip
 from lantern_pipeline.measure.feature_extractors import Extractor
 from lantern_pipeline.measure.fidelity import ClassifierFidelity
-from lantern_pipeline.measure.measuring_models import MeasuringModels, load_measuring_models, load_parts
+from lantern_pipeline.measure.metric_models import MetricModels, load_metric_models, load_parts
 from lantern_pipeline.measure.prompt_accuracy import AccuracyScore
 from lantern_pipeline.measure.quality import hash_prompts
 from lantern_pipeline.measure.reference_statistics import measure_reference
@@ -112,7 +112,7 @@ def measure(files, models, records, extractors, monkeypatch):
         paths = {"clip_weights": files / "clip.safetensors", "hps_weights": files / "hps.safetensors"}
         found = {**paths, "reference": files / reference}
         parts = load_parts(MetricChoices(**{**OFF, "published": published, **metrics}), found, "cpu")
-        measuring = MeasuringModels(**models, fidelity=parts.pop(FIDELITY, None), scores=list(parts.values()))
+        measuring = MetricModels(**models, fidelity=parts.pop(FIDELITY, None), scores=list(parts.values()))
         return measure_all(records, PROMPTS, None, measuring, settings=FIDELITY_SETTINGS, **PLACE)
 
     return run
@@ -195,7 +195,7 @@ def test_tables_hold_what_was_measured_and_nothing_else(measure, on):
 
 def test_the_attribute_classifier_needs_held_out_images(models, records):
     reader = AttributeClassifier(AttributeClassifierConfig(width=8, num_features=8)).eval()
-    measuring = MeasuringModels(**models, fidelity=ClassifierFidelity(reader))
+    measuring = MetricModels(**models, fidelity=ClassifierFidelity(reader))
     with pytest.raises(ValueError, match=r"compares with held-out images, and data\.source gives none"):
         measure_all(records, PROMPTS, None, measuring, settings=FIDELITY_SETTINGS, **PLACE)
 
@@ -212,11 +212,11 @@ def test_what_the_embedded_world_chooses_is_what_is_put_together_by_hand(tmp_pat
     own = {"fidelity": "attribute_classifier", "clip": "own", "prompt_accuracy": True}
     metrics = MetricChoices(**{**OFF, **own, "published": NOTHING})
     files, encoder = {name: str(path) for name, path in paths.items()}, models["text_encoder"]
-    loaded = load_measuring_models(paths["tokenizer"], paths["target"], encoder, files, metrics, "cpu", 4)
+    loaded = load_metric_models(paths["tokenizer"], paths["target"], encoder, files, metrics, "cpu", 4)
     scorer = ClipScorer.from_checkpoint(paths["clip"], device="cpu")
     reader = load_model(paths["attribute_classifier"], AttributeClassifier)
     scores, fidelity = (ClipScore(scorer), AccuracyScore(reader)), ClassifierFidelity(reader)
-    direct = MeasuringModels(loaded.tokenizer, loaded.target_model, encoder, 4, scores, fidelity)
+    direct = MetricModels(loaded.tokenizer, loaded.target_model, encoder, 4, scores, fidelity)
     rows = [
         measure_all(records, PROMPTS, source, measuring, settings=FIDELITY_SETTINGS, **PLACE)[0]
         for measuring in (direct, loaded)

@@ -30,7 +30,7 @@ from lantern_pipeline.measure.evaluate_images import ImageScores, load_scores, s
 from lantern_pipeline.measure.feature_extractors import classifier_features
 from lantern_pipeline.measure.fidelity import ClassifierFidelity, feature_scale
 from lantern_pipeline.measure.likelihood import score_tokens
-from lantern_pipeline.measure.measuring_models import MeasuringModels
+from lantern_pipeline.measure.metric_models import MetricModels
 from lantern_pipeline.measure.prompt_accuracy import AccuracyScore
 from lantern_pipeline.measure.quality import _mean_scores
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
@@ -58,7 +58,7 @@ def clip_scorer(source):
 @pytest.fixture(scope="module")
 def models(source, classifier, clip_scorer):
     scores = ClipScore(clip_scorer), AccuracyScore(classifier)
-    return MeasuringModels(**make_parts(source.vocabulary), scores=scores, fidelity=ClassifierFidelity(classifier))
+    return MetricModels(**make_parts(source.vocabulary), scores=scores, fidelity=ClassifierFidelity(classifier))
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,7 @@ def test_an_unknown_column_is_named(records, source, models, prompts):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_gives_the_same_numbers(measured, records, source, models, classifier, clip_scorer):
     reader = copy.deepcopy(classifier).cuda()
-    on_gpu = MeasuringModels(
+    on_gpu = MetricModels(
         *(copy.deepcopy(model).cuda() for model in (models.tokenizer, models.target_model)),
         models.text_encoder,
         models.batch_size,

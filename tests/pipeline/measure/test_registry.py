@@ -17,7 +17,7 @@ from helpers.published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
 from lantern_pipeline.fetch.entries import parse_entries
 from lantern_pipeline.measure import fidelity as of_sets
 from lantern_pipeline.measure.feature_extractors import Extractor
-from lantern_pipeline.measure.measuring_models import check_metric_weights
+from lantern_pipeline.measure.metric_models import check_metric_weights
 from lantern_pipeline.measure.registry import (
     CHOICES,
     DECODING,

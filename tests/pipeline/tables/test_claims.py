@@ -14,7 +14,7 @@ from lantern.methods import make_method
 from lantern_pipeline.config.figures import figure_table
 from lantern_pipeline.config.paths import RunPlan
 from lantern_pipeline.fetch.entries import parse_entries
-from lantern_pipeline.tables.claims import describe_run, find_claims, place_rows
+from lantern_pipeline.tables.claims import add_distance, describe_run, find_claims
 from lantern_pipeline.tables.markdown import claim_cells
 from lantern_pipeline.tables.summary import build_summary
 
@@ -274,10 +274,10 @@ def test_a_busy_machine_is_named_and_an_idle_one_is_not(table):
 
 def test_a_row_stands_at_its_total_variation_and_only_without_it_at_its_substitutions(table):
     known = change(table, "lantern-a", tv_mean=0.3, substitution_rate=0.1)
-    rows = place_rows(known).set_index("method_id")
+    rows = add_distance(known).set_index("method_id")
     assert rows.loc["lantern-a", "distance"] == 0.3 and rows.loc["autoregressive", "distance"] == 0
     bounded = change(table, "lantern-a", tv_mean=np.nan, substitution_rate=0.1)
-    assert place_rows(bounded).set_index("method_id").loc["lantern-a", "distance"] == 0.1
+    assert add_distance(bounded).set_index("method_id").loc["lantern-a", "distance"] == 0.1
     assert rows["has_draft_model"].to_dict()["autoregressive"] is False and rows.loc["coupled", "has_draft_model"]
 
 
@@ -303,7 +303,7 @@ def test_what_is_at_its_limit_is_neither_told_apart_nor_slow_nor_rounded_away(pe
         slow = find(change(table, "lantern-a", speedup_high=high)).get("relaxed_and_slow", [])
         assert (slow == ["LANTERN chain k 20, δ 0.1"]) == is_slow
     distances = [
-        place_rows(change(table, "lantern-a", tv_mean=tv)).set_index("method_id").loc["lantern-a", "distance"]
+        add_distance(change(table, "lantern-a", tv_mean=tv)).set_index("method_id").loc["lantern-a", "distance"]
         for tv in (0.9e-5, 1e-5)
     ]
     assert distances == [0, 1e-5]

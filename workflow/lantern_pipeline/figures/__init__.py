@@ -1,1 +1,1 @@
-"""Figures, one file each: a table or arrays in, a matplotlib figure out."""
+"""Figures, one file each: from a table or arrays to a matplotlib figure."""

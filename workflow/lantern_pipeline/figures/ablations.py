@@ -1,4 +1,4 @@
-"""Figure (n): ablations, one panel each: what every variant gains in accepted length and what it strays."""
+"""Figure (n): ablations, one panel each, with accepted length and change of NLL per variant."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from lantern_pipeline.figures.style import AT_BASELINE, PAGE_WIDTH, draw_rows, n
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.method_labels import PARTS, SYMBOLS, method_name
 
-# measure -> its name, its value for autoregressive decoding
+# measure -> title, value for autoregressive decoding
 MEASURES = {"mean_accepted_length": ("tokens / forward", 1.0), "nll_change": ("NLL change\n(nats / token)", 0.0)}
-# number that a variant may differ in -> how a value is written
+# number in which variants may differ -> function that writes a value
 NUMBERS: dict[str, Callable[[float], str]] = {
     **{name: f"{symbol} {{:g}}".format for name, symbol in SYMBOLS.items()},
     "temperature": "T {:g}".format,
@@ -28,15 +28,18 @@ Panel = tuple[str, pd.DataFrame]  # an ablation's name and its variants
 
 
 def draw_ablations(table: pd.DataFrame) -> Figure:
-    """Draws one panel per ablation in two columns: accepted length left and NLL change right, a line per variant.
+    """Draw one panel per ablation in two columns: accepted length left and NLL change right, a line per variant.
 
-    A figure of page width. Bars are 95 % intervals; all panels share their scales. `table`: the tables ablations/*.csv,
-    one below the other; autoregressive rows, which are 1 and 0, are left out.
+    The figure has page width. Bars are 95 % intervals, and all panels share their scales.
+
+    Args:
+        table: the tables ablations/*.csv, concatenated. Autoregressive rows are left out, because their values are
+            always 1 and 0.
     """
     variants = table[table["method"] != BASELINE]
     panels = [(str(name), _label(rows)) for name, rows in variants.groupby("ablation", sort=False)]
     heights = [TITLE_HEIGHT + _height(rows) for _, rows in panels]
-    # Left and right side, in order, of heights as equal as can be.
+    # Split the panels, in order, into a left and a right side of heights as equal as possible.
     cut = min(range(1, len(panels)), key=lambda i: max(sum(heights[:i]), sum(heights[i:])), default=1)
     sides = [side for side in (panels[:cut], panels[cut:]) if side]
     tallest = max(sum(heights[:cut]), sum(heights[cut:]))
@@ -49,11 +52,11 @@ def draw_ablations(table: pd.DataFrame) -> Figure:
 
 
 def _label(rows: pd.DataFrame) -> pd.DataFrame:
-    """Sorts the variants of one ablation by method and parts, and adds a column `label`: what differs, in words."""
+    """Sort the variants of one ablation by method and parts, and add a column `label` with the differences."""
     shown = rows.assign(**{part: rows[part].astype(object).where(rows[part].notna(), "none") for part in PARTS})
     # in the order of first appearance
     shown = shown.sort_values(["method", *PARTS], key=lambda column: pd.factorize(column)[0], kind="stable")
-    # what differs between the variants of a method; what differs between methods is the methods' nature
+    # A label shows the parts that differ between variants of one method, not those that differ between methods.
     differing = shown.groupby("method")[[*PARTS, *NUMBERS]].nunique(dropna=False) > 1
     is_alone = shown["method"].nunique() == 1
     labels = []
@@ -66,7 +69,7 @@ def _label(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _is_told(name: str, value: float) -> bool:
-    """Whether a number says something: an empty one does for draft models only, which then are the run's own."""
+    """Return whether a label shows a number. An empty one is shown for draft models only: it means the run's own."""
     return name == "drafter_steps" or not pd.isna(value)
 
 
@@ -77,12 +80,12 @@ def _title(name: str, rows: pd.DataFrame) -> str:
 
 
 def _height(rows: pd.DataFrame) -> float:
-    """Inches that the lines of a panel take."""
+    """Return the height of a panel's lines in inches."""
     return ROW_HEIGHT * len(rows) * (int(rows["label"].str.count("\n").max()) + 1)
 
 
 def _draw_side(part: SubFigure, side: Sequence[Panel], height: float, limits: dict[str, tuple[float, float]]) -> None:
-    """Draws panels below each other; what the other side is taller stays empty."""
+    """Draw panels below each other. If the other side is taller, the rest stays empty."""
     heights = [_height(rows) for _, rows in side]
     empty = height - sum(heights) - TITLE_HEIGHT * len(side)
     grid = part.add_gridspec(len(side) + 1, 2, height_ratios=[*heights, max(empty, 1e-3)])
@@ -99,7 +102,7 @@ def _draw_side(part: SubFigure, side: Sequence[Panel], height: float, limits: di
 
 
 def _limits(rows: pd.DataFrame, name: str) -> tuple[float, float]:
-    """Ends of an axis that hold every value, every interval, and autoregressive decoding."""
+    """Return the ends of an axis that shows every value, every interval, and autoregressive decoding."""
     values = [MEASURES[name][1], *rows[[name, f"{name}_low", f"{name}_high"]].stack()]
     margin = 0.06 * (max(values) - min(values))
     return min(values) - margin, max(values) + margin

@@ -1,4 +1,4 @@
-"""Figure (c): histograms of the probability that the target gives its best and its ten best next tokens."""
+"""Figure (c): histograms of the target's top-1 and top-10 probability."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ LINES = ("-", "--", "-.", ":")
 
 
 def draw_ambiguity(ambiguity: pd.DataFrame) -> Figure:
-    """Draws one panel for the best token and one for the ten best, one outline per guidance scale.
+    """Draw one panel for the top-1 and one for the top-10 probability, one outline per guidance scale.
 
-    A figure of column width; vertical lines and the line above each panel give the means. `ambiguity`: columns
-    cfg_scale, top1, top10 (probabilities), one row per guidance scale x image x position.
+    The figure has column width. Vertical lines and the text above each panel give the means.
+
+    Args:
+        ambiguity: columns cfg_scale, top1 and top10 (probabilities), one row per guidance scale, image and position.
     """
     with paper_style():
         figure = new_figure(COLUMN_WIDTH, 3.7)

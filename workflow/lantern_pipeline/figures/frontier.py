@@ -1,6 +1,4 @@
-"""Figure (q): speed against the distance of the emitted tokens' distribution from the target's, with a draft model and
-without.
-"""
+"""Figure (q): speed against total variation from the target, with and without a draft model."""
 
 from __future__ import annotations
 
@@ -16,26 +14,29 @@ from matplotlib.ticker import FixedLocator, FormatStrFormatter
 from lantern_pipeline.figures import style
 from lantern_pipeline.figures.tradeoff import LINES, split_curves
 from lantern_pipeline.measure.speed import BASELINE
-from lantern_pipeline.tables.claims import place_rows
+from lantern_pipeline.tables.claims import add_distance
 from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
-HEIGHT, ROW_HEIGHT = 3.6, 0.17  # inches: of the upper panels, and of a line below or of the legend
+HEIGHT, ROW_HEIGHT = 3.6, 0.17  # inches: upper panels; a line of the lists or of the legend
 TICKS = (0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.7, 1)
+# Has a draft model -> entry of the legend, fill of the markers.
 FILLS: dict[bool, tuple[str, Literal["full", "none"]]] = {
     True: ("trained draft model", "full"),
     False: ("no draft model", "none"),
-}  # of markers
+}
 
 
 def draw_frontier(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
-    """Draws total variation from the target over speed-up (left) and tokens per forward (right), a line per method over
-    its grid; below, at their speed alone, the rows that follow the target's distribution and those where it is not
-    known.
+    """Draw total variation over speed-up (left) and tokens per forward (right), a line per method over its grid.
 
-    A figure of page width. Horizontal bars are 95 % intervals of the speed; the vertical axis is that of square roots.
-    `summary`: table of `lantern_pipeline.tables.summary.build_summary`.
+    Methods whose total variation is 0 or unknown are listed below the panels, by speed only. The figure has page width.
+    Horizontal bars are 95 % intervals of the speed. The vertical axis has a square-root scale.
+
+    Args:
+        summary: table of `lantern_pipeline.tables.summary.build_summary`.
+        settings: config section `metrics`.
     """
-    rows = split_curves(place_rows(select_headline(summary, settings)))
+    rows = split_curves(add_distance(select_headline(summary, settings)))
     distance = rows["distance"]
     known = rows[distance > 0]
     lists = {"total variation 0": rows[distance == 0], "total variation not known": rows[distance.isna()]}
@@ -68,7 +69,10 @@ def draw_frontier(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
 
 
 def _draw_curves(axes: Axes, rows: pd.DataFrame, speed: str, is_list: bool = False) -> None:
-    """Filled with a draft model, open without; larger markers tell a method's second curve from its first."""
+    """Draw curves, with filled markers for methods with a draft model and open ones for others.
+
+    Larger markers distinguish a method's second curve from its first.
+    """
     for (method, place), curve in rows.groupby(["method", "place"], sort=False):
         look = style.method_look(method, is_open=not curve["has_draft_model"].iloc[0])
         look["linestyle"] = "none" if is_list or len(curve) == 1 else LINES[place % len(LINES)]

@@ -1,4 +1,4 @@
-"""Figure (r): tokens per forward of every method over the ambiguity of many targets."""
+"""Figure (r): tokens per forward of every method against the ambiguity of many targets."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.generality import LENGTH
 from lantern_pipeline.tables.method_labels import label_rows
 
-LABEL_WIDTH = 0.055  # of a panel: a slanted name
+LABEL_WIDTH = 0.055  # width of a slanted name, as a fraction of a panel
 
 
 def draw_generality(table: pd.DataFrame) -> Figure:
-    """Draws tokens per forward of every method (left) and what relaxing gains (right) over one minus the probability of
-    the target's ten best tokens, a marker per method and target, exact methods open; dashed lines are least-squares
-    fits, for the eye.
+    """Draw tokens per forward (left) and the gain of relaxed methods (right) over the ambiguity of the target.
 
-    A figure of page width; targets are named on top. Bars are 95 % intervals. `table`: generality.csv.
+    The ambiguity is 1 minus the target's top-10 probability. There is one marker per method and target, an open one for
+    exact methods. Dashed lines are least-squares fits that guide the eye. The figure has page width, and targets are
+    named on top. Bars are 95 % intervals.
+
+    Args:
+        table: generality.csv.
     """
     rows = table.assign(label=label_rows(table), ambiguity=1 - table["top10"])
     rows = rows[rows["method_id"] != BASELINE]
@@ -51,7 +54,7 @@ def _draw_method(axes: Axes, line: pd.DataFrame, name: str) -> None:
 
 
 def _name_targets(axes: Axes, rows: pd.DataFrame) -> None:
-    """Writes the targets' names above the panel, apart from each other, each with a line to its place."""
+    """Write the names of the targets above the panel without overlap, each with a line to its position."""
     targets = rows.drop_duplicates("target").sort_values("ambiguity")
     low, high = axes.get_xlim()
     places = (targets["ambiguity"].to_numpy(float) - low) / (high - low)

@@ -1,4 +1,4 @@
-"""Grids of generated images: rows are prompts, columns methods or variants, a note under each image."""
+"""Grids of generated images: rows are prompts, columns are methods or variants, with a note under each image."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, new_figure, paper_s
 
 PROMPT_WIDTH = 1.12  # inches for the prompt texts
 WRAP = 18  # letters in a line of prompt text
-MAX_LINES = 8  # of prompt text; more would reach the next row
+MAX_LINES = 8  # lines of prompt text; more would reach the next row
 MIN_CELL, MAX_CELL = 0.7, 1.1  # inches; a grid of many columns grows wider than the page
 NOTE_HEIGHT, GAP = 0.17, 0.03  # inches under a row of images, with notes and without
 LINE_HEIGHT = 0.135  # inches from a line of prompt text to the next
-SHARP = 128  # pixels a side up to which images are enlarged, pixel by pixel; larger ones are shrunk, hence smoothed
+SHARP = 128  # side in pixels up to which images are enlarged without smoothing; larger ones are shrunk and smoothed
 
 
 def wrap_prompt(text: str, width: int = WRAP, max_lines: int = MAX_LINES) -> str:
-    """Breaks a prompt into lines for a figure: `max_lines` at most, a cut marked, control characters replaced."""
+    """Break a prompt into at most `max_lines` lines for a figure, mark a cut, and replace control characters."""
     words = " ".join(text.split())
     visible = "".join("\N{REPLACEMENT CHARACTER}" if category(letter) == "Cc" else letter for letter in words)
     return "\n".join(textwrap.wrap(visible, width, max_lines=max_lines, placeholder=" …"))
 
 
 class Pictures(TypedDict):
-    """The arguments of `draw_pictures`."""
+    """Arguments of `draw_pictures`."""
 
     images: np.ndarray
     row_titles: Sequence[str]
@@ -46,10 +46,14 @@ def draw_pictures(
     notes: Sequence[Sequence[str]],
     note_title: str,
 ) -> Figure:
-    """Draws a grid of images, of page width at most unless there are more than eight columns.
+    """Draw a grid of images. It is wider than a page only with more than eight columns.
 
-    `images`: (rows, columns, S, S, 3) uint8; `row_titles`: prompts; `notes`: text under each image, rows x columns, may
-    be empty; `note_title`: what the notes say, written left of the last row's.
+    Args:
+        images: (rows, columns, S, S, 3) uint8.
+        row_titles: prompts.
+        column_titles: methods or variants.
+        notes: text under each image, rows x columns; may be empty.
+        note_title: meaning of the notes, written to the left of those of the last row.
     """
     rows, columns = len(row_titles), len(column_titles)
     cell = min(MAX_CELL, max(MIN_CELL, (PAGE_WIDTH - PROMPT_WIDTH) / columns))
@@ -78,7 +82,7 @@ def draw_pictures(
 
 
 def frame(axes: Axes) -> None:
-    """Puts a thin frame in the place of ticks and grid."""
+    """Replace ticks and grid by a thin frame."""
     axes.grid(False)
     axes.set(xticks=[], yticks=[])
     for spine in axes.spines.values():
@@ -86,7 +90,7 @@ def frame(axes: Axes) -> None:
 
 
 def _write_lines(figure: Figure, lines: Sequence[str], middle: float) -> None:
-    """Writes a prompt beside its row, line by line: matplotlib's own lines lie apart by what letters they hold."""
+    """Write a prompt next to its row, line by line. The line spacing of matplotlib depends on the letters."""
     width, height = figure.get_size_inches()
     for number, line in enumerate(lines):
         y = middle + ((len(lines) - 1) / 2 - number) * LINE_HEIGHT / height

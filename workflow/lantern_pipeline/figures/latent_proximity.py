@@ -1,4 +1,4 @@
-"""Figure (e): are near codes look-alikes? Images with every token replaced by its n-th nearest or a random code."""
+"""Figure (e): do near codes look similar? Images with every token replaced by its n-th nearest or a random code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.summary import MetricsSection
 
 RANKS = (1, 10, 100)
-MOST_TOKENS = 6144  # of the images that are decoded, five times each: a VQ-16 takes 5 s for 256 tokens on a CPU core
+MOST_TOKENS = 6144  # each is decoded five times; a VQ-16 takes 5 s for 256 tokens on a CPU core
 SMALLEST_ERROR = 1e-10  # mean squared, so that equal images have a finite PSNR
 
 
@@ -30,7 +30,7 @@ def draw_latent_proximity(
     settings: MetricsSection,
     seed: int,
 ) -> Figure:
-    """Draws what `select_proximity` makes of autoregressive images."""
+    """Draw the images of `select_proximity`, from the images of autoregressive decoding."""
     codes, num_rows = records[BASELINE].codes, settings["proximity_prompts"]
     return draw_pictures(**select_proximity(codes, prompts, tokenizer, nearest_codes, num_rows=num_rows, seed=seed))
 
@@ -44,12 +44,19 @@ def select_proximity(
     num_rows: int,
     seed: int,
 ) -> Pictures:
-    """Replaces every token of autoregressive images and decodes them: what `draw_pictures` takes.
+    """Replace every token of autoregressive images, decode them, and return the arguments of `draw_pictures`.
 
-    Columns: the original, every token replaced by its 1st, 10th and 100th nearest code (or the last that the table
-    has), every token replaced by a random other code. The last line's notes are the mean PSNR to the original over the
-    images used, in dB. `codes`: (images, tokens), in the order of `prompts`; the first ones, MOST_TOKENS in all, are
-    used. `nearest_codes`: (vocab, columns), nearest first. `num_rows`: rows shown. `seed`: of the random codes.
+    The columns are the original image; every token replaced by its 1st, 10th and 100th nearest code (or the last in the
+    table); and every token replaced by a random other code. The notes of the last row are the mean PSNR to the original
+    in dB, over all images used.
+
+    Args:
+        codes: (images, tokens), in the order of `prompts`. The first images are used, up to MOST_TOKENS tokens in all.
+        prompts: one per image.
+        tokenizer: decodes codes to images.
+        nearest_codes: (vocab, columns), nearest first.
+        num_rows: number of rows shown.
+        seed: random seed of the random codes.
     """
     vocab, num_ranks = nearest_codes.shape
     codes = codes[: max(num_rows, MOST_TOKENS // codes.shape[1])].long()

@@ -1,8 +1,9 @@
-"""Figure (l): published numbers beside this run's, in panels of their own: other models, GPUs and data.
+"""Figure (l): published numbers next to this run's, in separate panels: other models, GPUs and data.
 
-The numbers are in published_results.csv. Its column grade tells where one was read: P the paper's abstract, S a summary
-of the paper by others, R the README of its code, T another paper that measured the method again. Notes of methods that
-decode a model trained anew for them begin with OWN_MODEL; their speed-ups stand in the table alone.
+The numbers are in published_results.csv. Its column grade states the origin of a number: P the abstract of the paper, S
+a summary of the paper by others, R the README of its code, T another paper that measured the method again. Some methods
+need a model that was trained again for them. Their notes begin with OWN_MODEL, and their speed-ups are in the table
+only.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ SHIFT = 0.27  # between such markers, in lines
 
 
 def draw_published(summary: pd.DataFrame, settings: MetricsSection, published: pd.DataFrame | None = None) -> Figure:
-    """Draws speed-ups as dots: published ones left, one line per paper, model and temperature; this run's right, one
-    line per method.
+    """Draw speed-ups as dots: published ones left, this run's right.
 
-    A figure of page width; bars are 95 % intervals, which published numbers lack. Markers of a line that would hide
-    each other are shifted up and down. Autoregressive decoding, 1 by definition, is the dashed line; nothing joins the
-    panels. `published` is the table of `read_published` by default.
+    The left panel has one line per paper, model and temperature, the right one a line per method. The figure has page
+    width. Bars are 95 % intervals, which published numbers lack. Markers that would hide each other are shifted up and
+    down. The dashed line is autoregressive decoding, 1 by definition.
+
+    Args:
+        summary: table of results.
+        settings: config section `metrics`.
+        published: table of published numbers; `read_published()` by default.
     """
     table = read_published() if published is None else published
     is_other_model = table["note"].str.startswith(OWN_MODEL, na=False)
@@ -60,7 +65,7 @@ def draw_published(summary: pd.DataFrame, settings: MetricsSection, published: p
 
 
 def _shifts(speedups: pd.Series) -> pd.Series:
-    """Return by how many lines each marker of a line is shifted, 0 if no other one is near."""
+    """Return the shift of each marker in lines, 0 if no other marker is near."""
     ordered = speedups.sort_values(kind="stable")
     near = ordered.groupby((ordered.diff() >= OVERLAP).cumsum())
     shifts = SHIFT * (near.cumcount() - (near.transform("size") - 1) / 2)
@@ -68,7 +73,7 @@ def _shifts(speedups: pd.Series) -> pd.Series:
 
 
 def _setting(row: pd.Series) -> str:
-    """E.g. "VVS, A40" above "LlamaGen-XL stage I, T 1"."""
+    """Write the setting of a published number on two lines: "VVS, A40" and "LlamaGen-XL stage I, T 1"."""
     is_best_case = str(row["note"]).startswith("up to")
     first = [str(row["source"]), *(["best case"] if is_best_case else []), row["gpu"]]
     second = ["model not given" if pd.isna(row["model"]) else str(row["model"])]

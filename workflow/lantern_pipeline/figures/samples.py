@@ -1,4 +1,4 @@
-"""Figure (a): the same prompts and the same noise through every method, with the accepted length under each image."""
+"""Figure (a): images of the same prompts and noise by every method, with tokens per forward under each image."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def draw_samples(
     tokenizer: ImageModel,
     settings: MetricsSection,
 ) -> Figure:
-    """Draws the images that `select_samples` chooses."""
+    """Draw the images that `select_samples` chooses."""
     return draw_pictures(**select_samples(records, prompts, tokenizer, settings))
 
 
@@ -32,9 +32,15 @@ def select_samples(
     tokenizer: ImageModel,
     settings: MetricsSection,
 ) -> Pictures:
-    """Decodes the first prompts' images of some methods, with tokens per target forward: what `draw_pictures` takes.
+    """Decode the images of the first prompts by some methods, and return the arguments of `draw_pictures`.
 
-    `records`: method_id -> records of one prompt set and temperature, in the order of `prompts`.
+    The notes are tokens per forward.
+
+    Args:
+        records: method_id -> records of one prompt set and temperature, in the order of `prompts`.
+        prompts: prompts of the images.
+        tokenizer: decodes codes to images.
+        settings: config section `metrics`.
     """
     num_prompts = settings["sample_prompts"]
     chosen = settings["sample_methods"] or first_of_each_preset(records)

@@ -1,4 +1,4 @@
-"""What figures share: colours for colour-blind readers, sizes of a column, reproducible files, intervals, titles."""
+"""Shared parts of figures: colour-blind-safe colours, sizes, reproducible files, intervals and titles."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 COLUMN_WIDTH = 3.4  # inches, one column of a two-column paper
 PAGE_WIDTH = 7.0  # inches, both columns
-LEGEND_MARK, LEGEND_LETTER = 0.5, 0.065  # inches that an entry of a legend takes, beside and per letter
-# Okabe and Ito (2008), "Color Universal Design"; yellow is left out, it vanishes on white.
+LEGEND_MARK, LEGEND_LETTER = 0.5, 0.065  # inches: mark and gap of an entry of a legend, and each letter of it
+# Okabe and Ito (2008), "Color Universal Design"; yellow is left out because it is invisible on white.
 BLACK, ORANGE, SKY_BLUE, GREEN, BLUE, VERMILLION, PURPLE, GREY = (
     "#000000",
     "#E69F00",
@@ -67,21 +67,21 @@ _STYLE = {
 
 @contextmanager
 def paper_style() -> Iterator[None]:
-    """Applies the style within a `with` block; the caller's matplotlib settings come back after it."""
+    """Apply the style within a `with` block, and restore the caller's matplotlib settings after it."""
     settings = {**mpl.rcParamsDefault, "backend": mpl.rcParams["backend"], **_STYLE}
     with mpl.rc_context(settings):  # pyright: ignore[reportArgumentType]  the annotation wants literal keys
         yield
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure of a size in inches that needs no window system; call within `paper_style`."""
+    """Create a figure of a size in inches, without a window system. Call it within `paper_style`."""
     return Figure(figsize=(width, height))
 
 
 def save_figure(figure: Figure, paths: Sequence[Path | str], dpi: int = 200) -> None:
-    """Writes a figure made within `paper_style` into one file per path, .png or .pdf, atomically.
+    """Write a figure made within `paper_style` to one file per path, .png or .pdf, atomically.
 
-    Files of the same figure are the same, byte for byte: no date and no version of the writing software goes in.
+    Files of the same figure are equal byte for byte: they contain no date and no software version.
     """
     metadata = {".png": {"Software": None}, ".pdf": {"CreationDate": None, "Creator": None, "Producer": None}}
     with mpl.rc_context({"pdf.fonttype": 42, "savefig.facecolor": "white"}):
@@ -91,32 +91,32 @@ def save_figure(figure: Figure, paths: Sequence[Path | str], dpi: int = 200) -> 
 
 
 def fitting_columns(labels: Sequence[str]) -> int:
-    """As many columns as a legend of these labels may have below a figure of page width, four at most."""
+    """Return how many columns of these labels fit into a legend below a figure of page width, at most four."""
     return max(1, min(4, int(PAGE_WIDTH / (LEGEND_MARK + LEGEND_LETTER * max(map(len, labels))))))
 
 
 def half_widths(rows: pd.DataFrame, name: str, factor: float = 1.0) -> np.ndarray:
-    """Lengths of the error bars below and above, (2, rows); 0 where there is no interval."""
+    """Return the lengths of the error bars below and above, (2, rows); 0 without an interval."""
     value, low, high = (factor * rows[name + end].to_numpy(float) for end in ("", "_low", "_high"))
     return np.nan_to_num(np.stack([value - low, high - value])).clip(min=0)
 
 
 def method_look(method: str, is_open: bool = False) -> dict[str, Any]:
-    """Colour and marker of a method, the same in every figure, as options of `Axes.errorbar`."""
+    """Return colour and marker of a method, the same in every figure, as options of `Axes.errorbar`."""
     colour = method_colour(method)
     look = {"color": colour, "marker": method_marker(method), "markerfacecolor": "white" if is_open else colour}
     return {**look, "markeredgecolor": colour, "ecolor": (colour, 0.45), "elinewidth": 0.9}
 
 
 def name_rows(axes: Axes, labels: Iterable[str], **options: Any) -> None:
-    """Names the lines of a panel, the first on top."""
+    """Name the lines of a panel, the first on top."""
     labels = list(labels)
     axes.set_yticks(range(len(labels)), labels, **options)
     axes.set_ylim(len(labels) - 0.4, -0.6)
 
 
 def draw_rows(axes: Axes, rows: pd.DataFrame, name: str, **look: Any) -> None:
-    """One line per row, the first on top: its value with its interval, in its method's colour and marker."""
+    """Draw one line per row, the first on top: its value with its interval, in the method's colour and marker."""
     bars = half_widths(rows, name)
     for place, (_, row) in enumerate(rows.iterrows()):
         options = {"xerr": bars[:, [place]], "linestyle": "none", **method_look(row["method"]), **look}
@@ -125,12 +125,12 @@ def draw_rows(axes: Axes, rows: pd.DataFrame, name: str, **look: Any) -> None:
 
 
 def draw_band(axes: Axes, x: np.ndarray, low: np.ndarray, high: np.ndarray, colour: str) -> None:
-    """Shades an interval around a curve."""
+    """Shade an interval around a curve."""
     axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0, zorder=1)
 
 
 def first_of_each_preset(records: Mapping[str, GenerationRecords]) -> list[str]:
-    """Method ids of the first method of each preset, autoregressive decoding first."""
+    """Return the id of the first method of each preset, autoregressive decoding first."""
     first: dict[str, str] = {BASELINE: BASELINE}
     for method_id, record in records.items():
         first.setdefault(record.metadata["method"]["name"], method_id)
@@ -138,7 +138,7 @@ def first_of_each_preset(records: Mapping[str, GenerationRecords]) -> list[str]:
 
 
 def column_titles(records: Sequence[GenerationRecords]) -> list[str]:
-    """Family and parameters of each method, on lines of their own."""
+    """Write family and parameters of each method, on separate lines."""
     methods = [record.metadata["method"] for record in records]
     table = pd.DataFrame([{**method, "method": method["name"]} for method in methods])
     titles = []

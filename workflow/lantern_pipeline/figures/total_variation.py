@@ -1,4 +1,4 @@
-"""Figure (h): how far the output distribution is from the target's, against the bound delta that was asked for."""
+"""Figure (h): total variation from the target against the bound delta."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLOURS = {
     "sampled_js": style.ORANGE,
 }
 UPPER_HEIGHT = 3.75  # inches
-LOWEST = 1e-3  # a smaller distance is drawn on the axis
+LOWEST = 1e-3  # smaller distances are drawn at this value
 PANELS = ("sampled drafts", "deterministic (top) drafts")
 WRAP = 58  # letters in a line of the legend
 
@@ -34,11 +34,15 @@ WRAP = 58  # letters in a line of the legend
 def draw_total_variation(
     curves: pd.DataFrame, methods: pd.DataFrame, summary: pd.DataFrame, settings: MetricsSection
 ) -> Figure:
-    """Draws TV against delta for every rule (top), and the TV of this run's relaxed methods (bottom).
+    """Draw TV against delta for every acceptance (top), and the TV of this run's relaxed methods (bottom).
 
-    A figure of page width. Bands and bars are 95 % intervals, thin lines 95th percentiles over nodes. `curves`:
-    total_variation/curves.csv: every rule and delta at the same nodes. `methods`: total_variation/methods.csv: one row
-    per method, prompt set, temperature and repeat.
+    The figure has page width. Bands and bars are 95 % intervals, thin lines 95th percentiles over nodes.
+
+    Args:
+        curves: total_variation/curves.csv, every acceptance and delta at the same nodes.
+        methods: total_variation/methods.csv, one row per method, prompt set, temperature and repeat.
+        summary: table of results.
+        settings: config section `metrics`.
     """
     relaxed = _select_relaxed(methods, select_headline(summary, settings))
     positive = curves[curves["delta"] > 0]
@@ -58,7 +62,7 @@ def draw_total_variation(
 
 
 def _select_relaxed(methods: pd.DataFrame, headline: pd.DataFrame) -> pd.DataFrame:
-    """Relaxed methods of the headline whose distance was computed or bounded, with label, method and delta."""
+    """Select relaxed methods of the headline whose TV was computed or bounded, with label, method and delta."""
     keys = headline.iloc[0]
     rows = methods[(methods["prompt_set"] == keys["prompt_set"]) & (methods["temperature"] == keys["temperature"])]
     rows = preferred_rows(rows)[lambda kept: kept["kind"] != "none"].drop(columns=["delta"], errors="ignore")
@@ -82,7 +86,7 @@ def _draw_curves(axes: Axes, everything: pd.DataFrame, rows: pd.DataFrame) -> No
 
 
 def _set_scales(axes: Axes, everything: pd.DataFrame) -> float:
-    """Makes both axes logarithmic; returns the lower end of the vertical one, on which smaller values are drawn."""
+    """Make both axes logarithmic, and return the lower end of the vertical axis. Smaller values are drawn there."""
     deltas, distances = np.sort(everything["delta"].unique()), everything["tv_mean"].to_numpy()
     floor = max(LOWEST, 0.5 * min(deltas.min(), distances[distances > 0].min(initial=1.0)))
     axes.set(xscale="log", yscale="log", xlabel="bound δ asked for")
@@ -94,7 +98,7 @@ def _set_scales(axes: Axes, everything: pd.DataFrame) -> float:
 
 
 def _draw_methods(axes: Axes, methods: pd.DataFrame) -> None:
-    """One line per method of this run: its distance, and the bound that it was given."""
+    """Draw one line per method of this run: its TV, and its bound delta."""
     axes.set_title("this run's relaxed methods, over the tokens that they met", loc="left")
     axes.set_xlabel("TV from the target, per token (mean)")
     style.name_rows(axes, methods["label"])
@@ -110,7 +114,7 @@ def _draw_methods(axes: Axes, methods: pd.DataFrame) -> None:
 
 
 def _method_marks(methods: pd.DataFrame) -> list[Line2D]:
-    """Legend of the marks that some method has."""
+    """Return the legend of the marks that some method has."""
     is_coupling = methods["kind"] == "coupling"
     measured, bound, delta = (
         Line2D([], [], marker=marker, linestyle="none", color=colour)

@@ -1,4 +1,4 @@
-"""Figure (b): what speed costs in quality. Speed-up and accepted length against likelihood and prompt accuracy."""
+"""Figure (b): the cost of speed in quality: speed-up and tokens per forward against NLL and prompt accuracy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lantern_pipeline.tables.claims import ACCURACY_TOLERANCE
 from lantern_pipeline.tables.method_labels import PARTS, SYMBOLS, custom_parameters, label_families
 from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
-# measure -> its name, the factor to its unit
+# measure -> title, factor to the unit in the title
 QUALITIES = {
     "nll": ("NLL under the target\n(nats / token;\nnearer the line is closer)", 1.0),
     "prompt_accuracy": ("prompt accuracy (%)", 100.0),
@@ -23,14 +23,17 @@ QUALITIES = {
 LINE_LABEL = "the target's own (autoregressive)"
 BAND_LABEL = f"within {100 * ACCURACY_TOLERANCE:g} points of autoregressive"
 LINES = ("-", "--", ":", "-.")
-FILLS = ("full", "open", "bottom", "left")  # of the markers of a method's curves
+FILLS = ("full", "open", "bottom", "left")  # fills of the markers, one per curve of a method
 
 
 def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
-    """Draws 2 x 2 panels: columns are measures of speed, rows measures of quality.
+    """Draw 2 x 2 panels: columns are measures of speed, rows are measures of quality.
 
-    A figure of page width. Bars are 95 % intervals; methods without a grid are single points. `summary`: table of
-    `lantern_pipeline.tables.summary.build_summary`.
+    The figure has page width. Bars are 95 % intervals. A method without a grid is a single point.
+
+    Args:
+        summary: table of `lantern_pipeline.tables.summary.build_summary`.
+        settings: config section `metrics`.
     """
     rows = select_headline(summary, settings)
     curves = split_curves(rows)
@@ -38,7 +41,7 @@ def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
     with style.paper_style():
         figure = style.new_figure(style.PAGE_WIDTH, 4.6 + 0.17 * -(-(curves["curve"].nunique() + 2) // num_columns))
         panels = figure.subplots(2, 2, sharex="col", sharey="row")
-        named = {}  # entries of the legend that some panel shows
+        named = {}  # entries of the legend that occur in some panel
         for y, (quality, (quality_title, factor)) in enumerate(QUALITIES.items()):
             for x, (speed, speed_title) in enumerate(style.SPEEDS.items()):
                 axes = panels[y, x]
@@ -56,11 +59,11 @@ def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
 
 
 def split_curves(rows: pd.DataFrame) -> pd.DataFrame:
-    """Sorts the headline rows by curves, with columns `curve`, its name ("LANTERN: k 20, δ 0.03–0.4"), and `place`, its
-    number among the curves of the same method.
+    """Sort the headline rows by curves, and add the columns `curve` and `place`.
 
-    A curve holds the rows of one family along the first parameter that varies in it; k comes last. Further varying
-    parameters (k beside delta, say) make further curves of the same colour.
+    A curve has the rows of one family along the first parameter that varies in it; k comes last. If further parameters
+    vary (such as k besides delta), each of their values gives another curve of the same colour. `curve` is the name of
+    the curve ("LANTERN: k 20, δ 0.03–0.4"), and `place` its number among the curves of its method.
     """
     symbols = SYMBOLS | custom_parameters(rows)
     grid_order = sorted(symbols, key=lambda name: name == "k")
@@ -87,7 +90,7 @@ def _label(curve: pd.DataFrame, along: str | None, symbols: Mapping[str, str]) -
 
 
 def _draw_curve(axes: Axes, curve: pd.DataFrame, speed: str, quality: str, factor: float) -> None:
-    """Line and filling of the markers tell a method's curves apart."""
+    """Draw a curve. Line style and fill of the markers distinguish curves of one method."""
     if curve.empty:
         return
     method, place = curve["method"].iloc[0], curve["place"].iloc[0]
@@ -106,7 +109,7 @@ def _draw_curve(axes: Axes, curve: pd.DataFrame, speed: str, quality: str, facto
 
 
 def _draw_baseline(axes: Axes, rows: pd.DataFrame, quality: str, factor: float) -> None:
-    """Marks autoregressive decoding's quality, and the band of prompt accuracy that counts as kept."""
+    """Mark the quality of autoregressive decoding, and the band of prompt accuracy that counts as kept."""
     level = factor * rows.loc[rows["method_id"] == BASELINE, quality].iloc[0]
     if pd.isna(level):
         return

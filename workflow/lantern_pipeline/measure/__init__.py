@@ -1,1 +1,1 @@
-"""Metrics, one file each: records and images in, numbers with their uncertainty out."""
+"""Metrics, one file each: from records and images to numbers with their uncertainty."""

@@ -1,4 +1,7 @@
-"""One point of an ablation. Read while Snakemake plans: no torch here."""
+"""One point of an ablation.
+
+Snakemake imports this module while it plans. It therefore imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from lantern.methods import MethodSpec
 
 @dataclass(frozen=True)
 class AblationPoint:
-    """A method under changed circumstances: one line of an ablation's table.
+    """A method with changed sampling or draft model: one row of an ablation's table.
 
     Attributes:
         spec: the method.

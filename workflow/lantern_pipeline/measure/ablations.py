@@ -1,5 +1,6 @@
-"""Ablations: methods under changed circumstances (sampling, draft model), each against autoregressive decoding
-of the same noise under the same circumstances.
+"""Ablations: methods with changed sampling or a changed draft model.
+
+Each point is compared with autoregressive decoding at the same sampling settings and with the same noise.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from lantern_pipeline.measure.coupled_distribution import knows_drafts, measure_
 from lantern_pipeline.measure.evaluate_images import ImageScores, score_records
 from lantern_pipeline.measure.intervals import mean_with_interval
 from lantern_pipeline.measure.losslessness import compare_with_autoregressive
-from lantern_pipeline.measure.measuring_models import MeasuringModels
+from lantern_pipeline.measure.metric_models import MetricModels
 from lantern_pipeline.measure.output_distribution import mean_over_nodes
 from lantern_pipeline.measure.registry import IMAGES, metrics_over
 from lantern_pipeline.measure.speed import BASELINE, mean_accepted_length
@@ -35,27 +36,33 @@ PER_IMAGE = tuple(metric.per_image for metric in metrics_over(IMAGES) if not (me
 
 @dataclass(frozen=True)
 class AblationStudy:
-    """What all points of an ablation share."""
+    """Models, prompts and settings that all points of an ablation share."""
 
-    # drafter steps -> models for decoding; None has the run's own draft model, or none where no point needs that one
+    # drafter steps -> models for decoding; key None has the draft model of the run, or none if no point needs it
     models: Mapping[int | None, DecodingModels]
     tables: Mapping[str, Tensor]  # neighbours -> int64 (vocab, columns)
-    measuring: MeasuringModels  # measure images, the target among them
-    cross_entropy: float | None  # the target's on held-out images, nats per token; None is unknown
-    prompts: Sequence[Prompt]  # what is drawn
+    measuring: MetricModels  # measure images; include the target
+    cross_entropy: float | None  # of the target on held-out images, nats per token; None if unknown
+    prompts: Sequence[Prompt]  # prompts of the images
     total_variation: TotalVariationNodes  # how total variation is measured
-    bootstrap_resamples: int  # of each interval
+    bootstrap_resamples: int  # resamples per interval
     batch_size: int  # images decoded together
     seed: int  # of the noise fields and of the bootstrap
-    stepping: str = "auto"  # how steps run, of config section `generation`
+    stepping: str = "auto"  # how steps run, a key of config section `generation`
 
     def run(self, name: str, points: Sequence[AblationPoint]) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Draws and measures every point of an ablation, of `expand_ablations`.
+        """Generate and measure the images of every point of an ablation.
 
-        Returns (rows, images): a row per point with means and 95 % intervals over prompts, `nll_change` being the
-        paired difference from autoregressive decoding; and a row per point and prompt. `tv_mean`, the total variation
-        from the target's distribution, is that of relaxed methods whose drafts share the target's noise; others are in
-        the table of the run.
+        Args:
+            name: name of the ablation.
+            points: its points, as `expand_ablations` returns them. Every group of equal sampling settings includes
+                autoregressive decoding.
+
+        Returns:
+            (rows, images). `rows` has one row per point: means and 95 % intervals over prompts. `nll_change` is the
+            paired difference from autoregressive decoding. `tv_mean` is the total variation from the target's
+            distribution. It is measured for relaxed methods whose drafts use the target's noise. Other methods have it
+            in the run's own table. `images` has one row per point and prompt.
         """
         groups: dict[tuple, list[AblationPoint]] = {}
         for point in points:
@@ -86,7 +93,7 @@ class AblationStudy:
         return make_decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=self.stepping)
 
     def _total_variation(self, point: AblationPoint) -> dict[str, float]:
-        """tv_mean with its interval over images, at nodes of the first prompts; none where it is not measured."""
+        """Measure `tv_mean` with its interval over images, at nodes of the first prompts; nan if it is not measured."""
         if not (not point.spec.is_exact and point.temperature > 0 and knows_drafts(point.spec)):
             return dict.fromkeys(("tv_mean", "tv_mean_low", "tv_mean_high"), np.nan)
         settings = self.total_variation
@@ -133,7 +140,7 @@ class AblationStudy:
         return values | mean_with_interval("substitution_rate", rate, **options)
 
     def _identity(self, point: AblationPoint) -> dict[str, Any]:
-        """The identifying columns of a row; an empty number of steps is that of the run's own training."""
+        """Return the columns that identify a row. An empty `drafter_steps` means the draft model of the run."""
         return {
             **method_columns(point.spec.to_dict()),
             "temperature": point.temperature,

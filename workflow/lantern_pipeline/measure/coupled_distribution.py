@@ -1,9 +1,11 @@
-"""The distribution of the emitted token where the target's own noise picks the drafts: coupled and Jacobi drafts.
+"""Distribution of the emitted token if the target's noise selects the drafts: coupled and Jacobi drafts.
 
-At a node the draft is x = argmax(log p + g) and the target's token y = argmax(log t + g), with the Gumbel noise g of
-the place that the node predicts. No earlier decision has read g, and what p and t depend on is known before it: so the
-distribution over g is that of the emitted token given all that happened before. p is a draft model's distribution, or,
-for Jacobi drafts, the target's in the row of the pool that guesses; no row is chosen by the noise of its own place.
+At a node the draft is x = argmax(log p + g), and the target's sample is y = argmax(log t + g). g is the Gumbel noise of
+the position that the node predicts. No earlier decision has read g, and p and t do not depend on g. So the distribution
+over g is the distribution of the emitted token given everything before it.
+
+p is the distribution of the draft model. For Jacobi drafts, p is the target's distribution at the pool entry that
+supplied the draft. No pool entry is selected by the noise of its own position.
 
 Shapes: nodes = verified nodes, pairs = nodes x possible drafts.
 """
@@ -32,8 +34,10 @@ from lantern_pipeline.measure.output_distribution import (
 
 
 def knows_drafts(spec: MethodSpec) -> bool:
-    """Whether a method's drafts are picked by the target's noise out of distributions that can be recorded: below the
-    root of hybrid drafts there are two, and a dynamic tree is chosen by the noise.
+    """Return whether the distributions that a method's drafts are sampled from can be recorded.
+
+    The drafts must be selected by the target's noise. Hybrid drafts have two distributions below the root, and a
+    dynamic tree itself depends on the noise. Neither qualifies.
     """
     return spec.drafts in ("coupled", "jacobi") and not isinstance(spec.tree_shape, DynamicTreeOptions)
 
@@ -44,14 +48,15 @@ def measure_coupled_drafts(
     """Measure the output distribution of a method for which `knows_drafts` is true.
 
     Args:
-        decoder: of the method.
-        prompts: whose images are decoded.
-        encoder: of the prompts.
-        num_samples: draws of the noise, unless the distribution is enumerated.
-        options: as `record_nodes` takes them.
+        decoder: decoder of the method.
+        prompts: prompts of the decoded images.
+        encoder: text encoder of the prompts.
+        num_samples: samples of the noise, unless the distribution is enumerated.
+        options: arguments of `record_nodes`.
 
     Returns:
-        (nodes; "enumeration" for relaxed sets and one draft per node, else "monte_carlo"; output distribution).
+        (nodes, kind, output distribution). kind is "enumeration" for relaxed sets with one draft per node, else
+        "monte_carlo".
     """
     nodes, verifier = record_nodes(decoder.with_draft_probs(), prompts, encoder, **options), decoder.verifier
     if nodes.children.shape[1] == 1 and isinstance(verifier, WithinBound | ByProximity):
@@ -61,12 +66,14 @@ def measure_coupled_drafts(
 
 
 def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The joint distribution of x and y, in two tables F and M, float64 (nodes, vocab).
+    """Return the joint distribution of draft x and target sample y, as two tables F and M, float64 (nodes, vocab).
 
-    P(x = i, y = j) = p_i t_j max(0, F_i - F_j) for i != j, and P(x = y = i) = p_i / M_i where t_i > 0. With exponential
-    numbers E_v = exp(-g_v), a = E_i / p_i and s = (E_j / t_j) / a, the event is E_v >= a max(p_v, s t_v) for all v. Its
-    probability is the integral of p_i t_j / M(s)^2 over s from p_j / t_j to p_i / t_i, where M(s) is the sum of
-    max(p_v, s t_v): linear between the sorted ratios p_v / t_v. F is the integral of 1 / M(s)^2 from 0 to p_v / t_v.
+    P(x = i, y = j) = p_i t_j max(0, F_i - F_j) for i != j, and P(x = y = i) = p_i / M_i if t_i > 0.
+
+    Derivation: let E_v = exp(-g_v), which is exponentially distributed, a = E_i / p_i and s = (E_j / t_j) / a. The
+    event is E_v >= a max(p_v, s t_v) for all v. Its probability is the integral of p_i t_j / M(s)^2 over s from p_j /
+    t_j to p_i / t_i. M(s) is the sum of max(p_v, s t_v), which is linear between the sorted ratios p_v / t_v. F is the
+    integral of 1 / M(s)^2 from 0 to p_v / t_v.
     """
     target, draft = target_probs.double(), draft_probs.double()
     ratio = torch.where(draft > 0, draft / target, 0.0)
@@ -84,8 +91,10 @@ def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[to
 
 
 def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -> OutputDistribution:
-    """Exact distribution with one draft: every pair of a draft x and a code y of its A(x), by its probability. A draft
-    that the filters removed from the target is never accepted unless the sets allow it (`leaves_filters`).
+    """Compute the exact output distribution with one draft per node.
+
+    Every pair of a draft x and a code y in its relaxed set A(x) counts with its probability. A draft that top-k or
+    top-p removed from the target is accepted only if the sets allow it (`leaves_filters`).
     """
     target = nodes.target_probs.double()
     copied = torch.zeros_like(target).scatter(1, nodes.children.clamp(min=0), 1.0)
@@ -105,33 +114,40 @@ def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -
     return OutputDistribution(emitted, acceptance, torch.zeros_like(acceptance))
 
 
-class _Draw(Scores):
-    """Scores of one draw of the noise; both are (nodes, 1, vocab)."""
+class _GivenScores(Scores):
+    """Scores of one sample of the noise.
+
+    Attributes:
+        given_weights: log-probabilities of the target, (nodes, 1, vocab).
+        given_keys: log-probabilities plus noise, (nodes, 1, vocab).
+    """
 
     def __init__(self, weights: torch.Tensor, keys: torch.Tensor) -> None:
-        self._drawn = weights, keys
+        self.given_weights = weights
+        self.given_keys = keys
 
     @property
     def weights(self) -> torch.Tensor:
-        """Log-weights of the target."""
-        return self._drawn[0]
+        """Log-probabilities of the target, (nodes, 1, vocab)."""
+        return self.given_weights
 
     @property
     def keys(self) -> torch.Tensor:
-        """Log-weights with the noise of the draw."""
-        return self._drawn[1]
+        """Log-probabilities plus noise, (nodes, 1, vocab)."""
+        return self.given_keys
 
 
 def distribution_of_coupled_siblings(
     nodes: VerifiedNodes, verifier: Verifier, *, num_samples: int, seed: int
 ) -> OutputDistribution:
-    """Distribution with several drafts, by Monte Carlo over the noise, verified by the method's own verifier.
+    """Estimate the output distribution with several drafts per node, by Monte Carlo over the noise.
 
-    What is averaged is the emitted token less the target's, which differ in substitutions only: the estimated TV lies
-    above the true one by noise, and never above the share of substitutions. `error` as for sampled siblings.
+    The method's own verifier verifies them. The average is of the emitted token minus the target's sample, which differ
+    only at substitutions. The estimated TV therefore exceeds the true one by noise, but never exceeds the share of
+    substitutions. `error` is defined as in `distribution_of_sampled_siblings`.
     """
     generator = torch.Generator(nodes.target_probs.device).manual_seed(seed)
-    sums = [torch.zeros_like(nodes.target_probs) for _ in range(2)]  # of the even and the odd draws
+    sums = [torch.zeros_like(nodes.target_probs) for _ in range(2)]  # over even and over odd samples
     num_accepted, one = torch.zeros_like(nodes.target_probs[:, 0]), torch.ones_like(nodes.target_probs[:, :1])
     weights, draft_weights = nodes.target_probs.log(), nodes.drawn_from.log()
     is_copied = (nodes.drawn_from.sum(1, keepdim=True) == 0) | (nodes.children < 0)
@@ -140,7 +156,8 @@ def distribution_of_coupled_siblings(
         best = (draft_weights + noise).topk(nodes.children.shape[1], dim=-1)
         drawn = best.indices.masked_fill(best.values.isneginf(), -1)
         children = torch.where(is_copied, nodes.children, drawn)
-        choice = verifier.verify_nodes(_Draw(weights[:, None], (weights + noise)[:, None]), children[:, None], None)
+        scores = _GivenScores(weights[:, None], (weights + noise)[:, None])
+        choice = verifier.verify_nodes(scores, children[:, None], None)
         sums[number % 2].scatter_add_(1, choice.chosen, one).scatter_add_(1, choice.bonus, -one)
         num_accepted += (children == choice.chosen).any(1)
     counts = (num_samples - num_samples // 2, num_samples // 2)

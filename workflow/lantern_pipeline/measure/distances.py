@@ -1,8 +1,8 @@
-"""FID, KID, precision and recall of two sets of images' features, by torch-fidelity.
+"""FID, KID, precision and recall of two sets of image features, by torch-fidelity.
 
-All values depend on the number of images and on the features: compare rows of one table only. None has an interval: a
-bootstrap draws some images twice, which shifts these metrics. No matrix of all images x all images is held on the way
-to a value. torch-fidelity is imported where it is used: that takes seconds, and ablations do without.
+All values depend on the number of images and on the features, so compare rows of one table only. None has an interval:
+a bootstrap repeats some images, which biases these metrics. No matrix of all images x all images is ever in memory.
+torch-fidelity is imported inside the functions, because that takes seconds and ablations do not need it.
 """
 
 from __future__ import annotations
@@ -12,29 +12,34 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FEWEST = 2  # images that have a covariance
-DISTANCE_BLOCK = 4096  # images whose distances to all others are held at once
+FEWEST = 2  # images; fewer have no covariance
+DISTANCE_BLOCK = 4096  # images whose distances to all others are in memory at once
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """What FID knows of a set's features: mean (width,) and covariance (width, width), float64."""
+    """Statistics of a set of features that FID compares.
+
+    Attributes:
+        mean: float64 (width,).
+        covariance: float64 (width, width).
+    """
 
     mean: Tensor
     covariance: Tensor
 
     @classmethod
     def of(cls, features: Tensor) -> Gaussian:
-        """Estimates both from features (n, width), n at least 2."""
+        """Estimate mean and covariance from features (n, width), n at least 2."""
         features = features.double()
         return cls(features.mean(dim=0), torch.cov(features.T))
 
     def to(self, device: torch.device | str) -> Gaussian:
-        """The same on another device; what is compared with it is computed there."""
+        """Return a copy on another device. FID is computed on the device of the reference."""
         return Gaussian(self.mean.to(device), self.covariance.to(device))
 
     def to_numpy(self) -> dict:
-        """The form that torch-fidelity takes."""
+        """Return the statistics in the form that torch-fidelity reads."""
         return {"mu": self.mean.cpu().numpy(), "sigma": self.covariance.cpu().numpy()}
 
 
@@ -43,7 +48,7 @@ def measure_fid(generated: Tensor, reference: Gaussian) -> float:
     from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_statistics_to_metric
 
     _check_features(generated, reference.covariance)
-    # float64: with fewer images than features the covariances are singular, and the product's eigenvalues need digits
+    # float64: with fewer images than features the covariances are singular; eigenvalues of their product need precision
     generated = generated.to(reference.mean.device).double()
     statistics = Gaussian.of(generated).to_numpy()
     return fid_statistics_to_metric(statistics, reference.to_numpy(), verbose=False)[KEY_METRIC_FID]
@@ -55,7 +60,7 @@ def measure_kid(
     """Measure the KID of features (n, width) and (m, width), which is unbiased and may be below 0.
 
     Returns:
-        The mean and the standard deviation over subsets of at most n and m images.
+        Mean and standard deviation over subsets, each of at most n and m images.
     """
     from torch_fidelity.metric_kid import KEY_METRIC_KID_MEAN, KEY_METRIC_KID_STD, kid_features_to_metric
 
@@ -68,16 +73,25 @@ def measure_kid(
 
 
 def subset_size_of(wanted: int, num_generated: int, num_reference: int) -> int:
-    """Images of a subset: torch-fidelity takes no more than either set has."""
+    """Return the number of images per subset: torch-fidelity accepts at most the size of the smaller set."""
     return min(wanted, num_generated, num_reference)
 
 
 def measure_precision_recall(generated: Tensor, reference: Tensor, *, neighbours: int) -> tuple[float, float]:
-    """Measure the share of generated images (n, width) near a real one (precision) and of real ones (m, width) near a
-    generated one (recall).
+    """Measure precision and recall of generated images (n, width) and real images (m, width).
 
-    "Near" is inside the ball that reaches to the k-th nearest neighbour among the other set's own images; k is 3 as
-    published. Source: Kynkäänniemi et al. (2019), Improved precision and recall metric for assessing generative models.
+    Precision is the share of generated images near a real one. Recall is the share of real images near a generated one.
+    "Near" means within the distance from an image to its k-th nearest neighbour in its own set. The paper uses k = 3.
+
+    Source: Kynkäänniemi et al. (2019), Improved precision and recall metric for assessing generative models.
+
+    Args:
+        generated: features of generated images.
+        reference: features of real images.
+        neighbours: k.
+
+    Raises:
+        ValueError: `neighbours` is not below the number of images of either set.
     """
     from torch_fidelity.metric_prc import KEY_METRIC_PRECISION, KEY_METRIC_RECALL, prc_features_to_metric
 
@@ -87,7 +101,7 @@ def measure_precision_recall(generated: Tensor, reference: Tensor, *, neighbours
             f"metrics.prc_neighbours must be less than the number of images, {len(generated)} generated and "
             f"{len(reference)} reference, got {neighbours}; draw more prompts"
         )
-    # float64: torch.cdist of wide float32 features loses the digits that decide about the nearest
+    # float64: torch.cdist of wide float32 features is too imprecise to order near neighbours
     generated, reference = generated.to(reference.device).double(), reference.double()
     options = {"prc_neighborhood": neighbours, "prc_batch_size": DISTANCE_BLOCK, "save_cpu_ram": True, "verbose": False}
     found = prc_features_to_metric(generated, reference, **options)  # real images as input2
@@ -95,16 +109,19 @@ def measure_precision_recall(generated: Tensor, reference: Tensor, *, neighbours
 
 
 def _check_features(generated: Tensor, reference: Tensor) -> None:
-    """Checks that features (n, width) and (m, width), or FID's covariance in their place, can be compared."""
+    """Check that features (n, width) can be compared with `reference`.
+
+    `reference` is features (m, width), or for FID the covariance (width, width).
+    """
     if generated.shape[1] != reference.shape[1]:
         raise ValueError(
-            f"the generated images have {generated.shape[1]} features and the reference {reference.shape[1]}: they are "
-            "of different extractors or layers"
+            f"the generated images have {generated.shape[1]} features and the reference {reference.shape[1]}: measure "
+            "both with the same extractor and layer"
         )
     if min(len(generated), len(reference)) < FEWEST:
         raise ValueError(
-            f"sets of at least {FEWEST} images are compared, got {len(generated)} generated and {len(reference)} "
-            "reference ones; draw more prompts"
+            f"each set must have at least {FEWEST} images, got {len(generated)} generated and {len(reference)} "
+            "reference images; draw more prompts"
         )
     for name, features in (("generated", generated), ("reference", reference)):
         if not torch.isfinite(features).all():

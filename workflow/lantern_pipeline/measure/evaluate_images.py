@@ -1,7 +1,7 @@
-"""Scores of single images: likelihood under the target, what the config chooses, distance from autoregressive ones.
+"""Scores of single images: likelihood under the target, chosen metrics, and distance from the autoregressive image.
 
-Exact methods emit the autoregressive decoder's codes, so that a method's images are scored only where they differ from
-the autoregressive ones.
+Exact methods emit the codes of autoregressive decoding. So only images that differ from the autoregressive ones are
+scored.
 """
 
 from __future__ import annotations
@@ -19,31 +19,35 @@ from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_files import decode_images
 from lantern_pipeline.measure.likelihood import score_tokens
-from lantern_pipeline.measure.measuring_models import MeasuringModels
+from lantern_pipeline.measure.metric_models import MetricModels
 from lantern_pipeline.measure.speed import BASELINE
 
 
 @dataclass(frozen=True)
 class ImageScores:
-    """What was measured on each image."""
+    """Measurements of a set of images."""
 
-    features: Tensor  # (images, width) float32, raw features that sets are compared by; (images, 0) where none are
-    # `Metric.per_image` -> (images,) float32 of what is measured; nll, the mean over tokens, is nan for images without
-    # codes; images of methods have pixel_mse
+    # (images, width) float32, raw features for comparing sets; (images, 0) if sets are not compared
+    features: Tensor
+    # `Metric.per_image` -> (images,) float32 for each measured metric. nll, a mean over tokens, is nan for images that
+    # have no codes. Images of methods also have pixel_mse.
     columns: dict[str, Tensor]
 
     def select(self, rows: Tensor) -> ImageScores:
-        """Scores of some images, `rows` (selected,) int64."""
+        """Return the scores of some images, selected by index: int64 (selected,)."""
         columns = {name: column[rows] for name, column in self.columns.items()}
         return ImageScores(self.features[rows], columns)
 
 
 @dataclass(frozen=True)
 class MethodScores:
-    """Scores of the images in which a method differs from autoregressive decoding; of that method itself, of all."""
+    """Scores of the images of a method that differ from autoregressive ones.
+
+    For autoregressive decoding itself, the scores of all images.
+    """
 
     method_id: str
-    prompts: Tensor  # (images,) int64, the numbers of their prompts
+    prompts: Tensor  # (images,) int64, indices of their prompts
     scores: ImageScores  # of these images
 
     def complete(self, baseline: ImageScores) -> ImageScores:
@@ -61,7 +65,7 @@ class MethodScores:
 
 
 def save_scores(path: Path, found: MethodScores) -> None:
-    """Write scores into one safetensors file, atomically."""
+    """Write scores to one safetensors file, atomically."""
     columns = {f"columns.{name}": column for name, column in found.scores.columns.items()}
     tensors = {"prompts": found.prompts, "features": found.scores.features, **columns}
     metadata = {"kind": "image_scores", "method_id": found.method_id, "columns": [*found.scores.columns]}
@@ -69,7 +73,7 @@ def save_scores(path: Path, found: MethodScores) -> None:
 
 
 def load_scores(path: Path) -> MethodScores:
-    """Read scores.
+    """Read scores that `save_scores` wrote.
 
     Raises:
         DamagedFileError: the file is damaged or holds no scores.
@@ -86,18 +90,18 @@ def score_method(
     records: GenerationRecords,
     baseline: GenerationRecords,
     prompts: Sequence[Prompt],
-    models: MeasuringModels,
+    models: MetricModels,
 ) -> MethodScores:
-    """Score the images of a method that differ from the autoregressive ones; of autoregressive decoding, all.
+    """Score the images of a method that differ from the autoregressive ones; for autoregressive decoding, all images.
 
-    The column pixel_mse compares an image with the autoregressive one of the same prompt: the mean squared difference
-    of pixels in [0, 1]. No more than two batches of images are held at any time.
+    The column pixel_mse compares an image with the autoregressive one of the same prompt. It is the mean squared
+    difference of pixels in [0, 1]. At most two batches of images are in memory at once.
 
     Args:
-        records: of the method, of `prompts` in their order.
-        baseline: of autoregressive decoding, of the same prompts and guidance scale.
-        prompts: what was drawn.
-        models: what measures.
+        records: records of the method, one per prompt, in the order of `prompts`.
+        baseline: records of autoregressive decoding, with the same prompts and guidance scale.
+        prompts: prompts of the images.
+        models: the metric models.
     """
     method_id = records.metadata["method"]["method_id"]
     is_baseline = method_id == BASELINE
@@ -117,21 +121,28 @@ def score_method(
 
 
 def score_records(
-    records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt], models: MeasuringModels
+    records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt], models: MetricModels
 ) -> dict[str, ImageScores]:
-    """Score the images of several methods, autoregressive decoding among them; see `score_method`."""
+    """Score the images of several methods, including autoregressive decoding; see `score_method`."""
     baseline = records[BASELINE]
     parts = {name: score_method(record, baseline, prompts, models) for name, record in records.items()}
     return {name: part.complete(parts[BASELINE].scores) for name, part in parts.items()}
 
 
-def score_codes(codes: Tensor, prompts: Sequence[Prompt], models: MeasuringModels, cfg_scale: float) -> ImageScores:
-    """Scores one batch of codes (images, tokens), as images and under the target."""
+def score_codes(codes: Tensor, prompts: Sequence[Prompt], models: MetricModels, cfg_scale: float) -> ImageScores:
+    """Score one batch of codes (images, tokens), both as images and under the target."""
     return _score_decoded(codes.to(models.device), prompts, models, cfg_scale)[0]
 
 
-def score_images(images: Tensor, prompts: Sequence[Prompt], models: MeasuringModels, nll: Tensor) -> ImageScores:
-    """Scores one batch of images (images, 3, S, S) in [-1, 1] with their `nll` (images,), nan without tokens."""
+def score_images(images: Tensor, prompts: Sequence[Prompt], models: MetricModels, nll: Tensor) -> ImageScores:
+    """Score one batch of images.
+
+    Args:
+        images: float32 (images, 3, S, S) in [-1, 1].
+        prompts: one per image.
+        models: the metric models.
+        nll: negative log-likelihood of each image, (images,); nan for images without tokens.
+    """
     columns = {"nll": nll}
     for part in models.scores:
         columns |= part.score(images, prompts)
@@ -140,7 +151,7 @@ def score_images(images: Tensor, prompts: Sequence[Prompt], models: MeasuringMod
 
 
 def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:
-    """Join the scores of batches; none make none."""
+    """Join the scores of batches. An empty sequence gives scores of no image."""
     if not parts:
         return ImageScores(torch.empty(0, 0), {})
     return ImageScores(
@@ -150,15 +161,19 @@ def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:
 
 
 def chunks(first: int, last: int, size: int, name: str) -> tqdm:
-    """Ranges of at most `size` numbers that cover [first, last), with a progress bar."""
+    """Split [first, last) into ranges of at most `size` numbers, and iterate over them with a progress bar."""
     ranges = [range(start, min(start + size, last)) for start in range(first, last, size)]
     return tqdm(ranges, desc=name, disable=None, leave=False)
 
 
 def _score_decoded(
-    codes: Tensor, prompts: Sequence[Prompt], models: MeasuringModels, cfg_scale: float
+    codes: Tensor, prompts: Sequence[Prompt], models: MetricModels, cfg_scale: float
 ) -> tuple[ImageScores, Tensor]:
-    """Scores codes on the models' device; also gives the images' pixels (images, 3, S, S) in [0, 1]."""
+    """Score codes on the device of the models.
+
+    Returns:
+        (scores, pixels). pixels are (images, 3, S, S) in [0, 1].
+    """
     texts = [prompt.text for prompt in prompts]
     token_nll = score_tokens(
         models.target_model, models.text_encoder, codes, texts, cfg_scale=cfg_scale, batch_size=len(texts)
@@ -168,5 +183,5 @@ def _score_decoded(
 
 
 def _to_pixels(images: Tensor) -> Tensor:
-    """Return images in [-1, 1] as pixels in [0, 1]."""
+    """Convert images in [-1, 1] to pixels in [0, 1]."""
     return (images.clamp(-1, 1) + 1) / 2

@@ -1,7 +1,8 @@
-"""Feature extractors: torch-fidelity's Inception (FID, KID) and VGG16 (precision, recall); the attribute classifier.
+"""Feature extractors: torch-fidelity's Inception and VGG16, and the attribute classifier.
 
-torch-fidelity would fetch missing weights by itself and unpickle a file with whatever code it holds; here published
-weights are read first, without code, and handed over.
+Inception serves FID and KID, VGG16 precision and recall. torch-fidelity would download missing weights and unpickle a
+file together with any code in it. Here published weights are read first, without running code, and then passed to
+torch-fidelity.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ INCEPTION, VGG16 = "inception", "vgg16"
 
 @dataclass(frozen=True)
 class PublishedWeights:
-    """Tensors of a published file by name, on the CPU; its path, and the hash by which results name it."""
+    """Weights of a published model, on the CPU.
+
+    Attributes:
+        path: the file.
+        sha256: hash that identifies the weights in results.
+        tensors: dict of tensors.
+    """
 
     path: Path
     sha256: str
@@ -32,22 +39,34 @@ class PublishedWeights:
 
 
 def read_published(given: Path | str) -> PublishedWeights:
-    """Reads a file of weights (safetensors, or a pickle of tensors) without running code; `given` is its path, its
-    folder's, or the manifest of a resource.
+    """Read a file of weights (safetensors, or a pickle of tensors) without running code.
+
+    Args:
+        given: path of the file or of its folder, or manifest of a resource.
     """
     path = find_weights(resource_path(given))
     return PublishedWeights(path, resource_sha256(given), read_weights(path).tensors)
 
 
 def describe_weights(metric: str, name: str, sha256: str | None) -> dict[str, str | None]:
-    """The columns that say what a metric was measured with: `name` is of the architecture, layer and text prefix."""
+    """Return the columns that identify the model of a metric.
+
+    Args:
+        metric: prefix of the columns.
+        name: architecture, layer and prefix of prompts.
+        sha256: hash of the weights.
+    """
     return {f"{metric}_extractor": name, f"{metric}_weights_sha256": sha256}
 
 
 @dataclass(frozen=True)
 class Extractor:
-    """An extractor "<torch-fidelity's name>/<layer>" with the hash of its weights; the module maps uint8 images
-    (n, 3, height, width) to ((n, width) float32,).
+    """A feature extractor of torch-fidelity.
+
+    Attributes:
+        name: "<torch-fidelity's name>/<layer>".
+        sha256: hash of the weights.
+        module: maps uint8 images (n, 3, height, width) to a tuple of one tensor, (n, width) float32.
     """
 
     name: str
@@ -56,9 +75,9 @@ class Extractor:
 
     @torch.inference_mode()
     def extract(self, pixels: Tensor) -> Tensor:
-        """Extracts features of uint8 images (n, 3, height, width): (n, width) float32, on the CPU.
+        """Extract features of uint8 images (n, 3, height, width): (n, width) float32, on the CPU.
 
-        Convolutions keep the full float32 on a GPU: TensorFloat-32 would move FID.
+        Convolutions use full float32 precision on a GPU, because TensorFloat-32 would change the FID.
         """
         device = next(self.module.parameters()).device
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
@@ -67,17 +86,33 @@ class Extractor:
 
 @torch.inference_mode()
 def classifier_features(classifier: AttributeClassifier, images: Tensor) -> Tensor:
-    """Features of images (n, 3, S, S) in [-1, 1], rounded to 8 bits as a stored PNG is: (n, num_features) float32, on
-    the CPU.
+    """Extract the attribute classifier's features of images.
+
+    Args:
+        classifier: the attribute classifier.
+        images: (n, 3, S, S) in [-1, 1]; rounded to 8 bits, like a stored PNG.
+
+    Returns:
+        Features, (n, num_features) float32, on the CPU.
     """
     return classifier.features(to_float(to_uint8(images))).cpu()
 
 
 def load_extractor(name: str, layer: str, path: Path | str, device: torch.device | str = "cpu") -> Extractor:
-    """Loads an extractor that torch-fidelity knows from a file of weights, or the manifest of a resource.
+    """Load a feature extractor of torch-fidelity from a local file of weights.
 
-    "inception-v3-compat" (the 2015 TensorFlow graph) with layer "2048" is that of published FID and KID; precision and
-    recall differ between "vgg16" with "fc2_relu" and with "fc2", before the last rectifier, as LANTERN's authors do.
+    Published FID and KID use "inception-v3-compat" (the TensorFlow graph of 2015) with layer "2048". Precision and
+    recall differ between the layers "fc2_relu" and "fc2" of "vgg16". "fc2" precedes the last ReLU; LANTERN's authors
+    use it.
+
+    Args:
+        name: extractor in torch-fidelity's registry.
+        layer: layer that gives the features.
+        path: file of weights, or manifest of a resource.
+        device: device of the extractor.
+
+    Raises:
+        ValueError: the extractor has no such layer, or the file holds other weights.
     """
     # Imported here: torch-fidelity takes seconds to import, and ablations do without.
     from torch_fidelity.registry import FEATURE_EXTRACTORS_REGISTRY
@@ -101,6 +136,6 @@ def load_extractor(name: str, layer: str, path: Path | str, device: torch.device
 def load_extractors(
     files: Mapping[str, Path | str], vgg16_layer: str, device: torch.device | str
 ) -> dict[str, Extractor]:
-    """Loads the extractors of published fidelity: INCEPTION and VGG16 -> extractor."""
+    """Load the extractors of published fidelity metrics: INCEPTION and VGG16 -> extractor."""
     inception = load_extractor("inception-v3-compat", "2048", files["inception_weights"], device)
     return {INCEPTION: inception, VGG16: load_extractor("vgg16", vgg16_layer, files["vgg16_weights"], device)}

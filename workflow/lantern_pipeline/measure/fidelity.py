@@ -1,7 +1,7 @@
-"""What compares sets of images: features, then statistics of a reference set, then distances, precision and recall.
+"""Comparison of sets of images: features, statistics of a reference set, then distances, precision and recall.
 
-Only Inception's features make an FID and a KID. Those of the attribute classifier, which was trained on procedural
-shapes, give the same formulas under names of their own: numbers of the two can not be compared.
+Only Inception's features give an FID and a KID. The attribute classifier was trained on procedural shapes. On its
+features the same formulas have other names, because numbers of the two extractors cannot be compared.
 """
 
 from __future__ import annotations
@@ -36,25 +36,26 @@ from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 
 
 class ClassifierFidelity:
-    """Compares the attribute classifier's features, standardised, with those of the tokenizer's reconstructions.
+    """Comparison of standardised features of the attribute classifier.
 
-    Not with the held-out images themselves: what the tokenizer cannot draw is no fault of the decoder.
+    The reference is the tokenizer's reconstructions of held-out images, not the images themselves: a limit of the
+    tokenizer is not a fault of the decoder.
     """
 
     def __init__(self, classifier: AttributeClassifier, sha256: str | None = None) -> None:
         self.classifier, self.sha256 = classifier, sha256
 
     def describe(self) -> dict[str, str | None]:
-        """Says in columns of a row what measures."""
+        """Return columns that name the classifier and the hash of its weights."""
         name, (metric, _) = "attribute_classifier/features", OF_CLASSIFIER
         return {**describe_weights(metric, name, self.sha256), **describe_weights("prc", name, self.sha256)}
 
     def extract(self, images: Tensor) -> Tensor:
-        """Features of images (n, 3, S, S) in [-1, 1]: (n, num_features) float32, on the CPU."""
+        """Extract features of images (n, 3, S, S) in [-1, 1]: (n, num_features) float32, on the CPU."""
         return classifier_features(self.classifier, images)
 
     def reference(self, reconstructions: Iterable[Tensor], name: str) -> Reference:
-        """Makes a reference of batches of held-out images, drawn by the tokenizer."""
+        """Build a reference from batches of held-out images that the tokenizer reconstructed."""
         raw = torch.cat([self.extract(images) for images in reconstructions])
         mean, std = feature_scale(raw)
         scaled, columns = (raw - mean) / std, {"reference": name, "num_reference": len(raw)}
@@ -63,42 +64,48 @@ class ClassifierFidelity:
 
 @dataclass(frozen=True)
 class PublishedFidelity:
-    """Compares Inception's raw features (FID, KID) and VGG16's (precision, recall) with those of real images."""
+    """Comparison with real images: Inception's raw features for FID and KID, VGG16's for precision and recall."""
 
     extractors: Mapping[str, Extractor]
     preprocessing: Preprocessing
     real: Reference | None
 
     def describe(self) -> dict[str, str | None]:
-        """Says in columns of a row what measures."""
+        """Return columns that name the extractors, the hashes of their weights, and the preprocessing."""
         found = {OF_INCEPTION[0]: self.extractors[INCEPTION], "prc": self.extractors[VGG16]}
         columns = {k: v for part, e in found.items() for k, v in describe_weights(part, e.name, e.sha256).items()}
         return {"preprocessing": self.preprocessing.name, **columns}
 
     def extract(self, images: Tensor) -> Tensor:
-        """Features of images (n, 3, S, S) in [-1, 1]: (n, width) float32, on the CPU; Inception's, then VGG16's."""
+        """Extract Inception's and VGG16's features, in this order, of images (n, 3, S, S) in [-1, 1].
+
+        Returns:
+            (n, sum of both widths) float32, on the CPU.
+        """
         pixels = self.preprocessing.prepare(images)
         return torch.cat([self.extractors[key].extract(pixels) for key in (INCEPTION, VGG16)], dim=1)
 
 
 def feature_scale(reference: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation (width,) by which features (n, width) are standardised, so that all count alike in
-    KID's cubic kernel and in distances: a net's raw features have no scale that means anything. A feature that is
-    constant over the reference gets std 1.
+    """Return mean and standard deviation, both (width,), of features (n, width).
+
+    Standardised features have equal weight in KID's cubic kernel and in distances. The scale of a network's raw
+    features means nothing. A feature that is constant over the reference gets standard deviation 1.
     """
     std = reference.std(dim=0)
     return reference.mean(dim=0), torch.where(std > 1e-6, std, torch.ones_like(std))
 
 
 def load_classifier(metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str) -> ClassifierFidelity:
-    """Loads what metrics.fidelity: attribute_classifier measures with."""
+    """Load the classifier of config value metrics.fidelity: attribute_classifier."""
     classifier = load_model(files["attribute_classifier"], AttributeClassifier).to(device)
     return ClassifierFidelity(classifier, resource_sha256(files["attribute_classifier"]))
 
 
 def load_published(metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str) -> PublishedFidelity:
-    """Loads what metrics.fidelity: inception measures with. Real images that a rule of its own measures later are
-    looked at only: the first ones are opened as they will be.
+    """Load the extractors and the reference of config value metrics.fidelity: inception.
+
+    A Snakemake rule measures a folder of real images later. Here only its first images are opened, to check them early.
     """
     published = metrics.published
     extractors = load_extractors(files, published.vgg16_layer, device)
@@ -108,6 +115,6 @@ def load_published(metrics: MetricChoices, files: Mapping[str, str], device: tor
         real = None
     elif given := files.get("reference") or files.get("reference_statistics"):
         real = load_reference(given, extractors, way, published.reference.name, device)
-    else:  # single images are measured
+    else:  # this job measures single images only
         real = None
     return PublishedFidelity(extractors, Preprocessing(way), real)

@@ -1,9 +1,9 @@
-"""95 % intervals: bootstrap over prompts and repeats, exact for shares.
+"""Intervals of 95 %: a bootstrap over prompts and repeats, and an exact one for shares.
 
-The prompt is the unit that is resampled. Columns given together are resampled together, so a statistic of two columns
-of the same prompts (a speed-up, a difference between methods that share their noise) is paired. Where a run was
-repeated with other seeds, a repeat is a unit as well: an interval over prompts alone would speak for the seeds at hand.
-Metrics of a whole set of images (FID, KID, precision, recall) have no interval.
+The prompt is the unit that is resampled. Columns of one call are resampled together, so a statistic of two columns of
+the same prompts is paired: a speed-up, or a difference between methods that share their noise. If a run was repeated
+with other seeds, a repeat is a unit as well. An interval over prompts only would hold for these seeds only. Metrics of
+a whole set of images (FID, KID, precision, recall) have no interval.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from scipy.special import betaincinv  # scipy.stats would add most of a second to every job
 
-# Values times resamples held at once; bounds the memory of a resampled block to about 80 MB per column.
+# Values times resamples in memory at once: about 80 MB per column and block.
 BLOCK_SIZE = 10_000_000
 LEVEL = 0.95
 NORMAL_QUANTILE = 1.959964  # of 97.5 %
@@ -22,18 +22,24 @@ NORMAL_QUANTILE = 1.959964  # of 97.5 %
 def bootstrap_interval(
     statistic: Callable[..., np.ndarray], *columns: np.ndarray, num_resamples: int = 1000, seed: int = 0
 ) -> tuple[float, float]:
-    """Computes the percentile interval (low, high) of a statistic over prompts, or over repeats and prompts.
+    """Compute the percentile interval of a statistic over prompts, or over repeats and prompts.
 
-    `statistic` maps resampled columns, each (resamples, values), to one value per resample. Columns are (prompts,) or
-    (repeats, prompts), all of the same prompts in the same order. The same seed gives the same interval on every
-    machine; with fewer than two prompts it is nan, since nothing can be said about their spread.
-
-    With repeats, repeats and prompts are resampled independently and crossed. That counts the noise of a single image
-    more than once, which is conservative; but of two or three repeats their own spread is hardly known: a nominal 95 %
-    interval may then hold the truth in 84 or 91 % of cases (simulated), against 66 and 76 % of one over prompts alone.
+    The same seed gives the same interval on every machine. Repeats and prompts are resampled independently and crossed.
+    That counts the noise of a single image more than once, which is conservative. But two or three repeats tell little
+    about their own spread. A nominal 95 % interval may then hold the truth in 84 or 91 % of cases (simulated). An
+    interval over prompts only would hold it in 66 or 76 %.
 
     Source: Efron and Tibshirani (1993), An Introduction to the Bootstrap, section 13.3; with repeats, Owen (2007), The
     pigeonhole bootstrap, Annals of Applied Statistics 1, 386-411.
+
+    Args:
+        statistic: maps resampled columns, each (resamples, values), to one value per resample.
+        columns: (prompts,) or (repeats, prompts), all of the same prompts in the same order.
+        num_resamples: bootstrap resamples.
+        seed: random seed.
+
+    Returns:
+        (low, high), nan for fewer than two prompts.
     """
     values = [np.atleast_2d(np.asarray(column, dtype=np.float64)) for column in columns]
     num_repeats, num_prompts = values[0].shape
@@ -41,10 +47,10 @@ def bootstrap_interval(
         return float("nan"), float("nan")
     estimates = []
     for repeats, prompts in crossed_resamples(num_repeats, num_prompts, num_resamples, seed):
-        # (resamples, repeats, prompts) places in a flattened column
-        places = repeats[:, :, None] * num_prompts + prompts[:, None, :]
-        places = places.reshape(len(places), num_repeats * num_prompts)
-        estimates.append(statistic(*(column.reshape(-1)[places] for column in values)))
+        # indices into a flattened column, (resamples, repeats, prompts)
+        indices = repeats[:, :, None] * num_prompts + prompts[:, None, :]
+        indices = indices.reshape(len(indices), num_repeats * num_prompts)
+        estimates.append(statistic(*(column.reshape(-1)[indices] for column in values)))
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(np.concatenate(estimates), [tail, 1 - tail])
     return float(low), float(high)
@@ -53,9 +59,12 @@ def bootstrap_interval(
 def crossed_resamples(
     num_repeats: int, num_prompts: int, num_resamples: int, seed: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Draws repeats and prompts with replacement, independently of each other: blocks of int64 (resamples, num_repeats)
-    and (resamples, num_prompts). The prompts drawn do not depend on the number of repeats, nor anything on the size of
-    a block.
+    """Sample repeats and prompts with replacement, independently of each other.
+
+    The sampled prompts do not depend on the number of repeats. Nothing depends on the size of a block.
+
+    Yields:
+        Blocks of int64 (resamples, num_repeats) and (resamples, num_prompts).
     """
     of_prompts = np.random.Generator(np.random.PCG64(seed))
     of_repeats = np.random.Generator(np.random.PCG64([seed, 1]))
@@ -67,18 +76,21 @@ def crossed_resamples(
 
 
 def share_interval(num_hits: np.ndarray, num_trials: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Computes the exact interval (low, high) of shares of independent trials, of any shape; nan where there are none.
+    """Compute the exact interval of shares of independent trials, of any shape.
 
-    Unlike a bootstrap, it does not pretend certainty where every trial, or none, is a hit.
+    Unlike a bootstrap, it keeps a width if every trial, or none, is a hit.
 
     Source: Clopper and Pearson (1934), Biometrika 26, 404-413.
+
+    Returns:
+        (low, high), nan without trials.
     """
     num_hits, num_trials = np.broadcast_arrays(
         np.asarray(num_hits, dtype=np.float64), np.asarray(num_trials, dtype=np.float64)
     )
     tail = (1 - LEVEL) / 2
     misses = num_trials - num_hits
-    # at the edges beta's quantile is undefined; the bound there is the edge itself
+    # for no hit, or only hits, the beta quantile is undefined, and the bound is 0 or 1
     low = np.where(num_hits > 0, betaincinv(np.maximum(num_hits, 1), misses + 1, tail), 0.0)
     high = np.where(misses > 0, betaincinv(num_hits + 1, np.maximum(misses, 1), 1 - tail), 1.0)
     is_empty = num_trials == 0
@@ -86,14 +98,21 @@ def share_interval(num_hits: np.ndarray, num_trials: np.ndarray) -> tuple[np.nda
 
 
 def normal_interval(share: float, error: float) -> tuple[float, float]:
-    """Compute the interval (low, high) of a share, 1.96 standard errors either way and within 0 and 1."""
+    """Compute the interval (low, high) of a share: 1.96 standard errors on either side, clipped to [0, 1]."""
     low, high = share - NORMAL_QUANTILE * error, share + NORMAL_QUANTILE * error
     return float(np.clip(low, 0.0, 1.0)), float(np.clip(high, 0.0, 1.0))
 
 
 def mean_with_interval(name: str, column: np.ndarray, **options: int) -> dict[str, float]:
-    """Computes {name, name_low, name_high} of the mean of a column (prompts,) or (repeats, prompts) over the prompts
-    whose values are all finite; nan where there are none. `options` are num_resamples and seed.
+    """Compute a mean over prompts with its interval. Prompts with a value that is not finite are left out.
+
+    Args:
+        name: name of the column.
+        column: (prompts,) or (repeats, prompts).
+        options: num_resamples and seed.
+
+    Returns:
+        {name, name_low, name_high}, nan if no prompt is left.
     """
     column = np.atleast_2d(column)
     known = column[:, np.isfinite(column).all(axis=0)]
@@ -104,10 +123,10 @@ def mean_with_interval(name: str, column: np.ndarray, **options: int) -> dict[st
 
 
 def mean_statistic(values: np.ndarray) -> np.ndarray:
-    """Mean over prompts: (..., prompts) -> (...)."""
+    """Return the mean over prompts: (..., prompts) -> (...)."""
     return values.mean(axis=-1)
 
 
 def ratio_statistic(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """Ratio of sums over prompts: two (..., prompts) -> (...)."""
+    """Return the ratio of sums over prompts: two (..., prompts) -> (...)."""
     return numerator.sum(axis=-1) / denominator.sum(axis=-1)

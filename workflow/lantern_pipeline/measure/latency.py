@@ -1,6 +1,7 @@
-"""Latency at batch 1: every method draws the same prompts in turn, so that a drift of the machine hits all alike, and
-all of them again in later rounds, of which the least time counts; and the images that were drawn by the clock, with the
-seconds of each of the target's forwards, for the demo page.
+"""Latency at batch 1, and the timed images for the demo page.
+
+Methods take turns image by image, so that drift of the machine affects all equally. Of several rounds the fastest
+counts. The images are stored with the seconds of each forward pass of the target.
 """
 
 from __future__ import annotations
@@ -33,7 +34,15 @@ COLUMNS += ["target_forwards", "machine"]
 
 @dataclass(frozen=True)
 class TimedImage:
-    """One image as it was decoded at batch 1: its method as `MethodSpec.to_dict`, and the seconds of its forwards."""
+    """An image that was decoded at batch 1.
+
+    Attributes:
+        method: its method, as `MethodSpec.to_dict`.
+        temperature: sampling temperature.
+        prompt_id: id of its prompt.
+        generation: the decoded image.
+        step_seconds: seconds of each forward pass.
+    """
 
     method: dict[str, Any]
     temperature: float
@@ -51,16 +60,25 @@ def measure_latency(
     num_warmup: int,
     num_rounds: int = 1,
 ) -> tuple[pd.DataFrame, list[TimedImage]]:
-    """Times decoders image by image at batch 1, interleaved; a round is all prompts.
+    """Time decoders image by image at batch 1, interleaved. A round is all prompts.
 
-    The order of the decoders is turned by one place from image to image, so that none profits from its neighbour. The
-    first `num_warmup` images of each decoder are not counted. Decoders whose steps are captured are timed eagerly, too,
-    but for the images; captures need a warm-up image.
+    The order of the decoders rotates by one from image to image, so that none profits from the one before it. The first
+    `num_warmup` images of each decoder are not counted; CUDA graphs need at least one. Decoders that run as CUDA graphs
+    are also timed with eager steps, but those images are not returned.
+
+    Args:
+        decoders: the decoders.
+        prompts: prompts of the images.
+        encoder: text encoder of the prompts.
+        run_seed: seed of the noise.
+        num_warmup: images per decoder before timing starts.
+        num_rounds: number of rounds.
 
     Returns:
-        (a row per decoder, stepping, prompt and round, COLUMNS: seconds by the clock, without text encoding, noise and
-        image decoding, those of the process on all its cores, how many cores other work kept busy meanwhile, and the
-        name of the processor that decoded; the images, each of its fastest round, with the seconds of their forwards).
+        (rows, images). `rows` has columns COLUMNS, one row per decoder, stepping, prompt and round. `seconds` is
+        wall-clock time without text encoding, noise and image decoding. `cpu_seconds` is the time of this process on
+        all cores. `busy_elsewhere` is the number of cores that other work kept busy. `machine` names the processor that
+        decoded. `images` has each image from its fastest round.
     """
     processor = name_processor(describe_machine(), decoders[0].device.type)
     timed = []
@@ -70,18 +88,17 @@ def measure_latency(
     turns = range(-num_warmup, num_rounds * len(prompts))
     for turn in tqdm(turns, desc="latency", unit="image of each method", disable=None):
         prompt = prompts[turn % len(prompts)]
-        for place in range(len(timed)):
-            decoder = timed[(place + turn) % len(timed)]
+        for offset in range(len(timed)):
+            decoder = timed[(offset + turn) % len(timed)]
             with _watching(decoder) as watch:
                 generation, seconds = decode_timed(decoder, [prompt], encoder, run_seed)
             if turn < 0:
                 continue
             method, temperature = decoder.spec.to_dict(), decoder.sampling.temperature
             setting = (method["method_id"], temperature, decoder.runner.mode, prompt.id, turn // len(prompts))
-            own, machine = watch.core_seconds
-            rows.append(
-                (*setting, seconds, own, (machine - own) / seconds, int(generation.target_forwards[0]), processor)
-            )
+            process, machine = watch.core_seconds
+            elsewhere = (machine - process) / seconds
+            rows.append((*setting, seconds, process, elsewhere, int(generation.target_forwards[0]), processor))
             image = TimedImage(method, temperature, prompt.id, generation, _step_seconds(watch.marks, seconds))
             key = (id(decoder), prompt.id)
             if decoder in decoders and (key not in images or sum(image.step_seconds) < sum(images[key].step_seconds)):
@@ -91,7 +108,12 @@ def measure_latency(
 
 @dataclass
 class _Watch:
-    """When the forwards of an image began, prefill first, and the core-seconds of this process and of the machine."""
+    """Times of one image.
+
+    Attributes:
+        marks: start of each forward pass, prefill first.
+        core_seconds: core-seconds of this process and of the machine.
+    """
 
     marks: list[float | torch.cuda.Event] = field(default_factory=list)
     core_seconds: np.ndarray = field(default_factory=lambda: np.zeros(2))
@@ -99,7 +121,7 @@ class _Watch:
 
 @contextmanager
 def _watching(decoder: Decoder) -> Iterator[_Watch]:
-    """Watch an image being decoded: note when its forwards begin, and the core-seconds from the first on."""
+    """Watch the decoding of an image: start of each forward pass, and core-seconds from the first pass on."""
     watch = _Watch()
 
     def mark() -> None:
@@ -116,9 +138,10 @@ def _watching(decoder: Decoder) -> Iterator[_Watch]:
 
 
 def _core_seconds() -> np.ndarray:
-    """Core-seconds so far: those of this process, and those that no core of the machine was idle for.
+    """Return the core-seconds so far, of this process and of the whole machine.
 
-    Nice time, waiting for disks and what other virtual machines took count as well: all of them disturb a timing.
+    The machine's include nice time, waiting for disks, and time taken by other virtual machines: all of them disturb a
+    timing.
     """
     times = psutil.cpu_times()._asdict()
     # Linux counts guest time within user and nice time.
@@ -127,7 +150,7 @@ def _core_seconds() -> np.ndarray:
 
 
 def _now(device: torch.device) -> float | torch.cuda.Event:
-    """The clock's time; on a GPU an event in its queue, for which nothing waits."""
+    """Return the current time. On a GPU, return an event in its queue, which needs no synchronisation."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -136,7 +159,7 @@ def _now(device: torch.device) -> float | torch.cuda.Event:
 
 
 def _step_seconds(marks: Sequence[float | torch.cuda.Event], seconds: float) -> list[float]:
-    """Seconds of each forward of an image that took `seconds`; the last forward lasts to the image's end."""
+    """Return the seconds of each forward pass of an image that took `seconds`; the last pass lasts to the end."""
     events = [mark for mark in marks if isinstance(mark, torch.cuda.Event)]
     times = [mark for mark in marks if isinstance(mark, float)]
     # Marks are of one kind.
@@ -146,36 +169,36 @@ def _step_seconds(marks: Sequence[float | torch.cuda.Event], seconds: float) -> 
 
 @dataclass
 class TimedImages:
-    """Images of many methods at one temperature; one per method and prompt."""
+    """Images of many methods at one temperature, one per method and prompt."""
 
     prompt_ids: list[str]  # one per image
     method_ids: list[str]  # one per image
     codes: torch.Tensor  # int32, (images, tokens)
-    # int16, (images, tokens): tokens emitted by each target forward, prefill first; zero-padded
+    # int16, (images, tokens): tokens emitted by each forward pass of the target, prefill first; zero-padded
     step_lengths: torch.Tensor
-    # float32, (images, tokens): of each of these forwards, drafting and checking included; zero-padded, each row sums
-    # to the image's seconds in the table of latency
+    # float32, (images, tokens): seconds of each of these passes, including drafting and verification; zero-padded. A
+    # line sums to the image's seconds in the table of latency.
     step_seconds: torch.Tensor
-    is_draft: torch.Tensor  # bool, (images, tokens): an accepted draft; the others are the target's own
+    is_draft: torch.Tensor  # bool, (images, tokens): an accepted draft; other tokens are sampled from the target
     is_substituted: torch.Tensor  # bool, (images, tokens), as in `GenerationRecords`
     # methods (method id -> `MethodSpec.to_dict`), temperature, gpu (its name, or None), num_threads
     metadata: dict[str, Any]
 
 
 def accepted_drafts(generation: Generation) -> torch.Tensor:
-    """Which tokens of an image that was decoded alone are accepted drafts: bool, (1, tokens).
+    """Return which tokens of an image decoded at batch 1 are accepted drafts: bool, (1, tokens).
 
-    A forward emits the drafts that it accepts and then one token of the target's own, unless the image ends before.
+    A forward pass emits the drafts that it accepts and then one bonus token, unless the image ends before.
     """
-    emitted = F.pad(generation.accepted_lengths, (1, 0)) + 1  # (1, forwards), the end of the image notwithstanding
-    own = emitted.cumsum(1) - 1
+    emitted = F.pad(generation.accepted_lengths, (1, 0)) + 1  # (1, forward passes), as if the image did not end
+    bonus = emitted.cumsum(1) - 1  # positions of the bonus tokens
     is_draft = torch.ones_like(generation.codes, dtype=torch.bool)
-    is_draft[0, own[own < is_draft.shape[1]]] = False
+    is_draft[0, bonus[bonus < is_draft.shape[1]]] = False
     return is_draft
 
 
 def save_timed_images(path: Path | str, images: Sequence[TimedImage]) -> None:
-    """Writes images of one temperature into one safetensors file, which `load_timed_images` reads."""
+    """Write images of one temperature to a safetensors file that `load_timed_images` reads."""
     num_tokens = images[0].generation.codes.shape[1]
     seconds = [torch.tensor(image.step_seconds) for image in images]
     tensors = {
@@ -198,6 +221,6 @@ def save_timed_images(path: Path | str, images: Sequence[TimedImage]) -> None:
 
 
 def load_timed_images(path: Path | str) -> TimedImages:
-    """Reads images that `save_timed_images` wrote."""
+    """Read images that `save_timed_images` wrote."""
     tensors, metadata = load_tensors(path)
     return TimedImages(metadata.pop("prompt_ids"), metadata.pop("method_ids"), **tensors, metadata=metadata)

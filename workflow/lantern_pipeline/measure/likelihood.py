@@ -1,8 +1,10 @@
-"""What the target says of given images: the likelihood of their tokens (how far has relaxed decoding strayed from it?)
-and its ambiguity, the probability of its best one and best ten next tokens.
+"""Likelihood of given images under the target, and the ambiguity of the target.
 
-A text model is nearly sure of most tokens. A visual one spreads its mass over many look-alike codes; that is what
-starves drafts of acceptance, and what relaxed decoding answers.
+The likelihood of the tokens shows how far relaxed decoding deviates from the target. *Ambiguity* is measured by the
+probability of the most probable token, and of the ten most probable ones.
+
+A text model is nearly certain of most tokens. A visual model spreads its probability over many similar codes. So few
+drafts are accepted, which is the reason for relaxed decoding.
 """
 
 from __future__ import annotations
@@ -17,14 +19,21 @@ from tqdm import tqdm
 from lantern.models.target import Target
 from lantern.text_encoders.base import TextEncoder
 
-# Values; half a GiB in float32. Whoever reads logits holds three to six arrays of this size at a time.
+# Values; half a GiB in float32. Functions that read logits keep three to six arrays of this size at a time.
 LOGITS_AT_ONCE = 2**27
-IMAGES_ON_CPU = 16  # at once: what a layer makes of more does not fit the caches
+IMAGES_ON_CPU = 16  # images at once: the activations of more do not fit into the caches
 
 
 def select_codes(target_model: Target, tokens: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Leaves out what ends lines: of images' tokens (images, tokens), and of the logits of every position (images,
-    tokens, vocab).
+    """Leave out the positions at which a line ends.
+
+    Args:
+        target_model: the target.
+        tokens: (images, tokens).
+        logits: of every position, (images, tokens, vocab).
+
+    Returns:
+        Tokens (images, codes) and logits (images, codes, num_codes); unchanged if the target has no line-end token.
     """
     config = target_model.config
     if config.line_end is None:
@@ -37,11 +46,21 @@ def select_codes(target_model: Target, tokens: Tensor, logits: Tensor) -> tuple[
 def teacher_forced_logits(
     target_model: Target, features: Tensor, mask: Tensor, codes: Tensor, cfg_scale: float
 ) -> Tensor:
-    """Computes the target's guided logits of every position of given images, (images, tokens, vocab) float32: position
-    i given the caption and codes 0 to i - 1; unfiltered, temperature 1, -inf for tokens that cannot stand there.
+    """Compute the target's guided logits at every position of given images, by teacher forcing.
 
-    `features` are (images, text tokens, caption_dim) float32, left-padded; `mask` (images, text tokens) is True where a
-    caption token is; `codes` are (images, tokens); `cfg_scale` is s in u + s (c - u), 1 runs without the null caption.
+    Position i is conditioned on the prompt and codes 0 to i - 1. The logits are unfiltered, at temperature 1, and -inf
+    for tokens that are not allowed at a position.
+
+    Args:
+        target_model: the target.
+        features: text features, float32 (images, text tokens, caption_dim), left-padded.
+        mask: bool (images, text tokens), True for a token of the prompt.
+        codes: (images, tokens).
+        cfg_scale: s in u + s (c - u), with unconditional logits u and conditional logits c. 1 means no guidance, and u
+            is not computed.
+
+    Returns:
+        float32 (images, tokens, vocab).
     """
     codes, first = codes.long(), features.shape[1] - 1
     run = target_model if cfg_scale == 1 else target_model.forward_with_null
@@ -60,9 +79,14 @@ def walk_logits(
     cfg_scale: float,
     batch_size: int,
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Computes the target's guided logits of many images, so many at a time that LOGITS_AT_ONCE values hold them, on a
-    CPU IMAGES_ON_CPU at most, and one at least: (rows of the batch, their codes (batch, tokens) int64, logits (batch,
-    tokens, vocab) float32), both on the model's device.
+    """Compute the target's guided logits of many images, batch by batch.
+
+    A batch has at most `batch_size` images, LOGITS_AT_ONCE values, and on a CPU IMAGES_ON_CPU images, but at least one
+    image.
+
+    Yields:
+        (slice of the images, their codes (batch, tokens) int64, logits (batch, tokens, vocab) float32), the tensors on
+        the device of the target.
     """
     device = target_model.device
     most = min(batch_size, IMAGES_ON_CPU) if device.type == "cpu" else batch_size
@@ -75,8 +99,19 @@ def walk_logits(
 
 
 def token_negative_log_likelihood(codes: Tensor, logits: Tensor) -> Tensor:
-    """Computes the negative log-likelihood of every token, (images, tokens) float32 in nats, from codes (images,
-    tokens) and logits (images, tokens, vocab) of each position given the codes before it; an image's is its mean.
+    """Compute the negative log-likelihood of every token.
+
+    The value of an image is the mean over its tokens.
+
+    Args:
+        codes: (images, tokens).
+        logits: (images, tokens, vocab), of each position given the codes before it.
+
+    Returns:
+        float32 (images, tokens), in nats.
+
+    Raises:
+        ValueError: a logit is nan or infinite.
     """
     if not torch.isfinite(logits).all():
         raise ValueError("the target's logits hold nan or infinity; its checkpoint or the guidance scale is broken")
@@ -94,12 +129,22 @@ def score_tokens(
     cfg_scale: float,
     batch_size: int = 64,
 ) -> Tensor:
-    """Computes the negative log-likelihood of images' tokens (images, tokens) under the target, given their prompts:
-    (images, codes) float32 in nats, on the CPU; tokens that end lines are certain, and not among them.
+    """Compute the negative log-likelihood of the codes of images under the target, given their prompts.
 
-    The distribution is the target's after guidance, at temperature 1 and unfiltered, whatever the sampling settings
-    were. The target's own samples score about its entropy; greedy images lie far below it, and relaxed decoding moves
-    away from it.
+    The distribution is the target's after guidance, unfiltered and at temperature 1, regardless of the sampling
+    settings. Samples of the target itself score about its entropy. Greedy images score far below it, and relaxed
+    decoding deviates from it.
+
+    Args:
+        target_model: the target.
+        text_encoder: text encoder of the target.
+        codes: tokens of the images, (images, tokens).
+        texts: one prompt per image.
+        cfg_scale: guidance scale; 1 means no guidance.
+        batch_size: images per batch, at most.
+
+    Returns:
+        float32 (images, codes), in nats, on the CPU. Line ends are certain and left out.
     """
     scores = []
     batches = walk_logits(target_model, text_encoder, codes, texts, cfg_scale=cfg_scale, batch_size=batch_size)
@@ -109,7 +154,15 @@ def score_tokens(
 
 
 def top_masses(logits: Tensor, num_best: int = 10) -> tuple[Tensor, Tensor]:
-    """Computes the probabilities of the best token and of the best few, each (...) float32, of logits (..., vocab)."""
+    """Return the probability of the most probable token and of the `num_best` most probable tokens.
+
+    Args:
+        logits: (..., vocab).
+        num_best: number of tokens.
+
+    Returns:
+        Two float32 tensors, (...).
+    """
     best = logits.float().softmax(dim=-1).topk(min(num_best, logits.shape[-1]), dim=-1).values
     return best[..., 0], best.sum(dim=-1)
 
@@ -124,10 +177,20 @@ def measure_ambiguity(
     cfg_scales: Sequence[float],
     batch_size: int = 64,
 ) -> pd.DataFrame:
-    """Measures the target's top-1 and top-10 probability at every position of given images, codes (images, tokens): one
-    row per guidance scale x image x code: cfg_scale, image, position among the codes, top1, top10.
+    """Measure the target's top-1 and top-10 probability at every position of given images.
 
-    The context of a position is the image's own codes (teacher forcing), temperature 1, no filter.
+    The context of a position is the image's own codes (teacher forcing), at temperature 1 and without filters.
+
+    Args:
+        target_model: the target.
+        text_encoder: text encoder of the target.
+        codes: tokens of the images, (images, tokens).
+        texts: one prompt per image.
+        cfg_scales: guidance scales; 1 means no guidance.
+        batch_size: images per batch, at most.
+
+    Returns:
+        One row per guidance scale, image and code: cfg_scale, image, position among the codes, top1, top10.
     """
     frames = []
     for cfg_scale in dict.fromkeys(cfg_scales):

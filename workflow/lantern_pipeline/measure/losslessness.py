@@ -1,5 +1,7 @@
-"""Emitted tokens beside the target's: are they those of autoregressive decoding under the same noise (exactness as an
-equality), and which ones did relaxed decoding emit in place of the one that the target drew (substitutions)?
+"""Comparison of emitted tokens with the target's.
+
+*Exactness*: are the tokens equal to those of autoregressive decoding with the same noise? *Substitutions*: which tokens
+did relaxed decoding emit instead of the token that the target sampled?
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.measure.intervals import mean_with_interval
 from lantern_pipeline.measure.likelihood import walk_logits
 
-NEAR_TIE_MARGIN = 1e-4  # nats, a gap below which two tokens count as tied by floating point
+NEAR_TIE_MARGIN = 1e-4  # nats; two tokens with a smaller gap count as tied up to rounding
 
 
 @dataclass(frozen=True)
@@ -28,22 +30,22 @@ class Equality:
     """Comparison of each image with the autoregressive one of the same prompt and noise."""
 
     is_equal: torch.Tensor  # (images,) bool, all codes are equal
-    # (images,) bool, codes differ, and the first difference sits where the autoregressive decoder's two best candidates
-    # were closer than the stated margin: a difference of rounding, not of the method
+    # (images,) bool, codes differ, and at the first difference the two best candidates of autoregressive decoding were
+    # closer than NEAR_TIE_MARGIN: a difference of rounding, not of the method
     is_near_tie: torch.Tensor
-    # (images,) int64, position of the first difference; the number of tokens where there is none
+    # (images,) int64, position of the first difference; the number of tokens if there is none
     first_difference: torch.Tensor
-    # (images,) float, the autoregressive decoder's margin there, nats; nan where there is none
+    # (images,) float, margin of autoregressive decoding at that position, nats; nan if there is no difference
     margin_at_difference: torch.Tensor
 
     @property
     def num_near_ties(self) -> int:
-        """Images excepted from the share, because they first differ at a near-tie."""
+        """Number of images that first differ at a near-tie; `share_equal` does not count them."""
         return int(self.is_near_tie.sum())
 
     @property
     def share_equal(self) -> float:
-        """Share of equal images among those without a near-tie; nan when every image is excepted."""
+        """Share of equal images among those without a near-tie; nan if no image is left."""
         counted = int((~self.is_near_tie).sum())
         return float(self.is_equal.sum()) / counted if counted else float("nan")
 
@@ -51,12 +53,17 @@ class Equality:
 def compare_with_autoregressive(
     codes: torch.Tensor, autoregressive_codes: torch.Tensor, margins: torch.Tensor
 ) -> Equality:
-    """Compares codes (images, tokens) image by image with the autoregressive decoder's of the same prompts and noise.
+    """Compare images with those of autoregressive decoding of the same prompts and noise.
 
-    Batched and one-token forwards round differently in the last bits. Where the autoregressive decoder's two best
-    perturbed log-probabilities are almost equal, either may win; everything after such a position then differs
-    legitimately. Only the *first* difference can be excused in this way: where `margins` (images, tokens), the gap of
-    these two in nats, is below NEAR_TIE_MARGIN.
+    Forward passes over one and over several tokens round differently in the last bits. If the two best candidates of
+    autoregressive decoding are almost equal, either may win, and all later tokens then differ legitimately. Only the
+    *first* difference can be excused in this way, if its margin is below NEAR_TIE_MARGIN.
+
+    Args:
+        codes: codes of a method, (images, tokens).
+        autoregressive_codes: codes of autoregressive decoding, (images, tokens).
+        margins: gap between the two highest perturbed log-probabilities of autoregressive decoding, in nats, (images,
+            tokens).
     """
     num_tokens = codes.shape[1]
     differs = codes.long() != autoregressive_codes.long()  # (images, tokens)
@@ -76,9 +83,20 @@ def drawn_tokens(
     sampling: SamplingConfig,
     run_seed: int,
 ) -> torch.Tensor:
-    """The tokens that the target draws at every position of given images, int64 (images, tokens), with the images' own
-    noise: `codes` (images, tokens) are what was emitted, hence the contexts; `run_seed` is of the noise fields. Where
-    the two best candidates are within rounding, a token may differ from what decoding drew.
+    """Sample the target's token at every position of given images, with the noise of those images.
+
+    If the two best candidates are equal up to rounding, a token may differ from the one sampled during decoding.
+
+    Args:
+        target_model: the target.
+        encoder: text encoder of the target.
+        prompts: one per image.
+        codes: emitted codes, (images, tokens); they are the contexts.
+        sampling: sampling settings.
+        run_seed: seed of the noise.
+
+    Returns:
+        int64 (images, tokens).
     """
     texts = [prompt.text for prompt in prompts]
     options = {"cfg_scale": sampling.cfg_scale, "batch_size": len(prompts)}
@@ -95,14 +113,23 @@ def drawn_tokens(
 def substitution_row(
     records: GenerationRecords, drawn: torch.Tensor, codebook: torch.Tensor, options: Mapping[str, int]
 ) -> dict[str, float]:
-    """How often, and by how distant a code, for records of a method that draws the target's own token at every node.
+    """Measure how often a method replaces the target's sample, and by how distant a code.
 
-    substitution_rate (share of codes, with _low and _high over images) is an upper bound of the TV between the
-    distributions of the emitted token and of the target's, averaged over nodes, by the coupling inequality.
-    substitution_distance is the mean euclidean distance in `codebook` (vocab, code_dim) between the tokens `drawn`
-    (images, tokens) and the emitted ones, over substitutions; nan where there is none.
+    The method must sample the target's token at every node.
+
+    Args:
+        records: records of the method.
+        drawn: tokens that the target sampled, (images, tokens).
+        codebook: code vectors, (vocab, code_dim).
+        options: num_resamples and seed of the bootstrap.
+
+    Returns:
+        substitution_rate: share of codes that are substitutions, with _low and _high over images. By the coupling
+        inequality it is an upper bound of the TV between the emitted token and the target's token, averaged over nodes.
+        substitution_distance: mean Euclidean distance between the target's sample and the emitted code, over
+        substitutions, or nan without any.
     """
-    is_code = records.codes < len(codebook)  # what ends a line is certain, and is none
+    is_code = records.codes < len(codebook)  # line ends are certain and are no codes
     rate = (records.is_substituted.double().sum(1) / is_code.sum(1)).numpy()
     rows = F.pad(codebook, (0, 0, 0, 1))
     distance = (rows[drawn] - rows[records.codes.long()]).norm(dim=-1)[records.is_substituted]

@@ -1,10 +1,10 @@
-"""The distribution of the emitted token: how far is it from the target's own, at the nodes that verification visited?
+"""Distribution of the emitted token, and its distance from the target's at verified nodes.
 
-At a node the target has a distribution t, the draft model a distribution p, and drafts are children of the node. Which
-token is emitted is random; its distribution is computed here by enumeration and compared with t in total variation
-(TV). A bound on the mass that a relaxation may merge is not a bound on this distance: see docs/methods.md.
+At a node the target has a distribution t and the draft model a distribution p. The drafts are the children of the node.
+The emitted token is random. Its distribution is computed here by enumeration and compared with t in total variation
+(TV). A bound on the probability mass that a relaxation may merge does not bound this distance: see docs/methods.md.
 
-Shapes: nodes = verified nodes, m = most children of one node, pairs = nodes x possible first drafts.
+Shapes: nodes = verified nodes, m = largest number of children of a node, pairs = nodes x possible first drafts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.measure.intervals import bootstrap_interval, ratio_statistic
 from lantern_pipeline.measure.likelihood import walk_logits
 
-PAIRS_AT_ONCE = 2048  # rows of a vocabulary held at once while drafts are enumerated
+PAIRS_AT_ONCE = 2048  # vectors over the vocabulary in memory at once while drafts are enumerated
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,18 @@ class VerifiedNodes:
     """Nodes at which drafts were verified."""
 
     target_probs: torch.Tensor  # (nodes, vocab): the target's distribution after guidance, temperature and filters
-    # (nodes, vocab): what the children were drawn from; None where they are deterministic
+    # (nodes, vocab): distribution that the children were sampled from; None if they are deterministic
     draft_probs: torch.Tensor | None
-    children: torch.Tensor  # int64, (nodes, m): drafted tokens in drafting order, -1 where there is none
-    image: torch.Tensor  # int64, (nodes,): number of the prompt
-    depths: torch.Tensor  # int64, (nodes,): of each node in its tree
+    children: torch.Tensor  # int64, (nodes, m): drafts in the order of drafting; -1 marks a missing draft
+    image: torch.Tensor  # int64, (nodes,): index of the prompt
+    depths: torch.Tensor  # int64, (nodes,): depth of each node in its tree
 
     def __len__(self) -> int:
         return len(self.target_probs)
 
     @property
     def drawn_from(self) -> torch.Tensor:
-        """What the children were drawn from, (nodes, vocab).
+        """Distribution that the children were sampled from, (nodes, vocab).
 
         Raises:
             ValueError: the children are deterministic.
@@ -63,16 +63,18 @@ class OutputDistribution:
 
     probs: torch.Tensor  # (nodes, vocab)
     acceptance: torch.Tensor  # (nodes,): probability that a draft is accepted
-    error: torch.Tensor  # (nodes,): TV that the Monte Carlo noise of `probs` amounts to; 0 where drafts were enumerated
+    error: torch.Tensor  # (nodes,): TV due to Monte Carlo noise of `probs`; 0 if drafts were enumerated
 
     def tv_from(self, target_probs: torch.Tensor) -> torch.Tensor:
-        """Total variation distance from the target's distribution, (nodes,), in [0, 1]."""
+        """Return the total variation distance from the target's distribution, (nodes,), in [0, 1]."""
         return (self.probs - target_probs).abs().sum(-1) / 2
 
 
 class NodeRecorder:
-    """Observer of a decoder: keeps the nodes at some codes of every image, the same for every method; `max_nodes` at
-    most, spread evenly over the images, their positions chosen by `seed`.
+    """Observer of a decoder that records the nodes at some positions of every image.
+
+    The positions are random (by `seed`) and the same for every method. At most `max_nodes` are spread evenly over the
+    images.
     """
 
     def __init__(self, num_images: int, config: TargetConfig, max_nodes: int, seed: int) -> None:
@@ -85,7 +87,7 @@ class NodeRecorder:
         self.parts: list[VerifiedNodes] = []
 
     def __call__(self, outcome: Outcome) -> None:
-        """Receives one step, as `Decoder.observer`."""
+        """Record the chosen nodes of one step; called as `Decoder.observer`."""
         drafts, positions, weights = outcome.proposal, outcome.positions, outcome.scores.weights
         inner, reached = drafts.tree.parent_nodes, reached_nodes(drafts.tree, outcome.is_accepted)
         depths = drafts.tree.depths.expand_as(reached)
@@ -104,7 +106,7 @@ class NodeRecorder:
         self.parts.append(VerifiedNodes(probs, draft_probs, *found))
 
     def collect(self) -> VerifiedNodes:
-        """All nodes kept so far."""
+        """Return all nodes recorded so far."""
         columns = {}
         for name in ("target_probs", "draft_probs", "children", "image", "depths"):
             parts = [getattr(part, name) for part in self.parts]
@@ -121,8 +123,17 @@ def record_nodes(
     max_nodes: int,
     batch_size: int,
 ) -> VerifiedNodes:
-    """Draws images and keeps some of the nodes that were verified on the way, on the decoder's device; which ones
-    depends on the seed, not on the batch size. Every batch has its own recorder.
+    """Generate images and record some of the verified nodes, on the decoder's device.
+
+    The choice of nodes depends on the seed, not on the batch size. Every batch has its own recorder.
+
+    Args:
+        decoder: the decoder.
+        prompts: prompts of the images.
+        encoder: text encoder of the prompts.
+        run_seed: seed of the noise and of the choice of nodes.
+        max_nodes: number of recorded nodes, at most.
+        batch_size: images decoded together.
     """
     parts: list[VerifiedNodes] = []
     try:
@@ -139,13 +150,24 @@ def record_nodes(
 def measure_missing_context(
     decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, *, run_seed: int, max_nodes: int, batch_size: int
 ) -> tuple[VerifiedNodes, OutputDistribution]:
-    """What lines drawn in parallel lose: draws images, and gives the target's distribution behind all tokens of an
-    image and the one that was drawn from, at positions chosen as by `record_nodes`, but not at position 0, which lacks
-    nothing.
+    """Measure what a method loses that generates lines in parallel, without the full context of a token.
+
+    Args:
+        decoder: decoder of the method.
+        prompts: prompts of the images.
+        encoder: text encoder of the prompts.
+        run_seed: seed of the noise and of the choice of positions.
+        max_nodes: number of positions, at most. They are chosen as in `record_nodes`, but never position 0, whose
+            context is complete.
+        batch_size: images decoded together.
+
+    Returns:
+        (nodes, distribution). nodes has the target's distributions given all previous tokens of the image. distribution
+        has those that the tokens were sampled from.
     """
 
     def keep(scores: Scores) -> None:
-        """Keeps the positions of a step, (images, cells), and what they were drawn from, (images, cells, vocab)."""
+        """Record the positions of a step, (images, cells), and the sampled distributions, (images, cells, vocab)."""
         steps.append((scores.positions, scores.weights.softmax(-1)))
 
     is_chosen = NodeRecorder(len(prompts), decoder.target.config, max_nodes, run_seed).is_chosen.to(decoder.device)
@@ -172,25 +194,30 @@ def measure_missing_context(
 
 
 def _in_order(steps: Sequence[tuple[torch.Tensor, torch.Tensor]], num_tokens: int) -> torch.Tensor:
-    """What every token of the images was drawn from, (images, tokens, vocab)."""
+    """Return the distribution that each token was sampled from, by position: (images, tokens, vocab)."""
     positions, probs = (torch.cat(part, dim=1) for part in zip(*steps, strict=True))
-    laws = probs.new_zeros(len(probs), int(positions.max()) + 1, probs.shape[-1])
-    return laws.scatter_(1, positions[..., None].expand_as(probs), probs)[:, :num_tokens]
+    ordered = probs.new_zeros(len(probs), int(positions.max()) + 1, probs.shape[-1])
+    return ordered.scatter_(1, positions[..., None].expand_as(probs), probs)[:, :num_tokens]
 
 
 def distribution_given_children(
     target_probs: torch.Tensor, draft_probs: torch.Tensor | None, children: torch.Tensor, rejection: Rejection
 ) -> OutputDistribution:
-    """Distribution after verification by rejection when the children are known: int64, (nodes, m), tried in this order,
-    -1 where there is none; all decisions of acceptance weighted. `draft_probs` (nodes, vocab) is what they were drawn
-    from without replacement, None for deterministic drafts.
+    """Compute the output distribution of rejection sampling for given children, weighted over all acceptance decisions.
+
+    Args:
+        target_probs: (nodes, vocab).
+        draft_probs: distribution that the children were sampled from without replacement, (nodes, vocab); None for
+            deterministic drafts.
+        children: int64 (nodes, m), tried in this order; -1 marks a missing child.
+        rejection: the acceptance.
     """
     emitted, weight = torch.zeros_like(target_probs), torch.ones_like(target_probs[:, :1])
     probs, tiny = target_probs, torch.finfo(target_probs.dtype).tiny
     for rank, tried in enumerate(rejection.try_siblings(target_probs, children, draft_probs)):
         token = children[:, rank : rank + 1].clamp(min=0)
         accept = (tried.relaxed_prob / tried.token_draft.clamp(min=tiny)).clamp(max=1)
-        accept = accept.where(tried.is_tried, 0.0)  # nan where fewer codes than children were drawn
+        accept = accept.where(tried.is_tried, 0.0)  # nan if fewer codes than children were sampled
         emitted.scatter_add_(1, token, weight * accept)
         weight, probs = weight * (1 - accept), tried.residual
     weight = weight.squeeze(1)
@@ -200,8 +227,15 @@ def distribution_given_children(
 def distribution_of_one_sampled_draft(
     target_probs: torch.Tensor, draft_probs: torch.Tensor, rejection: Rejection
 ) -> OutputDistribution:
-    """Exact distribution with one sampled draft: every draft that p, (nodes, vocab), allows, weighted by p; in one
-    formula where one residual follows all of them.
+    """Compute the exact output distribution with one sampled draft per node.
+
+    Every draft that is possible under p is weighted by p. If all drafts share one residual distribution, a closed
+    formula replaces the sum.
+
+    Args:
+        target_probs: (nodes, vocab).
+        draft_probs: p, (nodes, vocab).
+        rejection: the acceptance.
     """
     if rejection.has_one_residual:
         accepted = rejection.accepted_mass(target_probs, draft_probs)
@@ -222,19 +256,21 @@ def distribution_of_one_sampled_draft(
 def distribution_of_sampled_siblings(
     nodes: VerifiedNodes, rejection: Rejection, *, num_samples: int, seed: int
 ) -> OutputDistribution:
-    """Distribution with several sampled drafts, by Monte Carlo over the drafts; what follows them is exact.
+    """Estimate the output distribution with several sampled drafts, by Monte Carlo over the drafts.
 
-    The number of a node's children is kept, the children are drawn anew, at least twice. What exact rejection makes of
-    the same draws has the target's distribution in the mean, so that only the difference from it is averaged: for exact
-    acceptance no noise is left. The `error` is half the TV between the means of the even and the odd draws: what noise
-    alone adds to a TV, which is therefore overestimated by about as much.
+    Each of at least two samples replaces the children of a node by the same number of newly sampled ones. Given them,
+    the distribution is exact. For the same samples, exact rejection has the target's distribution on average. So only
+    the difference from exact rejection is averaged, and exact acceptance has no noise at all.
+
+    `error` is half the TV between the means over even and over odd samples. It is the TV that noise alone adds, so TV
+    is overestimated by about this much.
     """
     generator = torch.Generator(nodes.target_probs.device).manual_seed(seed)
-    sums = [torch.zeros_like(nodes.target_probs) for _ in range(2)]  # of the even and the odd draws
+    sums = [torch.zeros_like(nodes.target_probs) for _ in range(2)]  # over even and over odd samples
     acceptance = torch.zeros_like(nodes.target_probs[:, 0])
     for number in range(num_samples):
         exponential = torch.empty_like(nodes.drawn_from).exponential_(generator=generator)
-        keys = nodes.drawn_from / exponential  # the m largest are a draw without replacement
+        keys = nodes.drawn_from / exponential  # the m largest are a sample without replacement
         drawn = keys.topk(nodes.children.shape[1], dim=-1).indices.masked_fill(nodes.children < 0, -1)
         given = distribution_given_children(nodes.target_probs, nodes.draft_probs, drawn, rejection)
         exact = distribution_given_children(nodes.target_probs, nodes.draft_probs, drawn, Rejection())
@@ -248,10 +284,17 @@ def distribution_of_sampled_siblings(
 def distribution_of_relaxed_sets(
     target_probs: torch.Tensor, children: torch.Tensor, sets: RelaxedSets
 ) -> OutputDistribution:
-    """Exact distribution with deterministic drafts, int64 (nodes, m), -1 where there is none, and one sample of the
-    target: the mass of {x} and A(x) goes to x, sibling after sibling, as `WithinBound` decides it.
+    """Compute the exact output distribution of relaxed sets with deterministic drafts and one sample of the target.
+
+    The probability of a draft x and its relaxed set A(x) goes to x, one sibling after the other, as `WithinBound`
+    decides.
+
+    Args:
+        target_probs: (nodes, vocab).
+        children: drafts, int64 (nodes, m); -1 marks a missing draft.
+        sets: the relaxed sets.
     """
-    emitted, left = target_probs.clone(), target_probs.clone()  # left: mass that no draft has taken yet
+    emitted, left = target_probs.clone(), target_probs.clone()  # left: probability that no draft has received yet
     for token, relaxed, _ in sets.walk(target_probs, children):
         is_drafted, token = token[:, None] >= 0, token[:, None].clamp(min=0)
         codes = torch.where(is_drafted, relaxed.codes, 0)
@@ -264,11 +307,18 @@ def distribution_of_relaxed_sets(
 def mean_over_nodes(
     name: str, values: torch.Tensor, image: torch.Tensor, options: Mapping[str, int]
 ) -> dict[str, float]:
-    """Mean over nodes with the 95 % interval of a bootstrap over images; nan where the values are."""
+    """Compute a mean over nodes with the 95 % interval of a bootstrap over images; nan if any value is nan.
+
+    Args:
+        name: name of the column.
+        values: (nodes,).
+        image: index of each node's image, int64 (nodes,).
+        options: num_resamples and seed.
+    """
     if values.isnan().any():
         return {name: np.nan, f"{name}_low": np.nan, f"{name}_high": np.nan}
-    _, place = image.unique(return_inverse=True)
-    sums = torch.zeros(int(place.max()) + 1, dtype=torch.float64).index_add_(0, place, values.double()).numpy()
-    counts = place.bincount().numpy()
+    _, index = image.unique(return_inverse=True)
+    sums = torch.zeros(int(index.max()) + 1, dtype=torch.float64).index_add_(0, index, values.double()).numpy()
+    counts = index.bincount().numpy()
     low, high = bootstrap_interval(ratio_statistic, sums, counts, **options)
     return {name: float(values.mean()), f"{name}_low": low, f"{name}_high": high}

@@ -1,4 +1,4 @@
-"""Prompt accuracy: does the attribute classifier find in an image what the prompt names?"""
+"""Prompt accuracy: the share of a prompt's attributes that the attribute classifier finds in the image."""
 
 from __future__ import annotations
 
@@ -17,18 +17,30 @@ from lantern_pipeline.world.scenes import scene_of
 
 
 class AccuracyScore:
-    """The columns prompt_accuracy and is_all_correct, by the attribute classifier; `sha256` is of its weights."""
+    """Metric with the columns prompt_accuracy and is_all_correct, by the attribute classifier.
+
+    Attributes:
+        classifier: the attribute classifier.
+        sha256: hash of its weights.
+    """
 
     def __init__(self, classifier: AttributeClassifier, sha256: str | None = None) -> None:
         self.classifier, self.sha256 = classifier, sha256
 
     def describe(self) -> dict[str, str | None]:
-        """Says in columns of a row what measures."""
+        """Return columns that name the classifier and the hash of its weights."""
         return describe_weights("accuracy", "attribute_classifier", self.sha256)
 
     def score(self, images: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
-        """Scores images (n, 3, S, S) in [-1, 1] of their prompts: column -> (n,) float32, on the CPU; nan for a prompt
-        of free text, which names no attribute that the classifier knows.
+        """Score images against their prompts.
+
+        Args:
+            images: float32 (n, 3, S, S) in [-1, 1].
+            prompts: one per image.
+
+        Returns:
+            column -> scores, (n,) float32, on the CPU; nan for free text, which names no attribute that the classifier
+            knows.
         """
         scenes = [scene_of(prompt.text) for prompt in prompts]
         named = {row: scene for row, scene in enumerate(scenes) if scene is not None}
@@ -43,19 +55,25 @@ class AccuracyScore:
 
 
 def load_accuracy(metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str) -> AccuracyScore:
-    """Loads what metrics.prompt_accuracy measures with."""
+    """Load the attribute classifier for config key metrics.prompt_accuracy."""
     classifier = load_model(files["attribute_classifier"], AttributeClassifier).to(device)
     return AccuracyScore(classifier, resource_sha256(files["attribute_classifier"]))
 
 
 def score_attributes(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Scores logits (head -> (images, classes)) against the classes that the prompts ask for (head -> (images,) int64,
-    -1 where the head does not apply): the share of the prompt's attributes that were read correctly, and whether all
-    were (1 or 0), each (images,) float32; nan for a prompt without any.
+    """Score the classifier's logits against the attributes that prompts name.
 
-    Every attribute of a prompt (background, layout, each object's size, colour and shape in canonical order, left or
-    top object first) weighs the same within the prompt, and every prompt the same in a mean over prompts. Two objects
-    drawn the wrong way round are wrong in every attribute in which they differ.
+    The attributes are the background, the layout, and the size, colour and shape of each object. Objects are in
+    canonical order, the left or top one first. Every attribute of a prompt has the same weight, and so has every prompt
+    in a mean over prompts. If two objects change places, every attribute in which they differ is wrong.
+
+    Args:
+        logits: head -> (images, classes).
+        targets: head -> correct class, int64 (images,); -1 if the head does not apply.
+
+    Returns:
+        Share of correct attributes, and 1 if all are correct, else 0: both float32 (images,), nan for a prompt without
+        attributes.
     """
     is_right, is_asked = attribute_matches(logits, targets)  # (images, heads)
     num_asked = is_asked.sum(dim=1)

@@ -1,4 +1,4 @@
-"""Quality of generated images: every quality metric of every method on one prompt set at one temperature."""
+"""Quality of generated images: all quality metrics of every method, on one prompt set at one temperature."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lantern_pipeline.measure.evaluate_images import (
 )
 from lantern_pipeline.measure.fidelity import ClassifierFidelity
 from lantern_pipeline.measure.losslessness import Equality, compare_with_autoregressive
-from lantern_pipeline.measure.measuring_models import MeasuringModels
+from lantern_pipeline.measure.metric_models import MetricModels
 from lantern_pipeline.measure.reference_statistics import Reference
 from lantern_pipeline.measure.registry import CEILINGS, IMAGES, REAL, RECONSTRUCTION, metrics_over
 from lantern_pipeline.measure.speed import BASELINE
@@ -38,7 +38,7 @@ def measure_quality(
     scores: Mapping[str, MethodScores],
     prompts: Sequence[Prompt],
     source: ImageSource | None,
-    models: MeasuringModels,
+    models: MetricModels,
     *,
     settings: FidelitySettings,
     prompt_set: str,
@@ -46,21 +46,31 @@ def measure_quality(
     repeat: str,
     seed: int,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Measures all methods on one prompt set at one temperature, and the two ceilings: (rows, images).
+    """Measure all methods on one prompt set at one temperature, and the two ceilings.
 
-    Rows are one per method and ceiling: what it is, the quality metrics (one that is switched off has no column),
-    tokens_equal_autoregressive and num_near_ties, and what the numbers are of: prompts_sha256, reference, num_reference
-    and, of each metric, `_extractor` and `_weights_sha256`. Images are one per method or ceiling x prompt: what was
-    measured on that image; `pixel_mse` and `feature_distance` are distances from the autoregressive image of the same
-    prompt and noise.
+    The *ceilings* are real images ("real") and their reconstructions by the tokenizer ("reconstruction"), one of each
+    per prompt, with their own captions. With the attribute classifier's features, FID, KID, precision and recall
+    compare with reconstructions of held-out images of `split` that belong to no prompt. A folder with too few held-out
+    images repeats them.
 
-    `records` are of one temperature and guidance scale and of `prompts` in their order, `scores` of the same methods;
-    `source` gives held-out images, None none; `split` is the source's that the prompts are of ("val" for prompts from a
-    file); `seed` is of KID's subsets.
+    Args:
+        records: method id -> records, at one temperature and guidance scale, in the order of `prompts`.
+        scores: method id -> scores, of the same methods.
+        prompts: prompts of the images.
+        source: source of held-out images, or None.
+        models: the metric models.
+        settings: settings of FID, KID, precision and recall.
+        prompt_set: name of the prompt set.
+        split: split of `source` that the prompts come from; "val" for prompts from a file.
+        repeat: name of the repeat.
+        seed: random seed of KID's subsets.
 
-    The reference of FID, KID, precision and recall on the attribute classifier's features: reconstructions of held-out
-    images of `split` that belong to none of the prompts (a folder with too few held-out images repeats them). The
-    ceilings are as many images as there are prompts: "real" and "reconstruction", with their own captions.
+    Returns:
+        (rows, images). `rows` has one row per method and ceiling: the method, its quality metrics (no column for one
+        that is off), tokens_equal_autoregressive and num_near_ties. Columns prompts_sha256, reference and
+        num_reference, and `_extractor` and `_weights_sha256` of each metric, identify what was measured. `images` has
+        one row per prompt and method or ceiling, with the measurements of that image. `pixel_mse` and
+        `feature_distance` are distances from the autoregressive image of the same prompt and noise.
     """
     baseline, of_baseline = records[BASELINE], scores[BASELINE].scores
     reference = _make_reference(source, models, split, len(prompts), settings)
@@ -92,15 +102,15 @@ def measure_quality(
 
 
 def hash_prompts(prompts: Sequence[Prompt]) -> dict[str, str]:
-    """Hashes ids and texts of prompts in their order, as a column: rows of other prompts must not be compared."""
+    """Hash ids and texts of prompts in their order, as a column. Rows of different prompts must not be compared."""
     lines = (json.dumps([prompt.id, prompt.text], ensure_ascii=False) + "\n" for prompt in prompts)
     return {"prompts_sha256": hashlib.sha256("".join(lines).encode()).hexdigest()}
 
 
 def _make_reference(
-    source: ImageSource | None, models: MeasuringModels, split: str, first: int, settings: FidelitySettings
+    source: ImageSource | None, models: MetricModels, split: str, first: int, settings: FidelitySettings
 ) -> Reference | None:
-    """Makes what sets are compared with; held-out images begin at number `first`, behind those of the prompts."""
+    """Build the reference of set metrics. Held-out images start at index `first`, after those of the prompts."""
     if not isinstance(models.fidelity, ClassifierFidelity):
         return models.fidelity.real if models.fidelity else None
     if source is None:
@@ -113,16 +123,16 @@ def _make_reference(
 
 
 def _reconstruct(
-    source: ImageSource, models: MeasuringModels, split: str, first: int, settings: FidelitySettings
+    source: ImageSource, models: MetricModels, split: str, first: int, settings: FidelitySettings
 ) -> Iterator[Tensor]:
-    """Batches of reconstructions (images, 3, S, S)."""
+    """Yield batches of reconstructions, (images, 3, S, S)."""
     for indices in chunks(first, first + settings.num_reference, models.batch_size, "reference"):
         codes = models.tokenizer.encode(source.images(split, indices).to(models.device))
         yield decode_images(models.tokenizer, codes, len(codes))
 
 
 def _score_ceilings(
-    source: ImageSource, prompts: Sequence[Prompt], models: MeasuringModels, split: str, cfg_scale: float
+    source: ImageSource, prompts: Sequence[Prompt], models: MetricModels, split: str, cfg_scale: float
 ) -> dict[str, ImageScores]:
     """Score real images of the split and their reconstructions against their own captions."""
     parts: dict[str, list[ImageScores]] = {name: [] for name in CEILINGS}
@@ -135,7 +145,7 @@ def _score_ceilings(
 
 
 def _mean_scores(scores: ImageScores) -> dict[str, float]:
-    """Means over the images that have a value; nan where none has."""
+    """Return means over the images that have a value; nan if no image has one."""
     metrics = {metric.per_image: metric for metric in metrics_over(IMAGES)}
     unknown = sorted(set(scores.columns) - set(metrics))
     if unknown:
@@ -146,7 +156,7 @@ def _mean_scores(scores: ImageScores) -> dict[str, float]:
 
 
 def _parameters(record: GenerationRecords) -> dict[str, object]:
-    """The method's parts and parameters and what the run adds: the identifying columns of a row."""
+    """Return the columns that identify a row: the method, its parameters, and settings of the run."""
     found = record.metadata
     return {
         **method_columns(found["method"]),
@@ -157,7 +167,7 @@ def _parameters(record: GenerationRecords) -> dict[str, object]:
 
 
 def _speed_columns(record: GenerationRecords) -> dict[str, Tensor]:
-    """Counts per image; `seconds_in_batch` is the image's share of the time that decoding took."""
+    """Return counts per image. `seconds_in_batch` is the image's share of the decoding time."""
     return {
         "num_tokens": torch.full((len(record),), record.codes.shape[1]),
         "target_forwards": record.target_forwards,

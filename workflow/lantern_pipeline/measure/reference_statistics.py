@@ -1,7 +1,7 @@
-"""The real images that FID, KID, precision and recall compare with, as features or statistics in one file with hashes.
+"""Real images that FID, KID, precision and recall compare with: features or statistics in one file, with hashes.
 
-Measured once from a folder of images; or the mean and covariance that others publish (an .npz file with mu and sigma),
-which know FID alone.
+They are measured once from a folder of images. Alternatively, they are a published mean and covariance (an .npz file
+with mu and sigma), which suffice for FID only.
 """
 
 from __future__ import annotations
@@ -31,30 +31,38 @@ from lantern_pipeline.measure.distances import (
 from lantern_pipeline.measure.feature_extractors import INCEPTION, VGG16, Extractor
 from lantern_pipeline.settings.run_config import FidelitySettings
 
-KIND = "reference_set"
-
-
+KIND = "reference_set"  # kind in the metadata of a file
+# Columns of the Fréchet distance and of the kernel distance.
 OF_INCEPTION = ("fid", "kid")
 OF_CLASSIFIER = ("frechet_distance", "kernel_distance")
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What images are compared with, on the device that computes."""
+    """Reference set of images, on the device that computes."""
 
-    columns: Mapping[str, object]  # that say so in a row: reference, num_reference, reference_sha256
-    gaussian: Gaussian  # of the features whose distances are measured
-    # these features (images, width); None where their statistics are all that is known: no KID then
+    columns: Mapping[str, object]  # columns that identify the reference: reference, num_reference, reference_sha256
+    gaussian: Gaussian  # statistics of the features for distances
+    # features for distances (images, width); None if only their statistics are known, and then there is no KID
     of_distances: Tensor | None
-    of_prc: Tensor | None  # features (images, width) that precision and recall compare; None where they are not known
-    # mean and standard deviation (width,) by which features are standardised; None leaves them alone
+    of_prc: Tensor | None  # features for precision and recall (images, width), or None if unknown
+    # mean and standard deviation (width,) that standardise features; None for raw features
     scale: tuple[Tensor, Tensor] | None = None
-    names: tuple[str, str] = OF_INCEPTION  # columns of the distance between Gaussians and of the one by a kernel
+    names: tuple[str, str] = OF_INCEPTION  # columns of the Fréchet distance and of the kernel distance
     _measured: dict[bytes, dict[str, float]] = field(default_factory=dict)
 
     def compare(self, features: Tensor, settings: FidelitySettings, seed: int) -> dict[str, float]:
-        """Compares a set of images, raw features (n, width), by what is known of the reference: columns of a row.
-        Methods that made the same images are measured once.
+        """Compare raw features (n, width) of a set of images with the reference.
+
+        Methods with identical images are measured once.
+
+        Args:
+            features: float32 (n, width).
+            settings: settings of FID, KID, precision and recall.
+            seed: random seed of KID's subsets.
+
+        Returns:
+            Columns of a row, for the metrics that this reference allows.
         """
         key = hashlib.sha256(features.numpy().tobytes()).digest()
         if key not in self._measured:
@@ -62,9 +70,9 @@ class Reference:
         return self._measured[key]
 
     def distances(self, features: Tensor, others: Tensor) -> dict[str, Tensor]:
-        """Return column feature_distance, the distance of each image from another one (n,); none without a scale.
+        """Return column feature_distance, the distance between paired images, (n,); no column without a scale.
 
-        It is the root mean square over standardised features (n, width).
+        The distance is the root mean square over standardised features (n, width).
         """
         if self.scale is None:
             return {}
@@ -91,8 +99,17 @@ class Reference:
 def measure_reference(
     place: Path | str, name: str, extractors: Mapping[str, Extractor], preprocessing: str, batch_size: int = 64
 ) -> tuple[dict[str, Tensor], dict[str, object]]:
-    """Measures the .png, .jpg and .jpeg files below a folder or in a zip archive: features (images, width) float32 of
-    every extractor and, as metadata, how they were made; `preprocessing` names a `Preprocessing`.
+    """Extract features of all real images in a folder or zip archive: .png, .jpg and .jpeg.
+
+    Args:
+        place: folder, searched recursively, or zip archive.
+        name: name of the reference set.
+        extractors: the extractors.
+        preprocessing: name of a `Preprocessing`.
+        batch_size: images per batch.
+
+    Returns:
+        Features of every extractor, float32 (images, width), and metadata that say how they were made.
     """
     prepare, digest, shape = Preprocessing(preprocessing), hashlib.sha256(), None
     parts: dict[str, list[Tensor]] = {key: [] for key in extractors}
@@ -117,7 +134,11 @@ def measure_reference(
 
 
 def check_images(place: Path | str, preprocessing: str, num: int = 8) -> None:
-    """Opens the first `num` real images of a folder or zip archive as `measure_reference` will."""
+    """Open the first `num` real images of a folder or zip archive as `measure_reference` does.
+
+    Raises:
+        ValueError: the images differ in size.
+    """
     prepare, files = Preprocessing(preprocessing), itertools.islice(read_images(place), num)
     images = [prepare.read(file, content) for file, content in files]
     _check_shapes(images, images[0].shape, place)
@@ -138,11 +159,19 @@ def load_reference(
     name: str | None = None,
     device: torch.device | str = "cpu",
 ) -> Reference:
-    """Reads a stored set, after comparing how it was made with how the generated images will be measured.
+    """Read a stored reference set and check that it was measured as the generated images will be.
 
-    `given` is a file of what `measure_reference` gave, or an .npz file with mu (width,) and sigma (width, width) of the
-    Inception features, which tells nothing of extractor and preprocessing: those are taken on trust; or the manifest of
-    a resource that is one of these. Without a name the stored one, or the file's, is taken.
+    Args:
+        given: a file written from `measure_reference`, or the manifest of a resource. An .npz file with mu (width,) and
+            sigma (width, width) of Inception's features is accepted as well. It does not state extractor and
+            preprocessing, so these are not checked.
+        extractors: extractors of the generated images.
+        preprocessing: preprocessing of the generated images.
+        name: name of the reference; None takes the stored name, or the name of the .npz file.
+        device: device of the reference.
+
+    Raises:
+        ValueError: the file is no reference set, or extractor or preprocessing differ.
     """
     path, sha256 = resource_path(given), resource_sha256(given)
     if path.suffix == ".npz":
@@ -150,7 +179,7 @@ def load_reference(
         return Reference(columns, _load_statistics(path).to(device), None, None)
     tensors, metadata = load_tensors(path)
     if metadata.get("kind") != KIND:
-        raise ValueError(f"{path} should hold a {KIND}, found {metadata.get('kind', 'a foreign file')}")
+        raise ValueError(f"{path} should hold a {KIND}, found {metadata.get('kind', 'a file of another kind')}")
     if metadata["preprocessing"] != preprocessing:
         raise ValueError(
             f"{path}: the reference images were prepared by {metadata['preprocessing']}, the generated ones are by "

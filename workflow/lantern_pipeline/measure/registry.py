@@ -1,18 +1,20 @@
-"""The table of metrics, one row each, for all that measures, tabulates, compares or draws; and what a config chooses.
+"""Table of metrics, one entry each, for everything that measures, tabulates, compares or plots them.
 
-A new metric over images is a module beside this one and a row of METRICS here. The module has a class like
-`clip_score.ClipScore`, and a function that loads it, which the row names as its `loader`. A metric that the config
-switches on has a `key` instead, and its loaders are in CHOICES. All tables then follow:
+CHOICES lists the values of config section `metrics`.
+
+To add a metric over images, write a module in this folder and add an entry to METRICS. The module has a class like
+`clip_score.ClipScore` and a function that loads it. The entry names that function as its `loader`. A metric that the
+config switches on has a `key` instead, and its loaders are in CHOICES. All tables then follow:
 
 - quality: a metric over images is the mean of its column `per_image` in the table of images. A metric over sets is in
-  the rows only. A metric that is switched off has no column.
-- summary: the columns are in the order of METRICS, with `_low` and `_high` except for metrics over sets. An
-  `is_yes_no` column has an exact interval.
+  the rows only. A metric that is off has no column.
+- summary: the columns are in the order of METRICS, with `_low` and `_high` except for metrics over sets. An `is_yes_no`
+  column has an exact interval.
 - comparisons: every metric over images except the yes-or-no ones is paired with autoregressive decoding. `better` says
   which sign is an improvement. Values of an `is_distance` metric are differences already.
-- tables and figures: `title` with `digits` after the point, in per cent if the title says so.
+- tables and figures: `title` with `digits` decimals, in per cent if the title says so.
 
-Read while Snakemake reads the workflow: no torch and no pandas here.
+Snakemake imports this module while it reads the workflow. It therefore imports neither torch nor pandas.
 """
 
 from __future__ import annotations
@@ -23,20 +25,20 @@ from dataclasses import dataclass
 from lantern_pipeline.fetch.entries import Resource, check_reference, resource_of
 from lantern_pipeline.settings.run_config import MetricChoices
 
-TRAINED = ("attribute_classifier", "clip")  # models to measure with that a run trains, or brings from another
-IMAGES, SETS, DECODING = "images", "sets", "decoding"  # what a metric is over
-HIGHER, LOWER, NEITHER = "higher", "lower", "neither"  # which is better
+TRAINED = ("attribute_classifier", "clip")  # metric models that a run trains, or takes from another run
+IMAGES, SETS, DECODING = "images", "sets", "decoding"  # the things that a metric measures
+HIGHER, LOWER, NEITHER = "higher", "lower", "neither"  # direction that is better
 REAL, RECONSTRUCTION = "real", "reconstruction"
-CEILINGS = (REAL, RECONSTRUCTION)  # rows of images that no method drew
-FIDELITY = "fidelity"  # config key of what compares sets of images; all others score single ones
-ROUNDING = 1e-5  # a total variation computed in float32 counts as above its bound from here on
-# Of the table of total variations: values with intervals, and others.
+CEILINGS = (REAL, RECONSTRUCTION)  # rows of images that no method generated
+FIDELITY = "fidelity"  # config key of the metrics over sets of images; all other keys score single images
+ROUNDING = 1e-5  # a total variation is computed in float32; it exceeds a bound only by more than this
+# Columns of the table of total variations: values with intervals, and other values.
 TV_INTERVALS = ("tv_mean", "tv_share_above_delta", "substitution_rate")
 TV_VALUES = ("tv_p95", "tv_max", "monte_carlo_error", "substitution_distance")
 
 
 def with_ends(*names: str) -> tuple[str, ...]:
-    """Columns of values and of the ends of their intervals."""
+    """Return the names of values and of the ends of their intervals: name, name_low, name_high."""
     return tuple(name + end for name in names for end in ("", "_low", "_high"))
 
 
@@ -45,21 +47,21 @@ TV_COLUMNS = (*with_ends(*TV_INTERVALS), *TV_VALUES, "law_p")
 
 @dataclass(frozen=True)
 class Metric:
-    """A measured quantity, a column of the tables."""
+    """Measured quantity, a column of the tables."""
 
     column: str  # in the rows of quality and in the summary
-    unit: str  # of the column's values
-    title: str  # in tables and on axes, with the unit that a reader sees
-    over: str  # IMAGES (a mean over them), SETS of images, or DECODING (how the images were drawn)
+    unit: str  # unit of the column's values
+    title: str  # title in tables and on axes, with the unit that a reader sees
+    over: str  # IMAGES (a mean over them), SETS of images, or DECODING (how the images were generated)
     better: str  # HIGHER, LOWER or NEITHER
-    digits: int  # after the point, in tables; where `title` says per cent, those of the percentage
-    key: str | None = None  # of config section `metrics`, which switches it on; None if it is always measured
-    is_share: bool = False  # lies in [0, 1]
-    is_yes_no: bool = False  # of an image it is 0 or 1
-    # from the autoregressive image of the same prompt: 0 for that image itself, and no mean in the rows
+    digits: int  # decimals in tables; those of the percentage if `title` says per cent
+    key: str | None = None  # key of config section `metrics` that switches it on; None if it is always measured
+    is_share: bool = False  # is in [0, 1]
+    is_yes_no: bool = False  # is 0 or 1 for an image
+    # is a distance from the autoregressive image of the same prompt: 0 for that image, and no mean in the rows
     is_distance: bool = False
-    image_column: str = ""  # in the table of images; empty where it is `column`
-    loader: str = ""  # as in `Choice`, of a metric that is always measured; empty if decoding or scoring measures it
+    image_column: str = ""  # column in the table of images; empty if it equals `column`
+    loader: str = ""  # as in `Choice`, for a metric that is always measured; empty if decoding or scoring measures it
 
     @property
     def per_image(self) -> str:
@@ -68,12 +70,12 @@ class Metric:
 
     @property
     def factor(self) -> float:
-        """From the column's values to those that tables and figures show: 100 where `title` says per cent."""
+        """Factor from values of the column to those in tables and figures: 100 if `title` says per cent, else 1."""
         return 100.0 if "%" in self.title else 1.0
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of the value and of the ends of its interval; a metric over sets of images has no interval."""
+        """Columns of the value and the ends of its interval. A metric over sets of images has no interval."""
         return (self.column,) if self.over == SETS else with_ends(self.column)
 
 
@@ -83,9 +85,9 @@ METRICS = (
     Metric("latency_s", "seconds", "latency (s)", DECODING, LOWER, 2),
     Metric("speedup", "times autoregressive decoding", "speed-up", DECODING, HIGHER, 2),
     Metric("substitutions", "tokens per image", "substitutions / image", DECODING, NEITHER, 1),
-    # likelier tokens are not better ones: greedy images are the likeliest
+    # more probable tokens are not better: greedy images are the most probable
     Metric("nll", "nats per token", "NLL (nats / token)", IMAGES, NEITHER, 2),
-    # of Inception's features; the same formulas on features of the attribute classifier have names of their own
+    # on Inception's features; the same formulas on the attribute classifier's features have other names
     Metric("fid", "", "FID", SETS, LOWER, 1, FIDELITY),
     Metric("kid", "", "KID", SETS, LOWER, 3, FIDELITY),
     Metric("frechet_distance", "", "Fréchet distance (shape features)", SETS, LOWER, 1, FIDELITY),
@@ -130,7 +132,7 @@ METRICS = (
     Metric("tv_mean", "share of probability", "TV from the target", DECODING, LOWER, 3, is_share=True),
     Metric("law_p", "probability", "p of the target's law", DECODING, NEITHER, 3, is_share=True),
     Metric("pixel_mse", "squared intensity, of 1", "pixel MSE", IMAGES, NEITHER, 4, is_distance=True),
-    # of the attribute classifier's features only
+    # on the attribute classifier's features only
     Metric(
         "feature_distance",
         "standard deviations of a feature",
@@ -145,18 +147,18 @@ METRICS = (
 
 
 def metrics_over(what: str) -> tuple[Metric, ...]:
-    """Selects the metrics over IMAGES, SETS or DECODING."""
+    """Return the metrics over IMAGES, SETS or DECODING."""
     return tuple(metric for metric in METRICS if metric.over == what)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What one value of a config key measures with."""
+    """Value of a config key of section `metrics`: which models measure."""
 
-    # the function "<module of measure>:<name>" that loads it from (config section metrics, `metric_files`, device)
+    # "<module of measure>:<function>", which loads it from (config section metrics, `metric_files`, device)
     loader: str
-    trained: tuple[str, ...] = ()  # models that the run trains, of TRAINED
-    weights: tuple[str, ...] = ()  # published ones, keys of config section metrics.published
+    trained: tuple[str, ...] = ()  # names in TRAINED of the models that the run trains
+    weights: tuple[str, ...] = ()  # keys in config section metrics.published of published models
     has_reference: bool = False  # compares with the real images of metrics.published.reference
 
 
@@ -176,13 +178,13 @@ CHOICES: dict[str, dict[str | bool, Choice]] = {
 
 
 def chosen(metrics: MetricChoices) -> dict[str, Choice]:
-    """Look up what images are measured with.
+    """Return the choices of a config.
 
     Args:
         metrics: config section `metrics`.
 
     Returns:
-        config key -> its choice, without keys that are off; then column -> choice of metrics that are always measured.
+        Config key -> its choice, without keys that are off; then column -> choice of metrics that are always measured.
     """
     found = {}
     for key, choices in CHOICES.items():
@@ -193,19 +195,22 @@ def chosen(metrics: MetricChoices) -> dict[str, Choice]:
 
 
 def loading_modules(metrics: MetricChoices) -> list[str]:
-    """Names the files, below the pipeline's folder, that load what config section `metrics` measures with."""
+    """Return the module files of all chosen loaders, relative to the pipeline's folder."""
     return sorted({f"measure/{choice.loader.split(':')[0]}.py" for choice in chosen(metrics).values()})
 
 
 def trained_models(metrics: MetricChoices) -> tuple[str, ...]:
-    """Names the models that the run has to train to measure with, of TRAINED."""
+    """Return the metric models, of TRAINED, that the run has to train."""
     needed = {name for choice in chosen(metrics).values() for name in choice.trained}
     return tuple(name for name in TRAINED if name in needed)
 
 
 def published_sources(metrics: MetricChoices) -> dict[str, str | None]:
-    """Finds what measuring needs from elsewhere: `<key>_weights` of metrics.published, reference_images or
-    reference_statistics -> a resource's name, a path, or None.
+    """Return the external files that the chosen metrics need.
+
+    Returns:
+        `<key>_weights` of metrics.published, and reference_images or reference_statistics -> name of a resource, path,
+        or None if the config names nothing.
     """
     published = metrics.published
     choices = chosen(metrics).values()
@@ -217,8 +222,10 @@ def published_sources(metrics: MetricChoices) -> dict[str, str | None]:
 
 
 def published_files(metrics: MetricChoices, resources: Mapping[str, Resource]) -> dict[str, str]:
-    """Names the files from elsewhere that measuring needs, which can be looked at before anything is generated: as in
-    `published_sources` -> path or manifest.
+    """Return the external files that can be checked before anything is generated.
+
+    Returns:
+        Name as in `published_sources` -> path or manifest.
     """
     return {
         name: resource_of(value, resources) for name, value in published_sources(metrics).items() if value is not None
@@ -228,9 +235,17 @@ def published_files(metrics: MetricChoices, resources: Mapping[str, Resource]) -
 def metric_files(
     metrics: MetricChoices, trained: Mapping[str, str], resources: Mapping[str, Resource], measured_reference: str
 ) -> dict[str, str]:
-    """Names the files that measuring reads, the inputs of a rule and what loaders take: one of TRAINED, or as in
-    `published_files`, but for `reference`, what images are compared with. `trained` are the files of TRAINED;
-    `measured_reference` is where the features of a folder of real images are written.
+    """Return the files that measuring reads: inputs of the Snakemake rule and of the loaders.
+
+    Args:
+        metrics: config section `metrics`.
+        trained: files of the models in TRAINED.
+        resources: the entries of config section `resources`.
+        measured_reference: file for the features of a folder of real images.
+
+    Returns:
+        Name -> file. Names are those of TRAINED and of `published_files`, but `reference` replaces both forms of real
+        images.
     """
     files = {name: trained[name] for name in trained_models(metrics)} | published_files(metrics, resources)
     if files.pop("reference_images", None):
@@ -240,7 +255,11 @@ def metric_files(
 
 
 def check_choices(metrics: MetricChoices, resources: Mapping[str, Resource]) -> None:
-    """Checks, before anything runs, that every metric has the weights and the reference that it needs."""
+    """Check, before anything runs, that every chosen metric has the weights and the reference that it needs.
+
+    Raises:
+        ValueError: a file, a resource or the name of the reference is missing, or the reference is given twice.
+    """
     for name, value in published_sources(metrics).items():
         part = name.removesuffix("_weights").replace("_", ".")
         if value is None:

@@ -1,11 +1,11 @@
-"""Speed: tokens per forward pass of the target, and, at batch 1, latency, relative step cost and speed-up.
+"""Speed: tokens per forward pass of the target, and at batch 1 latency, relative step cost and speed-up.
 
-speed-up = tokens per forward / relative step cost. Tokens per forward carry over from machine to machine, the other
-two do not: the cost of a step depends on how much of it is arithmetic on the step's tokens.
+speed-up = tokens per forward / relative step cost. Tokens per forward carry over to other machines. Step cost and
+speed-up do not, because they depend on how much of a step is arithmetic on its tokens.
 
-`mean_accepted_length` is, everywhere in this project, the number of tokens emitted per forward pass of the target, the
-bonus token included: the prompt's own forward counts, autoregressive decoding has exactly 1, and the wall-clock
-speed-up cannot exceed it. Some papers report the accepted drafts alone, which is one less.
+`mean_accepted_length` is, everywhere in this project, the number of tokens emitted per forward pass of the target,
+including the bonus token. The prefill counts as a forward pass, and autoregressive decoding has exactly 1. The
+wall-clock speed-up cannot exceed it. Some papers report the accepted drafts only, which is one less.
 """
 
 from __future__ import annotations
@@ -24,10 +24,19 @@ SPEEDS = ("latency_s", "relative_step_cost", "speedup")
 def mean_accepted_length(
     num_tokens: np.ndarray, target_forwards: np.ndarray, *, num_resamples: int = 1000, seed: int = 0
 ) -> dict[str, float]:
-    """Computes tokens per target forward with its 95 % interval over prompts and repeats, from the counts of each
-    image, (prompts,) or (repeats, prompts): mean_accepted_length, mean_accepted_length_low, mean_accepted_length_high.
+    """Compute tokens per forward pass with its 95 % interval over prompts and repeats.
 
-    The ratio is of totals (all tokens by all forwards, prefill included): the mean over steps of what a step emitted.
+    The value is a ratio of totals: all tokens by all forward passes, including prefill. It equals the mean over steps
+    of the tokens that a step emits.
+
+    Args:
+        num_tokens: tokens of each image, (prompts,) or (repeats, prompts).
+        target_forwards: forward passes of each image, the same shape.
+        num_resamples: bootstrap resamples.
+        seed: random seed of the bootstrap.
+
+    Returns:
+        mean_accepted_length, mean_accepted_length_low and mean_accepted_length_high.
     """
     num_tokens, target_forwards = np.asarray(num_tokens), np.asarray(target_forwards)
     low, high = bootstrap_interval(ratio_statistic, num_tokens, target_forwards, num_resamples=num_resamples, seed=seed)
@@ -41,7 +50,7 @@ def mean_accepted_length(
 def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed: int = 0) -> pd.DataFrame:
     """Compute latency, relative step cost and speed-up of every method.
 
-    A prompt's time is the least of its rounds.
+    The time of a prompt is the fastest of its rounds.
 
     Args:
         latency: a table as `pair_latency` takes it.
@@ -49,11 +58,12 @@ def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed:
         seed: random seed of the bootstrap.
 
     Returns:
-        A row per KEYS, and one of all repeats if there are several. Of prompts, rounds and repeats, with 95 % intervals
-        (`_low`, `_high`): latency_s, the mean over prompts; relative_step_cost, the seconds of a forward pass by those
-        of autoregressive decoding; speedup, the sum of autoregressive decoding's seconds by the method's. speedup_cpu
-        is the same ratio of the process's core-seconds, num_timed the number of images that were timed, busy_elsewhere
-        the cores that other work kept busy, and machine what decoded.
+        One row per KEYS, and a pooled one if there are several repeats. latency_s is the mean over prompts.
+        relative_step_cost is the seconds per forward pass, divided by those of autoregressive decoding. speedup is the
+        total time of autoregressive decoding, divided by the method's. These three have 95 % intervals (`_low`,
+        `_high`) over prompts, rounds and repeats. speedup_cpu is the same ratio of the process's core-seconds.
+        num_timed is the number of timed images, busy_elsewhere the number of cores that other work kept busy, and
+        machine the processor.
     """
     rows = []
     for key, group in repeat_groups(pair_latency(latency)):
@@ -79,7 +89,7 @@ def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed:
 
 
 def _stack_rounds(rows: pd.DataFrame, name: str) -> np.ndarray:
-    """A column of one group as (repeats, rounds, prompts)."""
+    """Arrange a column of one group as (repeats, rounds, prompts)."""
     table = rows.pivot(index=["repeat", "round"], columns="prompt_id", values=name)
     return table.to_numpy(np.float64).reshape(rows["repeat"].nunique(), -1, table.shape[1])
 
@@ -87,17 +97,17 @@ def _stack_rounds(rows: pd.DataFrame, name: str) -> np.ndarray:
 def _speeds(
     seconds: np.ndarray, baseline: np.ndarray, forwards: np.ndarray, baseline_forwards: np.ndarray
 ) -> tuple[float, float, float]:
-    """Compute SPEEDS from the least seconds of each prompt; all arrays are (repeats, rounds, prompts)."""
+    """Compute SPEEDS from the fastest round of each prompt; all arrays are (repeats, rounds, prompts)."""
     least, baseline = seconds.min(axis=1), baseline.min(axis=1)
     step_cost = (least.sum() / forwards[:, 0].sum()) / (baseline.sum() / baseline_forwards[:, 0].sum())
     return least.mean(), step_cost, baseline.sum() / least.sum()
 
 
 def pair_latency(latency: pd.DataFrame) -> pd.DataFrame:
-    """Join each timing at batch 1 with autoregressive decoding's of the same prompt and round.
+    """Join each timing at batch 1 with that of autoregressive decoding for the same prompt and round.
 
-    Methods ran interleaved, so that a prompt's two timings shared the machine's state. If a method was timed both
-    eagerly and captured, the captured times count.
+    Methods took turns, so both timings of a prompt were made under the same load. If a method was timed both with eager
+    steps and as a CUDA graph, the graph counts.
 
     Args:
         latency: columns KEYS, prompt_id, round, seconds, cpu_seconds and target_forwards.

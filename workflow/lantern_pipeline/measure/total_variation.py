@@ -1,4 +1,4 @@
-"""Total variation from the target: every method on its own nodes, every rule on the same nodes."""
+"""Total variation from the target: each method at its own nodes, and every acceptance at the same nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lantern_pipeline.measure.coupled_distribution import (
     knows_drafts,
     measure_coupled_drafts,
 )
-from lantern_pipeline.measure.image_law import ImageTest
+from lantern_pipeline.measure.goodness_of_fit import ImageTest
 from lantern_pipeline.measure.losslessness import drawn_tokens, substitution_row
 from lantern_pipeline.measure.output_distribution import (
     OutputDistribution,
@@ -55,25 +55,32 @@ RULES = {
 
 @dataclass(frozen=True)
 class TotalVariationStudy:
-    """What all rows share."""
+    """Models, prompts and settings that all rows share."""
 
     target_model: Target  # in evaluation mode
-    encoder: TextEncoder  # of its captions
-    prompts: Sequence[Prompt]  # at whose images' nodes is looked
-    tested_prompts: Sequence[Prompt]  # whose whole images are tested
+    encoder: TextEncoder  # text encoder of the target
+    prompts: Sequence[Prompt]  # prompts of the images at whose nodes total variation is measured
+    tested_prompts: Sequence[Prompt]  # prompts of the images that are tested as a whole
     codebook: torch.Tensor  # (vocab, code_dim), as the tokenizer decodes it
     settings: TotalVariationNodes
-    # num_resamples and seed of the bootstrap; the seed is that of the noise and the choice of nodes, too
+    # num_resamples and seed of the bootstrap; the seed is also that of the noise and of the choice of nodes
     options: Mapping[str, int]
     batch_size: int  # images decoded together
 
     @torch.inference_mode()
     def measure_methods(self, decoders: Sequence[Decoder], records: Mapping[str, GenerationRecords]) -> pd.DataFrame:
-        """Total variation and substitutions of every method at one temperature, at the nodes it visits itself, and
-        law_p, the p-value of its whole images; `records` are by method id. One row per method, COLUMNS.
+        """Measure total variation and substitutions of every method at one temperature, at the nodes that it visits.
 
-        kind is "enumeration", "monte_carlo", "coupling" where substitutions alone tell, as those of exact drafts of the
-        target's noise, "none" for autoregressive decoding and where it is not known.
+        law_p is the p-value of its whole images, see `ImageTest`.
+
+        Args:
+            decoders: one per method.
+            records: method id -> records.
+
+        Returns:
+            One row per method, COLUMNS. kind is "enumeration" or "monte_carlo"; "coupling" if only substitutions are
+            known, as for exact drafts that use the target's noise; "none" for autoregressive decoding and unknown
+            values.
         """
         image_test = ImageTest(self.target_model, self.encoder, self.tested_prompts, self.options["seed"])
         rows = []
@@ -93,9 +100,10 @@ class TotalVariationStudy:
 
     @torch.inference_mode()
     def common_nodes(self, decoder: Decoder) -> VerifiedNodes:
-        """Nodes of exact decoding with one sampled draft at a time, where all rules can be compared.
+        """Record nodes of exact decoding with one sampled draft per step, at which every acceptance can be compared.
 
-        Any decoder of the run gives its models and its sampling.
+        Args:
+            decoder: any decoder of the run; its models and sampling settings are used.
         """
         spec = MethodSpec(name="exact", method_id="exact", tree="chain3", drafts="sampled")
         exact = make_decoder(decoder.models, spec, decoder.sampling)
@@ -107,8 +115,9 @@ class TotalVariationStudy:
         return {"run_seed": self.options["seed"], "max_nodes": max_nodes, "batch_size": self.batch_size}
 
     def _measure_nodes(self, decoder: Decoder) -> tuple[str, tuple[VerifiedNodes, OutputDistribution] | None]:
-        """kind, and nodes with their output distribution; those of lines in parallel are tokens, compared with the
-        target in full context.
+        """Return the kind, and nodes with their output distribution.
+
+        For a method that generates lines in parallel, the nodes are tokens, compared with the target in full context.
         """
         spec, arguments = decoder.spec, (decoder, self.prompts, self.encoder)
         num_samples = self.settings.num_samples
@@ -117,7 +126,7 @@ class TotalVariationStudy:
             return "none", None
         if not isinstance(decoder, TreeDecoder):
             return "enumeration", measure_missing_context(*arguments, **self._wanted)
-        if not spec.drafts_row.is_exact:  # drafts do not follow the distributions that are recorded
+        if not spec.drafts_row.is_exact:  # drafts do not follow the recorded distributions
             return "none", None
         if not spec.drafts_row.is_coupled:
             if decoder.sampling.is_greedy:
@@ -145,11 +154,19 @@ def _select(records: GenerationRecords, prompts: Sequence[Prompt]) -> Generation
 def distribution_of_method(
     nodes: VerifiedNodes, verifier: Verifier, num_samples: int, seed: int
 ) -> tuple[str, OutputDistribution]:
-    """Output distribution of a method at its own nodes, and its kind: "enumeration" or "monte_carlo".
+    """Compute the output distribution of a method at its own nodes.
 
-    `verifier` is the method's above temperature 0. If several children are sampled, the distribution is a mean over
-    `num_samples` draws of `seed`. So it is, over draws of the target's noise, if nothing but `verify_nodes` is known of
-    the verifier.
+    With several sampled children, the distribution is a mean over `num_samples` samples of the drafts. If
+    `verify_nodes` is all that is known of a verifier, it is a mean over samples of the target's noise.
+
+    Args:
+        nodes: nodes of the method.
+        verifier: its verifier, above temperature 0.
+        num_samples: Monte Carlo samples.
+        seed: random seed of the samples.
+
+    Returns:
+        (kind, distribution). kind is "enumeration" or "monte_carlo".
     """
     if isinstance(verifier, WithinBound):
         return "enumeration", distribution_of_relaxed_sets(nodes.target_probs, nodes.children, verifier.sets)
@@ -168,9 +185,9 @@ def distribution_of_method(
 def tv_row(
     nodes: VerifiedNodes, found: OutputDistribution, delta: float | None, options: Mapping[str, int]
 ) -> dict[str, float]:
-    """Summarises total variation over nodes; the share above `delta` is nan where a method has none.
+    """Summarise total variation over nodes. The share above `delta` is nan for a method without a delta.
 
-    Means have intervals of a bootstrap that resamples images, since an image's nodes belong together.
+    Intervals of means come from a bootstrap over images, because the nodes of one image are dependent.
     """
     tv, image = found.tv_from(nodes.target_probs).double().cpu(), nodes.image.cpu()
     above = (tv > delta + ROUNDING).double() if delta is not None else torch.full_like(tv, torch.nan)
@@ -195,11 +212,20 @@ def tv_curves(
     num_children: int,
     options: Mapping[str, int],
 ) -> pd.DataFrame:
-    """Total variation of every rule against delta, a row per rule x delta, all at the same nodes.
+    """Compute the total variation of every acceptance as a function of delta, all at the same nodes.
 
-    The nodes are of exact decoding with sampled drafts, so that contexts follow the target's distribution; the
-    `num_children` top drafts are the most probable ones of the same draft_probs. `acceptance` is the probability that
-    a draft is accepted.
+    The nodes come from exact decoding with sampled drafts, so that contexts follow the target's distribution.
+
+    Args:
+        nodes: recorded nodes, as by `common_nodes`.
+        table: nearest codes, (vocab, columns).
+        k: nearest codes per draft.
+        deltas: values of delta.
+        num_children: number of deterministic drafts; the most probable tokens of draft_probs.
+        options: num_resamples and seed of the bootstrap.
+
+    Returns:
+        One row per acceptance and delta. `acceptance` is the probability that a draft is accepted.
     """
     rows, table = [], with_line_end(table, nodes.target_probs.shape[1])
     for delta in deltas:

@@ -1,1 +1,4 @@
-"""The race: a page on which methods draw a prompt side by side, token by token, at the pace that was recorded."""
+"""HTML pages of a run: the race and the preference study.
+
+In the race, several methods generate an image of one prompt side by side, at the recorded pace.
+"""

@@ -1,4 +1,4 @@
-"""Pages in one HTML file that needs no network: jinja2's templates in this folder, filled with data."""
+"""Self-contained HTML pages: jinja2 templates of this folder, filled with data. They need no network."""
 
 from __future__ import annotations
 
@@ -16,14 +16,20 @@ from PIL import Image
 
 
 def data_uri(pixels: np.ndarray, kind: str = "png", **options: int) -> str:
-    """(S, S, 3) uint8 -> image file without metadata as a data URI; `kind` and `options` are Pillow's."""
+    """Encode pixels (S, S, 3) uint8 as a data URI of an image file without metadata.
+
+    Args:
+        pixels: the image.
+        kind: Pillow's name of the format.
+        options: Pillow's options for saving.
+    """
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format=kind, **options)
     return f"data:image/{kind};base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 def to_json(data: object) -> Markup:
-    """Write JSON in ASCII for a script element. As <, >, & and ' are escaped, no text can end the element."""
+    """Write JSON in ASCII for a script element. <, >, & and ' are escaped, so no text can end the element."""
     return htmlsafe_json_dumps(data, ensure_ascii=True, separators=(",", ":"))
 
 
@@ -32,7 +38,7 @@ def fill_page(template: str, data: Mapping[str, object]) -> str:
 
     Args:
         template: name of a template that extends `page_shell.html`.
-        data: what the page's script reads, as JSON.
+        data: JSON data for the script of the page.
     """
     return _TEMPLATES.get_template(template).render(data=to_json(data))
 

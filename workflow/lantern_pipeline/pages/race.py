@@ -1,4 +1,4 @@
-"""The page of the race: timed images and their forwards in one HTML file that needs no network."""
+"""Page of the race: timed images and their forward passes in one HTML file that needs no network."""
 
 from __future__ import annotations
 
@@ -17,22 +17,29 @@ from lantern_pipeline.pages.html_page import data_uri, fill_page, to_json
 from lantern_pipeline.tables.method_labels import label_method
 
 TEMPLATE = "race.html"
-# Snakemake's report opens the page as a data URI, of which Chromium takes 2 MiB and base64 makes four bytes of three.
+# Snakemake's report opens the page as a data URI. Chromium allows 2 MiB, and base64 turns three bytes into four.
 MAX_BYTES = 1_500_000
 MAX_EXACT_SIDE = 64  # pixels; larger images are compressed with loss, and scaled smoothly
-QUALITY = 75  # of their compression
+QUALITY = 75  # of lossy compression
 OWN, DRAFT, SUBSTITUTION = "tds"  # marks of a token
 
 
 def build_page(timed: TimedImages, prompts: Sequence[Prompt], draw: Callable[[Tensor], np.ndarray]) -> str:
-    """Builds the page of as many of the first prompts as fit into MAX_BYTES; `draw` makes codes (images, tokens) pixels
-    (images, S, S, 3) uint8.
+    """Build the page from the first prompts, as many as fit into MAX_BYTES.
+
+    Args:
+        timed: the timed images.
+        prompts: their prompts.
+        draw: decodes codes (images, tokens) to pixels (images, S, S, 3) uint8.
+
+    Raises:
+        ValueError: not even one prompt fits.
     """
     methods = _describe_methods(timed)
     place = {key: row for row, key in enumerate(zip(timed.prompt_ids, timed.method_ids, strict=True))}
     data = {
         "methods": methods,
-        "grid": math.isqrt(timed.codes.shape[1]),  # of tokens that end lines, too
+        "grid": math.isqrt(timed.codes.shape[1]),  # includes line-end tokens
         "tokens": timed.codes.shape[1],
         "pixelated": True,
         "gpu": timed.metadata["gpu"],
@@ -63,7 +70,7 @@ def build_page(timed: TimedImages, prompts: Sequence[Prompt], draw: Callable[[Te
 
 
 class RaceMethod(TypedDict):
-    """A method of a race; `seconds` are those of all its timed images."""
+    """Method of a race. `seconds` is the total over all its timed images."""
 
     id: str
     label: str
@@ -72,7 +79,7 @@ class RaceMethod(TypedDict):
 
 
 def _describe_methods(timed: TimedImages) -> list[RaceMethod]:
-    """The methods, autoregressive decoding first, each with the seconds of all its timed images."""
+    """Return the methods, autoregressive decoding first, each with the total seconds of its timed images."""
     metadata, seconds = timed.metadata, dict.fromkeys(timed.method_ids, 0.0)
     for method_id, row in zip(timed.method_ids, timed.step_seconds.double().sum(1).tolist(), strict=True):
         seconds[method_id] += row
@@ -95,7 +102,7 @@ def _kind(method: Mapping[str, object], temperature: float) -> str:
 
 
 def _describe_run(timed: TimedImages, row: int, baseline: int) -> dict[str, object]:
-    """An image: tokens and milliseconds of each forward, a mark for each token, tokens unlike the baseline's."""
+    """Describe an image: tokens and milliseconds per forward pass, a mark per token, tokens unlike the baseline's."""
     lengths = timed.step_lengths[row][timed.step_lengths[row] > 0].tolist()
     milliseconds = (1000 * timed.step_seconds[row][: len(lengths)].double()).tolist()
     flags = zip(timed.is_draft[row].tolist(), timed.is_substituted[row].tolist(), strict=True)

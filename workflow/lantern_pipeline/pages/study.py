@@ -1,8 +1,7 @@
-"""The study's page: which pairs of images it shows, the page in one HTML file that needs no network, and the key that
-tells the images apart.
+"""Page of the preference study: its pairs of images, the page, and the key that identifies the images.
 
-The page holds no method: pairs carry numbers in a shuffled order, and which of a pair's two images is the
-autoregressive one stands in the key alone.
+The page is one HTML file that needs no network. It does not name a method: pairs have numbers in a shuffled order, and
+only the key states which image of a pair is the autoregressive one.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ from lantern_pipeline.pages.study_analysis import CHECK, KEY_FORMAT, PAIR, VERSI
 from lantern_pipeline.tables.method_labels import label_method
 
 TEMPLATE = "study.html"
-SHOWN_WIDTH = 336  # CSS pixels, about; the nearest multiple of the image's side is taken
+SHOWN_WIDTH = 336  # CSS pixels, rounded to a multiple of the image's side
 
 
 class Trial(NamedTuple):
     """Two images under one caption."""
 
-    kind: str  # PAIR (autoregressive against a method) or CHECK (an image of the caption against one of another)
-    caption: str  # shown as text, whatever it holds
+    kind: str  # PAIR (autoregressive against a method) or CHECK (image of this caption against that of another caption)
+    caption: str  # always shown as plain text
     prompt_id: str
-    method_id: str  # of the method compared; empty for a check
-    images: np.ndarray  # (2, S, S, 3) uint8, red, green, blue; first the autoregressive image of the caption
+    method_id: str  # id of the compared method; empty for a check
+    images: np.ndarray  # (2, S, S, 3) uint8 RGB; first the autoregressive image of the caption
 
 
 class StudySection(TypedDict):
-    """The keys of config section `study` that choose its trials."""
+    """Keys of config section `study` that choose its trials."""
 
     num_trials: int
     num_checks: int
@@ -53,11 +52,23 @@ def select_trials(
     tokenizer: ImageModel,
     settings: StudySection,
 ) -> tuple[list[Trial], list[StudyMethod]]:
-    """Chooses and decodes the pairs of a study whose images differ, then the attention checks: (trials, methods).
+    """Choose and decode the pairs of a study whose images differ, then the attention checks.
 
-    Each method takes the next `num_trials` prompts of the set, so that no autoregressive image comes back while the
-    prompts last: an image seen twice would be known as the autoregressive one. Past the end it begins again. Pairs
-    whose images are equal in every token, `num_ties`, are not shown. `records`: by method_id, in the prompts' order.
+    Each method takes the next `num_trials` prompts of the set, and starts again after the last one. So no
+    autoregressive image repeats while prompts last; a reader would recognise it. Pairs whose images are equal in every
+    token are not shown; `num_ties` counts them.
+
+    Args:
+        records: method_id -> records, in the order of `prompts`.
+        prompts: prompts of the set.
+        tokenizer: decodes codes to images.
+        settings: config section `study`.
+
+    Returns:
+        (trials, methods).
+
+    Raises:
+        ValueError: num_trials or num_checks exceeds the number of prompts, or a method is unknown.
     """
     count, num_checks = settings["num_trials"], settings["num_checks"]
     for name, number in (("num_trials", count), ("num_checks", num_checks)):
@@ -79,21 +90,31 @@ def select_trials(
         shown = rows[~is_tie].tolist()
         used.update(shown)
         trials += _make_trials(tokenizer, PAIR, method_id, [prompts[i] for i in shown], codes[~is_tie])
-    right = list(range(len(prompts) - num_checks, len(prompts)))  # which the pairs reach last
+    right = list(range(len(prompts) - num_checks, len(prompts)))  # the prompts that pairs use last
     wrong = choose_wrong_prompts([prompt.text for prompt in prompts], right, used)
     codes = torch.stack([baseline[right], baseline[wrong]], dim=1)
     return trials + _make_trials(tokenizer, CHECK, "", [prompts[i] for i in right], codes), methods
 
 
 def choose_wrong_prompts(texts: Sequence[str], right: Sequence[int], used: set[int]) -> list[int]:
-    """For each of the positions `right` among `texts`, the one whose image clearly does not fit: its caption shares the
-    smallest part of the words; among equals the one taken least often. Those `used` in other trials come last.
+    """Choose, for each prompt in `right`, another prompt whose image clearly does not fit.
+
+    It is the one whose caption shares the smallest fraction of words, and of equal ones the least often chosen. Prompts
+    in `used` come last.
+
+    Args:
+        texts: captions of all prompts.
+        right: indices of the prompts of the attention checks.
+        used: indices of prompts in other trials.
+
+    Returns:
+        One index per entry of `right`.
     """
     words = [set(text.lower().split()) for text in texts]
     times, chosen = [0] * len(texts), []
-    for place in right:
-        others = [i for i in range(len(texts)) if i != place]
-        common = {i: len(words[i] & words[place]) / max(1, len(words[i] | words[place])) for i in others}
+    for index in right:
+        others = [i for i in range(len(texts)) if i != index]
+        common = {i: len(words[i] & words[index]) / max(1, len(words[i] | words[index])) for i in others}
         best = min(others, key=lambda i: (i in used, common[i], times[i], i))
         times[best] += 1
         chosen.append(best)
@@ -103,11 +124,23 @@ def choose_wrong_prompts(texts: Sequence[str], right: Sequence[int], used: set[i
 def build_page(
     trials: Sequence[Trial], methods: Sequence[StudyMethod], *, question: str, seed: int
 ) -> tuple[str, StudyKey]:
-    """Builds the page and its key: (html, key).
+    """Build the page and its key.
 
-    Both carry the study's id, a hash of all that the page shows and of the key, so that answers to one page are never
-    read with the key of another. `seed` orders the pairs and the two images of each; `baseline` in the key is the
-    position (0 or 1) of the autoregressive one.
+    Both contain the study's id, a hash of everything that the page shows and of the key. Answers to one page are
+    therefore never read with the key of another. In the key, `baseline` is the position (0 or 1) of the autoregressive
+    image.
+
+    Args:
+        trials: the pairs and checks.
+        methods: the compared methods.
+        question: question of the page.
+        seed: random seed of the order of pairs, and of the two images in each.
+
+    Returns:
+        (html, key).
+
+    Raises:
+        ValueError: there is no pair to show.
     """
     if not any(trial.kind == PAIR for trial in trials):
         raise ValueError(
@@ -145,7 +178,7 @@ def build_page(
 def _make_trials(
     tokenizer: ImageModel, kind: str, method_id: str, prompts: Sequence[Prompt], codes: Tensor
 ) -> list[Trial]:
-    """Trials of codes (pairs, 2, tokens), decoded."""
+    """Decode codes (pairs, 2, tokens) and build a trial from each pair."""
     if not len(codes):
         return []
     pixels = to_pixels(decode_images(tokenizer, codes.flatten(0, 1)))

@@ -1,5 +1,6 @@
-"""What readers preferred: answer files of the study's page, rates with intervals over readers and prompts, and what
-follows against one half.
+"""Analysis of the preference study: answer files, preference rates with intervals, and conclusions.
+
+Intervals are for other readers and other prompts. A rate is compared with one half.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from lantern.io import read_json
 from lantern_pipeline.measure.intervals import LEVEL, NORMAL_QUANTILE, normal_interval, share_interval
 
 KEY_FORMAT, ANSWERS_FORMAT, VERSION = "lantern-study-key", "lantern-study-answers", 1
-PAIR, CHECK = "pair", "check"  # of trials
+PAIR, CHECK = "pair", "check"  # kinds of trials
 
 
 def _object(**properties: Mapping[str, object]) -> dict[str, object]:
-    """JSON schema of an object that has all properties."""
+    """Return the JSON schema of an object that has all properties."""
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
@@ -46,7 +47,7 @@ _ANSWERS = _object(
 
 
 class KeyTrial(TypedDict):
-    """A trial in the key of a study; `baseline` is the position, 0 or 1, of the autoregressive (or fitting) image."""
+    """Trial in the key of a study. `baseline` is the position, 0 or 1, of the autoregressive (or fitting) image."""
 
     kind: str
     method_id: str
@@ -55,7 +56,7 @@ class KeyTrial(TypedDict):
 
 
 class StudyMethod(TypedDict):
-    """A method that a study compares with autoregressive decoding."""
+    """Method that a study compares with autoregressive decoding."""
 
     method_id: str
     label: str
@@ -64,7 +65,7 @@ class StudyMethod(TypedDict):
 
 
 class StudyKey(TypedDict):
-    """The key of a study: what its page does not tell."""
+    """Key of a study: the facts that its page hides."""
 
     format: str
     version: int
@@ -74,24 +75,35 @@ class StudyKey(TypedDict):
 
 
 class Reader(NamedTuple):
-    """One reader's file."""
+    """Answers in one reader's file."""
 
     path: Path
     reader: str  # a random id
-    download: int  # how many times the reader had saved the answers by then
-    is_baseline: dict[str, bool]  # pair's number -> the autoregressive (in a check: the fitting) image was chosen
-    is_left: dict[str, bool]  # pair's number -> the image on the left was chosen
+    download: int  # number of times that the reader had saved the answers
+    is_baseline: dict[str, bool]  # number of the pair -> the autoregressive (in a check: fitting) image was chosen
+    is_left: dict[str, bool]  # number of the pair -> the image on the left was chosen
     seconds: float  # median time from a pair's appearance to its answer
 
 
 def analyse_answers(
     paths: Sequence[Path | str], key: StudyKey, min_checks: float
 ) -> tuple[pd.DataFrame, dict[str, object]]:
-    """Turns answer files into preference rates: a table with a row per method, and facts about the readers.
+    """Compute preference rates from answer files.
 
-    Of a reader who saved more than once the last file counts; one who passes a smaller share of the attention checks
-    than `min_checks` is left out. `left` is the share of choices for the left image with its exact interval as if
-    choices were independent, `seconds` the median over readers of their median time per pair.
+    If a reader saved several times, the last file counts.
+
+    Args:
+        paths: the answer files.
+        key: key of the study.
+        min_checks: smallest share of passed attention checks; readers below it are left out.
+
+    Returns:
+        A table with one row per method, and facts about the readers. `left` is the share of choices for the left image,
+        with its exact interval for independent choices. `seconds` is the median over readers of their median time per
+        pair.
+
+    Raises:
+        ValueError: no reader passed enough checks.
     """
     readers = last_of_each_reader([read_answers(path, key) for path in paths])
     checks = [name for name, trial in key["trials"].items() if trial["kind"] == CHECK]
@@ -116,8 +128,10 @@ def analyse_answers(
 
 
 def preference_interval(chosen: np.ndarray) -> tuple[float, float]:
-    """The 95 % interval of a share of choices (readers, prompts) bool, for other readers and prompts: 1.96 standard
-    errors either way, but never narrower than the exact one of as many independent choices.
+    """Compute the 95 % interval of a share of choices, bool (readers, prompts), for other readers and prompts.
+
+    It is 1.96 standard errors on either side, but never narrower than the exact interval of the same number of
+    independent choices.
     """
     low, high = map(float, share_interval(chosen.sum(), np.asarray(chosen.size)))
     if min(chosen.shape) > 1:
@@ -127,7 +141,11 @@ def preference_interval(chosen: np.ndarray) -> tuple[float, float]:
 
 
 def read_key(path: Path | str) -> StudyKey:
-    """Reads the key of a study."""
+    """Read the key of a study.
+
+    Raises:
+        ValueError: the file is no key of this version.
+    """
     key = read_json(path)
     if not isinstance(key, dict) or key.get("format") != KEY_FORMAT or key.get("version") != VERSION:
         raise ValueError(f"{path} is not the key of a study (version {VERSION}); run build_study again")
@@ -135,7 +153,11 @@ def read_key(path: Path | str) -> StudyKey:
 
 
 def read_answers(path: Path | str, key: StudyKey) -> Reader:
-    """Reads one reader's file with the key of the same study."""
+    """Read one reader's file with the key of the same study.
+
+    Raises:
+        ValueError: the file is damaged, of another study, or incomplete.
+    """
     path = Path(path)
     try:
         found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
@@ -163,7 +185,11 @@ def read_answers(path: Path | str, key: StudyKey) -> Reader:
 
 
 def last_of_each_reader(files: Sequence[Reader]) -> list[Reader]:
-    """Keeps, of each reader, the file saved last, in the order in which the readers first appear."""
+    """Keep the last saved file of each reader, in the order in which the readers first appear.
+
+    Raises:
+        ValueError: two files of one save have different answers.
+    """
     last: dict[str, Reader] = {}
     for file in files:
         other = last.setdefault(file.reader, file)
@@ -194,9 +220,9 @@ def _check_pairs(path: Path, answered: Sequence[str], known: Mapping[str, object
 
 
 def _measure(method: StudyMethod, key: StudyKey, readers: Sequence[Reader]) -> dict[str, object]:
-    """One row of the table."""
-    ours = {"kind": PAIR, "method_id": method["method_id"]}
-    names = [name for name, trial in key["trials"].items() if trial.items() >= ours.items()]
+    """Compute one row of the table."""
+    wanted = {"kind": PAIR, "method_id": method["method_id"]}
+    names = [name for name, trial in key["trials"].items() if trial.items() >= wanted.items()]
     chosen = np.array([[reader.is_baseline[name] for name in names] for reader in readers])  # (readers, pairs)
     share, low, high, preferred = np.nan, np.nan, np.nan, "none"
     if names:
@@ -210,9 +236,11 @@ def _measure(method: StudyMethod, key: StudyKey, readers: Sequence[Reader]) -> d
 
 
 def _standard_error(chosen: np.ndarray) -> float:
-    """Standard error of the mean of (readers, prompts), both drawn at random, by two-way clustered variance (Cameron,
-    Gelbach and Miller 2011): of reader means, of prompt means, less what the two leave unexplained. It is stretched by
-    Student's over the normal's tail for its degrees of freedom (Satterthwaite 1946).
+    """Compute the standard error of the mean of (readers, prompts), both being random samples.
+
+    The variance is clustered in two ways (Cameron, Gelbach and Miller 2011): variance of reader means plus that of
+    prompt means, minus the residual variance. The result is scaled by the ratio of Student's to the normal quantile,
+    with Satterthwaite's degrees of freedom (1946).
     """
     num_readers, num_prompts = chosen.shape
     reader_means, prompt_means = chosen.mean(axis=1, keepdims=True), chosen.mean(axis=0, keepdims=True)
@@ -222,6 +250,6 @@ def _standard_error(chosen: np.ndarray) -> float:
     parts = np.array([*of_means, (residual**2).sum() / freedom[2] / chosen.size])
     variance = parts[0] + parts[1] - parts[2]
     if variance <= 0:
-        return 0.0  # less scatter than of independent choices: the exact interval decides
+        return 0.0  # less spread than independent choices have: the exact interval decides
     degrees = max(1.0, variance**2 / (parts**2 / freedom).sum())
     return float(np.sqrt(variance) * t.ppf((1 + LEVEL) / 2, degrees) / NORMAL_QUANTILE)

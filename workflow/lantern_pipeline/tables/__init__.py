@@ -1,1 +1,1 @@
-"""From measurements to tables, comparisons and claims."""
+"""Tables, comparisons and claims, computed from measurements."""

@@ -1,7 +1,9 @@
-"""What a run's tables come to, in numbers: what is exact, what emits most tokens per forward, at what cost, whose
-claims stand. Methods are ranked by tokens per forward, which carry over to other machines, not by speed-up.
+"""Claims: the conclusions of a run's tables, in numbers.
 
-Sentences about them are written by hand in README.md and docs/results.md; a test compares their numbers with these.
+They state which methods are exact, which emits most tokens per forward pass, at what cost, and which claims hold.
+Methods are ranked by tokens per forward, which carry over to other machines, not by speed-up.
+
+Sentences about them are written by hand in README.md and docs/results.md. A test compares their numbers with these.
 """
 
 from __future__ import annotations
@@ -20,18 +22,19 @@ from lantern_pipeline.tables.comparisons import NUM_LENGTHS, compare_at_equal_le
 from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
 ACCURACY_TOLERANCE = 0.02  # prompt accuracy that a relaxed method may lose and still be ranked
-IDLE = 0.1  # cores that other work may keep busy on an idle machine
-MIN_TIMED = 6  # prompts: of fewer, not even the range of all their ratios holds the median with 95 % confidence
-LEVEL = 0.05  # of all tests of the output distribution together: each has its share of it
+IDLE = 0.1  # busy cores up to which a machine counts as idle
+MIN_TIMED = 6  # prompts; with fewer, not even the range of all their ratios contains the median with 95 % confidence
+LEVEL = 0.05  # significance level of all tests of the output distribution together, divided equally among them
 PUBLISHED_RULES = ("sampled_paper", "top_children", "top_official")
-OF_A_ROW = (
+# Columns of a row that a claim reports.
+CLAIM_COLUMNS = (
     *("method_id", "label"),
     *with_ends(
         "mean_accepted_length", "relative_step_cost", "speedup", "nll", "prompt_accuracy", "prompt_accuracy_change"
     ),
     *(*with_ends("tv_mean", "substitution_rate"), "num_timed", "num_repeats", "tokens_equal_autoregressive"),
 )
-# Acceptance asked about -> those that it is compared with, on the same tree of the same drafts.
+# Acceptance -> acceptances to compare it with, on the same tree and drafts.
 OF_ACCEPTANCE = {
     "annealed": ("constant", "reversed"),
     "group": ("additive", "multiplicative"),
@@ -50,8 +53,15 @@ def find_claims(
     settings: MetricsSection,
     seed: int,
 ) -> dict[str, object]:
-    """All claims of a run as JSON values, of its tables and its models' training `reports`; what
-    was not run is left out.
+    """Compute all claims of a run as JSON values. Claims about methods that did not run are left out.
+
+    Args:
+        summary: table of results.
+        curves: total variation against delta, total_variation/curves.csv.
+        images: one row per method and image.
+        reports: model -> training report.
+        settings: config section `metrics`.
+        seed: random seed of the bootstrap.
     """
     rows = select_headline(summary, settings)
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
@@ -72,7 +82,10 @@ def find_claims(
 
 
 def claims_of_rows(rows: pd.DataFrame) -> dict[str, object]:
-    """Return the claims that need the headline rows only; a relaxed row is ranked if it keeps its prompt accuracy."""
+    """Compute the claims that need the headline rows only.
+
+    A relaxed row is ranked only if it keeps its prompt accuracy within ACCURACY_TOLERANCE.
+    """
     baseline = rows[rows["method_id"] == BASELINE].iloc[0]
     lossless, is_relaxed = rows[_is_lossless(rows)], ~rows["is_exact"].eq(True)
     loses = baseline["prompt_accuracy"] - rows["prompt_accuracy"] > ACCURACY_TOLERANCE + 1e-9
@@ -89,7 +102,7 @@ def claims_of_rows(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def describe_setting(rows: pd.DataFrame) -> dict[str, str]:
-    """What the headline rows are of, as texts that captions interpolate."""
+    """Return the setting of the headline rows, as texts for captions."""
     row = rows.set_index("method_id").loc[BASELINE]
     is_timed, num_repeats = not pd.isna(row["speedup"]), int(row["num_repeats"])
     prompts = f"{int(row['num_images']) // num_repeats} prompts"
@@ -109,7 +122,7 @@ def describe_setting(rows: pd.DataFrame) -> dict[str, str]:
 
 
 def describe_run(setting: Mapping[str, str]) -> str:
-    """Write what `describe_setting` found as sentences."""
+    """Write the result of `describe_setting` as sentences."""
     timed = "none" if setting["num_timed"] == "no" else setting["num_timed"]
     machine, busy = setting.get("machine", "the machine that made this run"), setting.get("busy_elsewhere", "0")
     others = f", and it was not idle: other work kept {busy} cores busy meanwhile" if float(busy) > IDLE else ""
@@ -121,33 +134,37 @@ def describe_run(setting: Mapping[str, str]) -> str:
 
 
 def num_timed(rows: pd.DataFrame | Mapping[str, Any]) -> Any:
-    """Timed prompts of each row, or of one row; each is timed in every repeat."""
+    """Return the timed prompts of each row, or of one row. Each prompt is timed in every repeat."""
     return rows["num_timed"] / rows["num_repeats"]
 
 
 def needs_draft_model(rows: pd.DataFrame) -> pd.Series:
-    """Tell which rows are of methods with a draft model."""
+    """Return which rows are of methods with a draft model."""
     found = [drafts_of(name).needs_draft_model for name in rows["drafts"]]
     return pd.Series(found, rows.index, dtype=bool)
 
 
 def _is_lossless(rows: pd.DataFrame) -> pd.Series:
-    """Tells which rows but the baseline are exact: by proof, and by equal tokens where they must be equal."""
+    """Return which rows except the baseline are exact: by proof, and by equal tokens if these must be equal."""
     is_equal = (rows["tokens_equal_autoregressive"] == 1) | ~_must_be_equal(rows)
     return rows["is_exact"].eq(True) & is_equal & (rows["method_id"] != BASELINE)
 
 
 def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
-    """Tells which rows must hold autoregressive decoding's tokens, one for one.
+    """Return which rows must have the tokens of autoregressive decoding, one for one.
 
-    Rejection without relaxation keeps the distribution, not the tokens. In bfloat16 a forward over several nodes rounds
-    otherwise than one over a single node, and tokens part wherever two candidates are closer than that.
+    Rejection sampling without relaxation keeps the distribution, not the tokens. In bfloat16 a forward pass over
+    several nodes rounds differently from one over a single node. Tokens then differ wherever two candidates are closer
+    than the rounding.
     """
     return _keeps_tokens(rows) & (rows["dtype"] == "float32")
 
 
-def place_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Adds `has_draft_model`, and `distance`: total variation, or its upper bound, the share of substitutions."""
+def add_distance(rows: pd.DataFrame) -> pd.DataFrame:
+    """Add the columns `distance` and `has_draft_model`.
+
+    `distance` is the total variation from the target, or else its upper bound, the share of substitutions.
+    """
     distance = rows["tv_mean"].fillna(rows["substitution_rate"]).mask(rows["method_id"] == BASELINE, 0.0)
     distance = distance.mask(distance < ROUNDING, 0.0)
     return rows.assign(distance=distance, has_draft_model=needs_draft_model(rows))
@@ -159,18 +176,21 @@ def _keeps_tokens(rows: pd.DataFrame) -> pd.Series:
 
 
 def _longest(rows: pd.DataFrame) -> dict[str, object] | None:
-    """Return the numbers of the row with most tokens per forward, None if there are no rows."""
+    """Return the numbers of the row with most tokens per forward, or None if there are no rows."""
     return None if rows.empty else _numbers_of_row(rows.loc[rows["mean_accepted_length"].idxmax()])
 
 
 def _numbers_of_row(row: pd.Series) -> dict[str, object]:
-    """Return OF_A_ROW of a row, None if a cell is empty."""
-    cells = ((name, row.get(name, np.nan)) for name in OF_A_ROW)
+    """Return the cells CLAIM_COLUMNS of a row; an empty cell gives None."""
+    cells = ((name, row.get(name, np.nan)) for name in CLAIM_COLUMNS)
     return {name: None if pd.isna(cell) else cell if isinstance(cell, str) else float(cell) for name, cell in cells}
 
 
 def _count_equal_rows(summary: pd.DataFrame) -> dict[str, float]:
-    """Rows of all repeats that must hold the baseline's tokens, and how many do; in bfloat16 the share of images."""
+    """Count the rows that must have the baseline's tokens, over all repeats, and those that do.
+
+    For bfloat16, return the mean share of images with equal tokens.
+    """
     kept = summary[summary["repeat"] != POOLED]
     kept = kept[_keeps_tokens(kept)]
     must, rounded = (kept[(kept["dtype"] == "float32") == is_full] for is_full in (True, False))
@@ -185,8 +205,10 @@ def _count_equal_rows(summary: pd.DataFrame) -> dict[str, float]:
 
 
 def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
-    """Which rows without relaxation have the target's distribution, as far as a test of whole images, total variation
-    at nodes and equal tokens tell; and which relaxed ones that test tells from the target.
+    """Return the claim `distribution`: results of the tests of the output distribution.
+
+    A method without relaxation is refuted by the test of whole images, by total variation at nodes, or by unequal
+    tokens. For relaxed methods, the claim states how many the test of whole images can tell from the target.
     """
     others = rows[rows["method_id"] != BASELINE]
     tested, is_claimed = others["law_p"].notna(), others["is_exact"].eq(True)
@@ -213,10 +235,11 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def _frontier(rows: pd.DataFrame) -> dict[str, object]:
-    """Return the Pareto frontier of tokens per forward and distance from the target, most tokens first: of all methods,
-    and of those without a draft model.
+    """Return the Pareto frontier of tokens per forward and distance from the target, most tokens first.
+
+    There are two: of all methods, and of methods without a draft model.
     """
-    placed = place_rows(rows)
+    placed = add_distance(rows)
     known = placed[placed["distance"].notna()]
     if (known["method_id"] != BASELINE).sum() < 2:
         return {}
@@ -229,8 +252,11 @@ def _frontier(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def _bound(curves: pd.DataFrame) -> dict[str, object]:
-    """Whether delta bounds the total variation: of published rules at the delta nearest to 0.1, of ours at all."""
-    if curves.empty:  # of a run without a draft model
+    """Return whether delta bounds the total variation.
+
+    Published acceptances are checked at the delta nearest to 0.1, Lantern's `bounded` at every delta.
+    """
+    if curves.empty:  # the run has no draft model
         return {}
     delta = min(sorted(curves["delta"].unique()), key=lambda value: abs(value - 0.1))
     at = curves[curves["delta"] == delta].set_index("rule").loc[list(PUBLISHED_RULES)]
@@ -248,10 +274,13 @@ def _bound(curves: pd.DataFrame) -> dict[str, object]:
 def _compare_acceptance(
     rows: pd.DataFrame, images: pd.DataFrame, first: str, others: tuple[str, ...], options: Mapping[str, int]
 ) -> dict[str, object]:
-    """Compares acceptances of the same drafts on the same tree by likelihood and total variation: first -> other ->
-    numbers, None without a common length.
+    """Compare acceptances with the same drafts and tree by likelihood and total variation.
+
+    Returns:
+        first -> other acceptance -> numbers, or None if the two reach no common length.
     """
-    falls = rows["fall"].map({0.7: "annealed", 0.0: "constant", -0.7: "reversed"})  # of weighted drafts
+    # the acceptance "weighted" has three variants, by its parameter `fall`
+    falls = rows["fall"].map({0.7: "annealed", 0.0: "constant", -0.7: "reversed"})
     rows = rows.assign(acceptance=rows["acceptance"].mask(rows["acceptance"] == "weighted", falls))
     rows["acceptance"] = rows["acceptance"].mask(rows["neighbours"] == "random", "random " + rows["acceptance"])
     asked = rows[rows["acceptance"] == first]
@@ -277,7 +306,7 @@ def _compare_acceptance(
 
 
 def _numbers_of_models(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """What training rules reported: model -> name -> number; the accuracy of a split is `<split>_accuracy`."""
+    """Return numbers of training reports: model -> name -> number. The accuracy of a split is `<split>_accuracy`."""
     found = {}
     for name, report in reports.items():
         splits = {f"{key}_accuracy": part["accuracy"] for key, part in report.items() if key in ("val", "unseen")}

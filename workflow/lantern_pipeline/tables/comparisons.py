@@ -1,8 +1,7 @@
-"""Comparisons: every method with autoregressive decoding by prompt, two ways to relax at equal accepted length, and
-published numbers with this run's.
+"""Comparisons: methods with autoregressive decoding, relaxations at equal length, published numbers with this run's.
 
-Methods share their noise, so that a paired difference is known far better than the two means are. Each conclusion
-stands for itself: of true zeros, about one in twenty falls outside its 95 % interval.
+Methods share their noise, so a paired difference is known much more precisely than the two means. Each conclusion is
+independent: about one in twenty true zeros falls outside its 95 % interval.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ import pandas as pd
 from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.measure.intervals import LEVEL, bootstrap_interval, crossed_resamples, mean_statistic
 from lantern_pipeline.measure.registry import HIGHER, IMAGES, LOWER, METRICS, NEITHER, Metric, metrics_over, with_ends
-from lantern_pipeline.measure.repeats import KEYS, PLACE, POOLED, repeat_groups, stack_prompts
+from lantern_pipeline.measure.repeats import KEYS, POOLED, RUN_KEYS, repeat_groups, stack_prompts
 from lantern_pipeline.measure.speed import BASELINE, summarise_latency
 from lantern_pipeline.tables.summary import MetricsSection, preferred_rows
 
 PUBLISHED_RESULTS = Path(__file__).with_name("published_results.csv")
 INTERVAL = ("difference", "difference_low", "difference_high")
 PAIRED_COLUMNS = (*KEYS, "metric", "num_prompts", *INTERVAL, "unit", "conclusion")
-NUM_LENGTHS = 21  # lengths at which curves are read off
+NUM_LENGTHS = 21  # lengths at which curves are compared
 OF_A_SOURCE = ("source", "arxiv", "grade", "gpu", "model", "dataset", "temperature", "method", "parameters", "note")
-# Of a difference above 0 and one below, by the metric's direction.
+# Better direction of a metric -> words for a difference above 0 and one below 0.
 WORDS = {HIGHER: ("better", "worse"), LOWER: ("worse", "better"), NEITHER: ("higher", "lower")}
 
 OF_IMAGES = {metric.column: metric for metric in metrics_over(IMAGES) if not metric.is_yes_no}
@@ -34,9 +33,11 @@ SPEEDUP = next(metric for metric in METRICS if metric.column == "speedup")
 
 
 def build_paired(images: pd.DataFrame, latency: pd.DataFrame, *, settings: MetricsSection, seed: int) -> pd.DataFrame:
-    """Compares every method with autoregressive decoding of the same prompts and noise: a row per KEYS x metric.
+    """Compare every method with autoregressive decoding of the same prompts and noise.
 
-    `difference` is a mean over prompts, but for the speed-up; its interval is over prompts and repeats.
+    Returns:
+        One row per KEYS and metric. `difference` is a mean over prompts, except for the speed-up. Its interval is over
+        prompts and repeats.
     """
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
     rows = [*_compare_images(images, options), *_compare_latency(latency, options)]
@@ -44,9 +45,9 @@ def build_paired(images: pd.DataFrame, latency: pd.DataFrame, *, settings: Metri
 
 
 def conclude(low: float, high: float, num_prompts: int, num_repeats: int = 1, *, metric: Metric) -> str:
-    """Write what a 95 % interval of a difference shows, and at how many prompts."""
+    """Write the conclusion from a 95 % interval of a difference, and the number of prompts."""
     above, below, none = *WORDS[metric.better], "no detectable difference"
-    if metric.column == "nll":  # likelier tokens are not better ones: greedy images are the likeliest
+    if metric.column == "nll":  # more probable tokens are not better: greedy images are the most probable
         above, below = "worse", "lower (not a merit by itself)"
     if metric.is_distance:
         above, below, none = "different images", "", "identical images"
@@ -69,14 +70,14 @@ def _compare_images(images: pd.DataFrame, options: dict[str, int]) -> Iterator[d
             values = values[:, np.isfinite(values).all(axis=0)]  # prompts of free text have no accuracy
             if values.size:
                 ends = bootstrap_interval(mean_statistic, values, **options)
-                # Never negative: one image that differs is a difference, whatever the interval holds.
+                # A distance is never negative: one image that differs is a difference, regardless of the interval.
                 largest = float(values.max())
                 shown = (largest, largest) if metric.is_distance else ends
                 yield _row(key, metric, values.shape, (float(values.mean()), *ends), shown)
 
 
 def _compare_latency(latency: pd.DataFrame, options: dict[str, int]) -> Iterator[dict[str, object]]:
-    repeats = latency.groupby(list(PLACE))["repeat"].nunique()
+    repeats = latency.groupby(list(RUN_KEYS))["repeat"].nunique()
     for row in summarise_latency(latency, **options).to_dict("records"):
         if row["method_id"] == BASELINE:
             continue
@@ -94,7 +95,15 @@ def _row(
     interval: tuple[float, float, float],
     shown: tuple[float, float],
 ) -> dict[str, object]:
-    """A row of the table: counts are of repeats and of prompts, `shown` the ends that the conclusion is drawn from."""
+    """Build a row of the table.
+
+    Args:
+        key: values of KEYS.
+        metric: the metric.
+        counts: numbers of repeats and of prompts.
+        interval: difference and its ends.
+        shown: ends that the conclusion is drawn from.
+    """
     num_repeats, num_prompts = counts
     conclusion = conclude(*shown, num_prompts, num_repeats, metric=metric)
     row = {**dict(zip(KEYS, key, strict=True)), "metric": metric.column, "num_prompts": num_prompts}
@@ -104,11 +113,20 @@ def _row(
 def compare_at_equal_length(
     first: pd.DataFrame, second: pd.DataFrame, *, num_resamples: int = 1000, seed: int = 0
 ) -> dict[str, float] | None:
-    """Compares two curves, per-image rows of one ablation on the same prompts, where both are equally fast.
+    """Compare two curves at lengths (tokens per forward) that both reach.
 
-    A curve is piecewise linear through its methods' points, NLL over tokens per forward. `first` and `second` are the
-    means over the lengths that both reach, `low` and `high` the 95 % interval of their difference over prompts, which
-    are resampled for all points together. None where no length is common.
+    A curve is piecewise linear through the points of its methods, NLL as a function of tokens per forward.
+
+    Args:
+        first: per-image rows of the methods of one curve.
+        second: the same for the other curve, on the same prompts.
+        num_resamples: bootstrap resamples.
+        seed: random seed of the bootstrap.
+
+    Returns:
+        `shortest` and `longest` common length; `first` and `second`, mean NLL over the common lengths; their
+        `difference` with its 95 % interval `low`, `high` over prompts, which are resampled for all points together.
+        None without a common length.
     """
     curves = [_stack(rows) for rows in (first, second)]
     shortest, longest, *means = _read_off(curves, slice(None))
@@ -124,7 +142,7 @@ def compare_at_equal_length(
 
 
 def _stack(rows: pd.DataFrame) -> tuple[np.ndarray, ...]:
-    """num_tokens, target_forwards and nll, each (methods, prompts)."""
+    """Return num_tokens, target_forwards and nll, each (methods, prompts)."""
     names = ["num_tokens", "target_forwards", "nll"]
     table = rows.pivot(index="method_id", columns="prompt_id", values=names)
     return tuple(table[name].to_numpy(float) for name in names)
@@ -133,7 +151,11 @@ def _stack(rows: pd.DataFrame) -> tuple[np.ndarray, ...]:
 def _read_off(
     curves: Sequence[tuple[np.ndarray, ...]], prompts: slice | np.ndarray
 ) -> tuple[float, float, float, float]:
-    """(begin and end of the common lengths, mean nats of the first curve there, mean nats of the second)."""
+    """Read two curves at their common lengths.
+
+    Returns:
+        (shortest and longest common length, mean NLL of the first curve, mean NLL of the second).
+    """
     lengths = [tokens[:, prompts].sum(1) / forwards[:, prompts].sum(1) for tokens, forwards, _ in curves]
     shortest, longest = max(values.min() for values in lengths), min(values.max() for values in lengths)
     common, nll = np.linspace(shortest, longest, NUM_LENGTHS), []
@@ -151,8 +173,10 @@ def read_published() -> pd.DataFrame:
 def compare_with_published(
     published: pd.DataFrame, summary: pd.DataFrame, settings: MetricsSection, model: str | None
 ) -> pd.DataFrame:
-    """Puts this run's rows of the same method, temperature and, where the source gives them, parameters beside each
-    line of published_results.csv; only where `is_same_model` may their numbers be compared.
+    """Put this run's rows next to each line of published_results.csv.
+
+    A row matches if it has the same method, temperature and, if the source states them, parameters. Numbers are
+    comparable only if `is_same_model` is true.
     """
     measures = {metric.column: metric.columns for metric in METRICS if metric.column in published}
     rows = preferred_rows(summary)

@@ -1,4 +1,4 @@
-"""Tables of README.md and docs/results.md between markers, from docs/*.csv, docs/claims.json and a benchmark."""
+"""Tables between markers in README.md and docs/results.md, from docs/*.csv, docs/claims.json and a benchmark."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RULES = {
     "top_children": "LANTERN's bound for each of several top drafts",
     "top_official": "the authors' code",
 }
-# Method in the table -> section and label of this project's row; source, method and more columns of the published row.
+# Title in the table -> section and label of this project's row; source, method and other columns of the published row.
 _PAPERS: dict[str, tuple[str | None, str, str, str, dict[str, str]]] = {
     "EAGLE-1": ("results", "EAGLE-1", "COOL-SD", "eagle1", {"model": "LlamaGen-XL"}),
     "LANTERN": ("results", "LANTERN k 20, δ 0.1", "LANTERN", "lantern", {"note": "random sampling"}),
@@ -50,7 +50,7 @@ _PAPERS: dict[str, tuple[str | None, str, str, str, dict[str, str]]] = {
 
 
 def publish(root: Path) -> list[str]:
-    """Write the tables between markers; return the names of the pages that changed."""
+    """Write the tables between markers, and return the names of the pages that changed."""
     tables = {name: read_table(root / "docs" / f"{name}.csv") for name in ("results", "peers", "generality")}
     claims = read_json(root / "docs" / "claims.json")
     blocks = []
@@ -76,13 +76,16 @@ def _join(*parts: str | Cells) -> str:
 
 
 def claim_tables(claims: Mapping[str, Any], names: Sequence[str]) -> list[Cells]:
-    """Make the tables of the claims `names` of a run, without those that it does not have."""
+    """Make the tables of those claims in `names` that a run has."""
     makers = {"distribution": distribution_cells, "delta": bound_cells, "equal_length": curve_cells}
     return [makers[name](claims[name]) for name in names if claims.get(name)]
 
 
 def distribution_cells(found: Mapping[str, Any]) -> Cells:
-    """Make a table of the claim `distribution`: exact methods that no test refutes, and relaxed rows told apart."""
+    """Make the table of claim `distribution`.
+
+    It counts exact methods that no test refutes, and relaxed rows that the test tells from the target.
+    """
     refuted = ", ".join(f"{label} (p {p:.4f})" for label, p in found["refuted"].items())
     return [
         ["exact methods", "not refuted", "refuted", "tests", "p must be below", "relaxed rows", "told from the target"],
@@ -96,7 +99,7 @@ def distribution_cells(found: Mapping[str, Any]) -> Cells:
 
 
 def bound_cells(found: Mapping[str, Any]) -> Cells:
-    """Make a table of the claim `delta`: total variation of the published rules at a delta."""
+    """Make the table of claim `delta`: total variation of the published acceptances at one delta."""
     rows = [[title, with_interval(found["published"][rule], "tv_mean")] for rule, title in _RULES.items()]
     bounded = "above" if found["ours_is_above"] else "never above"
     rows.append(["`bounded`", f"{bounded} delta on {found['num_nodes']} nodes at {found['num_deltas']} values of it"])
@@ -104,7 +107,7 @@ def bound_cells(found: Mapping[str, Any]) -> Cells:
 
 
 def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
-    """Make a table of the claim `equal_length`: two curves of NLL, compared where both emit equally many tokens."""
+    """Make the table of claim `equal_length`: the NLL of two acceptances at equal tokens per forward."""
     rows = []
     for first, others in found.items():
         for second, part in others.items():
@@ -119,7 +122,7 @@ def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
 
 
 def trend_cells(claims: Mapping[str, Mapping[str, Any]]) -> Cells:
-    """Make a table of the claims on many targets: the range of a method's measure, and its trend with top-10 mass."""
+    """Make a table of claims on many targets: the range of a method's measure, and its trend with top-10 mass."""
     rows = []
     for found in claims.values():
         measure = found["measure"]
@@ -130,7 +133,7 @@ def trend_cells(claims: Mapping[str, Mapping[str, Any]]) -> Cells:
 
 
 def batch_cells(cases: Mapping[str, Any]) -> Cells:
-    """Make a table of images per second by batch size from the benchmark's rows of one model."""
+    """Make a table of images per second by batch size, from the benchmark's results for one model."""
     batches = [f"batch {size}" for size in _BATCH_SIZES]
     titles = ["method", *batches, "tokens / forward", "steps without refill, 8 and 48"]
     rows = []
@@ -146,9 +149,9 @@ def paper_cells(tables: Mapping[str, pd.DataFrame], published: pd.DataFrame) -> 
     rows = []
     for title, (section, label, source, method, columns) in _PAPERS.items():
         here = EMPTY
-        if section is not None and (own := tables[section][tables[section]["label"] == label]).size:
+        if section is not None and (ours := tables[section][tables[section]["label"] == label]).size:
             name = "default" if section == "results" else section
-            here = f"{_speed(own.iloc[0])} ({name})"
+            here = f"{_speed(ours.iloc[0])} ({name})"
         found = published[(published["source"] == source) & (published["method"] == method)]
         for column, start in columns.items():
             found = found[found[column].fillna("").str.startswith(start)]

@@ -1,5 +1,6 @@
-"""Many targets, each with the same methods at the same settings: does what a method gains carry over to other models,
-and does it grow with their ambiguity?
+"""Generality: do the gains of a method carry over to other targets, and do they grow with their ambiguity?
+
+Every target has the same methods at the same settings.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from lantern_pipeline.tables.comparisons import INTERVAL
 from lantern_pipeline.tables.method_labels import label_method
 from lantern_pipeline.tables.summary import METHOD_PARTS, MetricsSection, select_headline
 
-BASE = "base"  # the run's own target, from which the others differ
+BASE = "base"  # the target of the run itself, from which the others differ
 MASSES = ("top1", "top10")
 LENGTH = "mean_accepted_length"
 MEASURED = (LENGTH, "nll", "prompt_accuracy", "tv_mean", "nll_change", "prompt_accuracy_change", "substitution_rate")
@@ -30,7 +31,7 @@ COLUMNS = (
 def target_rows(
     summary: pd.DataFrame, paired: pd.DataFrame, images: pd.DataFrame, settings: MetricsSection, seed: int
 ) -> pd.DataFrame:
-    """The headline's rows of one target's run, with `nll_change` and gains."""
+    """Return the headline rows of the run on one target, with `nll_change` and gains."""
     place = ["method_id", "prompt_set", "temperature", "repeat"]
     changes = paired.loc[paired["metric"] == "nll", [*place, *INTERVAL]]
     changes = changes.rename(columns=dict(zip(INTERVAL, with_ends("nll_change"), strict=True)))
@@ -39,7 +40,7 @@ def target_rows(
 
 
 def describe_changes(changes: Mapping[str, Mapping[str, object]]) -> str:
-    """What a variant changes in the config, but for files: "tokenizer.grid 12"."""
+    """Write the config keys that a variant changes, except for files: "tokenizer.grid 12"."""
     return ", ".join(
         f"{section}.{key} {str(value).lower() if isinstance(value, bool) else value}"
         for section, keys in changes.items()
@@ -49,14 +50,21 @@ def describe_changes(changes: Mapping[str, Mapping[str, object]]) -> str:
 
 
 def measure_masses(ambiguity: pd.DataFrame, cfg_scale: float, options: Mapping[str, int]) -> dict[str, float]:
-    """Mean probability of the best token and of the best ten, guided as decoding is, with intervals over images."""
+    """Compute the mean probability of the top token and of the top ten, with guidance as in decoding.
+
+    Intervals are over images.
+    """
     rows = ambiguity[np.isclose(ambiguity["cfg_scale"], cfg_scale)]
     by_image = rows.groupby("image")[list(MASSES)].mean()
     return {key: value for name in MASSES for key, value in mean_with_interval(name, by_image[name], **options).items()}
 
 
 def measure_gains(rows: pd.DataFrame, images: pd.DataFrame, options: Mapping[str, int]) -> pd.DataFrame:
-    """Tokens per forward of each relaxed row by those of the exact one on the same drafts and tree, its `gain_over`."""
+    """Compute the gain of each relaxed row.
+
+    The *gain* is its tokens per forward divided by those of the exact row with the same drafts and tree, named in
+    `gain_over`.
+    """
     forwards = images.pivot(index="prompt_id", columns="method_id", values="target_forwards")
     is_exact = rows["is_exact"].eq(True)
     found = []
@@ -73,18 +81,21 @@ def measure_gains(rows: pd.DataFrame, images: pd.DataFrame, options: Mapping[str
 
 
 def find_generality_claims(table: pd.DataFrame) -> dict[str, object]:
-    """What a table of COLUMNS comes to, by method: numbers over its targets, of the gain, or of tokens per forward."""
+    """Compute the claims of a table of COLUMNS, by method.
+
+    They summarise the gain over all targets, or tokens per forward for a method without a gain.
+    """
     rows = table[table["method_id"] != BASELINE]
     return {str(method_id): _claims_of_method(part) for method_id, part in rows.groupby("method_id", sort=False)}
 
 
 def _claims_of_method(rows: pd.DataFrame) -> dict[str, object]:
-    from scipy.stats import kendalltau  # most of a second
+    from scipy.stats import kendalltau  # takes most of a second
 
     name = "gain" if rows["gain"].notna().any() else LENGTH
     base = rows[rows["target"] == BASE].iloc[0]
     is_apart = (rows[f"{name}_low"] > base[f"{name}_high"]) | (rows[f"{name}_high"] < base[f"{name}_low"])
-    tau, p = kendalltau(1 - rows["top10"], rows[name])  # with ambiguity
+    tau, p = kendalltau(1 - rows["top10"], rows[name])  # trend with ambiguity
     ends = {
         f"{column}_{end}": float(getattr(rows[column], end)())
         for column in (name, "nll_change", "tv_mean")

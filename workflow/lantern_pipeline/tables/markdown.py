@@ -1,4 +1,4 @@
-"""Tables for readers: in documents and on pages of the report."""
+"""Tables for readers, in documents and on pages of the report."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from lantern_pipeline.tables.predict import EAGER, predict_speedup
 from lantern_pipeline.tables.summary import MetricsSection, select_ceilings, select_headline
 
 EMPTY = "–"
-# The full table has every metric but these.
+# Metrics that the full table leaves out.
 LEFT_OUT = ("latency_s", "kid", "kernel_distance", "precision", "recall", "all_correct")
 COLUMNS = tuple(metric.column for metric in METRICS if not metric.is_distance and metric.column not in LEFT_OUT)
-# Of the README; the first and the last without intervals, so that a line stays short.
+# Columns in the README. README_PLAIN are without intervals, so that a line stays short.
 README_COLUMNS = ("mean_accepted_length", "relative_step_cost", "speedup", "nll", "prompt_accuracy", "tv_mean")
 README_PLAIN = ("mean_accepted_length", "relative_step_cost", "tv_mean")
-PREDICTED = "speed-up on GPUs (predicted)"  # a column beside the speed-up that was measured
-PLAIN = ("substitutions", "tokens_equal_autoregressive")  # shown without intervals everywhere
-NUM_EXACT, NUM_RELAXED = 2, 4  # in the README at most; NUM_EXACT of those with a draft model, and one without
-# Of a table of targets, column: title, digits, factor. Of the target itself, then of its methods.
+PREDICTED = "speed-up on GPUs (predicted)"  # title of the column after the measured speed-up
+PLAIN = ("substitutions", "tokens_equal_autoregressive")  # metrics that are without intervals everywhere
+# Most rows in the README: NUM_EXACT exact methods with a draft model (and one without), NUM_RELAXED relaxed methods.
+NUM_EXACT, NUM_RELAXED = 2, 4
+# Table of targets: column -> (title, format, factor). First columns of the target itself, then columns of its methods.
 OF_TARGET = {
     "target_cross_entropy": ("cross-entropy (nats / token)", ".2f", 1),
     "top1": ("top-1", ".2f", 1),
@@ -84,15 +85,15 @@ Cells = list[list[str]]  # titles, then rows of texts
 
 
 def results_table(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
-    """The rows that readers are shown: the headline's, then its ceilings."""
+    """Return the rows that readers see: the headline rows, then the ceilings."""
     return pd.concat([select_headline(summary, settings), select_ceilings(summary, settings)], ignore_index=True)
 
 
 def select_few(table: pd.DataFrame) -> pd.DataFrame:
     """Select at most nine rows of `results_table` for the README, by tokens per forward.
 
-    They are both ends and the best row of each preset: of exact presets the best two with a draft model and the best
-    without one, of relaxed presets the first four.
+    They are autoregressive decoding, real images, and the best row of some presets: of exact presets the best two with
+    a draft model and the best without one, of relaxed presets the first four.
     """
     is_end = table["method"].isin((BASELINE, REAL))
     decoded = table[table["acceptance"].notna() & ~is_end]
@@ -107,9 +108,14 @@ def select_few(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def method_cells(table: pd.DataFrame, columns: Sequence[str] = COLUMNS, plain: Sequence[str] = ()) -> Cells:
-    """Make a row per method and a column per metric of `columns` that some row has; `plain` ones lack intervals.
+    """Make a table with one row per method and one column per metric.
 
-    Beside the measured speed-up stands what the same tokens per forward give at published step costs of GPUs.
+    The column after the measured speed-up is a prediction: the same tokens per forward at published step costs of GPUs.
+
+    Args:
+        table: rows, as of `results_table`.
+        columns: metrics to show, if some row has them.
+        plain: metrics to show without intervals.
     """
     rows = [row for _, row in table.iterrows()]
     shown = {"method": [row["label"] for row in rows]}
@@ -123,7 +129,11 @@ def method_cells(table: pd.DataFrame, columns: Sequence[str] = COLUMNS, plain: S
 
 
 def target_cells(table: pd.DataFrame) -> Cells:
-    """A column per target of a table of `generality.COLUMNS`: what it is, then what every method does on it."""
+    """Make a table with one column per target: its properties, then the results of each method.
+
+    Args:
+        table: a table of `generality.COLUMNS`.
+    """
     rows, targets = table.set_index(["method_id", "target"]), list(table["target"].unique())
     changes = rows.loc[BASELINE, "differs"].fillna(EMPTY)
     lines = [["what differs", *changes[targets]]]
@@ -139,7 +149,7 @@ def target_cells(table: pd.DataFrame) -> Cells:
 
 
 def best_cells(claims: Mapping[str, Any]) -> Cells:
-    """Make a row for the exact and one for the relaxed method with most tokens per forward pass: speed and cost."""
+    """Make a table of the exact and the relaxed method with most tokens per forward, with speed and cost."""
     cells = [["", "method", "tokens / forward", "speed-up on this machine", "cost"]]
     for name in ("exact", "relaxed"):
         row = claims.get(name)
@@ -175,37 +185,44 @@ def _relaxed_cost(row: Mapping[str, Any], baseline: Mapping[str, Any] | None) ->
 
 
 def claim_cells(claims: Mapping[str, object]) -> Cells:
-    """Claims, nested numbers, one a row: "exact: speedup", its value and interval."""
+    """Make a table of nested claims, one number a row: "exact: speedup", its value and interval."""
     return [["claim", "value"], *_flatten(claims, "")]
 
 
 def with_interval(row: Mapping[str, Any], name: str, spec: str = ".2f", factor: float = 1.0) -> str:
-    """Writes a value and its interval as "value [low, high]"; the value alone where there is no interval."""
+    """Write a value and its interval as "value [low, high]", or the value only if there is no interval."""
     ends = [row.get(f"{name}{end}") for end in ("", "_low", "_high")]
     texts = [EMPTY if end is None or pd.isna(end) else f"{factor * end:{spec}}" for end in ends]
     return texts[0] if EMPTY in texts or len(set(texts)) == 1 else f"{texts[0]} [{texts[1]}, {texts[2]}]"
 
 
 def markdown_table(cells: Cells) -> str:
-    """Writes cells as Markdown, numbers to the right."""
+    """Write cells as a Markdown table, with numbers aligned to the right."""
     titles, *rows = cells
     lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def html_page(title: str, *blocks: str | Cells, folded: Mapping[str, Cells] | None = None) -> str:
-    """Write a page of the report that needs nothing else: paragraphs of text, and tables.
+    """Write a self-contained page of the report: paragraphs of text, and tables.
 
     Args:
-        title: of the page, also its first line.
+        title: title of the page, also its first line.
         blocks: paragraphs and tables, in their order.
-        folded: title -> table, below the blocks; readers unfold it.
+        folded: title -> table; these tables follow the blocks, and readers unfold them.
     """
     return _PAGES.from_string(PAGE).render(title=title, blocks=blocks, folded=folded or {})
 
 
 def update_marked_block(path: Path, text: str, name: str) -> bool:
-    """Rewrites what stands between `<!-- name:begin -->` and `<!-- name:end -->` in a file; whether it changed."""
+    """Replace the text between `<!-- name:begin -->` and `<!-- name:end -->` in a file.
+
+    Returns:
+        True if the file changed.
+
+    Raises:
+        ValueError: the markers are missing, repeated or in the wrong order.
+    """
     before = path.read_text(encoding="utf-8")
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     if before.count(begin) != 1 or before.count(end) != 1 or before.index(begin) > before.index(end):
@@ -218,7 +235,7 @@ def update_marked_block(path: Path, text: str, name: str) -> bool:
 
 
 def _keep_interval(cell: str) -> Markup:
-    """Keep a line from breaking within the interval at a cell's end, "[low, high]"; it may break before it."""
+    """Prevent a line break within the interval "[low, high]" at the end of a cell; a break before it is allowed."""
     value, space, interval = cell.rpartition(" [")
     if not space or not interval.endswith("]"):
         return escape(cell)
@@ -226,7 +243,10 @@ def _keep_interval(cell: str) -> Markup:
 
 
 def _cell(row: pd.Series, metric: Metric, is_plain: bool) -> str:
-    """A value with its interval; where the total variation is not known, its upper bound, the substitutions' share."""
+    """Write a value with its interval. An unknown total variation is replaced by its upper bound.
+
+    The bound is the share of substitutions.
+    """
     name, bound = metric.column, ""
     if name == "tv_mean" and pd.isna(row["tv_mean"]) and not pd.isna(row["substitution_rate"]):
         name, bound = "substitution_rate", "≤ "
@@ -235,7 +255,7 @@ def _cell(row: pd.Series, metric: Metric, is_plain: bool) -> str:
 
 
 def _predicted_cell(row: pd.Series) -> str:
-    """Write the range of speed-ups that a row's tokens per forward give at published step costs of eager steps."""
+    """Write the range of speed-ups predicted from a row's tokens per forward and published costs of eager steps."""
     if not isinstance(row["drafts"], str):  # autoregressive decoding, or a ceiling
         return EMPTY
     low, high = predict_speedup(row["mean_accepted_length"], drafts_of(row["drafts"]).needs_draft_model, EAGER)

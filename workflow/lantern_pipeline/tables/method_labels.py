@@ -1,7 +1,7 @@
-"""How methods look to readers: labels, colours and markers, the same in every table, figure and page.
+"""Labels, colours and markers of methods, the same in every table, figure and page.
 
-A label depends on the method alone, not on what stands beside it: its preset's name, in brackets the parts in which it
-departs from that preset, then its parameters, as in "LANTERN (chain9, sjd) k 20, δ 0.1".
+A label depends on the method only, not on other methods in the same table. It is the name of the preset, then in
+brackets the parts that differ from the preset, then the parameters: "LANTERN (chain9, sjd) k 20, δ 0.1".
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _ROWS = {
     ),
     "pjd": PresetRow("PJD", {}, "#AA7744", "*"),
 }
-# Of methods whose row has none, and of custom methods. No row has one of these colours.
+# Look of methods whose entry has none, and of custom methods. No entry has one of these colours.
 SPARE_COLOURS = ("#661100", "#44AA99", "#BBCC33", "#DDCC77")
 SPARE_MARKER = "h"
 CEILING_NAMES = {"real": "real images", "reconstruction": "reconstructions"}
 WORDS = tuple(name for name, parameter in PARAMETERS.items() if parameter.choices)
 PARTS = ("tree", "drafts", "acceptance", "residual", "neighbours", *WORDS)
 SYMBOLS = {name: parameter.symbol for name, parameter in PARAMETERS.items() if name not in WORDS}
-STATIC_TREE = "chain3"  # what "static" in a preset stands for in a label: config.yaml's draft_tree.static
-# What labels leave unsaid: of every method, then of the preset that it is made of.
+STATIC_TREE = "chain3"  # tree that "static" in a preset means: draft_tree.static in config.yaml
+# Parts that labels leave out: of every method, then of methods with SJD drafts.
 _USUAL = {"residual": "paper", "neighbours": "l2_normalised"}
 _USUAL_SJD = {"coupling": "none", "labels": "point"}
 
 
 def preset_of(method: str) -> str:
-    """The preset that a name is or begins with ("lantern" of "lantern_sjd"); the name itself where there is none."""
+    """Return the preset that a name equals or begins with ("lantern" for "lantern_sjd"), or else the name itself."""
     known = [name for name in PRESETS if method == name or method.startswith(f"{name}_")]
     return max(known, key=len, default=method)
 
@@ -50,26 +50,26 @@ def method_name(method: str) -> str:
 
 
 def method_colour(method: str) -> str:
-    """Return the colour of a method, the same in every figure. A method without a row gets one by its name."""
+    """Return the colour of a method, the same in every figure. An unlisted method gets one derived from its name."""
     own = _ROWS[method].colour if method in _ROWS else ""
     return own or SPARE_COLOURS[sum(method.encode()) % len(SPARE_COLOURS)]
 
 
 def method_marker(method: str) -> str:
-    """Return the marker of a method, so that colour is not the only sign."""
+    """Return the marker of a method, so that colour is not the only distinction."""
     own = _ROWS[method].marker if method in _ROWS else ""
     return own or SPARE_MARKER
 
 
 def label_family(method: Mapping[str, object]) -> str:
-    """Names a method without its parameters: "LANTERN (chain9, sjd)". `method`: a row of a table."""
+    """Write a method's label without parameters: "LANTERN (chain9, sjd)". `method` is a row of a table."""
     base, usual = _base_of(method)
     parts = [str(method[name]) for name in PARTS if _is_told(method, name, usual)]
     return method_name(base) + (f" ({', '.join(parts)})" if parts else "")
 
 
 def describe_parameters(method: Mapping[str, object]) -> str:
-    """Writes a row's parameters, e.g. "k 20, δ 0.1"; an empty text where it has none but its preset's own."""
+    """Write a row's parameters: "k 20, δ 0.1". Values that equal the preset's are left out."""
     usual = _base_of(method)[1]
     symbols = SYMBOLS | custom_parameters(pd.DataFrame([dict(method)]))
     told = [(symbol, method[name]) for name, symbol in symbols.items() if _is_told(method, name, usual)]
@@ -77,7 +77,7 @@ def describe_parameters(method: Mapping[str, object]) -> str:
 
 
 def custom_parameters(rows: pd.DataFrame) -> dict[str, str]:
-    """Names and symbols of the parameters that users' own classes in a table declare, besides those of ours."""
+    """Return names and symbols of parameters that custom classes in a table declare in addition to Lantern's."""
     parts = {str(name) for column in ("drafts", "acceptance") if column in rows for name in rows[column].unique()}
     declared = [getattr(load_class(name), "parameters", {}) for name in sorted(parts) if ":" in name]
     own = {name: parameter.symbol for parameters in declared for name, parameter in parameters.items()}
@@ -85,23 +85,27 @@ def custom_parameters(rows: pd.DataFrame) -> dict[str, str]:
 
 
 def label_method(method: Mapping[str, object]) -> str:
-    """Names a method: "LANTERN k 20, δ 0.1". `method`: a row of a table, or as `MethodSpec.to_dict` has it."""
+    """Write the label of a method: "LANTERN k 20, δ 0.1".
+
+    Args:
+        method: a row of a table, or a `MethodSpec.to_dict`.
+    """
     method = method if "method" in method else method_columns(method)
     return f"{label_family(method)} {describe_parameters(method)}".strip()
 
 
 def label_families(table: pd.DataFrame) -> pd.Series:
-    """`label_family` of each row, on the table's index."""
+    """Return `label_family` of each row, with the table's index."""
     return pd.Series([label_family(row) for _, row in table.iterrows()], table.index, dtype=object)
 
 
 def label_rows(table: pd.DataFrame) -> pd.Series:
-    """`label_method` of each row, on the table's index."""
+    """Return `label_method` of each row, with the table's index."""
     return pd.Series([label_method(row) for _, row in table.iterrows()], table.index, dtype=object)
 
 
 def _base_of(method: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
-    """The name that a label begins with, and the parts and parameters that go unsaid with it."""
+    """Return the name that a label begins with, and the parts and parameters that this name implies."""
     base = preset_of(str(method["method"]))
     if base == "lantern" and method.get("drafts") == "sampled":
         base = "lantern_chain"

@@ -1,8 +1,9 @@
-"""Predictions of decoding time on a GPU: estimates from counts of kernels, and from published times and step costs.
+"""Predictions of decoding time on a GPU, from counts of kernels, and from published times and step costs.
 
 A *step* is one forward pass of the target at batch 1, with guidance if the model has it. The *relative step cost* of a
-method is its step's time in steps of autoregressive decoding. So speed-up = tokens per forward / relative step cost,
-and seconds = tokens * step / speed-up. docs/gpu.md explains the facts; each has its source beside it.
+method is the time of its step, divided by that of autoregressive decoding. So speed-up = tokens per forward / relative
+step cost, and seconds = tokens * step / speed-up. docs/gpu.md explains the facts. Each fact has its source in the same
+entry.
 """
 
 from __future__ import annotations
@@ -22,32 +23,32 @@ T = TypeVar("T")
 
 BASELINE = "autoregressive"  # not from `measure.speed`: the check of a GPU reads this file without pydantic
 EAGER, GRAPH = "eager", "graph"
-BANDWIDTH = {"a100": 2.04e12, "h100": 3.35e12, "h200": 4.8e12}  # bytes per second, of the cards with SXM
+BANDWIDTH = {"a100": 2.04e12, "h100": 3.35e12, "h200": 4.8e12}  # bytes per second, SXM versions
 BANDWIDTH_SHARE = 0.68
 
 
 class Estimate(NamedTuple):
-    """A number that was estimated: lowest, likely and highest value."""
+    """Estimated number: lowest, likely and highest value."""
 
     low: float
     likely: float
     high: float
 
 
-KERNEL_US = Estimate(1.6, 2.1, 2.7)  # of a kernel that has little to do, in a graph
-LAUNCH_US = Estimate(6.8, 8.2, 9.6)  # of a kernel of an eager step, by the host
+KERNEL_US = Estimate(1.6, 2.1, 2.7)  # microseconds of a kernel with little work, in a CUDA graph
+LAUNCH_US = Estimate(6.8, 8.2, 9.6)  # microseconds that the host takes to launch a kernel of an eager step
 KERNEL_SOURCE = "estimated; `make gpu-check` measures both"
 
 
 class LayerTime(NamedTuple):
-    """Milliseconds that public code takes for a layer of a model, and where that is published."""
+    """Milliseconds that public code takes for a layer of a model, and the source of that number."""
 
     milliseconds: float
     source: str
 
 
 _LLAMAGEN = LayerTime(0.90, "LlamaGen XL, 384 pixels, A100: PAR, arXiv 2412.15119, table 2")
-# By the name of the model's card, which states the rest.
+# Name of the model card -> time per layer.
 LAYER_TIMES = {
     "llamagen_stage1": _LLAMAGEN,
     "llamagen_stage2": _LLAMAGEN,
@@ -56,10 +57,10 @@ LAYER_TIMES = {
     ),
     "glm-image": LayerTime(0.96, "GLM-Image 9B, MI300X: vllm-omni issue 4481; its denoising (about 14 s) comes on top"),
 }
-# Kernels of a step of autoregressive decoding in bfloat16, guided if the model is: benchmarks/kernels.py for LlamaGen,
-# `step_operations` of benchmarks/full_size.py for the others, which run layers of transformers.
+# Number of kernels in a step of autoregressive decoding in bfloat16, with guidance if the model has it. Counted by
+# benchmarks/kernels.py for LlamaGen, and by `step_operations` in benchmarks/full_size.py for transformers models.
 KERNELS = {"llamagen_stage1": 512, "llamagen_stage2": 512, "janus-pro-7b": 1263, "glm-image": 2383}
-# Whether there is a draft model, how steps run -> lowest and highest published relative step cost.
+# (needs a draft model, how steps run) -> lowest and highest published relative step cost, and the sources.
 STEP_COSTS = {
     (False, EAGER): (0.97, 1.53, "SJD, SCD, SJD-PAC, PJD, PAR (arXiv 2510.24211, 2603.18599, 2606.05703, 2412.15119)"),
     (True, EAGER): (1.19, 1.45, "EAGLE, LANTERN, LANTERN++, COOL-SD (arXiv 2511.13587, 2601.09212, 2603.18599)"),
@@ -79,8 +80,14 @@ WEIGHTS_SOURCE = (
 
 @dataclass(frozen=True)
 class Prediction:
-    """A method at one way of stepping: lowest and highest seconds of an image and speed-up over one-by-one decoding
-    that steps alike.
+    """Prediction for a method with eager steps or CUDA graphs.
+
+    Attributes:
+        method: name of the preset.
+        stepping: EAGER or GRAPH.
+        tokens_per_forward: tokens per forward pass of the target.
+        seconds: lowest and highest time of an image.
+        speedup: lowest and highest speed-up over autoregressive decoding with the same stepping.
     """
 
     method: str
@@ -93,8 +100,9 @@ class Prediction:
 def step_ms(model: str, gpu: str, stepping: str) -> Estimate:
     """Estimate the milliseconds of a step of autoregressive decoding.
 
-    A graph's step reads the weights, in bfloat16, and runs kernels that have little to do. An eager step lasts as long
-    as launching its kernels, which no faster card shortens, or as a graph's step if that is longer.
+    A step in a CUDA graph reads the weights, in bfloat16, and runs kernels with little work. An eager step takes as
+    long as launching its kernels, which a faster GPU does not shorten. If a graph's step takes longer than that, the
+    eager step takes as long as the graph's.
     """
     kernels = _look_up(KERNELS, "model", model)
     reading = weights_ms(model, gpu)
@@ -105,7 +113,7 @@ def step_ms(model: str, gpu: str, stepping: str) -> Estimate:
 
 
 def weights_ms(model: str, gpu: str) -> float:
-    """Return the milliseconds in which a card reads the weights of a step."""
+    """Return the milliseconds in which a GPU reads the weights of a step."""
     config = CARDS[model].target_config()
     num_read = target_parameters(config) - config.num_prompt_ids * config.dim  # not the prompts' embeddings
     return 1000 * 2 * num_read / (BANDWIDTH_SHARE * _look_up(BANDWIDTH, "gpu", gpu))
@@ -117,7 +125,17 @@ def published_ms(model: str) -> float:
 
 
 def predict(model: str, gpu: str, method: str, tokens_per_forward: float) -> list[Prediction]:
-    """Predict one method on one card, eager and as a graph; `method` is a preset's name."""
+    """Predict time per image and speed-up of a method on a GPU, with eager steps and with CUDA graphs.
+
+    Args:
+        model: name of the model card.
+        gpu: key of BANDWIDTH.
+        method: name of a preset.
+        tokens_per_forward: tokens per forward pass of the target.
+
+    Raises:
+        ValueError: a name is unknown, or `tokens_per_forward` is below 1 or not finite.
+    """
     if not 1 <= tokens_per_forward < math.inf:  # nor nan
         raise ValueError(f"--tokens-per-forward must be a finite number of at least 1, got {tokens_per_forward:g}")
     needs_draft_model = uses_draft_model(method)
@@ -134,21 +152,21 @@ def predict(model: str, gpu: str, method: str, tokens_per_forward: float) -> lis
 
 
 def predict_speedup(tokens_per_forward: float, needs_draft_model: bool, stepping: str) -> tuple[float, float]:
-    """Return the lowest and highest speed-up that tokens per forward give at the known relative step costs."""
+    """Return the lowest and highest speed-up of given tokens per forward at the known relative step costs."""
     low, high, _ = STEP_COSTS[needs_draft_model, stepping]
     return tokens_per_forward / high, tokens_per_forward / low
 
 
 def uses_draft_model(method: str) -> bool:
-    """Whether a preset drafts by a model of its own."""
+    """Return whether a preset needs a draft model."""
     return drafts_of(_look_up(PRESETS, "method", method).get("drafts")).needs_draft_model
 
 
 def published_tokens(table: Path | str, method: str) -> float:
-    """Return a preset's tokens per forward on the embedded data set, from its first row in docs/results.csv.
+    """Return a preset's tokens per forward on the shapes dataset, from its first row in docs/results.csv.
 
     Raises:
-        ValueError: `method` is no preset, or the table has none of its rows.
+        ValueError: `method` is no preset, or has no row in the table.
     """
     _look_up(PRESETS, "method", method)
     with Path(table).open(encoding="utf-8", newline="") as file:
@@ -162,7 +180,13 @@ def published_tokens(table: Path | str, method: str) -> float:
 
 
 def table_of(model: str, gpu: str, methods: Iterable[tuple[str, float, str]]) -> str:
-    """One-by-one decoding, then methods (name, tokens per forward, where these come from), with every source."""
+    """Write the predictions as a table with all sources: autoregressive decoding, then the given methods.
+
+    Args:
+        model: name of the model card.
+        gpu: key of BANDWIDTH.
+        methods: (name, tokens per forward, source of that number) of each method.
+    """
     methods = list(methods)
     rows = [row for name, tokens, _ in [(BASELINE, 1.0, ""), *methods] for row in predict(model, gpu, name, tokens)]
     num_tokens = CARDS[model].target_config().num_image_tokens

@@ -1,6 +1,6 @@
-"""The table of results: one row per method x parameters x prompt set x temperature x repeat, with 95 % intervals.
+"""Table of results: one row per method, parameters, prompt set, temperature and repeat, with 95 % intervals.
 
-Where the run was repeated with other seeds, the rows of all repeats together, `repeat` "pooled", stand first.
+If the run was repeated with other seeds, pooled rows over all repeats (`repeat` "pooled") come first.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from lantern_pipeline.measure.registry import (
 )
 from lantern_pipeline.measure.repeats import (
     KEYS,
-    PLACE,
     POOLED,
+    RUN_KEYS,
     combine_repeats,
     repeat_groups,
     stack_prompts,
@@ -43,7 +43,7 @@ from lantern_pipeline.tables.method_labels import PARTS, SYMBOLS, custom_paramet
 
 METHOD_PARTS = ("method", *PARTS, *SYMBOLS, "is_exact")
 SAMPLING = ("cfg_scale", "dtype")
-# What stands behind a metric and belongs to it.
+# Metric -> columns that follow it and give its details.
 _DETAILS = {
     "speedup": ("speedup_cpu", "busy_elsewhere", "machine", "num_timed", "stepping", *with_ends("speedup_eager")),
     "prompt_accuracy": with_ends("prompt_accuracy_change"),
@@ -64,7 +64,7 @@ SUMMARY_COLUMNS = (
 
 
 class MetricsSection(TypedDict):
-    """The keys of config section `metrics` that tables and figures read."""
+    """Keys of config section `metrics` that tables and figures read."""
 
     bootstrap_resamples: int
     headline_prompt_set: str
@@ -84,12 +84,21 @@ def build_summary(
     settings: MetricsSection,
     seed: int,
 ) -> pd.DataFrame:
-    """Assembles the table of results, SUMMARY_COLUMNS, pooled rows first; what was not measured has empty cells.
+    """Build the table of results, SUMMARY_COLUMNS, pooled rows first. Values that were not measured are empty.
 
-    `cross_entropy`: the target's on held-out images by training seed. `prompt_accuracy_change` is the paired difference
-    from autoregressive decoding, whose accuracy is `target_prompt_accuracy`. `stepping` is how the timed steps ran;
-    where they were captured, `speedup_eager` has eager steps on both sides. `margin_at_difference` is the median of the
-    autoregressive decoder's margins, in nats, where images first differ.
+    `prompt_accuracy_change` is the paired difference from autoregressive decoding, whose accuracy is
+    `target_prompt_accuracy`. `stepping` states how the timed steps ran. For CUDA graphs, `speedup_eager` compares eager
+    steps of both methods. `margin_at_difference` is the median, over images that differ, of autoregressive decoding's
+    margin at the first difference, in nats.
+
+    Args:
+        quality: one row per method and ceiling.
+        images: one row per method and image.
+        latency: timings at batch 1.
+        total_variation: one row per method.
+        cross_entropy: training seed -> cross-entropy of the target on held-out images.
+        settings: config section `metrics`.
+        seed: random seed of the bootstrap.
     """
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
     images_of = dict(repeat_groups(images))
@@ -105,30 +114,30 @@ def build_summary(
     table = _keep_ceilings_once(pd.DataFrame(summary))
     parts = [summarise_latency(latency, **options), _combine_tv(total_variation)]
     is_eager, columns = latency["stepping"] == "eager", with_ends("speedup")
-    if is_eager.nunique() > 1:  # eager steps over eager steps, beside captured ones
+    if is_eager.nunique() > 1:  # steps ran as CUDA graphs too: add the speed-up of eager steps
         eager = summarise_latency(latency[is_eager], **options)[[*KEYS, *columns]]
         parts.append(eager.rename(columns=dict(zip(columns, with_ends("speedup_eager"), strict=True))))
     for part in parts:
         table = table.merge(part, on=list(KEYS), how="left", validate="many_to_one")
-    table = table.merge(_steppings(latency), on=list(PLACE), how="left", validate="many_to_one")
+    table = table.merge(_steppings(latency), on=list(RUN_KEYS), how="left", validate="many_to_one")
     return table.reindex(columns=[*SUMMARY_COLUMNS, *custom_parameters(table)])
 
 
 def _steppings(latency: pd.DataFrame) -> pd.DataFrame:
-    """How the steps of each method ran whose times count: PLACE and `stepping`."""
-    modes = latency.groupby(list(PLACE))["stepping"]
+    """Return how the steps that count were run for each method: RUN_KEYS and `stepping`."""
+    modes = latency.groupby(list(RUN_KEYS))["stepping"]
     return modes.agg(lambda found: next((mode for mode in found if mode != "eager"), "eager")).reset_index()
 
 
 def preferred_rows(summary: pd.DataFrame) -> pd.DataFrame:
-    """Selects one row per method, prompt set and temperature: the pooled one, or the only repeat's where none is."""
+    """Select one row per method, prompt set and temperature: the pooled row, or that of the only repeat."""
     is_pooled = summary["repeat"] == POOLED
-    has_pooled = is_pooled.groupby([summary[name] for name in PLACE], dropna=False).transform("any")
+    has_pooled = is_pooled.groupby([summary[name] for name in RUN_KEYS], dropna=False).transform("any")
     return summary[is_pooled | ~has_pooled]
 
 
 def select_headline(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
-    """Selects the preferred rows of config keys metrics.headline_*, ceilings left out, with a column `label`."""
+    """Select the preferred rows of config keys metrics.headline_*, without ceilings, and add column `label`."""
     prompt_set, temperature = settings["headline_prompt_set"], settings["headline_temperature"]
     rows = preferred_rows(summary)
     rows = rows[(rows["prompt_set"] == prompt_set) & (rows["temperature"] == temperature)]
@@ -137,14 +146,14 @@ def select_headline(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataF
 
 
 def select_ceilings(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
-    """Selects the preferred ceilings of the headline's prompt set, with a column `label`."""
+    """Select the preferred ceilings of the headline's prompt set, and add column `label`."""
     rows = preferred_rows(summary)
     rows = rows[rows["method"].isin(CEILINGS) & (rows["prompt_set"] == settings["headline_prompt_set"])]
     return rows.assign(label=label_rows(rows)).reset_index(drop=True)
 
 
 def _combine_quality(rows: pd.DataFrame) -> dict[str, object]:
-    """The method's parts and its metrics of whole sets of images, over one or more repeats."""
+    """Return the method's parts and its metrics over sets of images, averaged over the repeats."""
     over_sets = [metric for metric in metrics_over(SETS) if metric.column in rows]
     values = {name: rows[name].iloc[0] for name in (*METHOD_PARTS, *custom_parameters(rows), *SAMPLING) if name in rows}
     values |= {"num_images": int(rows["num_images"].sum()), "num_repeats": len(rows)}
@@ -153,7 +162,7 @@ def _combine_quality(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
-    """Total variations over all repeats: means, but the largest of tv_max, and p-values combined by Fisher's method."""
+    """Combine total variation over repeats: the mean, but the maximum for tv_max, and Fisher's method for p-values."""
     combined = []
     for key, group in repeat_groups(rows[rows["repeat"] != POOLED]):
         values: dict[str, object] = dict(zip(KEYS, key, strict=True))
@@ -168,7 +177,7 @@ def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _measure_images(group: pd.DataFrame, options: dict[str, int]) -> dict[str, float]:
-    """Means or shares, and intervals, of what was measured on each image."""
+    """Compute means or shares, with intervals, of the values measured on each image."""
     values: dict[str, float] = {}
     for metric in metrics_over(IMAGES):
         if metric.is_distance or metric.per_image not in group:  # not measured: the summary has empty cells
@@ -182,7 +191,7 @@ def _measure_images(group: pd.DataFrame, options: dict[str, int]) -> dict[str, f
 
 
 def _measure_decoding(group: pd.DataFrame, baseline: pd.DataFrame, options: dict[str, int]) -> dict[str, float]:
-    """Means and intervals of how the images were decoded and what changed against autoregressive decoding."""
+    """Compute means, with intervals, of decoding statistics and of changes against autoregressive decoding."""
     values: dict[str, float] = {}
     if "prompt_accuracy" in group:
         accuracy, reference = (stack_prompts(rows, "prompt_accuracy") for rows in (group, baseline))
@@ -200,7 +209,10 @@ def _measure_decoding(group: pd.DataFrame, baseline: pd.DataFrame, options: dict
 def _share_with_interval(
     name: str, is_hit: np.ndarray, is_counted: np.ndarray, options: dict[str, int]
 ) -> dict[str, float]:
-    """Share of hits among the counted images (repeats, prompts), its exact interval, or the bootstrap's if wider."""
+    """Compute the share of hits among the counted images (repeats, prompts), and its interval.
+
+    The interval is the exact one. With several repeats it is widened to the bootstrap's if that is wider.
+    """
     if not is_counted.any():
         return dict.fromkeys(with_ends(name), np.nan)
     hits = np.where(is_counted, is_hit, 0.0)
@@ -212,7 +224,7 @@ def _share_with_interval(
 
 
 def _keep_ceilings_once(summary: pd.DataFrame) -> pd.DataFrame:
-    """Ceilings do not depend on the temperature: keeps the first of each prompt set and repeat."""
+    """Keep the first row of each ceiling per prompt set and repeat. Ceilings do not depend on the temperature."""
     is_ceiling = summary["method"].isin(CEILINGS)
     summary = summary[~(is_ceiling & summary.duplicated(subset=["method", "prompt_set", "repeat"]))].copy()
     summary.loc[summary["method"].isin(CEILINGS), "temperature"] = np.nan

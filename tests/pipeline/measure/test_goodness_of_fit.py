@@ -15,8 +15,8 @@ from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
 from lantern.text_encoders.words import WordEmbeddingEncoder
-from lantern_pipeline.measure import image_law, likelihood
-from lantern_pipeline.measure.image_law import ImageTest, points_of
+from lantern_pipeline.measure import goodness_of_fit, likelihood
+from lantern_pipeline.measure.goodness_of_fit import ImageTest, points_of
 
 
 def test_points_by_hand():
@@ -52,7 +52,7 @@ def test_a_float32_target_is_run_in_float64_and_a_narrower_one_as_it_is(dtype, r
 def test_rounding_moves_no_point_and_shared_images_are_tested_once(monkeypatch):
     """Other batches are other kernels, whose float32 differs in the last digits; as from one CPU to another."""
     codes, points, find = draw(1.0), [], points_of
-    monkeypatch.setattr(image_law, "points_of", lambda *parts: points.append(find(*parts)) or points[-1])
+    monkeypatch.setattr(goodness_of_fit, "points_of", lambda *parts: points.append(find(*parts)) or points[-1])
     found = []
     for most in (2**27, 7 * MODELS.target.config.vocab_size * codes.shape[1]):
         monkeypatch.setattr(likelihood, "LOGITS_AT_ONCE", most)
@@ -68,7 +68,7 @@ def test_rounding_moves_no_point_and_shared_images_are_tested_once(monkeypatch):
 def test_probabilities_add_up_to_1_within_float64(monkeypatch):
     sums = []
     monkeypatch.setattr(
-        image_law, "points_of", lambda probs, *rest: sums.append(probs.sum(-1)) or points_of(probs, *rest)
+        goodness_of_fit, "points_of", lambda probs, *rest: sums.append(probs.sum(-1)) or points_of(probs, *rest)
     )
     ImageTest(copy.deepcopy(MODELS.target).bfloat16(), ENCODER, PROMPTS, seed=0).p_value(draw(1.0), TESTED)
     assert (torch.cat(sums) - 1).abs().max() < 1e-12
@@ -77,5 +77,5 @@ def test_probabilities_add_up_to_1_within_float64(monkeypatch):
 def test_a_point_at_1_is_in_the_last_bin_and_another_temperature_is_tested_anew(monkeypatch):
     test, codes = ImageTest(MODELS.target, ENCODER, PROMPTS, seed=0), draw(1.0)
     assert test.p_value(codes, TESTED) != test.p_value(codes, replace(TESTED, temperature=0.6))
-    monkeypatch.setattr(image_law, "points_of", lambda probs, tokens, _: torch.ones(tokens.shape))
+    monkeypatch.setattr(goodness_of_fit, "points_of", lambda probs, tokens, _: torch.ones(tokens.shape))
     assert test.p_value(codes, replace(TESTED, temperature=0.7)) < 1e-6

@@ -4,7 +4,7 @@ import numpy as np
 from PIL import Image
 
 from helpers.pages_data import PROMPTS, draw, make_timed
-from lantern_pipeline.pages.race_picture import FRAMES, HEAD, SIDE, _choose_methods, _state_at, draw_race
+from lantern_pipeline.pages.race_animation import FRAMES, HEAD, SIDE, _choose_methods, _state_at, draw_race
 
 
 def test_tokens_appear_when_their_forward_has_ended():

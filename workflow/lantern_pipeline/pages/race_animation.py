@@ -1,4 +1,4 @@
-"""The moving picture of the race: methods draw one prompt side by side, each at the pace that the clock recorded."""
+"""Animation of the race: methods generate one prompt side by side, each at its recorded pace."""
 
 from __future__ import annotations
 
@@ -17,17 +17,24 @@ from lantern_pipeline.measure.latency import TimedImages
 from lantern_pipeline.tables.method_labels import label_method
 
 SHOWN = ("autoregressive", "eagle1", "jacobi", "lantern_pp", "lantern_chain")  # at most one method of each
-SIDE, GAP, HEAD, FOOT = 168, 12, 52, 24  # pixels of a drawn image, between two, and of the lines above and below
-FRAMES, FRAME_MS, HOLD_MS = 60, 80, 2500  # of the slowest method; the last frame stays
-FONT = Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")  # has Greek letters
+SIDE, GAP, HEAD, FOOT = 168, 12, 52, 24  # pixels: side of an image, gap between images, text above and below
+FRAMES, FRAME_MS, HOLD_MS = 60, 80, 2500  # frames until the slowest method ends, time of each, time of the last one
+FONT = Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")  # supports Greek letters
 PAPER, INK, EMPTY = "white", "black", "#dddddd"
 
 
 def draw_race(
     path: Path | str, timed: TimedImages, prompts: Sequence[Prompt], draw: Callable[[Tensor], np.ndarray]
 ) -> None:
-    """Writes an animated PNG of the prompt whose speed-up by the fastest shown method is the median of all; `draw`
-    makes codes (images, tokens) pixels (images, S, S, 3) uint8.
+    """Write an animated PNG of one prompt.
+
+    It is the prompt whose speed-up, by the fastest method shown, is the median over all prompts.
+
+    Args:
+        path: file to write.
+        timed: the timed images.
+        prompts: their prompts.
+        draw: decodes codes (images, tokens) to pixels (images, S, S, 3) uint8.
     """
     methods = _choose_methods(timed)
     place = {key: row for row, key in enumerate(zip(timed.prompt_ids, timed.method_ids, strict=True))}
@@ -45,16 +52,16 @@ def draw_race(
         states = [_state_at(timed, row, now) for row in rows[text]]
         frames.append(_draw_frame(text, labels, pixels, math.isqrt(timed.codes.shape[1]), states, float(now)))
     pace = [FRAME_MS] * FRAMES + [HOLD_MS]
-    colours = frames[-1].quantize(256)  # one palette, so that a frame stores only what has changed
+    colours = frames[-1].quantize(256)  # one palette, so that a frame stores only the changed pixels
     frames = [frame.quantize(palette=colours, dither=Image.Dither.NONE) for frame in frames]
     with atomic_path(path) as temporary:
-        # Where nothing moves, the whole images are shown.
+        # A viewer without animation shows the default image, which has the finished images.
         moving = {"save_all": True, "append_images": frames, "default_image": True, "duration": pace, "loop": 0}
         frames[-1].save(temporary, "PNG", **moving)
 
 
 def _choose_methods(timed: TimedImages) -> list[str]:
-    """Of each name in SHOWN the method that took least time for all images."""
+    """Choose, for each name in SHOWN, the method that took the least time for all images."""
     total = dict.fromkeys(timed.method_ids, 0.0)
     for method, seconds in zip(timed.method_ids, timed.step_seconds.double().sum(1).tolist(), strict=True):
         total[method] += seconds
@@ -65,7 +72,7 @@ def _choose_methods(timed: TimedImages) -> list[str]:
 
 
 def _state_at(timed: TimedImages, row: int, now: float) -> tuple[int, int, float]:
-    """Tokens and forwards that an image has at a time, and the seconds that it took in all."""
+    """Return the tokens and forward passes of an image at a time, and the seconds of the whole image."""
     lengths = timed.step_lengths[row][timed.step_lengths[row] > 0].long()
     ends = timed.step_seconds[row][: len(lengths)].double().cumsum(0)
     done = int((ends <= now + 1e-9).sum())
@@ -80,7 +87,10 @@ def _draw_frame(
     states: list[tuple[int, int, float]],
     now: float,
 ) -> Image.Image:
-    """One frame: the prompt and the clock above, each method's image as far as it has come, its forwards below."""
+    """Draw one frame.
+
+    It shows the prompt and the clock on top, the finished part of each image, and its forward passes below.
+    """
     frame = Image.new("RGB", (GAP + (SIDE + GAP) * len(pixels), HEAD + SIDE + FOOT), PAPER)
     pen, font = ImageDraw.Draw(frame), ImageFont.truetype(FONT, 12)
     pen.text((GAP, 6), text, INK, font)

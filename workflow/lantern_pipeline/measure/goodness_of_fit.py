@@ -1,5 +1,6 @@
-"""Do whole images follow the target's distribution? A chi-square test that needs no draft's distribution: it fits any
-method.
+"""Goodness-of-fit test: do whole images follow the target's distribution?
+
+A chi-square test compares them. It needs no draft distribution, so it applies to any method.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ NUM_BINS = 20
 
 
 class ImageTest:
-    """Tests images of the same prompts; those that methods share are tested once. `seed` is of the random parts of the
-    points.
+    """Test of the images of one set of prompts. Images that several methods share are tested once.
 
-    A target in float32 is run in float64: which of two almost equally probable codes is the likelier one would else
-    depend on the kernels of the CPU, and a token of such a code falls elsewhere then.
+    A float32 target is run in float64. Otherwise rounding in the CPU's kernels would decide which of two almost equally
+    probable codes comes first, and with it the point of a token.
+
+    Attributes:
+        seed: random seed of the points.
     """
 
     def __init__(self, target: Target, encoder: TextEncoder, prompts: Sequence[Prompt], seed: int) -> None:
@@ -34,8 +37,10 @@ class ImageTest:
 
     @torch.inference_mode()
     def p_value(self, codes: torch.Tensor, sampling: SamplingConfig) -> float:
-        """The p-value of images, `codes` (images, tokens): the probability that samples of the target, drawn as they
-        were, look as unlike the target's as these do.
+        """Return the p-value of images, `codes` (images, tokens).
+
+        It is the probability that samples of the target, generated with the same settings, fit the target as badly as
+        these images or worse.
         """
         key = codes.cpu().numpy().tobytes(), sampling
         if key not in self._found:
@@ -55,11 +60,18 @@ class ImageTest:
 
 
 def points_of(probs: torch.Tensor, tokens: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Where tokens (...) fall in [0, 1] if the codes, likeliest first, share it out by `probs` (..., vocab): behind the
-    likelier codes, at a random point of their own share (and that of equals).
+    """Map tokens to [0, 1] by a randomised probability integral transform.
 
-    Tokens that are drawn from `probs`, each given those before it, fall anywhere alike and independently (Rosenblatt
-    1952); those of a method that prefers likely or unlikely codes do not.
+    Codes, most probable first, partition [0, 1] into intervals of length `probs`. The point of a token is uniform in
+    its interval. Codes of equal probability share one interval.
+
+    If each token is sampled from `probs` given the tokens before it, the points are uniform and independent (Rosenblatt
+    1952). A method that prefers probable or improbable codes gives other points.
+
+    Args:
+        probs: (..., vocab).
+        tokens: int64 (...).
+        uniforms: uniform random numbers, (...).
     """
     own = probs.gather(-1, tokens[..., None])
     before, among = ((probs * is_there).sum(-1) for is_there in (probs > own, probs == own))

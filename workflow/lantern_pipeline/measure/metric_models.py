@@ -1,4 +1,4 @@
-"""What images are measured with, loaded as config section `metrics` chooses it."""
+"""Metric models: the models that measure images, loaded as config section `metrics` chooses them."""
 
 from __future__ import annotations
 
@@ -29,41 +29,49 @@ Device = torch.device | str
 
 
 class ImageScore(Protocol):
-    """What measures single images, such as `ClipScore`."""
+    """Interface of a metric of single images, such as `ClipScore`."""
 
     def describe(self) -> dict[str, str | None]:
-        """Says in columns of a row what measures."""
+        """Return columns that name the model and the hash of its weights."""
         ...
 
     def score(self, images: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
-        """Scores images (n, 3, S, S) in [-1, 1] of their prompts: column -> (n,) float32, on the CPU."""
+        """Score images against their prompts.
+
+        Args:
+            images: float32 (n, 3, S, S) in [-1, 1].
+            prompts: one per image.
+
+        Returns:
+            column -> scores, (n,) float32, on the CPU.
+        """
         ...
 
 
 @dataclass(frozen=True)
-class MeasuringModels:
-    """What images are measured with; models are in evaluation mode and on one device."""
+class MetricModels:
+    """Models that measure images, in evaluation mode and on one device."""
 
-    tokenizer: ImageModel  # draws images from codes
-    target_model: Target  # gives tokens their likelihood
-    text_encoder: TextEncoder  # of the target
+    tokenizer: ImageModel  # decodes codes to images
+    target_model: Target  # gives the likelihood of tokens
+    text_encoder: TextEncoder  # text encoder of the target
     batch_size: int  # images measured together
-    scores: Sequence[ImageScore] = ()  # what measures single images
-    # what measures sets of images; None where nothing does
+    scores: Sequence[ImageScore] = ()  # metrics of single images
+    # metrics of sets of images; None if these are off
     fidelity: ClassifierFidelity | PublishedFidelity | None = None
 
     def describe(self) -> dict[str, str | None]:
-        """Says in columns of a row what measures: names, hashes of weights, preprocessing."""
+        """Return columns that name the metric models: names, hashes of weights, preprocessing."""
         parts = [part.describe() for part in (self.fidelity, *self.scores) if part is not None]
         return {name: value for part in parts for name, value in part.items()}
 
     @property
     def device(self) -> torch.device:
-        """Where the models lie."""
+        """Device of the models."""
         return self.target_model.device
 
 
-def load_measuring_models(
+def load_metric_models(
     tokenizer: str,
     target: str,
     text_encoder: TextEncoder,
@@ -71,11 +79,11 @@ def load_measuring_models(
     metrics: MetricChoices,
     device: Device,
     batch_size: int,
-) -> MeasuringModels:
-    """Loads the tokenizer and the target model, and what config section `metrics` measures with."""
+) -> MetricModels:
+    """Load the tokenizer, the target model, and the models that config section `metrics` chooses."""
     parts = load_parts(metrics, files, device)
     fidelity = parts.pop(FIDELITY, None)
-    return MeasuringModels(
+    return MetricModels(
         load_tokenizer(tokenizer).to(device),
         load_target(target).to(device),
         text_encoder,
@@ -86,19 +94,23 @@ def load_measuring_models(
 
 
 def load_parts(metrics: MetricChoices, files: Mapping[str, str], device: Device) -> dict[str, Any]:
-    """Loads what every key of config section `metrics` that is on measures with."""
+    """Load the metric of every key of config section `metrics` that is on."""
     return {key: load_part(choice.loader, metrics, files, device) for key, choice in chosen(metrics).items()}
 
 
 def load_part(loader: str, metrics: MetricChoices, files: Mapping[str, str], device: Device) -> Any:
-    """Calls a function of a module beside this one, `Choice.loader`."""
+    """Call a loader, "<module of this package>:<function>", as in `Choice.loader`."""
     module, name = loader.split(":")
     return getattr(import_module(f"lantern_pipeline.measure.{module}"), name)(metrics, files, device)
 
 
 def check_metric_weights(metrics: MetricChoices, files: Mapping[str, str]) -> dict[str, str]:
-    """Loads every published model that config section `metrics` measures with, one after the other, and opens the first
-    real images, before hours of generation depend on them: key of metrics.published -> SHA-256 of its weights.
+    """Load every published metric model once, and open the first real images.
+
+    Errors thus appear before hours of generation.
+
+    Returns:
+        Key of metrics.published -> SHA-256 of its weights.
     """
     hashes = {}
     for choice in chosen(metrics).values():
@@ -108,9 +120,16 @@ def check_metric_weights(metrics: MetricChoices, files: Mapping[str, str]) -> di
     return hashes
 
 
-def read_measuring_model(path: Path, name: str, sizes: Mapping[str, int]) -> nn.Module:
-    """Reads an attribute_classifier or a clip of another run; a ValueError names a size, of `sizes` by config key, that
-    it does not have.
+def read_metric_model(path: Path, name: str, sizes: Mapping[str, int]) -> nn.Module:
+    """Read an attribute_classifier or clip that another run trained.
+
+    Args:
+        path: the model's file or folder.
+        name: "attribute_classifier" or "clip".
+        sizes: config key -> required size.
+
+    Raises:
+        ValueError: a size of the model differs from `sizes`.
     """
     file = find_weights(path)
     model = load_model(file, {"attribute_classifier": AttributeClassifier, "clip": ClipModel}[name])
