@@ -7,8 +7,15 @@ import torch.nn.functional as F
 
 
 def prefix_mask(text_mask: torch.Tensor, length: int, dtype: torch.dtype) -> torch.Tensor:
-    """Additive causal mask, (rows, 1, length, length), in which padded caption columns are hidden, except each padded
-    row from itself; text_mask: bool (rows, num_text_tokens), True where a caption token is.
+    """Return a causal mask that hides padding of the prompts. A padded position still sees itself.
+
+    Args:
+        text_mask: bool (rows, num_text_tokens), True for prompt tokens and False for padding.
+        length: length of the sequences.
+        dtype: dtype of the mask.
+
+    Returns:
+        Additive mask, (rows, 1, length, length).
     """
     visible = torch.ones(text_mask.shape[0], length, length, dtype=torch.bool, device=text_mask.device).tril_()
     visible[:, :, : text_mask.shape[1]] &= text_mask[:, None, :]
@@ -17,12 +24,21 @@ def prefix_mask(text_mask: torch.Tensor, length: int, dtype: torch.dtype) -> tor
 
 
 def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """0 where visible, -inf elsewhere."""
+    """Return an additive mask: 0 if visible, -inf otherwise."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
 
 
 def window_table(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What new nodes see of one another, for `KVCache.mask`: [all that precedes them | their slots | what lies behind],
-    bool (batch or 1, queries, slots of the nodes) -> additive, two columns wider: 0 in the first, -inf in the last.
+    """Return the mask of new nodes among one another, for `KVCache.mask`.
+
+    The first column represents all earlier slots, which are visible (0). The last column represents all later slots,
+    which are hidden (-inf). The columns between them are the slots of the nodes.
+
+    Args:
+        visible: bool (batch or 1, queries, slots of the nodes).
+        dtype: dtype of the mask.
+
+    Returns:
+        Additive mask, (batch or 1, queries, slots of the nodes + 2).
     """
     return F.pad(F.pad(additive(visible, dtype), (1, 0)), (0, 1), value=float("-inf"))

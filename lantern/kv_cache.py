@@ -1,8 +1,8 @@
-"""What a model keeps of a batch of images between its passes: keys and values, with one length per row.
+"""Cache of keys and values, which a model keeps between its passes over a batch of images.
 
-Slots of a row: the text prefix, then the accepted image tokens, then the nodes of the draft tree under verification.
-After verification the accepted path is moved to the front of the nodes' region; whatever lies behind is overwritten by
-the next step.
+A slot holds the keys and values of one token. The slots of a row are the prompt, then the accepted image tokens, then
+the nodes of the draft tree that is being verified. After verification the accepted path is moved to the first slots
+of the nodes. The next step overwrites the slots after it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from lantern.attention_mask import prefix_mask
 
-HIDDEN = 2**40  # a hidden caption row counts as behind every slot
+HIDDEN = 2**40  # column of a hidden prompt position, larger than that of every slot
 
 
 @dataclass
@@ -33,7 +33,7 @@ class LayerCache:
         self.limit(self.shape[3])
 
     def limit(self, num_used: int) -> None:
-        """Have passes read the first slots only."""
+        """Restrict attention to the first `num_used` slots."""
         self._num_used = num_used
         self._used = self._view()
 
@@ -47,24 +47,32 @@ class LayerCache:
         return keys, values
 
     def write(self, flat_slots: torch.Tensor, new: torch.Tensor) -> None:
-        """Takes the keys and values of nodes, (rows * nodes, 2 * heads, head_dim), keys first, at the places that
-        `KVCache.flat_slots` gives.
+        """Store the keys and values of nodes.
+
+        Args:
+            flat_slots: slots of the keys and values, from `KVCache.flat_slots`.
+            new: keys, then values, (rows * nodes, 2 * heads, head_dim).
         """
         self.vectors.index_put_((flat_slots,), new)
 
 
 class KVCache:
-    """Pre-allocated keys and values of all layers; no tensor of it ever changes its address.
+    """Pre-allocated keys and values of all layers. Its tensors never move in memory.
 
-    A row is an image under one caption; under guidance the
-    rows with the prompts' captions come first, then those with the null caption. `visible`, bool (captions, batch, text
-    rows), says which caption rows may be seen, captions = 1, or 2 under guidance; `head_shape` is (heads of keys and
-    values, width of a head).
+    There are one or, with guidance, two branches: the prompts, then the null prompts. A row is an image of one branch.
+
+    Args:
+        visible: prompt positions that may be attended to, bool (branches, batch, num_text_tokens).
+        num_layers: number of layers.
+        num_slots: number of slots per row.
+        head_shape: (number of key/value heads, channels of a head).
+        dtype: dtype of keys and values.
 
     Attributes:
-        entries: (layers, 2, captions, batch, heads, slots, head_dim), keys and values: what a head reads lies together.
-        layers: of each layer, see `LayerCache`.
-        num_used: slots that a pass reads, all unless the host knows that fewer are in use.
+        entries: keys and values, (layers, 2, branches, batch, heads, slots, head_dim). The entries that a head reads
+            are contiguous.
+        layers: a `LayerCache` per layer.
+        num_used: number of slots that a pass reads. It is all slots, unless the host knows that fewer are in use.
     """
 
     def __init__(
@@ -83,7 +91,7 @@ class KVCache:
         self.entries = torch.zeros(shape, dtype=dtype, device=visible.device)
         layer_shape = (2, num_captions * batch, num_heads, num_slots, head_dim)
         self.layers = [LayerCache(part.flatten(0, -2), layer_shape) for part in self.entries]
-        # Where the slots of a row, (captions, batch, 1, 1), and of a key or value of a head, (2 * heads,), begin.
+        # First flat slot per row and per key or value head: (branches, batch, 1, 2 * heads).
         heads = torch.arange(2 * num_captions * batch * num_heads, device=visible.device) * num_slots
         self._begins = heads.view(2, num_captions, batch, 1, num_heads).permute(1, 2, 3, 0, 4).flatten(3)
         columns = torch.arange(1, num_slots + 1, device=visible.device)  # column of a window of nodes that begin at 0
@@ -92,55 +100,76 @@ class KVCache:
         self.num_used = num_slots
 
     def limit(self, num_used: int) -> None:
-        """Have passes read the first slots only."""
+        """Restrict attention to the first `num_used` slots."""
         if num_used != self.num_used:
             self.num_used = num_used
             for layer in self.layers:
                 layer.limit(num_used)
 
     def text_mask(self, visible: torch.Tensor) -> torch.Tensor:
-        """The attention mask with which the caption runs, (rows, 1, text rows, slots); `visible` as for the cache."""
+        """Return the mask of the prompts, (rows, 1, num_text_tokens, slots). `visible` is as for the cache."""
         n = visible.shape[2]
         mask = prefix_mask(visible.flatten(0, 1), n, self.entries.dtype)
         return F.pad(mask, (0, self.num_slots - n), value=float("-inf"))
 
     def mask(self, window: torch.Tensor, begin: torch.Tensor) -> torch.Tensor:
-        """Additive attention mask of a pass over new nodes, (rows, 1, nodes, `num_used`): what precedes the nodes is
-        seen, but for the hidden caption rows; of the nodes' own slots, which begin at `begin`, int64 (batch,), what the
-        window (batch or 1, nodes, slots of the nodes + 2) says, see `window_table`; of what lies behind nothing.
+        """Return the attention mask of a pass over new nodes.
+
+        Nodes see all earlier slots, except hidden prompt positions. The window states which slots of the nodes they
+        see. They see no later slot.
+
+        Args:
+            window: mask from `window_table`, (batch or 1, nodes, slots of the nodes + 2).
+            begin: first slot of the nodes, int64 (batch,).
+
+        Returns:
+            Additive mask, (rows, 1, nodes, `num_used`).
         """
         columns = (self._columns[:, :, :, : self.num_used] - begin[:, None, None]).clamp_(0, window.shape[2] - 1)
         shape = (*columns.shape[:2], window.shape[1], -1)
         return window.expand(*shape).gather(3, columns.expand(*shape)).flatten(0, 1)[:, None]
 
     def flat_slots(self, slots: torch.Tensor) -> torch.Tensor:
-        """Where slots int64 (batch, n) of all captions stand in `LayerCache.vectors`: int64 (captions * batch * n,
-        2 * heads).
+        """Return the indices of slots in `LayerCache.vectors`.
+
+        Args:
+            slots: int64 (batch, n), the same for all branches.
+
+        Returns:
+            int64 (branches * batch * n, 2 * heads), keys first.
         """
         return (self._begins + slots[:, :, None]).flatten(0, 2)
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copies slots of every layer: source[b, j] of image b to target[b, j], int64 (batch, n), no target twice in a
-        row.
+        """Copy slots in every layer.
+
+        Args:
+            source: slots to copy, int64 (batch, n).
+            target: slots to overwrite, int64 (batch, n). A slot occurs only once per image.
         """
         vectors = self.entries.flatten(1, -2)
         moved = vectors.index_select(1, self.flat_slots(source).flatten())
         vectors.index_copy_(1, self.flat_slots(target).flatten(), moved)
 
     def copy_rows(self, rows: torch.Tensor, other: KVCache) -> None:
-        """Replaces images `rows`, int64 (n,), none twice, in place by the n of another cache with at most as many
-        slots: keys, values and hidden caption rows. What lies behind its slots stays; it is masked until it is
+        """Replace images in place by those of another cache: keys, values and hidden prompt positions.
+
+        If the other cache has fewer slots, the remaining slots keep their contents. They are masked until they are
         overwritten.
+
+        Args:
+            rows: indices of the images to replace, int64 (n,), without duplicates.
+            other: a cache of n images with at most the same number of slots.
         """
         self.entries[..., : other.num_slots, :].index_copy_(3, rows, other.entries)
         self._columns[..., : other.num_slots].index_copy_(1, rows, other._columns)
 
 
 def repeat_rows(x: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Repeats a batch (batch, ...) for each caption that it is run with: (num_rows, ...)."""
+    """Repeat a batch, (batch, ...), once per guidance branch: (num_rows, ...)."""
     return x if len(x) == num_rows else x.repeat(num_rows // len(x), *[1] * (x.dim() - 1))
 
 
 def round_slots(num_slots: int) -> int:
-    """Slots of a cache: a multiple of 8, since a GPU's attention kernels would pad the mask in every layer."""
+    """Round a number of slots up to a multiple of 8. A GPU would otherwise pad the attention mask in every layer."""
     return -(-num_slots // 8) * 8

@@ -1,7 +1,7 @@
 """The draft model: EAGLE's head, which continues the target model's hidden states.
 
-Its row for image token n takes (token n, the target's hidden state that predicted it) and yields the hidden state that
-predicts token n + 1, in the space that the target's own head reads.
+For image token n it takes the token and the hidden state with which the target predicted it. It returns the hidden
+state that predicts token n + 1, which the head of the target turns into logits.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from lantern.models.transformer import DecodingLayer, Layer, gather_rotary, grou
 
 
 class DraftModel(StoredModel):
-    """fc(cat(token embedding, target hidden)) -> one decoder layer without input norm; the target's head reads the
-    result. The fc layer is kept in two, `from_token` (with the bias) and `from_hidden`.
+    """A linear layer fc(cat(token embedding, hidden state of the target)), then one decoder layer without input norm.
+
+    The head of the target computes logits from the result. The layer fc is stored in two parts: `from_token`, with the
+    bias, and `from_hidden`.
 
     Source: SafeAILab/EAGLE model/cnets.py and jadohu/LANTERN models/drafters/cnets_llamagen.py.
     """
@@ -47,8 +49,10 @@ class DraftModel(StoredModel):
 
     @classmethod
     def from_target(cls, target: Target, seed: int) -> DraftModel:
-        """A draft model to be trained for a target, on its device: it has the target's token embedding, its fc layer
-        passes the hidden state through, and the other weights are normal numbers of the seed.
+        """Return an untrained draft model for a target, on its device.
+
+        It copies the token embedding of the target. Its fc layer starts as the identity on the hidden state. The
+        other weights are random normal numbers.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -64,25 +68,34 @@ class DraftModel(StoredModel):
         return draft.to(target.device)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The token half of the fc layer: int64 (...) -> (..., dim)."""
+        """Apply the token part of the fc layer to tokens, int64 (...): (..., dim)."""
         if self.token_table is not None:
             return F.embedding(tokens, self.token_table)
         return self.from_token(self.token_embedding(tokens))
 
     def forward(self, tokens: torch.Tensor, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Teacher-forced pass over whole images: tokens int64 (rows, n), zeros for the num_text_tokens - 1 rows of the
-        prompt, the target's hidden states that predicted them, (rows, n, dim), and an additive mask (rows, 1, n, n) ->
-        predicted next hidden states, (rows, n, dim).
+        """Run a teacher-forced pass over whole images.
+
+        Args:
+            tokens: int64 (rows, n), zeros at the num_text_tokens - 1 positions of the prompt.
+            hidden: hidden states with which the target predicted the tokens, (rows, n, dim).
+            mask: additive mask, (rows, 1, n, n).
+
+        Returns:
+            Predicted next hidden states, (rows, n, dim).
         """
         return self.layer(self.embed(tokens) + self.from_hidden(hidden), self.rotary[: tokens.shape[1], None], mask)
 
     def prefill(
         self, hidden: torch.Tensor, mask: torch.Tensor, num_slots: int, ids: torch.Tensor | None = None
     ) -> KVCache:
-        """Runs the prompts of a batch; `extend` goes on from there.
+        """Run the prompts of a batch and return the cache, with which `extend` continues.
 
-        `hidden`: the target's, (captions, batch, num_text_tokens - 1, dim). `mask`: bool, without dim, True where a
-        token of the prompt is. `ids`: of the prompts' tokens behind these, read with `num_embedded_ids`.
+        Args:
+            hidden: hidden states of the target, (branches, batch, num_text_tokens - 1, dim).
+            mask: bool (branches, batch, num_text_tokens - 1), True for prompt tokens.
+            num_slots: number of slots of the cache.
+            ids: ids of the prompt tokens that follow these positions, read if the config has `num_embedded_ids`.
         """
         visible = mask if self.config.masks_text_padding else torch.ones_like(mask)
         cache = self.make_cache(visible, num_slots)
@@ -95,7 +108,7 @@ class DraftModel(StoredModel):
         return cache
 
     def make_cache(self, visible: torch.Tensor, num_slots: int) -> KVCache:
-        """An empty cache for this model."""
+        """Return an empty cache for this model."""
         head_shape = (self.layer.num_kv_heads, self.layer.head_dim)
         return KVCache(visible, 1, num_slots, head_shape, self.token_embedding.weight.dtype)
 
@@ -108,22 +121,23 @@ class DraftModel(StoredModel):
         rotary_positions: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Runs new nodes behind what the cache holds; arguments and result as in `Target.extend`, but for
-        `hidden`, (captions, batch, nodes, dim): the hidden states that predicted the tokens.
+        """Run new nodes with a cache, as `Target.extend` does.
+
+        The argument `hidden`, (branches, batch, nodes, dim), is the hidden states that predicted the tokens.
         """
         return self._run(self.from_hidden(hidden).add_(self.embed(tokens)), slots, rotary_positions, mask, cache)
 
     def _run(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """What fc made of nodes, (captions, batch, nodes, dim), which it changes into their hidden states."""
+        """Run the layer in place on x, the output of fc, (branches, batch, nodes, dim)."""
         layer = self.decoding_layer or DecodingLayer(self.layer)
         rotary, flat_slots = gather_rotary(self.rotary, rotary_positions), cache.flat_slots(slots)
         layer(x.view(-1, x.shape[-1]), rotary, group_mask(mask, layer), cache.layers[0], flat_slots)
         return x
 
     def prepare_for_decoding(self) -> DraftModel:
-        """As the target's; `from_token` becomes a table."""
+        """Prepare the layer, see `prepare_layers`, and replace `from_token` by a table of all tokens."""
         with torch.no_grad():
             self.token_table = self.from_token(self.token_embedding.weight)
         (self.decoding_layer,) = prepare_layers(self, [self.layer])

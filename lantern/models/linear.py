@@ -1,5 +1,7 @@
-"""Linear maps as decoding runs them. The kernel of a product follows from its size, never from a timing, so that the
-same call gives the same digits tomorrow.
+"""Linear maps for decoding.
+
+The size of a product determines its kernel. Timings have no influence, so that the same call always gives the same
+digits.
 """
 
 from __future__ import annotations
@@ -11,21 +13,21 @@ from pathlib import Path
 import torch
 from torch import nn
 
-LARGE = 150_000  # numbers of a weight from which it is packed for products of MANY rows and more
+LARGE = 150_000  # elements from which a weight is packed for products of at least MANY rows
 MANY = 4
-HUGE = 1_500_000  # numbers of a weight from which it is packed for all products, and stored once
+HUGE = 1_500_000  # elements from which a weight is packed for all products, and stored only packed
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 AddProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class PreparedLinear(nn.Module):
-    """A linear map of stored weights: no gradients, no further casts or moves.
+    """Linear map for inference, which can no longer be trained, cast or moved.
 
     On a CPU in float32 there are two kernels. `torch.mm` on column-major weights is best for small weights and few
     rows: it reads them up to twice as fast as row-major ones. On AMD's CPUs, where torch.mm runs MKL without AVX-512,
     large weights are also packed once for oneDNN, whose call costs about 8 microseconds more. Other devices and dtypes
-    have `torch.mm` on the weights as they are, and so has `is_view`, which copies nothing.
+    use `torch.mm` on the original weights. So does `is_view`, which copies nothing.
     """
 
     def __init__(self, linear: nn.Linear, is_view: bool = False) -> None:
@@ -50,7 +52,7 @@ class PreparedLinear(nn.Module):
         return mapped.view(*x.shape[:-1], -1)
 
     def kernels(self, num_rows: int) -> tuple[Product, AddProduct]:
-        """Return the functions that serve products of `num_rows` rows, both without the bias.
+        """Return the functions that compute products of `num_rows` rows, both without the bias.
 
         Returns:
             (x -> x W^T for x (num_rows, inputs); (total, x) -> total + x W^T, in place in `total`).
@@ -76,7 +78,7 @@ def can_pack() -> bool:
 
 @cache
 def is_amd() -> bool:
-    """Return whether the CPU is one of AMD's, as far as Linux tells."""
+    """Return whether the CPU is made by AMD, according to /proc/cpuinfo. Without that file, return False."""
     info = Path("/proc/cpuinfo")
     return info.is_file() and "AuthenticAMD" in info.read_text(encoding="utf-8")
 

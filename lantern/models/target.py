@@ -1,5 +1,8 @@
-"""The target model: a transformer over `num_text_tokens` rows of the prompt, left-padded, then the image tokens in
-raster order. The hidden state of row `num_text_tokens - 1 + i` predicts image token i.
+"""The target model: a transformer over a prompt and the tokens of an image.
+
+A sequence is `num_text_tokens` positions of the left-padded prompt, then the image tokens in raster order. The hidden
+state at position `num_text_tokens - 1 + i` predicts image token i. With classifier-free guidance there are two
+*branches*: the prompts and the null prompts. Without guidance there is one.
 """
 
 from __future__ import annotations
@@ -26,11 +29,16 @@ from lantern.models.transformer import (
 
 
 class Target(StoredModel):
-    """What decoders, draft models and measurements ask of a target, whatever its layers are.
+    """Interface of a target, for decoders, draft models and measurements.
 
-    A class of it has a `config`, a `token_embedding` of what it draws, the `cache_shape` of its layers and whether its
-    head is linear; it embeds prompts, reads logits off hidden states, and runs nodes with a cache (`run_nodes`) or
-    whole images without (`forward`).
+    A subclass embeds prompts and computes logits from hidden states. It runs nodes with a cache in `run_nodes`, and
+    whole images without a cache in `forward`.
+
+    Attributes:
+        config: sizes of the target.
+        token_embedding: embedding of the tokens that the target generates.
+        forbidden: tokens that may not be generated within a line, and at its end, bool (2, vocab).
+        null_caption: learned features of the null prompt, if the target has them.
     """
 
     config: TargetConfig
@@ -41,54 +49,74 @@ class Target(StoredModel):
     def __init__(self, config: TargetConfig) -> None:
         super().__init__()
         self.config = config
-        # Of a place within a line, and of one at its end: the tokens that cannot stand there.
+        # Line ends are forbidden within a line, and codes at its end.
         is_end = torch.arange(config.vocab_size) >= config.num_codes
         self.register_buffer("forbidden", torch.stack([is_end, ~is_end]), persistent=False)
 
     @property
     def is_head_linear(self) -> bool:
-        """Guidance and a linear head commute."""
+        """Whether the head is linear. If so, guidance is applied before the head."""
         return True
 
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits of hidden states: (..., dim) -> float32 (..., vocab)."""
+        """Compute logits, float32 (..., vocab), of hidden states, (..., dim)."""
         raise NotImplementedError
 
     def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
-        """Caption features (..., rows, caption_dim), or ids int64 (..., rows) -> (..., rows, dim)."""
+        """Embed caption features, (..., positions, caption_dim), or ids, int64 (..., positions).
+
+        Returns:
+            (..., positions, dim).
+        """
         raise NotImplementedError
 
     def run_nodes(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """Embedded nodes (rows, nodes, dim), which it may change -> hidden states (captions, batch, nodes, dim); other
-        arguments as in `extend`.
+        """Run embedded nodes with a cache.
+
+        Args:
+            x: embedded nodes, (rows, nodes, dim), which may be changed in place.
+            slots: see `extend`, like the other arguments.
+            rotary_positions: see `extend`.
+            mask: see `extend`.
+            cache: see `extend`.
+
+        Returns:
+            Hidden states, (branches, batch, nodes, dim).
         """
         raise NotImplementedError
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
-        """Layers, heads of keys and values, and width of a head."""
+        """Number of layers, number of key/value heads, and channels of a head."""
         raise NotImplementedError
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
+        """Device of the weights."""
         return self.token_embedding.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Number format of weights, cache and hidden states, all but the `wide` ones."""
+        """Dtype of weights, cache and hidden states, except the weights named in `wide`."""
         return self.token_embedding.weight.dtype
 
     def guided_logits(
         self, hidden: torch.Tensor, cfg_scale: float, positions: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Logits, float32 (..., vocab), of hidden states (captions, ..., dim), guided where the null caption runs
-        along. Guidance and a linear head commute; in front of the head it halves its rows.
+        """Compute logits of hidden states, with guidance if there are two branches.
 
-        `positions`, int64 broadcastable to (...), are those of the image that the states predict: tokens that may not
-        stand there get -inf.
+        Guidance before a linear head gives the same logits as after it, and halves the rows of the head.
+
+        Args:
+            hidden: (branches, ..., dim).
+            cfg_scale: scale of classifier-free guidance.
+            positions: image positions that the states predict, int64, broadcastable to (...). If given, tokens that
+                may not be at a position get -inf.
+
+        Returns:
+            float32 (..., vocab).
         """
         if len(hidden) == 1:
             logits = self.read_logits(hidden[0])
@@ -101,9 +129,20 @@ class Target(StoredModel):
         return logits.masked_fill(F.embedding(self.config.ends_line(positions).long(), self.forbidden), -torch.inf)
 
     def null_prompt(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The prompt of no caption beside those of a mask, bool (..., num_text_tokens) -> (features or ids, mask): the
-        learned null caption under the prompts' masks, `null_ids` behind pads that are hidden, or, with a `null_filler`,
-        pads that are seen, as many as the prompt has tokens, between the first and the last of them.
+        """Return the null prompts for guidance, one per prompt.
+
+        Without `null_ids` they are the learned null caption, with the masks of the prompts. With `null_ids` they are
+        these ids after hidden padding. With a `null_filler` they have the length of the prompts: visible fillers
+        between the first and the last of the `null_ids`.
+
+        Args:
+            mask: True for prompt tokens, bool (..., num_text_tokens).
+
+        Returns:
+            Features or ids, and their mask.
+
+        Raises:
+            ValueError: the target has no null prompt.
         """
         ids = self.config.null_ids
         if not ids and not hasattr(self, "null_caption"):
@@ -120,28 +159,38 @@ class Target(StoredModel):
         return features, is_seen
 
     def with_null(self, features: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Prompts, and the null prompt beside each: features (batch, ...) -> (2, batch, ...), and their masks."""
+        """Stack prompts and their null prompts: features and masks, each (2, batch, ...)."""
         null, null_mask = self.null_prompt(mask)
         return torch.stack([features, null.to(features.dtype)]), torch.stack([mask, null_mask])
 
     def forward(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """Teacher-forced pass over whole images: hidden states after the final norm of all rows, (images,
-        num_text_tokens + n, dim).
+        """Run a teacher-forced pass over whole images.
 
-        `features`: caption features (images, num_text_tokens, caption_dim), or ids int64 (images, num_text_tokens);
-        `mask`: bool, True where a token of the prompt is; `codes`: int64 (images, n), of which the last predicts none.
+        Args:
+            features: caption features (images, num_text_tokens, caption_dim), or ids int64 (images, num_text_tokens).
+            mask: bool (images, num_text_tokens), True for prompt tokens.
+            codes: int64 (images, n).
+
+        Returns:
+            Hidden states of all positions after the final norm, (images, num_text_tokens + n, dim).
         """
         raise NotImplementedError
 
     def forward_with_null(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """`forward` of images with their prompts, then with the null prompt: (2 images, ...)."""
+        """Run `forward` on images with their prompts, then with null prompts: (2 * images, ...)."""
         both, masks = (part.flatten(0, 1) for part in self.with_null(features, mask))
         return self(both, masks, repeat_rows(codes, len(both)))
 
     def prefill(self, features: torch.Tensor, mask: torch.Tensor, num_slots: int) -> tuple[torch.Tensor, KVCache]:
-        """Runs the prompts of a batch, `features` and `mask` as in `forward`, but (captions, batch, ...), captions = 1,
-        or 2 under guidance, see `with_null`: hidden states after the final norm, (captions, batch, num_text_tokens,
-        dim), and the cache, from which `extend` goes on.
+        """Run the prompts of a batch and fill a new cache, with which `extend` continues.
+
+        Args:
+            features: as in `forward`, but (branches, batch, ...), see `with_null`.
+            mask: as in `forward`, but (branches, batch, num_text_tokens).
+            num_slots: number of slots of the cache.
+
+        Returns:
+            Hidden states after the final norm, (branches, batch, num_text_tokens, dim), and the cache.
         """
         cache = self.make_cache(mask, num_slots)
         rows = torch.arange(mask.shape[2], device=mask.device).expand(mask.shape[1:])
@@ -149,7 +198,7 @@ class Target(StoredModel):
         return self.run_nodes(x, rows, rows, cache.text_mask(mask), cache), cache
 
     def make_cache(self, visible: torch.Tensor, num_slots: int) -> KVCache:
-        """An empty cache for this model."""
+        """Return an empty cache for this model."""
         num_layers, num_kv_heads, head_dim = self.cache_shape
         return KVCache(visible, num_layers, num_slots, (num_kv_heads, head_dim), self.dtype)
 
@@ -161,18 +210,24 @@ class Target(StoredModel):
         rotary_positions: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Runs new nodes behind what the cache holds, which takes their keys and values: hidden states after the final
-        norm, (captions, batch, nodes, dim); not to be differentiated.
+        """Run new nodes with a cache, and store their keys and values in it. The result is not differentiable.
 
-        `tokens`, `slots` of their keys and values, and `rotary_positions` of the rotary table: int64, (batch, nodes).
-        `mask`: additive, (rows, 1, nodes, slots), see `KVCache.mask`.
+        Args:
+            cache: keys and values of earlier tokens.
+            tokens: tokens of the nodes, int64 (batch, nodes).
+            slots: slots for their keys and values, int64 (batch, nodes).
+            rotary_positions: positions in the rotary table, int64 (batch, nodes).
+            mask: additive mask, (rows, 1, nodes, slots), see `KVCache.mask`.
+
+        Returns:
+            Hidden states after the final norm, (branches, batch, nodes, dim).
         """
         return self.run_nodes(
             repeat_rows(self.token_embedding(tokens), len(mask)), slots, rotary_positions, mask, cache
         )
 
     def prepare_for_decoding(self) -> Target:
-        """Makes the model faster to decode with, in place, where it can be."""
+        """Make decoding faster, in place, if the model can do so. Return the model."""
         return self
 
 
@@ -219,7 +274,7 @@ class TargetModel(Target):
 
     @property
     def is_head_linear(self) -> bool:
-        """Guidance and a linear head commute."""
+        """Whether the head is linear. If so, guidance is applied before the head."""
         return self.head_in is None
 
     @property
@@ -268,11 +323,14 @@ class TargetModel(Target):
 
 
 def guide(doubled: torch.Tensor, cfg_scale: float) -> torch.Tensor:
-    """Classifier-free guidance u + s (c - u): (2 batch, ...), captioned rows first, null rows second -> float32 (batch,
-    ...).
+    """Apply classifier-free guidance u + s (c - u) to logits, or to hidden states before a linear head.
 
-    Logits, or hidden states in front of a linear head: guidance and a bias-free head commute, and the head then runs on
-    half the rows.
+    Args:
+        doubled: rows of the prompts (c), then of the null prompts (u), (2 * batch, ...).
+        cfg_scale: scale s.
+
+    Returns:
+        float32 (batch, ...).
     """
     captioned, null = doubled.float().chunk(2)
     return torch.lerp(null, captioned, cfg_scale)

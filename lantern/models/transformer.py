@@ -1,7 +1,8 @@
-"""The layer of target and draft model, LlamaGen's and Llama's: pre-norm attention with a rotary table, SwiGLU.
+"""The transformer layer of target and draft models, as in LlamaGen and Llama.
 
-It runs in two ways with the same weights: `Layer` over whole sequences, differentiably; `DecodingLayer` over a few new
-nodes against a `KVCache`, in place.
+It has pre-norm attention with rotary embeddings, and a SwiGLU feed-forward network. Two classes run it with the same
+weights. `Layer` runs whole sequences and is differentiable. `DecodingLayer` runs a few new nodes (tokens of a draft
+tree) against a `KVCache`, in place.
 """
 
 from __future__ import annotations
@@ -21,18 +22,28 @@ from lantern.models.linear import PreparedLinear, prepare_linears
 
 Model = TypeVar("Model", bound=nn.Module)
 
-MANY_ROWS = 16  # of a cache
+MANY_ROWS = 16  # rows of a cache from which `attend` uses batched products on a CPU
 
 
 def rotary_table(
     num_text_tokens: int, lines: tuple[int, int], head_dim: int, base: float, kind: str = "2d"
 ) -> torch.Tensor:
-    """Rotary table of pairs of neighbouring channels over a prompt and the (height, width) lines of an image: complex64
-    (num_text_tokens + image tokens + OVERSHOOT, head_dim / 2).
+    """Return the rotary table of a prompt and an image.
 
-    Of kind "2d" the first half of the channels turns with the image's row, the second with the column, and the prompt's
-    rows are zeros, which zero queries and keys, so that attention over text is uniform; of "1d", that of language
-    models, all channels turn with the position in the sequence, the prompt's too.
+    Each entry rotates a pair of neighbouring channels. Kind "2d" rotates the first half of the channels by the row in
+    the image, and the second half by the column. Its entries for prompt positions are zeros. They make queries and
+    keys zero, so that attention over the prompt is uniform. Kind "1d", as in language models, rotates all channels by
+    the position in the sequence, including prompt positions.
+
+    Args:
+        num_text_tokens: number of prompt positions.
+        lines: height and width of the image, in tokens.
+        head_dim: channels of a head.
+        base: base of the frequencies.
+        kind: "2d" or "1d".
+
+    Returns:
+        complex64 (num_text_tokens + image tokens + OVERSHOOT, head_dim / 2).
 
     Source: LlamaGen autoregressive/models/gpt.py, precompute_freqs_cis_2d.
     """
@@ -51,10 +62,14 @@ def rotary_table(
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm of the last axis; `weight` is None once `fold_into` has moved it.
+    """Root-mean-square norm of the last axis, computed in float32.
 
-    It is computed in float32. On a CPU the result is cast back before the weight, as in LlamaGen. On a GPU one kernel
-    does all of it and casts back after the weight, so that bfloat16 outputs differ by rounding.
+    On a CPU the result is cast back before it is multiplied with the weight, as in LlamaGen. On a GPU one kernel does
+    everything and casts back after the weight. So bfloat16 outputs of CPU and GPU differ by rounding.
+
+    Attributes:
+        weight: factor of each channel, or None after `fold_into` has moved it.
+        floor: sqrt(dim * eps), see `divide_by_norm`.
     """
 
     weight: nn.Parameter | None
@@ -67,7 +82,7 @@ class RMSNorm(nn.Module):
         self.register_buffer("floor", torch.tensor((dim * eps) ** 0.5), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalises (..., dim)."""
+        """Normalise x, (..., dim)."""
         if self.weight is None:
             return divide_by_norm(x, self.floor)
         if x.device.type == "cuda" and x.dtype == self.weight.dtype:
@@ -75,11 +90,15 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x.float(), (self.dim,), None, self.eps).to(x.dtype) * self.weight
 
     def function(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """This norm as it stands, without the lookups of a module."""
+        """Return this norm as a function, which avoids the attribute lookups of a module."""
         return self.forward if self.weight is not None else partial(divide_by_norm, floor=self.floor)
 
     def fold_into(self, linear: nn.Linear) -> None:
-        """Moves this norm's weight into the columns of the linear map that reads its output, in place; once only."""
+        """Move the weight of this norm into the columns of the linear map that reads its output, in place.
+
+        Raises:
+            ValueError: the norm has been folded before.
+        """
         if self.weight is None:
             raise ValueError("a norm can be folded once only, got one without a weight; load the model again")
         linear.weight.data = linear.weight.data * (self.weight.data * self.dim**0.5)
@@ -87,27 +106,36 @@ class RMSNorm(nn.Module):
 
 
 def divide_by_norm(x: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
-    """Divides (..., dim) by hypot(its norm, floor = sqrt(dim eps)): an RMS norm but for sqrt(dim), which sits in the
-    folded weight. On a CPU F.rms_norm is not one kernel but eight, and takes twice as long.
+    """Apply an RMS norm without its weight and without the factor sqrt(dim).
+
+    `RMSNorm.fold_into` moves both into the next linear map. On a CPU this takes half the time of F.rms_norm, which runs
+    eight kernels there.
+
+    Args:
+        x: (..., dim).
+        floor: sqrt(dim * eps).
+
+    Returns:
+        x / hypot(norm of x, floor), (..., dim).
     """
     return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(floor)
 
 
 class HeadNorm(nn.Module):
-    """Layer norm of each head's queries and keys, before they are turned, with weights and eps as in Chameleon."""
+    """Layer norm of the queries and keys of each head, before rotation. Weights and eps are as in Chameleon."""
 
     def __init__(self, num_heads: int, head_dim: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(num_heads, head_dim))  # of queries, then of keys
+        self.weight = nn.Parameter(torch.ones(num_heads, head_dim))  # query heads, then key heads
         self.bias = nn.Parameter(torch.zeros(num_heads, head_dim))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalises the last axis of (..., heads of queries and keys, head_dim)."""
+        """Normalise the last axis of x, (..., query heads + key heads, head_dim)."""
         return F.layer_norm(x, x.shape[-1:], eps=1e-5) * self.weight + self.bias
 
 
 class Layer(nn.Module):
-    """A decoder layer; dim / num_heads is divisible by 4. EAGLE's draft layer has no attention norm."""
+    """Decoder layer. dim / num_heads is divisible by 4. The layer of EAGLE's draft model has no attention norm."""
 
     def __init__(self, config: TargetConfig | DraftConfig, *, has_attention_norm: bool = True) -> None:
         super().__init__()
@@ -129,11 +157,17 @@ class Layer(nn.Module):
         mask: torch.Tensor | None,
         append: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None,
     ) -> torch.Tensor:
-        """Runs the layer over whole sequences (rows, nodes, dim), differentiably.
+        """Run the layer on whole sequences. The result is differentiable.
 
-        `rotary`: complex64, broadcastable to (rows, nodes, heads of queries and keys, head_dim / 2). `mask`: additive,
-        (rows or 1, 1, nodes, keys). `append` takes the keys and values of x, (rows, nodes, heads, head_dim), and gives
-        all those that x attends to; None attends within x alone.
+        Args:
+            x: (rows, nodes, dim).
+            rotary: complex64, broadcastable to (rows, nodes, query heads + key heads, head_dim / 2).
+            mask: additive attention mask, (rows or 1, 1, nodes, keys).
+            append: takes the keys and values of x, each (rows, nodes, heads, head_dim), and returns all keys and values
+                that x attends to. If None, x attends to itself only.
+
+        Returns:
+            Hidden states, (rows, nodes, dim).
         """
         rows, nodes, dim = x.shape
         normed = x if self.attention_norm is None else self.attention_norm(x)
@@ -153,8 +187,10 @@ class Layer(nn.Module):
 
 
 class DecodingLayer:
-    """A `Layer` as decoding runs it, in few kernels and without the lookups of modules, a quarter of a short pass. It
-    reads the layer's weights as they stand: make it anew once they are cast, moved or folded.
+    """A `Layer` for decoding, with few kernels and without the attribute lookups of modules.
+
+    Those lookups take a quarter of a short pass. The object keeps references to the weights of the layer. If they are
+    cast, moved or folded, create a new object.
     """
 
     def __init__(self, layer: Layer) -> None:
@@ -166,15 +202,19 @@ class DecodingLayer:
         parts = (part if isinstance(part, PreparedLinear) else PreparedLinear(part, is_view=True) for part in parts)
         self.linears = [*parts]
         self.is_fused = fused.is_usable(layer.ffn_norm.floor.device)
-        self.kernels: dict[int, tuple] = {}  # number of rows -> the four kernels, which follow from it
+        self.kernels: dict[int, tuple] = {}  # number of rows -> the four kernels for it
 
     def __call__(
         self, x: torch.Tensor, rotary: torch.Tensor, mask: torch.Tensor, past: LayerCache, flat_slots: torch.Tensor
     ) -> None:
-        """Changes x, (rows * nodes, dim), in place to what `Layer.forward` returns; not to be differentiated.
+        """Replace x in place by the output of the layer. The operation is not differentiable.
 
-        `rotary`: complex64, (batch * nodes, 1, head_dim / 2), the same for all captions. `mask`: additive, of
-        `group_mask`. `past` takes the nodes' keys and values at `flat_slots`, see `KVCache.flat_slots`.
+        Args:
+            x: hidden states of the nodes, (rows * nodes, dim).
+            rotary: complex64 (batch * nodes, 1, head_dim / 2), the same for both guidance branches.
+            mask: additive attention mask from `group_mask`.
+            past: cache of this layer, which stores the keys and values of the nodes.
+            flat_slots: slots of the new keys and values, from `KVCache.flat_slots`.
         """
         dim, heads, kv_heads, head_dim = x.shape[1], self.num_heads, self.num_kv_heads, self.head_dim
         make_qkv, add_attention_, make_gate_up, add_ffn_ = self.kernels.get(len(x)) or self._choose_kernels(len(x))
@@ -205,19 +245,17 @@ class DecodingLayer:
 
 
 def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Attention under an additive mask.
+    """Compute attention with an additive mask.
 
-    Heads that share keys and values become further nodes of one head. So any kernel serves, and keys and values are
-    read once.
-
-    On a CPU in float32, one query of each of many rows is two batched products, which take a third of the time of the
-    fused kernel.
+    Heads that share keys and values are treated as more nodes of one head. So every attention kernel can be used, and
+    keys and values are read only once. For one query per row and many rows, two batched products are used on a CPU in
+    float32. They take a third of the time of the fused kernel.
 
     Args:
         query: (rows, nodes, heads, head_dim).
         keys: (rows, key/value heads, slots, head_dim).
         values: shaped as `keys`.
-        mask: of `group_mask`.
+        mask: from `group_mask`.
 
     Returns:
         (rows, nodes, key/value heads, heads of each, head_dim), which may be a view.
@@ -253,7 +291,12 @@ def group_mask(mask: torch.Tensor, layer: DecodingLayer) -> torch.Tensor:
 
 
 def apply_rotary_(x: torch.Tensor, rotary: torch.Tensor) -> None:
-    """Turns pairs of channels x, (..., head_dim / 2, 2), in place; rotary complex64, broadcastable to its pairs."""
+    """Rotate pairs of channels in place.
+
+    Args:
+        x: pairs of channels, (..., head_dim / 2, 2).
+        rotary: rotations, complex64, broadcastable to (..., head_dim / 2).
+    """
     if x.dtype == torch.float32:
         torch.view_as_complex(x).mul_(rotary)
     else:
@@ -261,15 +304,19 @@ def apply_rotary_(x: torch.Tensor, rotary: torch.Tensor) -> None:
 
 
 def gather_rotary(table: torch.Tensor, rotary_positions: torch.Tensor) -> torch.Tensor:
-    """Rows int64 (batch, nodes) of a rotary table (n, head_dim / 2) -> (batch * nodes, 1, head_dim / 2)."""
+    """Return the entries of a rotary table, (n, head_dim / 2), at positions int64 (batch, nodes).
+
+    Returns:
+        complex64 (batch * nodes, 1, head_dim / 2).
+    """
     return table.index_select(0, rotary_positions.flatten())[:, None]
 
 
 def prepare_layers(model: nn.Module, layers: Sequence[Layer]) -> list[DecodingLayer]:
-    """Decoding layers of a model, which can then no longer be trained, saved, moved or cast.
+    """Return decoding layers of a model, which can then no longer be trained, saved, moved or cast.
 
-    On a CPU in float32 norms are folded into the linear maps that follow them, and all linear maps are prepared, see
-    `PreparedLinear`; outputs change by rounding. On other devices the weights stay as they are.
+    On a CPU in float32, norms are folded into the linear maps after them, and all linear maps become `PreparedLinear`.
+    Outputs change by rounding. On other devices the weights do not change.
     """
     weight = layers[0].qkv.weight
     if weight.device.type == "cpu" and weight.dtype == torch.float32:
@@ -282,8 +329,9 @@ def prepare_layers(model: nn.Module, layers: Sequence[Layer]) -> list[DecodingLa
 
 
 def cast_weights(module: Model, dtype: torch.dtype) -> Model:
-    """Casts parameters and real buffers in place, all but those whose names begin with one of `module.wide`, where it
-    has some; the rotary table is complex and stays, which `Module.to` would not let it.
+    """Cast parameters and real buffers in place, except those with a prefix in `module.wide`.
+
+    The rotary table is complex and does not change. `Module.to` would cast it.
     """
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if tensor.is_floating_point() and not name.startswith(getattr(module, "wide", ())):
