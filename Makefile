@@ -57,7 +57,7 @@ arguments: $(STAMP)
 	@$(FIND_RESULTS)
 
 reproduce: $(STAMP)
-	@$(FIND_RESULTS); trap 'echo "interrupted: run the same command again, which goes on" >&2; exit 130' INT; \
+	@$(FIND_RESULTS); trap 'echo "interrupted: run the same command again to resume" >&2; exit 130' INT; \
 	set -x; $(SNAKEMAKE) $(AFTER_RUN) $(ARGS)
 
 # The shell gets the prompt from the environment, as text, and never as a part of a command.

@@ -56,7 +56,7 @@ PARTS = ("step", "draft", "target", "score", "verify", "commit", "other")
 
 
 def common_methods(k: int) -> list[dict[str, Any]]:
-    """What every case measures: the published trees, and chains of 4 to 13 nodes."""
+    """Return the methods that every case measures: the published trees, and chains of 4 to 13 nodes."""
     return [
         {"name": BASELINE},
         {"name": "coupled", "tree": "chain3"},
@@ -71,8 +71,9 @@ def common_methods(k: int) -> list[dict[str, Any]]:
 
 
 class Bench:
-    """The decoders of a case on the packages at hand, this checkout's or another's: all that it needs of them is
-    imported here, and a method that they do not know is left out.
+    """Return the decoders of a case.
+
+    The packages may be those of this checkout or of another, so it imports them here. A method that they do not know is left out.
     """
 
     def __init__(self, case: dict[str, Any]) -> None:
@@ -126,7 +127,7 @@ class Bench:
 
     @staticmethod
     def _specs(case: dict[str, Any]) -> Iterator[Any]:
-        """The methods, under names that say their trees."""
+        """Return the methods, by names that state their trees."""
         from lantern.methods import make_method
 
         for entry in case["methods"]:
@@ -137,8 +138,9 @@ class Bench:
                 print(f"left out: {entry}: {error}", file=sys.stderr)
 
     def decode(self, method: str, image: int, steps: int | None) -> dict[str, float]:
-        """Milliseconds of the parts of a step of one image, or of its first steps; of a whole image also its seconds
-        and the tokens that a target forward emits.
+        """Measure a step of one image, in milliseconds by part, or its first steps.
+
+        Of a whole image, also return its seconds and the tokens per forward pass of the target.
         """
         from lantern.generation import decode_timed
 
@@ -156,8 +158,10 @@ class Bench:
         return {**whole, **clock.medians()}
 
     def job(self, method: str, batch: int, images: int) -> dict[str, float]:
-        """Images per second of a generation job from texts to records; tokens that a target forward emits; and the
-        steps of batches that wait for their slowest image, in steps of the job, which refills rows.
+        """Measure a generation job from texts to records.
+
+        Return images per second, tokens per forward pass of the target, and the steps of batches that wait for their slowest
+        image, relative to the steps of the job, which refills rows.
         """
         from lantern.generation import generate_records
 
@@ -215,7 +219,7 @@ class Side:
             raise ValueError(f"{name} must run the code of {self.checkout}, found {answer['package']}")
 
     def ask(self, line: dict[str, Any]) -> Any:
-        """Gives the case, or a command, and waits for the answer."""
+        """Send the case or a command, and wait for the answer."""
         print(json.dumps(line), file=self.process.stdin, flush=True)
         answer = self.process.stdout.readline()
         if not answer:
@@ -236,8 +240,9 @@ def open_sides(case: dict[str, Any], against: Path | None, threads: list[int]) -
 
 
 def measure(sides: list[Side], turns: int, command: str, **arguments: Any) -> dict[str, dict[str, list[dict]]]:
-    """What every side answers in every turn: method -> side -> answers. The turn before the first does not count, and
-    the side that is first in one turn is last in the next.
+    """Return the answers of every side in every turn: method -> side -> answers.
+
+    The turn before the first does not count. The side that is first in one turn is last in the next.
     """
     answers: dict[str, dict[str, list]] = {method: defaultdict(list) for method in sides[0].methods}
     for turn in range(-1, turns):
@@ -252,7 +257,7 @@ def measure(sides: list[Side], turns: int, command: str, **arguments: Any) -> di
 
 
 def summarise(answers: dict[str, dict[str, list[dict[str, float]]]]) -> dict[str, dict[str, Any]]:
-    """Method -> side -> numbers; "ratio" is this version over the other."""
+    """Return numbers by method and side; "ratio" is this version over the other."""
     rows: dict[str, dict[str, Any]] = defaultdict(dict)
     for method, sides in answers.items():
         for name, images in sides.items():
@@ -269,7 +274,7 @@ def summarise(answers: dict[str, dict[str, list[dict[str, float]]]]) -> dict[str
 
 
 def make_case(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """What the workers of a case are told before they start."""
+    """Return what the workers of a case are told before they start."""
     case = {"temperature": options.temperature}
     if name != "embedded":
         sizes = RANDOM_CASES[name]["sizes"]
@@ -307,7 +312,7 @@ def show(case: str, rows: dict[str, dict[str, Any]]) -> None:
 
 
 def show_jobs(batch: int, rows: dict[str, dict[str, Any]]) -> None:
-    """A table for people: images per second."""
+    """Print a table of images per second."""
     print(f"\nbatch {batch:<36} images/s   against     ratio   tokens a forward   steps without refill")
     for method, row in rows.items():
         sides = (row.get(name, {}).get("images_per_s") for name in ("this", "against", "ratio"))
@@ -317,7 +322,7 @@ def show_jobs(batch: int, rows: dict[str, dict[str, Any]]) -> None:
 
 
 def describe_run(options: argparse.Namespace) -> dict[str, Any]:
-    """The machine, its load average before the start, and the commits."""
+    """Return the machine, its load average before the start, and the commits."""
     from lantern_pipeline.runtime.machine import describe_machine
 
     checkouts = {"this": ROOT} | ({"against": options.against} if options.against else {})

@@ -52,7 +52,7 @@ PARAMETERS = {"k": 100, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "weight": 0.
 
 
 def name_of(device: torch.device) -> str:
-    """What the card or the processor is called."""
+    """Return the name of the GPU or of the processor."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
 
 
@@ -123,7 +123,7 @@ def make_adapter_config(size: str, grid: int | None, **changes: int) -> AdapterC
 def make_random(
     cls: type[torch.nn.Module], config: object, dtype: torch.dtype, device: torch.device
 ) -> torch.nn.Module:
-    """A model of random weights, none of which was ever in another number format."""
+    """Return a model with random weights, which are made in its dtype."""
     model = empty_model(cls, config, dtype, device).eval()
     for parameter in model.parameters():
         torch.nn.init.ones_(parameter) if parameter.ndim == 1 else torch.nn.init.normal_(parameter, std=0.02)
@@ -131,8 +131,9 @@ def make_random(
 
 
 def make_draft(target: TargetModel, dtype: torch.dtype) -> DraftModel | None:
-    """The target's published drafter, or one of ours, with random weights; None if it draws two images, since draft
-    models do not.
+    """Return a published draft model of the target, or one of Lantern's, with random weights.
+
+    Return None for a target that generates two images, which draft models do not.
     """
     config = target.config
     if config.small_grid:
@@ -170,7 +171,7 @@ def make_models(options: argparse.Namespace) -> Models:
 
 
 def fake_models(options: argparse.Namespace) -> DecodingModels:
-    """The same models to count kernels with; what the table holds does not matter."""
+    """Return the same models without weights, to count kernels. The values of the table do not matter."""
     models = make_decoding_models(options, torch.device("meta"))
     num_codes = models.target.config.num_codes
     models.nearest_codes = torch.zeros(num_codes, PARAMETERS["k"], dtype=code_dtype(num_codes))
@@ -186,14 +187,14 @@ def example_of(parameter: Parameter) -> float | str:
 
 
 def make_spec(name: str) -> MethodSpec:
-    """The preset with the parameters that it leaves open, on the published trees."""
+    """Return the preset with the published trees, and with values for the parameters that it leaves open."""
     wanted = ACCEPTANCE[PRESETS[name].get("acceptance", "exact")].parameters
     open_parameters = [key for key in wanted if key not in PRESETS[name]]
     return make_method(name, **{key: PARAMETERS.get(key, example_of(wanted[key])) for key in open_parameters})
 
 
 def make_sampling(config: TargetConfig, options: argparse.Namespace) -> SamplingConfig:
-    """The papers' sampling settings; a target without a null prompt takes no guidance."""
+    """Return the sampling settings of the papers, without guidance if the target has no null prompt."""
     cfg_scale = options.cfg_scale if config.null_ids or not config.num_prompt_ids else 1.0
     return SamplingConfig(options.temperature, 1000, 1.0, "top_k_first", cfg_scale)
 
@@ -273,7 +274,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Builds the models once and runs every preset."""
+    """Build the models once and run every preset."""
     options = parse_options()
     options.grid, options.sizes = make_config(options.size, options.grid).grid, {}
     torch.set_num_threads(options.threads)

@@ -31,7 +31,7 @@ def descendants(rule: str, edges: dict[str, set[str]]) -> set[str]:
 
 
 def main() -> None:
-    """Reads Snakemake's graph from the standard input and prints the short one."""
+    """Read Snakemake's graph from the standard input, and print the short one."""
     text = sys.stdin.read()
     names = dict(re.findall(r'^\s*(\d+)\[label = "([a-z_]+)', text, re.M))
     edges: dict[str, set[str]] = {}

@@ -40,7 +40,7 @@ def tiny_model() -> JanusForConditionalGeneration:
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """A word a token, after the names that Janus' prompts need."""
+    """Return a tokenizer with one token per word, after the names that Janus' prompts need."""
     words = [*NAMES, *PROMPT.split(), ":"]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

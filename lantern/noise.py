@@ -1,5 +1,6 @@
-"""The noise field of an image: all its randomness, a pure function of (run seed, prompt id, stream, position, code or
-slot).
+"""Noise of an image: all its randomness.
+
+A value is a pure function of (run seed, prompt id, stream, position, code or slot).
 
 It is computed in float64 from a counter-based generator and rounded to float32, so that it does not depend on the
 device, on the batch or on the method that reads it. A GPU makes the noise of its images itself, see `lantern.philox`:
@@ -29,9 +30,21 @@ GUMBEL_STREAMS = ("target", "draft")  # with a value per code; the others are un
 def uniform_field(
     run_seed: int, prompt_id: str, stream: str, num_positions: int, num_slots: int, first: int = 0
 ) -> np.ndarray:
-    """Uniform noise in (0, 1) of one image, float64 (num_positions, num_slots), from position `first` on; each stream
-    ("target", "draft", "accept", ...) is an independent field, and the row of a position is the same however many
-    are asked for.
+    """Return uniform noise of one image in (0, 1).
+
+    A stream ("target", "draft", "accept", ...) is an independent field. The values of a position do not depend on how
+    many positions are asked for.
+
+    Args:
+        run_seed: seed of the run.
+        prompt_id: prompt of the image.
+        stream: name of the field.
+        num_positions: number of positions.
+        num_slots: number of values per position.
+        first: first position.
+
+    Returns:
+        float64 (num_positions, num_slots).
 
     Source: Philox (Salmon et al. 2011), a counter-based generator, through numpy.
     """
@@ -42,7 +55,7 @@ def uniform_field(
 def gumbel_field(
     run_seed: int, prompt_id: str, stream: str, num_positions: int, num_codes: int, first: int = 0
 ) -> torch.Tensor:
-    """Standard Gumbel noise of one image, float32, (num_positions, num_codes); arguments as in `uniform_field`."""
+    """Return standard Gumbel noise of one image, float32 (num_positions, num_codes). Arguments: see `uniform_field`."""
     noise, done = np.empty(num_positions * num_codes, np.float32), 0
     for block in _uniform_blocks(run_seed, prompt_id, stream, first * num_codes, len(noise)):
         np.log(block, out=block)
@@ -56,7 +69,7 @@ def gumbel_field(
 def _uniform_blocks(
     run_seed: int, prompt_id: str, stream: str, first_value: int, num_values: int
 ) -> Iterator[np.ndarray]:
-    """Values of a field in order, float64, NOISE_BLOCK at a time: blocks that stay in the cache are made faster."""
+    """Yield the values of a field in order, float64, NOISE_BLOCK at a time: blocks that fit the cache are faster."""
     generator = np.random.Philox(key=np.array(_key_of(run_seed, prompt_id, stream), dtype=np.uint64))
     generator.advance(first_value // 4)  # of the counter, which gives four values a step
     generator.random_raw(first_value % 4)
@@ -120,7 +133,7 @@ class ImageNoise:
         self._made = {stream: self._make(stream, 0, num_made) for stream in streams if num_made}
 
     def read(self, stream: str, begin: int, end: int) -> torch.Tensor:
-        """Noise of positions begin to end - 1, float32, (end - begin, codes or MAX_SIBLINGS)."""
+        """Return the noise of positions begin to end - 1, float32 (end - begin, codes or MAX_SIBLINGS)."""
         made = self._made.get(stream)
         return self._make(stream, begin, end) if made is None or end > len(made) else made[begin:end]
 
@@ -139,14 +152,14 @@ def _stream_sizes(streams: Sequence[str], vocab_size: int) -> dict[str, int]:
 
 
 class NoiseField:
-    """The noise of a batch of images in fixed buffers; rows are replaced in place.
+    """The noise of a batch of images in fixed buffers.
 
-    A row holds the noise of `window` positions, that of position p at place p % window; None is what `choose_window`
-    chooses.
+    A row belongs to one image and holds the noise of `window` positions. The noise of position p is at index p %
+    window.
 
     Attributes:
-        prompt_ids: of the rows; None where no image is.
-        window: positions held at a time.
+        prompt_ids: prompt ids of the rows; None for a row without an image.
+        window: number of positions that are held. `choose_window` chooses it if it is not given.
     """
 
     def __init__(
@@ -169,15 +182,21 @@ class NoiseField:
         self._row_offsets = torch.arange(num_rows, device=device)[:, None] * self.window
 
     def fill(self, rows: Sequence[int], fields: Sequence[ImageNoise]) -> None:
-        """Gives rows to new images, one each, which stand at position 0."""
+        """Assign rows to new images, which begin at position 0."""
         for row, image in zip(rows, fields, strict=True):
             self.prompt_ids[row], self._images[row], self._ends[row] = image.prompt_id, image, 0
             self._extend(row, 0)
 
     def advance(self, lengths: torch.Tensor, tokens_per_step: int) -> int:
-        """Makes sure that rows hold the `window` positions from their lengths on, int64 (num_rows,), read by the host
-        unless rows hold all positions; returns how many steps of at most `tokens_per_step` tokens may follow before
-        the next call.
+        """Hold the noise of the next `window` positions of each row.
+
+        Args:
+            lengths: number of tokens of each row, int64 (num_rows,). The host reads it, unless rows hold all
+                positions.
+            tokens_per_step: most tokens that a step adds.
+
+        Returns:
+            The number of steps that may follow before the next call.
         """
         if self.window == self.num_positions:
             return self.num_positions
@@ -197,24 +216,48 @@ class NoiseField:
             self._images[row] = None
 
     def gumbel(self, stream: str, positions: torch.Tensor) -> torch.Tensor:
-        """Gumbel noise: positions int64 (batch, nodes), clamped to the last one -> (batch, nodes, vocab)."""
+        """Return Gumbel noise, (batch, nodes, vocab).
+
+        Args:
+            stream: name of the field.
+            positions: int64 (batch, nodes); larger ones count as the last position.
+        """
         return self._read(stream, positions)
 
     def uniform(self, positions: torch.Tensor, num_slots: int) -> torch.Tensor:
-        """Uniform noise of the accept decisions: positions (batch, nodes) -> (batch, nodes, num_slots <=
-        MAX_SIBLINGS).
+        """Return uniform noise of acceptance decisions, (batch, nodes, num_slots).
+
+        Args:
+            positions: int64 (batch, nodes).
+            num_slots: values per position, at most MAX_SIBLINGS.
         """
         return self._read("accept", positions)[..., :num_slots]
 
     def fresh(self, stream: str, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Uniform noise in (0, 1) at one slot of each position: positions and slots (batch or 1, n) -> (batch, n)."""
+        """Return uniform noise in (0, 1), (batch, n).
+
+        Args:
+            stream: name of the field.
+            positions: int64 (batch, n).
+            slots: slot of each position, int64 (batch or 1, n).
+        """
         noise = self._read(stream, positions).gather(-1, slots.expand_as(positions)[..., None]).squeeze(-1)
         return noise.clamp_(max=1 - 2.0**-24)  # in float32 the largest round to 1
 
     def sample(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """A code, int64 (batch, n), of each of some distributions (batch, n, vocab), normalised or not, by one uniform
-        number each, where Gumbel noise for every slot would be too much: of a uniform stream, at `positions` (batch,
-        n), from `slots` (batch or 1, n) that no other draw there reads. Without mass the last code is drawn.
+        """Sample a code from each distribution by inverse transform sampling.
+
+        It takes one uniform number per sample, where Gumbel noise for every slot would be too much.
+
+        Args:
+            stream: name of a uniform field.
+            probs: distributions (batch, n, vocab), not necessarily normalised. If all are 0, the last code is
+                returned.
+            positions: int64 (batch, n).
+            slots: slots that no other sample at these positions reads, int64 (batch or 1, n).
+
+        Returns:
+            int64 (batch, n).
         """
         # In float64, which no code's share is lost in, and whose order of addition on a GPU changes no draw.
         cumulative = probs.double().cumsum(-1)

@@ -64,7 +64,7 @@ def measure(check: Check) -> None:
 
 
 def _make_workers(check: Check) -> ProcessPoolExecutor | None:
-    """Processes for the CPU's images; None if the code is tried, or if cores are few."""
+    """Return processes for the images on the CPU, or None for a trial or with few cores."""
     num_cores = os.cpu_count() or 1
     if check.is_tiny or num_cores < 4:
         return None

@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AdapterConfig(TargetConfig):
-    """Sizes of a target of transformers, and what its layers are made of anew.
+    """Sizes of a target from transformers.
 
-    `layers_class`: name of the layers' class; `settings`: what its config class is made of. `head_width`: channels
-    inside a head of two matrices, 0 of one. `uses_grid_rope`: channels are turned by time, row and column.
+    Attributes:
+        layers_class: name of the class of the layers.
+        settings: keyword arguments of its config class.
+        head_width: channels inside a head of two matrices; 0 if the head is one matrix.
+        uses_grid_rope: whether the rotary embedding turns channels by time, row and column.
     """
 
     layers_class: str = ""
@@ -35,16 +38,18 @@ class AdapterConfig(TargetConfig):
 
 
 class TransformersTarget(Target):
-    """A target over any causal model of transformers that takes `inputs_embeds`, a mask of four dimensions and
-    `position_ids`.
+    """A causal language model of transformers as a target.
+
+    Its layers must take `inputs_embeds`, a four-dimensional mask and `position_ids`.
 
     Args:
-        config: of the target; prompts are ids.
-        parts: of a model that is there, of which the head is copied to float32; without them empty ones are made.
+        config: sizes of the target; prompts are token ids.
+        parts: parts of a loaded model, whose head is copied to float32. None makes empty parts.
 
     Attributes:
-        negative: if set, prompts of no caption with their mask, both (batch, num_text_tokens), for one batch of prompts
-            in place of the config's `null_ids`.
+        negative: negative prompts with their mask, both (batch, num_text_tokens), for one batch of prompts. They
+            replace
+            the config's `null_ids`. None if not set.
     """
 
     kind = "transformers_target"
@@ -168,9 +173,13 @@ def _device_of(parts: Parts) -> torch.device:
 
 
 def grid_positions(config: TargetConfig) -> torch.Tensor:
-    """Times, rows and columns, int64 (3, num_text_tokens + image tokens + OVERSHOOT), by which GLM-Image turns: of the
-    prompt all three are the place in it; of a grid that begins at p they are p, p + row and p + column, and what
-    follows it begins behind its longer side.
+    """Return the times, rows and columns that GLM-Image's rotary embedding reads.
+
+    In the prompt all three are the position. A grid that begins at p has time p, rows p + row and columns p + column.
+    The next grid begins after the longer side of this one.
+
+    Returns:
+        int64 (3, num_text_tokens + image tokens + OVERSHOOT).
     """
     begin, parts = config.num_text_tokens, [torch.arange(config.num_text_tokens).expand(3, -1)]
     for height, columns in ((config.small_grid, config.small_columns), (config.grid, config.columns)):
@@ -182,12 +191,12 @@ def grid_positions(config: TargetConfig) -> torch.Tensor:
 
 
 def _settings(config: PreTrainedConfig) -> dict[str, object]:
-    """A config of transformers without the names of all its words, which are megabytes and needed no more."""
+    """Return a config of transformers without its vocabulary, which takes megabytes and is no longer needed."""
     return {name: {} if name == "vocabulary_map" else value for name, value in config.to_diff_dict().items()}
 
 
 def _empty_parts(config: AdapterConfig) -> Parts:
-    """Layers, table and head of random or no weights."""
+    """Return layers, table and head with random or no weights."""
     import transformers  # an optional part of the package
 
     layers_class = getattr(transformers, config.layers_class)
@@ -212,7 +221,7 @@ class _Slots:
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Takes those of the new nodes, (rows, heads, nodes, head_dim), and gives those of the slots that are read."""
+        """Write keys and values of new nodes, (rows, heads, nodes, head_dim), and return those of the slots in use."""
         past = self._layers[layer_idx]
         both = torch.cat([keys, values], dim=1).transpose(1, 2)  # (rows, nodes, 2 * heads, head_dim)
         past.write(self._flat_slots, both.flatten(0, 1))

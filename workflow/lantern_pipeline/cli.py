@@ -38,8 +38,10 @@ def sample(
     experiment: Annotated[str | None, typer.Option(help="Which one, where several are finished.")] = None,
     results: Annotated[Path, typer.Option(help="Folder of results.")] = RESULTS,
 ) -> None:
-    """Draws one prompt with a few methods, of a finished experiment or, where nothing has run yet, from the trained
-    weights in models/embedded; prints target forwards, seconds, and which images equal autoregressive decoding's.
+    """Generate images of one prompt with a few methods, and compare them.
+
+    The models are those of a finished experiment, or the embedded model if nothing has run yet. Prints target forwards,
+    seconds, and which images equal that of autoregressive decoding.
     """
     import lantern
     from lantern.loading import EMBEDDED, find_shipped
@@ -139,7 +141,7 @@ def predict(
 
 @contextmanager
 def _one_sentence() -> Iterator[None]:
-    """Turns an error that the user can do something about into one sentence and exit code 1."""
+    """Turn an error that the user can mend into one sentence and exit code 1."""
     try:
         yield
     except (ValueError, OSError, FloatingPointError) as error:
@@ -149,7 +151,7 @@ def _one_sentence() -> Iterator[None]:
 
 
 def _printable(text: str) -> str:
-    """A text from elsewhere without the control characters that a terminal would obey."""
+    """Return a text without the control characters that a terminal would obey."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 

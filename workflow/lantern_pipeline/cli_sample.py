@@ -29,8 +29,15 @@ CELL_HEIGHT = 1.75  # inches, titles included
 
 @dataclass(frozen=True)
 class Sample:
-    """One prompt's image by one method: pixels are (S, S, 3) uint8, seconds those of a second decoding; `is_equal`:
-    whether its codes are those of autoregressive decoding, the first sample.
+    """The image of a prompt by one method.
+
+    Attributes:
+        label: name of the method.
+        pixels: uint8 (S, S, 3).
+        is_equal: whether the codes equal those of autoregressive decoding, the first sample.
+        target_forwards: forward passes of the target.
+        num_tokens: tokens of the image.
+        seconds: time of a second decoding, after a warm-up.
     """
 
     label: str
@@ -42,8 +49,15 @@ class Sample:
 
 
 def sample_prompt(model: Model, prompt: str, methods: Sequence[str] = ()) -> list[Sample]:
-    """Draws a prompt with autoregressive decoding and with `methods`, presets with their parts behind them, such as
-    "lantern k=20 delta=0.1"; without any, with a few.
+    """Generate an image of a prompt by autoregressive decoding and by each method.
+
+    Args:
+        model: the loaded models.
+        prompt: the prompt.
+        methods: presets with their parameters, such as "lantern k=20 delta=0.1"; a few presets if empty.
+
+    Raises:
+        ValueError: the prompt is empty or holds an unknown word, or a method is wrong.
     """
     vocabulary = getattr(model.encoder, "vocabulary", None)  # of the embedded data set
     if not prompt.strip():
@@ -84,8 +98,10 @@ def draw_samples(prompt: str, samples: list[Sample]) -> Figure:
 
 
 def table_of(samples: list[Sample]) -> str:
-    """The samples as lines of text: method, target forwards, tokens per forward, seconds, speed-up, and whether the
-    image equals autoregressive decoding's.
+    """Return the samples as lines of text.
+
+    The columns are method, target forwards, tokens per forward, seconds, speed-up, and whether the image equals that of
+    autoregressive decoding.
     """
     titles = f"{'method':<32} {'target forwards':>16} {'tokens/forward':>15} {'seconds':>9} {'speed-up':>9}"
     lines = [f"{titles}  image"]

@@ -77,7 +77,7 @@ def run_damaged(snakemake, monkeypatch, folder, name):
 
 def test_a_damaged_file_of_the_results_is_set_aside(snakemake, monkeypatch, tmp_path):
     said = run_damaged(snakemake, monkeypatch, tmp_path, "results/tiny/codes.safetensors")
-    assert "results/tiny/codes.safetensors is truncated" in said and "run again, which makes it anew" in said
+    assert "results/tiny/codes.safetensors is truncated" in said and "run again to make a new one" in said
     assert (tmp_path / "results/tiny/codes.safetensors.damaged").read_text() == "half"
     assert not (tmp_path / "results/tiny/codes.safetensors").exists()
 
@@ -151,7 +151,7 @@ def test_a_line_is_in_the_log_as_soon_as_it_is_printed(snakemake, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "said", "code"),
     [
-        (KeyboardInterrupt(), "interrupted; run again, which goes on", 130),
+        (KeyboardInterrupt(), "interrupted; run the same command again to resume", 130),
         (ValueError("k must be at least 1, got 0"), "k must be at least 1, got 0 (", 1),
         (ValueError(), "ValueError (", 1),
         (RuntimeError("no kernel"), "RuntimeError: no kernel (", 1),

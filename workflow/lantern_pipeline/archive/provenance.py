@@ -84,7 +84,7 @@ class Provenance(TypedDict):
 
 
 def publishable_config(config: Mapping[str, object]) -> dict[str, object]:
-    """The config without what belongs to one machine: folders outside the run's, names and passwords in addresses."""
+    """Return the config without machine-specific data: folders outside the run's, and names and passwords in URLs."""
     return {key: _publishable(value) for key, value in config.items()}
 
 
@@ -160,7 +160,7 @@ def hash_files(paths: Iterable[Path | str], folder: Path | str) -> dict[str, Dig
 
 
 def describe_resources(inputs: Sequence[Path | str]) -> dict[str, dict[str, Digest]]:
-    """Describes files from elsewhere, of manifests or the user's own: name -> file name -> sha256 and bytes."""
+    """Return sha256 and bytes of files from elsewhere: name of a resource or path -> file name -> description."""
     found = {}
     for path in sorted({Path(given) for given in inputs}):
         manifest = read_manifest(path)
@@ -170,7 +170,7 @@ def describe_resources(inputs: Sequence[Path | str]) -> dict[str, dict[str, Dige
 
 
 def describe_decoding(records: Iterable[Path | str]) -> list[dict[str, object]]:
-    """Lists on what images were decoded: the distinct devices, GPUs, number formats, threads and versions of torch."""
+    """Return the distinct devices, GPUs, dtypes, numbers of threads and versions of torch that decoded images."""
     from lantern.records import load_records
 
     keys = ("device", "gpu", "dtype", "num_threads", "torch")
@@ -179,7 +179,7 @@ def describe_decoding(records: Iterable[Path | str]) -> list[dict[str, object]]:
 
 
 def render_page(provenance: Provenance) -> str:
-    """The report's page of what made the results, as HTML that needs nothing else."""
+    """Return the report's page of what made the results, as HTML that needs no other file."""
     from lantern_pipeline.tables.markdown import html_page
 
     code, environment, machine = provenance["code"], provenance["environment"], provenance["machine"]
@@ -226,7 +226,7 @@ def _digest_and_size(described: FileDescription) -> Digest:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """What git prints; None where there is no git or no repository."""
+    """Return what git prints, or None without git or a repository."""
     try:
         result = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

@@ -104,7 +104,7 @@ def _redraw(
         raise ValueError(f"{name}: the config has no {method_id} at T{temperature}")
 
     def find(file: str) -> Path:
-        """A file of the experiment, or the one of the same sum among the caller's."""
+        """Return a file of the experiment, or the caller's file with the same checksum."""
         if (folder / file).is_file():
             return folder / file
         sha256 = provenance["models"].get(file, {}).get("sha256")

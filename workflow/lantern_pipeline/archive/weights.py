@@ -16,7 +16,13 @@ SECTIONS = ("data", "text", "tokenizer", "target", "drafter", "attribute_classif
 
 
 def round_model(source: Path | str, destination: Path | str, more: Mapping[str, object]) -> None:
-    """Writes a model in our own layout with every number of its weights in bfloat16; `more` joins its report."""
+    """Write a model in Lantern's layout with its weights rounded to bfloat16.
+
+    Args:
+        source: file of the model.
+        destination: file to write.
+        more: entries that are added to its report.
+    """
     tensors, metadata = load_tensors(source)
     rounded = {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     save_tensors(destination, rounded, {**metadata, **more})

@@ -85,7 +85,11 @@ def parse_entry(name: str, entry: ResourceEntry) -> Resource:
 
 
 def check_file(key: str, file: str, sha256: object) -> None:
-    """A ValueError where a file's name leads out of its folder, or what should be its SHA-256 is none."""
+    """Check the name and the checksum of a file.
+
+    Raises:
+        ValueError: the name leads out of its folder, or the checksum is no SHA-256.
+    """
     parts = PurePosixPath(file).parts
     is_inside = bool(parts) and not file.startswith("/") and ".." not in parts and not parts[-1].startswith(".")
     if not is_inside or "\\" in file or not file.isprintable():
@@ -124,12 +128,16 @@ def _check_repo(key: str, repo: str, revision: str | None, files: Mapping[str, o
 
 
 def how_to_find_commit(repo: str) -> str:
-    """End of a sentence: how to look up the commit at which a repository of the hub stands now."""
+    """Return the end of an error message: how to look up the newest commit of a repository on the hub."""
     return f"`git ls-remote {hub_endpoint()}/{repo} HEAD` prints the newest one"
 
 
 def check_reference(key: str, value: str | None, resources: Mapping[str, Resource]) -> None:
-    """Checks that a config value is None, names an entry, or an existing path, or one below results/ (of a rule)."""
+    """Check that a config value is None, the name of an entry, an existing path, or a path below results/.
+
+    Raises:
+        ValueError: it is none of these; names the nearest entry.
+    """
     if value is None or value in resources or Path(value).exists() or value.startswith("results/"):
         return
     near = difflib.get_close_matches(value, list(resources), n=1, cutoff=0.6)

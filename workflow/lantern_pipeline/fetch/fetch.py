@@ -53,9 +53,10 @@ class RemoteFile(NamedTuple):
 
 
 def fetch_resource(resource: Resource) -> Manifest:
-    """Makes a resource be there (the user's own copy, files that lie in place already, or a download); its manifest.
+    """Provide a resource, and return its manifest.
 
-    What the first fetch found, hashes and the repository's commit, is recorded in .record.json and holds from then on.
+    A resource is the user's copy, files that are in place already, or a download. The first fetch records the checksums
+    and the repository's commit in .record.json, and later ones must match them.
     """
     if resource.path is not None:
         return _use_own_copy(resource, resource.path)
@@ -120,7 +121,7 @@ def _use_own_copy(resource: Resource, path: Path) -> Manifest:
 
 
 def _check_content(resource: Resource, file: str, where: Path, expected: str | None) -> FileDescription:
-    """Describes a file, which lies `where`; moves it aside where its content is wrong."""
+    """Describe the file at `where`. Move it aside if its content is wrong."""
     described = describe_file(where)
     if expected in (None, described["sha256"]):
         log.info("%s, sha256 %s", where, described["sha256"])
@@ -131,12 +132,12 @@ def _check_content(resource: Resource, file: str, where: Path, expected: str | N
     said_by = f"config key resources.{resource.name}.files" if resource.files[file] else "the first fetch or the hub"
     raise ValueError(
         f"resource {resource.name}: {path} has the wrong content: expected sha256 {expected} (from {said_by}), "
-        f"found {described['sha256']}; it was moved to {aside}; run again to fetch it anew"
+        f"found {described['sha256']}; it was moved to {aside}; run again to download a new copy"
     )
 
 
 def _pin_commit(resource: Resource, file: str) -> Resource:
-    """Gives an entry of the hub without a commit the newest one; `file` is the first that is wanted."""
+    """Return a hub entry with the newest commit if it has none; `file` is the first wanted file."""
     repo = resource.repo
     if repo is None or resource.revision is not None:
         return resource
@@ -195,12 +196,15 @@ def _ask(question: Callable[[], T]) -> T:
 
 
 def _patience() -> Any:
-    """An httpx2.Timeout, where huggingface_hub declares a float and hands on what it gets."""
+    """Return the timeouts of a request, an httpx2.Timeout.
+
+    huggingface_hub declares a float and passes on what it gets.
+    """
     return httpx2.Timeout(ANSWER_S, connect=REACH_S)
 
 
 def _fetch_file(resource: Resource, file: str, remote: RemoteFile, expected: str | None) -> FileDescription:
-    """Downloads to <file>.part, goes on where an earlier run stopped, checks, renames."""
+    """Download a file to <file>.part, resuming an earlier download, then check and rename it."""
     part = _part(resource, file)
     version_file = part.with_name(f"{part.name}.json")
     version = {"url": remote.url, "size": remote.size, "version": remote.version}
@@ -227,7 +231,7 @@ def _fetch_file(resource: Resource, file: str, remote: RemoteFile, expected: str
 
 @contextmanager
 def _one_sentence(resource: Resource, file: str) -> Iterator[None]:
-    """Turns what goes wrong in the block into one sentence with the file, where it comes from and what to do."""
+    """Turn a failed transfer into one sentence: the file, its URL, and what to do."""
     try:
         yield
     except (HfHubHTTPError, httpx2.HTTPError, OSError) as error:
@@ -239,7 +243,7 @@ def _one_sentence(resource: Resource, file: str) -> Iterator[None]:
 def _explain(
     error: HfHubHTTPError | httpx2.HTTPError | OSError, resource: Resource, file: str
 ) -> tuple[type[OSError], str]:
-    """The exception to raise for an error of a transfer: what is wrong and what to do."""
+    """Return the exception to raise for a failed transfer: its type, and a sentence that says what to do."""
     key = f"config key resources.{resource.name}"
     by_hand = f"download it by hand to {resource.folder / file}, or set {key}.path to a copy that you have"
     goes_on = f"run again to go on where it stopped, or {by_hand}"
@@ -266,7 +270,7 @@ def _explain(
 
 
 def _explain_answer(error: HfHubHTTPError, resource: Resource, key: str, by_hand: str) -> tuple[type[OSError], str]:
-    """The same for an answer of status 4xx or 5xx."""
+    """Return the same for an answer of status 4xx or 5xx."""
     status, repo, log_in = error.response.status_code, resource.repo or "", "log in with `hf auth login`"
     match error:
         case GatedRepoError():
@@ -287,7 +291,7 @@ def _explain_answer(error: HfHubHTTPError, resource: Resource, key: str, by_hand
 
 
 def _read_record(resource: Resource) -> tuple[dict[str, FileDescription], str | None]:
-    """What an earlier run recorded: file -> description, and the commit, where it is known."""
+    """Return what an earlier run recorded: the description of each file, and the commit if it is known."""
     path = resource.folder / RECORD
     if not path.is_file():
         return {}, None
@@ -310,7 +314,7 @@ def _write_record(resource: Resource, described: Mapping[str, FileDescription]) 
 
 
 def _origin(resource: Resource) -> dict[str, str | None]:
-    """What decides the content of fetched files."""
+    """Return the parts of an entry that decide the content of its files."""
     return {part: getattr(resource, part) for part in ("url", "repo", "revision")}
 
 

@@ -39,7 +39,7 @@ class Manifest(TypedDict):
 
 
 def describe_file(path: Path) -> FileDescription:
-    """Reads a whole file and returns its sha256 (hexadecimal), size (bytes) and mtime_ns."""
+    """Read a whole file and return its sha256 (hexadecimal), size (bytes) and mtime_ns."""
     with open(path, "rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     size, mtime_ns = _stamp(path)
@@ -47,7 +47,14 @@ def describe_file(path: Path) -> FileDescription:
 
 
 def make_manifest(name: str, place: Path, source: str, files: Mapping[str, FileDescription]) -> Manifest:
-    """Puts a manifest together: `place` is the one file or the folder that holds `files`, `source` is for people."""
+    """Return the manifest of some files.
+
+    Args:
+        name: name of the resource.
+        place: the one file, or the folder of the files.
+        source: origin of the files, for people.
+        files: description of each file.
+    """
     return {
         "kind": KIND,
         "name": name,
@@ -59,8 +66,14 @@ def make_manifest(name: str, place: Path, source: str, files: Mapping[str, FileD
 
 
 def resource_path(given: Path | str) -> Path:
-    """Finds the file or folder behind a rule's input and makes sure that it is still what was fetched (hashed again
-    where size or date differ), or what SHA256SUMS beside it says; a path that is no manifest comes back as it is.
+    """Return the file or folder that a rule's input stands for, after checking its content.
+
+    A file whose size or date differs from the manifest's is hashed again. A path that is no manifest is returned as it
+    is, after a check against SHA256SUMS beside it, if there is one.
+
+    Raises:
+        FileNotFoundError: a file is gone.
+        ValueError: a file has changed.
     """
     manifest = read_manifest(given)
     if manifest is None:
@@ -83,13 +96,13 @@ def resource_path(given: Path | str) -> Path:
 
 
 def resource_sha256(given: Path | str) -> str:
-    """Returns the SHA-256, hexadecimal, by which results name a file or a folder (or manifest) of weights."""
+    """Return the SHA-256, hexadecimal, by which results name a file, a folder or a manifest of weights."""
     manifest = read_manifest(given)
     return manifest["sha256"] if manifest is not None else _hash_of_all(describe_path(Path(given)))
 
 
 def describe_conversion(given: Path | str, model: StoredModel) -> dict[str, object]:
-    """Says which file a model was converted from, beside the report of its training if the layout is our own."""
+    """Return which file a model was converted from, with the report of its training if the layout is Lantern's."""
     from lantern.checkpoints.files import find_weights
     from lantern.checkpoints.native import read_report
 
@@ -105,7 +118,7 @@ def describe_conversion(given: Path | str, model: StoredModel) -> dict[str, obje
 
 
 def describe_path(path: Path) -> dict[str, FileDescription]:
-    """Describes a file, or every file of a folder (hidden ones left out), by name relative to the folder."""
+    """Describe a file, or every file of a folder except hidden ones, by its name relative to the folder."""
     if path.is_file():
         return {path.name: describe_file(path)}
     files = {file: describe_file(path / file) for file in _files_below(path)}
@@ -115,7 +128,7 @@ def describe_path(path: Path) -> dict[str, FileDescription]:
 
 
 def read_manifest(given: Path | str) -> Manifest | None:
-    """Reads a manifest; None for a path that is none, such as weights or a JSON file of captions."""
+    """Return a manifest, or None if the path is none, such as weights or a JSON file of captions."""
     path = Path(given)
     if path.suffix != ".json" or not path.is_file():
         return None

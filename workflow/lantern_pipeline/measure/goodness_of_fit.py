@@ -1,4 +1,4 @@
-"""Goodness-of-fit test: do whole images follow the target's distribution?
+"""Goodness-of-fit test of whole images against the target's distribution.
 
 A chi-square test compares them. It needs no draft distribution, so it applies to any method.
 """

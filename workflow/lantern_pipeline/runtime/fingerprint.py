@@ -31,9 +31,16 @@ _HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunction
 
 
 def code_fingerprint(script: Path | str, packages: Sequence[Path] = PACKAGES) -> str:
-    """Hashes a script and every module that it imports of the packages (folders named as they are imported), directly
-    or not, but for LEFT_OUT: 16 hexadecimal digits, the same on every machine and Python version. Of a file that is no
-    Python, the bytes count.
+    """Return a hash of a script and of every module that it imports from some packages, except LEFT_OUT.
+
+    It is the same on every machine and Python version. For a file that is not Python, the bytes count.
+
+    Args:
+        script: the script.
+        packages: folders of packages, named as they are imported.
+
+    Returns:
+        16 hexadecimal digits.
     """
     if Path(script).suffix != ".py":  # a template, a table
         return hashlib.sha256(Path(script).read_bytes()).hexdigest()[:16]
@@ -50,8 +57,10 @@ def code_fingerprint(script: Path | str, packages: Sequence[Path] = PACKAGES) ->
 
 
 def imported_modules(script: Path | str, packages: Sequence[Path] = PACKAGES) -> set[Path]:
-    """Finds the files of the packages that a script imports, directly or not: imports inside functions and the
-    `__init__.py` of each package on the way included, LEFT_OUT and what only that imports left out.
+    """Return the files of some packages that a script imports, directly or not.
+
+    Imports inside functions and the `__init__.py` of each package count. LEFT_OUT, and what only that imports, does
+    not.
     """
     found: set[Path] = set()
     waiting = [Path(script)]

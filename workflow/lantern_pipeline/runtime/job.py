@@ -39,14 +39,14 @@ class Job(Protocol):
 
 @contextmanager
 def job_log(snakemake: Job) -> Iterator[logging.Logger]:
-    """Sends output, warnings and log records of a script to its rule's log file and sets the thread count.
+    """Send the output, warnings and log records of a script to its rule's log file, and set the number of threads.
 
-    Progress bars stay on the terminal where there is one (they write to stderr, which is then left alone), and so do
-    this package's own warnings. An error leaves its traceback in the log and one sentence on the terminal.
+    Progress bars stay on the terminal if there is one, and so do warnings of this package. An error leaves its
+    traceback in the log and one sentence on the terminal.
 
-    A killed Snakemake leaves its jobs behind: a second process for the same job waits until the first has ended, since
-    files have one writer at a time. A damaged file among the run's results is set aside, so that the next run makes it
-    again. A job that asks for a GPU sees the one that is its own.
+    If a killed Snakemake left the same job behind, the new process waits until it ends, since a file has one writer at
+    a time. A damaged result is set aside, so that the next run makes it again. A job that asks for a GPU sees its GPU
+    only.
     """
     terminal, stdout = sys.stderr, sys.stdout
     if "torch" in sys.modules:  # a job on tables has none
@@ -66,7 +66,7 @@ def job_log(snakemake: Job) -> Iterator[logging.Logger]:
         try:
             yield logging.getLogger(snakemake.rule)
         except KeyboardInterrupt:
-            print(f"\n{snakemake.rule}: interrupted; run again, which goes on", file=terminal)
+            print(f"\n{snakemake.rule}: interrupted; run the same command again to resume", file=terminal)
             sys.exit(130)
         except Exception as error:
             traceback.print_exc(file=file)
@@ -78,7 +78,7 @@ def job_log(snakemake: Job) -> Iterator[logging.Logger]:
 
 
 def _describe(error: Exception) -> str:
-    """One sentence about what stopped a job."""
+    """Return one sentence about what stopped a job."""
     if isinstance(error, DamagedFileError):
         return _set_aside(error)
     if isinstance(error, OSError) and error.strerror and error.filename is None:
@@ -88,18 +88,18 @@ def _describe(error: Exception) -> str:
 
 
 def _set_aside(error: DamagedFileError) -> str:
-    """Renames a damaged file of the run's results, never another; returns the sentence that says so."""
+    """Rename a damaged file of the run's results, and no other file. Return the sentence that says so."""
     results = Path("results").resolve()
     if not error.path.resolve().is_relative_to(results):
         return str(error)
     aside = error.path.with_name(f"{error.path.name}.damaged")
     with suppress(FileNotFoundError):  # another job has met it too
         error.path.replace(aside)
-    return f"{error.path} {error.damage}; it was set aside as {aside.name}: run again, which makes it anew"
+    return f"{error.path} {error.damage}; it was set aside as {aside.name}: run again to make a new one"
 
 
 def _warnings_for(terminal: TextIO, rule: str) -> logging.Handler:
-    """Shows warnings of this package and of the script, not those of libraries."""
+    """Return a handler that shows warnings of this package and of the script, but not of libraries."""
     handler = logging.StreamHandler(terminal)
     handler.setLevel(logging.WARNING)
     handler.setFormatter(logging.Formatter(f"{rule}: %(message)s"))

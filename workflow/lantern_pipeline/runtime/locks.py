@@ -52,10 +52,10 @@ def hold_job(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
 
 @contextmanager
 def hold_gpu(rule: str, terminal: TextIO, folder: Path | None = None) -> Iterator[None]:
-    """Gives a job a GPU that no other job of this user on this machine has, and makes it see no other.
+    """Reserve a GPU for a job, and hide all others from it.
 
-    Snakemake counts how many are in use, this decides which; where none is free the job waits. Without a GPU nothing
-    happens: what uses one says so.
+    Snakemake counts the GPUs in use; this function chooses one. If none is free, the job waits. On a machine without a
+    GPU nothing happens.
     """
     names = visible_gpus()
     if not names:
@@ -101,7 +101,7 @@ def _take_gpu(names: list[str], folder: Path, stack: ExitStack) -> str | None:
 
 
 def _wait_until(attempt: Callable[[], T | None], reason: Callable[[], str], terminal: TextIO) -> T:
-    """Tries once a second until it gives something true, which is returned; says once why it has to wait."""
+    """Call `attempt` once a second until it returns a true value, and return that. Print once why it waits."""
     if not (found := attempt()):
         print(reason(), file=terminal, flush=True)
         while not (found := attempt()):

@@ -81,10 +81,13 @@ def names_own_class(config: object) -> bool:
 
 
 def memory_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
-    """Memory that this process and those it starts may have together: the machine's, or less where a container or a
-    cluster's session has a limit; None on a system that does not say.
+    """Return the memory that this process and its children may use, or None on a system that does not state it.
 
-    `groups` is where Linux shows its control groups, version 2, and `own` where it names the one of this process.
+    It is the machine's memory, or less if a container or a cluster's session has a limit.
+
+    Args:
+        groups: folder in which Linux shows its control groups, version 2.
+        own: file that names the control group of this process.
     """
     limits = []
     with suppress(AttributeError, ValueError, OSError):  # no such question on this system
@@ -106,7 +109,7 @@ def limit_memory(workflow: Workflow) -> None:
 
 
 def describe_machine() -> Machine:
-    """Describes this machine: cpu, architecture, cores, memory_gib, gpus (name and memory_gib), cuda, driver."""
+    """Return cpu, architecture, cores, memory_gib, gpus (name and memory_gib), cuda and driver of this machine."""
     import torch
 
     gpus: list[Gpu] = []
@@ -126,7 +129,7 @@ def describe_machine() -> Machine:
 
 
 def name_machine(machine: Machine) -> str:
-    """Names a machine of `describe_machine` in a few words: its CPU, cores and GPUs."""
+    """Return the CPU, cores and GPUs of a machine of `describe_machine`, in a few words."""
     return ", ".join([machine["cpu"], f"{machine['cores']} cores", *(gpu["name"] for gpu in machine["gpus"])])
 
 
@@ -148,13 +151,13 @@ def _cpu_name(info: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def _driver_version() -> str | None:
-    """Version of NVIDIA's kernel module; None where the system does not show it."""
+    """Return the version of NVIDIA's kernel module, or None if the system does not show it."""
     found = re.search(r"Kernel Module.*?(\d+(?:\.\d+)+)", _read(Path("/proc/driver/nvidia/version")))
     return found[1] if found else None
 
 
 def _read(path: Path) -> str:
-    """The text of a file of the system; empty where it has none."""
+    """Return the text of a file of the system; empty if there is none."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:
@@ -162,7 +165,7 @@ def _read(path: Path) -> str:
 
 
 def set_job_environment(root: Path | str) -> None:
-    """Sets the variables that jobs inherit; a value that the user has set stays.
+    """Set the environment variables that jobs inherit; a value that the user has set stays.
 
     Scripts import the packages of the project's folder `root`, whether they are installed or not.
     """

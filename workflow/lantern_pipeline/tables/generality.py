@@ -1,4 +1,4 @@
-"""Generality: do the gains of a method carry over to other targets, and do they grow with their ambiguity?
+"""Gains of each method on many targets, and whether they grow with the ambiguity of a target.
 
 Every target has the same methods at the same settings.
 """
