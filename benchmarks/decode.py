@@ -73,7 +73,8 @@ def common_methods(k: int) -> list[dict[str, Any]]:
 class Bench:
     """Return the decoders of a case.
 
-    The packages may be those of this checkout or of another, so it imports them here. A method that they do not know is left out.
+    The packages may be those of this checkout or of another, so it imports them here. A method that they do not know is
+    left out.
     """
 
     def __init__(self, case: dict[str, Any]) -> None:
@@ -159,8 +160,7 @@ class Bench:
 
     def job(self, method: str, batch: int, images: int) -> dict[str, float]:
         """Measure a generation job from texts to records.
-
-        Return images per second, tokens per forward pass of the target, and the steps of batches that wait for their slowest
+         Return images per second, tokens per forward pass of the target, and the steps of batches that wait for their slowest
         image, relative to the steps of the job, which refills rows.
         """
         from lantern.generation import generate_records
