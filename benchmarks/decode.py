@@ -160,8 +160,9 @@ class Bench:
 
     def job(self, method: str, batch: int, images: int) -> dict[str, float]:
         """Measure a generation job from texts to records.
-         Return images per second, tokens per forward pass of the target, and the steps of batches that wait for their slowest
-        image, relative to the steps of the job, which refills rows.
+
+        Return images per second, tokens per forward pass of the target, and the steps of batches that wait for their
+        slowest image, relative to the steps of the job, which refills rows.
         """
         from lantern.generation import generate_records
 

@@ -334,11 +334,11 @@ def load_class(path: str) -> type:
 
 
 def drafts_of(name: object) -> DraftsRow:
-    """Return the declaration of a kind of drafts.
+    """Return the row that describes a kind of drafts: its parameters, and what its drafter needs.
 
     Args:
-        name: key of DRAFTS, or "module:Class" of a custom drafter, whose class is the declaration. None or nan for no
-            drafts.
+        name: key of DRAFTS, or "module:Class" of a custom drafter, whose class attributes are that description. None or
+            nan for no drafts.
 
     Raises:
         ValueError: the name is unknown. The message lists the known ones.

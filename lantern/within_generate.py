@@ -273,7 +273,7 @@ def _check_mask(mask: torch.Tensor | None, ids: torch.Tensor, name: str) -> torc
 
 
 def _ends_within(target: TransformersTarget, max_new_tokens: int | None) -> tuple[int, ...]:
-    """Return the words after an image for which `max_new_tokens` leaves room. None leaves room for all."""
+    """Return the ids of the tokens that follow an image, as many as `max_new_tokens` allows; all if it is None."""
     needed = target.config.num_image_tokens
     if max_new_tokens is None:
         return target.ends

@@ -31,8 +31,10 @@ class Feed:
 
     Attributes:
         source: position whose token is fed.
-        position: position at which it is fed. Differs from `source` for a placeholder.
-        sampled: position of the token that is sampled after it. None if the token only replaces a placeholder.
+        position: position at which it is fed. If the token of that position is not sampled yet, the token of another
+            position, `source`, is fed in its place, as a placeholder.
+        sampled: position of the token that is sampled after it. None if the pass only overwrites the cache entry of a
+            placeholder by that of the true token.
     """
 
     source: int

@@ -324,7 +324,7 @@ class ByEquality(Verifier):
         return sampled_of_parent == proposal.tokens, sampled, best
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """Return the target's sample, which accepts the child that holds it."""
+        """Sample a token from the target at each node. The child with that token is accepted, if there is one."""
         best, sampled = scores.keys.max(-1)
         return Choice(sampled, sampled, best)
 

@@ -165,7 +165,10 @@ class RelaxedSets(Acceptance):
         return self.grow(codes, masses).relaxed_prob.squeeze(-1)
 
     def relaxed_prob_of_all(self, probs: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:
-        """Return s(x) of every code, from vocab * (k + 1) probabilities per node."""
+        """Return the relaxed probability s(x) of every code x, (..., vocab).
+
+        It gathers k + 1 probabilities per code, so its cost is vocab * (k + 1) per node.
+        """
         vocab = probs.shape[-1]
         rows = probs.reshape(-1, vocab)
         parts = []

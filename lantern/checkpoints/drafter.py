@@ -95,7 +95,12 @@ def fill_draft(model: DraftModel, tensors: Mapping[str, torch.Tensor], path: Pat
 def map_draft_parameters(model: DraftModel, has_bias: bool) -> dict[str, torch.Tensor]:
     """Map each tensor name of a published draft model to the parameter that it fills.
 
-    fc.weight, which holds two of the model's matrices, is mapped to a copy.
+    fc.weight holds two matrices of the model side by side. It is mapped to a concatenated copy of them, and who reads a
+    file splits that tensor.
+
+    Args:
+        model: the draft model.
+        has_bias: whether the published fc has a bias.
     """
     state = model.state_dict()
     parameters = {

@@ -119,7 +119,9 @@ def open_pretrained(weights: WeightFile, config: PreTrainedConfig, dtype: torch.
 
 
 def complete_meta(weights: WeightFile, expected: TargetConfig) -> WeightFile:
-    """Convert Chameleon from Meta's layout to Hugging Face's, with settings from the expected sizes.
+    """Convert a Chameleon checkpoint from Meta's layout to Hugging Face's.
+
+    Config values that Meta's files lack are taken from `expected`.
 
     Channels that are rotated together are adjacent in Meta's layout, and half a head apart in Hugging Face's.
     """

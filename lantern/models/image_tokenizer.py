@@ -86,10 +86,10 @@ class ImageTokenizer(StoredModel):
         return F.normalize(hidden.flatten(2).transpose(1, 2), dim=-1)
 
     def reconstruct(self, latents: Tensor) -> Tensor:
-        """Return the images of vectors, not clamped, (images, 3, size, size).
+        """Decode latent vectors to images, (images, 3, size, size), without clamping.
 
         Args:
-            latents: vectors, (images, grid * grid, code_dim).
+            latents: vectors of codes or of an encoder, (images, grid * grid, code_dim). They are not quantised here.
         """
         grid = self.config.grid
         hidden = latents.transpose(1, 2).unflatten(2, (grid, grid))

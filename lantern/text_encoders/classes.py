@@ -50,7 +50,7 @@ class ClassEncoder:
 class WordClassEncoder(ClassEncoder):
     """Encoder of captions whose class is a combination of words.
 
-    If a caption holds several words of a list, the first counts. Classes are numbered in the order of
+    If a caption holds several words of a list, the one that comes first in the caption counts. Classes are numbered in the order of
     `itertools.product`.
 
     Args:

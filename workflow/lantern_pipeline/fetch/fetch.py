@@ -196,9 +196,9 @@ def _ask(question: Callable[[], T]) -> T:
 
 
 def _patience() -> Any:
-    """Return the timeouts of a request, an httpx2.Timeout.
+    """Return the timeouts of a request to the hub, an httpx2.Timeout.
 
-    huggingface_hub declares a float and passes on what it gets.
+    huggingface_hub declares a float, but passes the value on to httpx2, which takes a Timeout too. Hence the type Any.
     """
     return httpx2.Timeout(ANSWER_S, connect=REACH_S)
 

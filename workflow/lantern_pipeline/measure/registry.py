@@ -153,7 +153,7 @@ def metrics_over(what: str) -> tuple[Metric, ...]:
 
 @dataclass(frozen=True)
 class Choice:
-    """Value of a config key of section `metrics`: which models measure."""
+    """One allowed value of a key in config section `metrics`: it selects the models that compute a metric."""
 
     # "<module of measure>:<function>", which loads it from (config section metrics, `metric_files`, device)
     loader: str

@@ -114,8 +114,9 @@ def unroll(
 ) -> list[torch.Tensor]:
     """Run the draft model on its own predictions, as in decoding.
 
-    Pass d gives each position the context of a draft at depth d of a chain: the target's hidden states up to d - 1
-    positions back, then one position of each pass in between, then itself.
+    In pass d, counted from 1, position n has the context of a draft at depth d of a chain. It attends to the target's
+    hidden states of the positions up to n - d + 1. For each later position up to n it attends to the draft model's own
+    state, of one earlier pass each.
 
     Args:
         draft: the draft model.

@@ -44,7 +44,7 @@ class Optimiser:
             part.zero_grad(set_to_none=True)
 
     def update(self, rate_factor: float) -> float:
-        """Clip the gradients and update the parameters, with the highest learning rates times `rate_factor`.
+        """Clip the gradients and update the parameters, with each peak learning rate times `rate_factor`.
 
         Returns:
             Norm of the gradient before clipping.
