@@ -213,7 +213,10 @@ class DraftConfig(CommonSizes):
 
     @classmethod
     def of_chameleon(cls, target: TargetConfig) -> DraftConfig:
-        """Return the sizes of the LANTERN authors' draft model for Chameleon. It embeds the token ids of the prompt itself."""
+        """Return the sizes of the LANTERN authors' draft model for Chameleon.
+
+        The draft model embeds the token ids of the prompt itself.
+        """
         return replace(
             cls.of(target), num_embedded_ids=target.num_prompt_ids, has_attention_norm=True, has_qk_norm=True
         )

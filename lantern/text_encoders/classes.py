@@ -50,8 +50,8 @@ class ClassEncoder:
 class WordClassEncoder(ClassEncoder):
     """Encoder of captions whose class is a combination of words.
 
-    If a caption holds several words of a list, the one that comes first in the caption counts. Classes are numbered in the order of
-    `itertools.product`.
+    If a caption holds several words of a list, the one that comes first in the caption counts. Classes are numbered in
+    the order of `itertools.product`.
 
     Args:
         class_words: lists of words. A class is a combination of one word of each list.
