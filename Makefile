@@ -73,10 +73,19 @@ train: arguments $(STAMP)
 readme: arguments $(STAMP)
 	$(SNAKEMAKE) $(ARGS) --forcerun publish_readme -- publish_readme
 
-# Three processes for two cores, since one of them, a Slurm of one node, mostly waits. tests/conftest.py says which tests share a process.
+# Three processes side by side; the outputs of the second and third are printed last. The third, a Slurm of one node, mostly waits.
 # Jobs that are forks take GOMP_SPINCOUNT from here.
+WORKFLOW_TESTS := $(filter-out %/test_families.py,$(wildcard tests/workflow/test_*.py))
+CLUSTER_TESTS := tests/cluster
 test: $(STAMP)
-	OMP_NUM_THREADS=1 GOMP_SPINCOUNT=2000 $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder
+	@folder=$$(mktemp -d); trap 'rm -rf $$folder' EXIT; code=0; \
+	export OMP_NUM_THREADS=1 GOMP_SPINCOUNT=2000 LANTERN_TINY_RUN=$$folder; \
+	set -m; $(BIN)/python -m pytest $(WORKFLOW_TESTS) > $$folder/workflow.log 2>&1 & workflow=$$!; \
+	$(BIN)/python -m pytest $(CLUSTER_TESTS) > $$folder/cluster.log 2>&1 & cluster=$$!; \
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(WORKFLOW_TESTS) $(CLUSTER_TESTS)) & others=$$!; set +m; \
+	trap 'kill -- -$$others -$$workflow -$$cluster 2>/dev/null; wait; exit 130' INT TERM; \
+	for process in $$others $$workflow $$cluster; do wait $$process || code=1; done; \
+	cat $$folder/cluster.log $$folder/workflow.log; exit $$code
 
 # Only the drawing rules are allowed, so whatever else is missing or out of date stops the command instead of being generated.
 # Which those are depends on the config: a figure of an ablation that is off has no rule.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,18 +13,6 @@ from helpers.tiny_models import make_models
 from lantern.decoding_state import DecodingModels
 
 torch.set_num_threads(1)
-
-
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items):
-    """Name each test's group, which pytest-xdist runs in one process: its file, unless the file names a larger one.
-
-    Runs of the workflow take longest, so they come first.
-    """
-    items.sort(key=lambda item: item.path.parent.name not in ("cluster", "workflow"))
-    for item in items:
-        if not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -39,14 +28,11 @@ def pytest_runtest_makereport(item):
 def finished(tmp_path_factory):
     """A finished tiny run of the real Snakefile, for tests/workflow and tests/cluster.
 
-    All processes of pytest-xdist share it. Tests read it; a test that changes something takes a copy.
+    `make test` names a folder for it. Tests read it; who changes something takes a copy.
     """
     from helpers.tiny_run import finished_run
 
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    return finished_run(folder / "finished")
+    return finished_run(Path(os.environ.get("LANTERN_TINY_RUN") or tmp_path_factory.mktemp("tiny")))
 
 
 @pytest.fixture(scope="session")

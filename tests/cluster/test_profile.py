@@ -9,8 +9,6 @@ from snakemake_executor_plugin_slurm.utils import parse_time_to_minutes
 from helpers.paths import ROOT
 from helpers.tiny_run import Workflow, copy_run
 
-pytestmark = pytest.mark.xdist_group("cluster")
-
 PROFILE = ROOT / "profiles" / "slurm"
 ENTRIES = yaml.safe_load((PROFILE / "config.yaml").read_text())
 PARTITIONS = yaml.safe_load((PROFILE / "partitions.yaml").read_text())["partitions"]

@@ -19,7 +19,7 @@ from helpers.tiny_run import TINY, copy_run, planned, with_overlay, without_time
 from lantern.records import load_records
 from lantern_pipeline.config.resources import JobSizes
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 SMALL = Path(__file__).parent / "small.yaml"
 CANCELLED = "generation/bounded-k4-delta0.3/seen/T1/s0n0/1-of-1.safetensors"
 UNSEEN = CANCELLED.replace("0.3", "0.4")

@@ -197,7 +197,6 @@ def know_fingerprints():
 
 def finished_run(folder):
     """The finished tiny run of a folder, made by the first that wants it; tests in several processes share it."""
-    folder.mkdir(exist_ok=True)
     workflow, printed = Workflow(folder / "run"), folder / "printed.txt"
     with FileLock(folder / "lock"):
         if not printed.exists():

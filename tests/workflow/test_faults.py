@@ -16,8 +16,6 @@ from helpers.tiny_run import METHODS, edited_project, planned, with_overlay, wit
 from lantern.io import load_tensors
 from lantern.records import load_records
 
-pytestmark = pytest.mark.xdist_group("finished_run")
-
 
 @pytest.fixture
 def unmeasured(copy_of_finished):

@@ -21,8 +21,6 @@ from lantern.io import read_json
 from lantern_pipeline.archive.provenance import FILE_PARTS
 from lantern_pipeline.cli import app
 
-pytestmark = pytest.mark.xdist_group("finished_run")
-
 DRAWN = [f"fig_{name}" for name in ("a_samples", "b_tradeoff", "e_latent_proximity")]
 
 

@@ -7,8 +7,6 @@ import pytest
 from helpers.paths import ROOT
 from helpers.tiny_run import copy_project, planned, re_run, with_overlay
 
-pytestmark = pytest.mark.xdist_group("finished_run")
-
 FIGURES = (
     "ablations",
     "ambiguity",

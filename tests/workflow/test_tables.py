@@ -12,8 +12,6 @@ from lantern.io import load_tensors, read_json
 from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.measure.total_variation import RULES
 
-pytestmark = pytest.mark.xdist_group("finished_run")
-
 
 def test_repeats_draw_other_images_and_are_pooled(finished):
     summary = pd.read_csv(finished.result("summary.csv")).set_index(["method_id", "repeat"])

@@ -1,13 +1,9 @@
 """Variants of a run's experiment: the workflow once more for each, as a module."""
 
-import pytest
-
 from helpers.tiny_run import with_overlay
 from lantern.checkpoints.native import read_metadata
 from lantern.records import load_records
 from lantern_pipeline.data.tables import read_table
-
-pytestmark = pytest.mark.xdist_group("finished_run")
 
 METHODS = [{"preset": ["autoregressive", "coupled"]}, {"preset": "proximity", "k": 20}]
 OTHER = {

@@ -9,8 +9,6 @@ from helpers.paths import ROOT
 from helpers.tiny_run import TRAINING, Workflow, planned, with_overlay
 from lantern.io import load_tensors
 
-pytestmark = pytest.mark.xdist_group("finished_run")
-
 MODELS = ["tokenizer", "target/s0", "drafter/s0", "attribute_classifier", "clip"]
 REPORTS = [f"results/tiny/{model}/report.json" for model in MODELS]
 

@@ -19,8 +19,6 @@ from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.runtime.fingerprint import imported_modules
 from lantern_pipeline.runtime.machine import memory_bytes
 
-pytestmark = pytest.mark.xdist_group("finished_run")
-
 # fmt: off
 COLUMNS = [
     "method", "tree", "drafts", "acceptance", "residual", "neighbours", "k", "delta", "lambda_", "temperature",
