@@ -22,6 +22,7 @@ from lantern_pipeline.data.decoders import load_decoders
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.fetch.manifest import describe_file
+from lantern_pipeline.settings.run_config import RunConfig
 
 _RECORDS = re.compile(r"generation/([^/]+)/([^/]+)/T([^/]+)/s(\d+)n(\d+)/[^/]+\.safetensors")
 
@@ -54,7 +55,7 @@ def redraw(
     if not num_images:
         return
     refuse_own_classes(provenance["config"], FILE_NAME)
-    check_keys(provenance["config"])  # not the rules between keys: they look for the user's own files
+    config = check_keys(provenance["config"])  # not the rules between keys: they look for the user's own files
     draw = random.Random(seed)
     for name in choose_records(folder, num_images, draw):
         records = load_records(folder / name)
@@ -64,7 +65,7 @@ def redraw(
             method_id, prompt_set, temperature, seed_of_models, seed_of_noise = _parts_of(name)
             seeds = f"s{seed_of_models}n{seed_of_noise}"
             image = f"{method_id} {prompt_set} T{temperature} {seeds} {record.prompt_ids[0]}"
-            yield image, _redraw(folder, provenance, name, record, models, device)
+            yield image, _redraw(folder, provenance, config, name, record, models, device)
         except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
             raise ValueError(f"{name} cannot be drawn again ({type(error).__name__}: {error})") from error
 
@@ -92,12 +93,12 @@ def _parts_of(name: str) -> tuple[str, ...]:
 def _redraw(
     folder: Path,
     provenance: Provenance,
+    config: RunConfig,
     name: str,
     record: GenerationRecords,
     models: Path | None,
     device: torch.device | str,
 ) -> torch.Tensor:
-    config = check_keys(provenance["config"])
     method_id, prompt_set, temperature, seed, noise_seed = _parts_of(name)
     specs = {(run.spec.method_id, f"{run.temperature:g}"): run.spec for run in expand_methods(config)}
     if (spec := specs.get((method_id, temperature))) is None:
