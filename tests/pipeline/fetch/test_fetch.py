@@ -222,7 +222,7 @@ def test_a_network_that_swallows_everything_is_given_up_in_time(server, monkeypa
     monkeypatch.setenv("HF_ENDPOINT", "https://example.invalid")
     words = ("example.invalid is out of reach (no answer within 3 s)", "download it by hand to resources/weights/")
     refused(entry_of(kind, "https://example.invalid"), ConnectionError, *words)
-    assert [call for call in tried if call[0][0] == "example.invalid"] == [(("example.invalid", 443), 3)]
+    assert tried == [(("example.invalid", 443), 3)]
 
 
 @pytest.mark.parametrize("kind", ["plain", "hub", "new"])
