@@ -45,7 +45,7 @@ SEED, GPU = CONFIG.seed, int(RUN.uses_gpu)
 # Parameters of jobs that read images, of jobs that read captions, and of jobs that decode. Keys that do not change the
 # result (device, batch_size, stepping, num_shards) are not parameters: see `execution_of` in runtime/job.py.
 DATA = RUN.data_params()
-TEXT = RUN.text_params()
+TEXT = CONFIG.text_settings.model_dump()
 TEXT_PARAMS = {"text": TEXT, "source": CONFIG.data.source}
 DECODING_PARAMS = {**TEXT_PARAMS, "sampling": CONFIG.sampling.model_dump(), "dtype": CONFIG.generation.dtype}
 TABLE_SETTINGS = CONFIG.metrics.keys_of(TableSettings)

@@ -12,7 +12,7 @@ from helpers.configs import load_config, typed_config
 from helpers.paths import ROOT
 from lantern.cards.published import CARDS
 from lantern.methods import NEIGHBOURS, PARAMETERS, PRESETS, RESIDUALS
-from lantern_pipeline.config.cross_checks import metric_models_of
+from lantern_pipeline.config.cross_checks import metric_checkpoints
 from lantern_pipeline.config.editor_schema import SCHEMA_PATH, json_schema, schema_text
 from lantern_pipeline.config.run import describe_folder
 from lantern_pipeline.config.validate import load_yaml, validate_config
@@ -412,10 +412,10 @@ def test_a_value_of_sixty_characters_is_shown_whole_and_a_longer_one_cut():
 
 def test_measuring_models_are_named_in_one_order_and_with_a_finished_tokenizer_only_where_they_measure():
     config = typed_config(changed("tokenizer.checkpoint", None))
-    assert list(metric_models_of(config)) == ["attribute_classifier", "clip"]
+    assert list(metric_checkpoints(config)) == ["attribute_classifier", "clip"]
     off = {"metrics": config.metrics.model_copy(update={"fidelity": None, "prompt_accuracy": False, "clip": None})}
-    assert list(metric_models_of(config.model_copy(update=off))) == ["attribute_classifier"]  # to train a tokenizer
-    assert list(metric_models_of(typed_config(DEFAULT).model_copy(update=off))) == []
+    assert list(metric_checkpoints(config.model_copy(update=off))) == ["attribute_classifier"]  # to train a tokenizer
+    assert list(metric_checkpoints(typed_config(DEFAULT).model_copy(update=off))) == []
 
 
 def test_bounds_themselves_are_allowed():

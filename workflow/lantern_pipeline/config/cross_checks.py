@@ -21,7 +21,7 @@ from lantern_pipeline.settings.wording import closest
 
 if TYPE_CHECKING:
     from lantern.methods import MethodSpec
-    from lantern_pipeline.settings.run_config import MetricModel, PromptSet, RunConfig
+    from lantern_pipeline.settings.run_config import PromptSet, RunConfig
 
 
 def check_between_keys(config: RunConfig) -> None:
@@ -74,8 +74,7 @@ def _resources(config: RunConfig) -> Iterator[str]:
         "target": config.target.checkpoint,
         "drafter": config.drafter.checkpoint,
     }
-    metric_models = {name: model.checkpoint for name, model in metric_models_of(config).items()}
-    for section, checkpoint in {**checkpoints, "text": config.text.checkpoint, **metric_models}.items():
+    for section, checkpoint in {**checkpoints, "text": config.text.checkpoint, **metric_checkpoints(config)}.items():
         check_reference(f"{section}.checkpoint", checkpoint, resources)
     for name, entry in config.prompt_sets.items():
         check_reference(f"prompts.{name}.file", entry.file, resources)
@@ -100,15 +99,15 @@ def _resources(config: RunConfig) -> Iterator[str]:
         yield "target.checkpoint is missing: a finished drafter belongs to one target"
 
 
-def metric_models_of(config: RunConfig) -> dict[str, MetricModel]:
-    """Return the config sections of the metric models that a run needs, by name.
+def metric_checkpoints(config: RunConfig) -> dict[str, str | None]:
+    """Return config key `checkpoint` of each metric model that a run needs, by the name of its section.
 
     The attribute classifier is also needed if the run trains a tokenizer.
     """
     needed = set(trained_models(config.metrics))
     if not config.tokenizer.checkpoint:
         needed.add("attribute_classifier")
-    return {name: getattr(config, name) for name in TRAINED if name in needed}
+    return {name: getattr(config, name).checkpoint for name in TRAINED if name in needed}
 
 
 def _source(config: RunConfig) -> Iterator[str]:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lantern.methods import MethodSpec
-from lantern_pipeline.config.cross_checks import metric_models_of
+from lantern_pipeline.config.cross_checks import metric_checkpoints
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.data.model_cards import FROM_FILES
 from lantern_pipeline.fetch.entries import Resource, resource_of
@@ -203,7 +203,7 @@ class RunPlan:
             values.append(config.text.checkpoint)
         if self.needs_draft_model or any(map(self.drafters_of, self.ablations)):
             values.append(config.drafter.checkpoint)
-        values += [model.checkpoint for model in metric_models_of(config).values()]
+        values += metric_checkpoints(config).values()
         values += [entry.file for entry in config.prompt_sets.values()]
         found = [resource_of(value, self.resources) for value in values if value]
         published = published_files(config.metrics, self.resources)

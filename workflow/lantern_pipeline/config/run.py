@@ -91,10 +91,6 @@ class Run:
         }
         return {"data": section, "listing": describe_folder(data.folder)}
 
-    def text_params(self) -> dict[str, object]:
-        """Return section `text` as a rule's parameter, with the grid sizes of images."""
-        return self.config.text_settings.model_dump()
-
 
 def load_run(config: dict[str, object], files: Sequence[Path | str], *, is_main: bool, is_remote: bool) -> Run:
     """Check a config and plan its run.

@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from lantern.models.config import COMPARED_SIZES
-from lantern_pipeline.config.cross_checks import metric_models_of
+from lantern_pipeline.config.cross_checks import metric_checkpoints
 from lantern_pipeline.config.validate import has_gpu
 from lantern_pipeline.data.model_cards import card_of
 from lantern_pipeline.fetch.entries import Resource
@@ -37,8 +37,7 @@ def check_user_files(config: RunConfig, resources: Mapping[str, Resource], is_lo
             f"config key data.folder: {config.data.folder} is not a folder; give one of name.png and name.txt files"
         )
     checkpoints = {"tokenizer": config.tokenizer.checkpoint, "target": config.target.checkpoint}
-    metric_models = {name: model.checkpoint for name, model in metric_models_of(config).items()}
-    for section, checkpoint in {**checkpoints, **metric_models}.items():
+    for section, checkpoint in {**checkpoints, **metric_checkpoints(config)}.items():
         _check_weights(section, _local_path(checkpoint, resources), config)
     for name, entry in config.prompt_sets.items():
         path = _local_path(entry.file, resources)
