@@ -1,4 +1,6 @@
-"""Where a step's time goes and how many images a job draws, method by method, beside another version of this project.
+"""Benchmark of decoding, per method: time of the parts of a step, and images per second of a job.
+
+It can compare this version of the project with another one.
 
     python benchmarks/decode.py --results results/embedded                    # trained models of a run: whole images
     python benchmarks/decode.py --case large vocab16384                       # random weights: steps alone

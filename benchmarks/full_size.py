@@ -70,7 +70,7 @@ def peak_gib(device: torch.device) -> float:
 
 
 class Models(NamedTuple):
-    """What is measured."""
+    """Models and device of a measurement."""
 
     decoding: DecodingModels
     tokenizer: VQ16

@@ -1,4 +1,4 @@
-"""What only a GPU can show, on a machine that has little more than PyTorch.
+"""Check and measure decoding on a GPU, on a machine that has little more than PyTorch.
 
     make gpu-check
     PYTHONPATH=.:workflow python3 benchmarks/gpu_check.py --parts ABCDE --budget 560 --output FOLDER

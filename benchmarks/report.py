@@ -1,4 +1,4 @@
-"""What every benchmark reports: the commit that it measured, and its JSON. Imports no torch."""
+"""The report of a benchmark: the measured commit, and its JSON file. Imports no torch."""
 
 from __future__ import annotations
 

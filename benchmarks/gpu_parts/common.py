@@ -1,4 +1,4 @@
-"""What the parts of the check share: rows that are written at once, models on the device, graphs, and methods."""
+"""Shared code of the parts: rows that are written at once, models on the device, graphs, and methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the check expects on an H100. All of it is estimated: kernels were counted, their times come from others' cards.
+"""Estimates for an H100. Kernels were counted; their times were measured on other cards.
 
 Times of kernels: see docs/gpu.md. A number that the check measures replaces its estimate.
 """

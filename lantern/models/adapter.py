@@ -210,7 +210,7 @@ def _empty_parts(config: AdapterConfig) -> Parts:
 
 
 class _Slots:
-    """What a model of transformers takes for its cache: writes keys and values into slots of ours."""
+    """The cache that a transformers model gets. It writes keys and values into the slots of a `KVCache`."""
 
     is_compileable, is_sliding = False, [False]
 

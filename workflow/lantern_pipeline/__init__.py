@@ -1,1 +1,1 @@
-"""What the rules of the workflow run: data, training, metrics, analysis, figures. Never imports Snakemake."""
+"""The code of the workflow's rules: data, training, metrics, analysis, figures. Never imports Snakemake."""

@@ -1,1 +1,1 @@
-"""What made a result, its files compared with their checksums, and its images drawn again."""
+"""Provenance of results, the check of their files, and images generated again."""

@@ -41,7 +41,7 @@ PACKAGES = (
 
 
 class Code(TypedDict):
-    """What `describe_code` finds."""
+    """Result of `describe_code`."""
 
     version: str
     commit: str | None
@@ -50,7 +50,7 @@ class Code(TypedDict):
 
 
 class Environment(TypedDict):
-    """What `describe_environment` finds."""
+    """Result of `describe_environment`."""
 
     python: str
     system: str
@@ -65,7 +65,7 @@ class Digest(TypedDict):
 
 
 class Provenance(TypedDict):
-    """What made the results of an experiment; the parts of FILE_PARTS have digests by file name."""
+    """Provenance of an experiment. Each part of FILE_PARTS maps file names to digests."""
 
     kind: str
     experiment: str

@@ -37,16 +37,16 @@ class Resource:
 
     @property
     def manifest(self) -> Path:
-        """File that says where the resource lies and what is in it; what rules take as input."""
+        """File with the location and the checksums of the resource, which is the input of rules."""
         return ROOT / f"{self.name}.json"
 
     @property
     def inputs(self) -> list[str]:
-        """What rule `fetch_resource` takes as input: the user's copy, so that a change of it is noticed, or nothing."""
+        """Input of rule `fetch_resource`: the user's copy, so that a change re-runs the rule, or an empty list."""
         return [self.path.as_posix()] if self.path is not None else []
 
     def address(self, file: str) -> str:
-        """Where a file can be downloaded, by hand as well."""
+        """Return the URL of a file."""
         return self.url or f"{hub_endpoint()}/{self.repo}/resolve/{self.revision or 'main'}/{file}"
 
 

@@ -20,7 +20,7 @@ SUMS = "SHA256SUMS"  # beside weight files, in the form of sha256sum
 
 
 class FileDescription(TypedDict):
-    """What tells a file from every other one."""
+    """Checksum, size in bytes and date of a file."""
 
     sha256: str
     size: int
@@ -28,7 +28,7 @@ class FileDescription(TypedDict):
 
 
 class Manifest(TypedDict):
-    """What a manifest holds; `path` is the one file or the folder that holds `files`."""
+    """Contents of a manifest. `path` is the one file, or the folder of `files`."""
 
     kind: str
     name: str

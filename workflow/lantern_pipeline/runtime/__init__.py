@@ -1,1 +1,1 @@
-"""What a job runs in: log, locks, machine, environment, code fingerprint."""
+"""The frame of a job: log, locks, machine, environment, code fingerprint."""

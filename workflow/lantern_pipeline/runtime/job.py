@@ -1,4 +1,4 @@
-"""What every workflow script does around its work: log file, progress on the terminal, threads, device, errors."""
+"""The frame of every workflow script: log file, progress on the terminal, threads, device, errors."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _resumable_file(snakemake: Job, folder: Path, stem: str, suffix: str) -> Ite
 
 @dataclass(frozen=True)
 class Execution:
-    """How a job runs. Nothing here changes what it makes, so nothing here is a parameter of a rule.
+    """Settings of a job that do not change its results, so no parameters of rules.
 
     Attributes:
         device: device of its models.

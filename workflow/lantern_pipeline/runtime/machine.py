@@ -1,4 +1,4 @@
-"""What this machine is, the memory that it lends to jobs, and the environment that all jobs start in.
+"""Description of this machine, the memory that jobs may use, and the environment of all jobs.
 
 Imported while Snakemake reads the workflow: no torch before it is asked for GPUs.
 """
@@ -38,7 +38,7 @@ class Gpu(TypedDict):
 
 
 class Machine(TypedDict):
-    """What `describe_machine` finds; None if it is not known."""
+    """Result of `describe_machine`. Unknown entries are None."""
 
     cpu: str
     architecture: str

@@ -121,7 +121,7 @@ class PromptReading(Section):
 
 
 class TextEncoding(PromptReading):
-    """How prompts are encoded."""
+    """Encoding of prompts."""
 
     num_shards: Count = Field(description="number of jobs per prompt set that store T5's features")
 
@@ -224,7 +224,7 @@ class Codebook(Section):
 
 
 class Sampling(Section):
-    """How tokens are sampled."""
+    """Sampling of tokens."""
 
     cfg_scale: Number = Field(ge=1, description="scale of classifier-free guidance; 1 = off")
     top_k: Integer = Field(ge=0, description="most probable tokens kept; 0 = all")
@@ -267,7 +267,7 @@ class DraftTree(Section):
 
 
 class Generation(Section):
-    """How images are generated."""
+    """Generation of images."""
 
     dtype: Literal["float32", "bfloat16"] = Field(description="dtype of the decoding models")
     stepping: Literal["auto", "eager", "graph"] = Field(description="how a step runs: eagerly, or as a CUDA graph")
@@ -334,7 +334,7 @@ class TotalVariation(TotalVariationNodes):
 
 
 class Latency(Section):
-    """How decoding is timed."""
+    """Timing of decoding."""
 
     prompt_sets: Names = Field(description="prompt sets that are timed")
     num_images: Count = Field(description="images timed per method")
