@@ -6,24 +6,16 @@ from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.measure.evaluate_images import load_scores
-from lantern_pipeline.measure.metric_models import load_metric_models
+from lantern_pipeline.measure.metric_models import load_job_metric_models
 from lantern_pipeline.measure.quality import measure_quality
-from lantern_pipeline.runtime.job import execution_of, job_log
-from lantern_pipeline.settings.run_config import FidelitySettings, MetricChoices, TextSettings
+from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.settings.run_config import FidelitySettings, TextSettings
 
 with job_log(snakemake):
     params, files = snakemake.params, snakemake.input
-    execution = execution_of(snakemake)
     prompts = read_prompts(files.prompts)
-    models = load_metric_models(
-        files.tokenizer,
-        files.target,
-        make_text_encoder(TextSettings(**params.text), params.source["data"]["source"], files.text),
-        dict(files.items()),
-        MetricChoices(**params.metrics),
-        execution.device,
-        execution.scoring_batch_size,
-    )
+    encoder = make_text_encoder(TextSettings(**params.text), params.source["data"]["source"], files.text)
+    models = load_job_metric_models(snakemake, encoder)
     rows, images = measure_quality(
         load_shards(files.records, [prompt.id for prompt in prompts]),
         {found.method_id: found for found in map(load_scores, files.scores)},

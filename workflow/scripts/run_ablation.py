@@ -9,9 +9,9 @@ from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.measure.ablation_point import AblationPoint
 from lantern_pipeline.measure.ablations import AblationStudy
-from lantern_pipeline.measure.metric_models import load_metric_models
+from lantern_pipeline.measure.metric_models import load_job_metric_models
 from lantern_pipeline.runtime.job import execution_of, job_log
-from lantern_pipeline.settings.run_config import MetricChoices, TextSettings, TotalVariationNodes
+from lantern_pipeline.settings.run_config import TextSettings, TotalVariationNodes
 
 with job_log(snakemake):
     params, files = snakemake.params, snakemake.input
@@ -24,15 +24,7 @@ with job_log(snakemake):
             for steps, drafter in drafters.items()
         },
         tables=load_tables(files.nearest_codes, execution.device),
-        measuring=load_metric_models(
-            files.tokenizer,
-            files.target,
-            encoder,
-            dict(files.items()),
-            MetricChoices(**params.metrics),
-            execution.device,
-            execution.scoring_batch_size,
-        ),
+        measuring=load_job_metric_models(snakemake, encoder),
         cross_entropy=(read_metadata(files.target) or {}).get("val_cross_entropy"),
         prompts=read_prompts(files.prompts)[: params.num_prompts],
         total_variation=TotalVariationNodes(**params.total_variation),

@@ -6,23 +6,16 @@ from lantern.records import load_shards
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.measure.evaluate_images import save_scores, score_method
-from lantern_pipeline.measure.metric_models import load_metric_models
+from lantern_pipeline.measure.metric_models import load_job_metric_models
 from lantern_pipeline.measure.speed import BASELINE
-from lantern_pipeline.runtime.job import execution_of, job_log
-from lantern_pipeline.settings.run_config import MetricChoices, TextSettings
+from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.settings.run_config import TextSettings
 
 with job_log(snakemake):
-    params, files, execution = snakemake.params, snakemake.input, execution_of(snakemake)
+    params, files = snakemake.params, snakemake.input
     prompts = read_prompts(files.prompts)
-    models = load_metric_models(
-        files.tokenizer,
-        files.target,
-        make_text_encoder(TextSettings(**params.text), params.source, files.text),
-        dict(files.items()),
-        MetricChoices(**params.metrics),
-        execution.device,
-        execution.scoring_batch_size,
-    )
+    encoder = make_text_encoder(TextSettings(**params.text), params.source, files.text)
+    models = load_job_metric_models(snakemake, encoder)
     records = load_shards(dict.fromkeys([*files.baseline, *files.records]), [prompt.id for prompt in prompts])
     found = score_method(records[snakemake.wildcards.method], records[BASELINE], prompts, models)
     save_scores(Path(snakemake.output[0]), found)

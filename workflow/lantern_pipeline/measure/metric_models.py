@@ -21,6 +21,7 @@ from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.fetch.manifest import resource_sha256
 from lantern_pipeline.measure.fidelity import ClassifierFidelity, PublishedFidelity
 from lantern_pipeline.measure.registry import FIDELITY, chosen
+from lantern_pipeline.runtime.job import Job, execution_of
 from lantern_pipeline.settings.run_config import MetricChoices
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 from lantern_pipeline.world.clip import ClipModel
@@ -90,6 +91,21 @@ def load_metric_models(
         batch_size,
         list(parts.values()),
         fidelity,
+    )
+
+
+def load_job_metric_models(snakemake: Job, text_encoder: TextEncoder) -> MetricModels:
+    """Load the metric models of a job from its inputs and parameters, as `load_metric_models` does."""
+    files = snakemake.input
+    execution = execution_of(snakemake)
+    return load_metric_models(
+        files.tokenizer,
+        files.target,
+        text_encoder,
+        dict(files.items()),
+        MetricChoices(**snakemake.params.metrics),
+        execution.device,
+        execution.scoring_batch_size,
     )
 
 
