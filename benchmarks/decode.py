@@ -98,10 +98,13 @@ class Bench:
 
     @staticmethod
     def _text_settings(text: dict[str, Any]) -> Any:
-        try:
-            from lantern_pipeline.settings.run_config import TextSettings
-        except ImportError:  # versions whose jobs take the config's section itself
-            return text
+        import lantern_pipeline
+
+        # The folder is asked for, since an editable install of this version would find the module for an older one.
+        if not (Path(lantern_pipeline.__file__).parent / "settings").is_dir():
+            return text  # the jobs of older versions take the config's section itself
+        from lantern_pipeline.settings.run_config import TextSettings
+
         return TextSettings.model_construct(**text)
 
     @staticmethod
