@@ -7,10 +7,12 @@ __all__ = ["Images", "Model", "custom_generate", "from_transformers", "load"]  #
 
 
 def __getattr__(name: str):
-    """Import a public name when it is first used, since planning a workflow imports this package without torch.
+    """Import a public name of the package when it is first used.
 
-    The module is named by a string. An import statement would make that module part of the code fingerprint of every
-    stage that imports this package.
+    Snakemake imports this package to plan the workflow, which therefore must not import torch.
+
+    The module that holds the name is given as a string. With an import statement, that module would become part of the
+    code fingerprint of every stage of the workflow that imports this package.
     """
     homes = {
         "custom_generate": "lantern.within_generate",
