@@ -9,10 +9,10 @@ __all__ = ["Images", "Model", "custom_generate", "from_transformers", "load"]  #
 def __getattr__(name: str):
     """Import a public name of the package when it is first used.
 
-    Snakemake imports this package to plan the workflow, which therefore must not import torch.
+    Snakemake imports this package when it plans the workflow. This import must not load torch.
 
-    The module that holds the name is given as a string. With an import statement, that module would become part of the
-    code fingerprint of every stage of the workflow that imports this package.
+    A stage of the workflow runs again if a module that it imports has changed. The module that holds the name is given
+    as a string here, so that it does not count as imported by every stage that imports this package.
     """
     homes = {
         "custom_generate": "lantern.within_generate",

@@ -42,7 +42,7 @@ def named(call: Callable[Arguments, Result], path: str, spec: MethodSpec) -> Cal
         spec: the decoding method, for the error message.
 
     Returns:
-        The wrapped function. Running out of memory is not turned into a `CustomPartError`.
+        The wrapped function. An out-of-memory error is raised as it is.
     """
 
     def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
@@ -63,7 +63,7 @@ def named(call: Callable[Arguments, Result], path: str, spec: MethodSpec) -> Cal
 def watch_drafter(drafter: Any, path: str, spec: MethodSpec, sampling: SamplingConfig, vocab_size: int) -> None:
     """Make a user's drafter check each of its proposals. The drafter is changed in place.
 
-    From then on, its functions raise a `CustomPartError` for exceptions and wrong results.
+    From then on, its functions raise a `CustomPartError` if they fail or return a wrong result.
 
     Args:
         drafter: the drafter.
@@ -99,7 +99,7 @@ def watch_drafter(drafter: Any, path: str, spec: MethodSpec, sampling: SamplingC
 def watch_acceptance(acceptance: Any, spec: MethodSpec) -> None:
     """Make a user's acceptance check its results. The acceptance is changed in place.
 
-    From then on, its functions raise a `CustomPartError` for exceptions and wrong results.
+    From then on, its functions raise a `CustomPartError` if they fail or return a wrong result.
 
     Args:
         acceptance: the acceptance.
@@ -146,14 +146,14 @@ def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Te
 
 
 def watch_verifier(verifier: Any, spec: MethodSpec) -> None:
-    """Make the verifier of a user's acceptance raise a `CustomPartError` for exceptions. It is changed in place.
+    """Turn exceptions in the verifier of a user's acceptance into a `CustomPartError`.
 
     Args:
-        verifier: the verifier.
+        verifier: the verifier, changed in place.
         spec: the decoding method.
 
     Raises:
-        CustomPartError: the verifier has an attribute under its old name.
+        CustomPartError: the verifier defines `draws_target_tokens`, the old name of `samples_target_tokens`.
     """
     if hasattr(verifier, "draws_target_tokens"):
         raise CustomPartError(

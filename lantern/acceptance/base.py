@@ -6,10 +6,10 @@ tested. A *verifier* (`Verifier` and its subclasses) tests the draft. It either 
 samples from t, or uses rejection sampling. The *bonus token* is the token that is emitted after the last accepted
 draft.
 
-A verifier decides each node of the draft tree independently. Usually it verifies all nodes at once. On a CPU, if a tree
-has many more nodes than levels, it starts at the root and follows the accepted drafts, so that it verifies only one
-node per level. This saves the filters and the noise of all other nodes. On a GPU the shapes of tensors are fixed, and
-no result is copied to the host.
+A verifier decides each node of the draft tree independently. Usually it verifies all nodes at once. On a CPU, if the
+tree has many more nodes than levels, the verifier starts at the root and follows the accepted drafts, so that it
+verifies only one node per level. This saves the filters and the noise of all other nodes. On a GPU the shapes of
+tensors are fixed, and no result is copied to the host.
 """
 
 from __future__ import annotations
@@ -207,8 +207,8 @@ class Verifier:
     subclass defines `verify_nodes`. If it can only verify all nodes at once, it defines `verify_all` instead.
 
     Attributes:
-        noise_streams: names of the noise that the verifier reads above temperature 0, in addition to the target's
-            noise.
+        noise_streams: names of the streams of random numbers that the verifier reads above temperature 0, in addition
+            to the stream "target".
         samples_target_tokens: whether the verifier samples a token from the target at every node. Only then can
             substitutions be counted, which are emitted tokens that differ from this sample.
         has_twins: whether two siblings may hold the same token. `lantern.acceptance.verifiers.make_verifier` sets it

@@ -51,7 +51,8 @@ class Mixture(Acceptance):
 class Ensemble(Mixture):
     """A mixture with a constant weight w: s = w t + (1 - w) p.
 
-    The total variation from the target is therefore TV(s, t) = (1 - w) TV(t, p).
+    t is the target distribution and p the draft distribution. The total variation (TV) from the target is therefore
+    TV(s, t) = (1 - w) TV(t, p).
 
     Attributes:
         weight: w.
@@ -71,7 +72,8 @@ class Ensemble(Mixture):
 class Mixing(Mixture):
     """A mixture with a bounded total variation from the target, in which one draft is accepted as often as possible.
 
-    s = t + l (p - t) with l = min(1, budget / TV(t, p)), so that TV(s, t) = min(budget, TV(t, p)).
+    Let t be the target distribution and p the draft distribution. The mixture is s = t + l (p - t) with l = min(1,
+    budget / TV(t, p)), where TV is the total variation. Hence TV(s, t) = min(budget, TV(t, p)).
 
     Attributes:
         budget: upper bound of the total variation TV(s, t) at a node.
@@ -82,7 +84,10 @@ class Mixing(Mixture):
     budget: float
 
     def share(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
-        """Return the weight 1 - l of the target distribution, (..., 1), see `Mixture.share`."""
+        """Return the weight of the target distribution, 1 - min(1, budget / TV(t, p)), (..., 1).
+
+        TV(t, p) is the total variation of the target and the draft distribution. For the arguments see `Mixture.share`.
+        """
         distance = (probs - draft_probs).abs().sum(-1, keepdim=True) / 2
         tiny = torch.finfo(probs.dtype).tiny
         return 1 - (self.budget / distance.clamp(min=tiny)).clamp(max=1)

@@ -56,7 +56,7 @@ class Rejection:
             normalise(max(0, t~ - p)), where t~ is t after the probabilities that add up to s(x) have moved onto x.
             "official" and "official_lumina" are the residuals of the LANTERN authors' code, see `official_residual`.
             "matched" is normalise(max(0, t - p f)), where f(x) is the probability that x is accepted. No other residual
-            leads to a lower total variation from t with the same f. It is the same for every rejected x.
+            leads to a lower total variation from t with the same f. This residual is the same for every rejected x.
     """
 
     acceptance: Acceptance = field(default_factory=Exact)
@@ -162,7 +162,10 @@ class Rejection:
     def accept(
         self, probs: torch.Tensor, children: torch.Tensor, draft_probs: torch.Tensor | None, uniforms: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Accept the first child x with u p(x) <= s(x), where u is uniform, p the draft and s the relaxed probability.
+        """Accept the first child x with u p(x) <= s(x).
+
+        u is a uniform random number. p is the distribution that x was sampled from, with p(x) = 1 for a deterministic
+        draft. s(x) is the relaxed probability of x.
 
         Shapes: batch = images, inner = nodes that may have children, m = largest number of children of a node.
 

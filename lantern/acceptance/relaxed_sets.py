@@ -233,7 +233,7 @@ class RelaxedSets(Acceptance):
         """Make the verifier for drafts that are not verified by rejection sampling.
 
         At temperature 0 it is the verifier of the LANTERN authors' code. Above temperature 0 it accepts a draft x if
-        the token that the target samples is x or in A(x).
+        the token that the target samples is x or in the relaxed set of x, the nearest codes that count for x.
 
         Args:
             spec: the method. Its residual and tree decide which of several longest paths wins at temperature 0.
@@ -298,10 +298,10 @@ class JensenShannonBound(RelaxedSets):
 
 
 class MultiplicativeBound(RelaxedSets):
-    """LANTERN++'s bound: A(x) takes the nearest codes of x while their total probability is <= (lambda - 1) t(x).
+    """LANTERN++'s bound: the relaxed set A(x) may have a total probability of at most (lambda - 1) t(x).
 
-    t(x) is the target probability of the draft x. No parameter bounds the distance of the output distribution from the
-    target's, since the bound is wider for more probable drafts.
+    A(x) takes the nearest codes of a draft x up to this bound. t(x) is the target probability of x. No parameter bounds
+    the distance of the output distribution from the target's, since the bound is wider for more probable drafts.
 
     Attributes:
         lambda_: upper bound of s(x) / t(x), the factor by which the relaxed set raises the probability of x.
@@ -326,8 +326,8 @@ class BudgetBound(RelaxedSets):
     drafting order. With deterministic drafts, at most the probability delta moves to other codes, so that the total
     variation (TV) from the target is at most delta at every node.
 
-    This does not hold at temperature 0. The target then emits one token with certainty, so that any other token has a
-    TV of 1. There every draft has a separate budget, see `GreedyWithinBound`.
+    This does not hold at temperature 0. The target then emits one token with certainty, so that emitting any other
+    token is a TV of 1. At temperature 0 every draft has a separate budget, see `GreedyWithinBound`.
 
     Attributes:
         delta: the budget, a probability.
@@ -376,9 +376,9 @@ class ByProximity(Verifier):
         self.sets = sets
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """Accept the child that equals the target's sampled token, or else the first child near it.
+        """Accept the child that equals the token that the target samples, or else the first child near that token.
 
-        For the arguments see `Verifier.verify_nodes`.
+        A child is near a token if the token is one of its nearest codes. For the arguments see `Verifier.verify_nodes`.
         """
         best, sampled = scores.keys.max(-1)
         is_kept = scores.weights.gather(-1, children.clamp(min=0)) > -torch.inf
@@ -426,14 +426,15 @@ class WithinBound(Verifier):
 
 
 class GreedyWithinBound(Verifier):
-    """The verifier of a bound at temperature 0: a draft x is accepted if s(x) makes it the most probable token.
+    """The verifier of relaxed sets at temperature 0: s(x) must make the draft x the most probable token.
 
-    The relaxed probability s(x) is computed from the softmax of the guided logits, without temperature and filters. If
-    two probabilities are equal, the lower code counts as more probable.
+    s(x) is the total target probability of x and of its relaxed set A(x), the nearest codes that count for x. It is
+    computed from the softmax of the guided logits, without temperature and filters. If two probabilities are equal, the
+    lower code counts as more probable.
 
-    s(x) is compared with the unchanged target probabilities of all other codes, although the probability of the relaxed
-    set A(x) moves onto x. This makes no difference: if A(x) holds the most probable token, s(x) is larger than the
-    probability of that token.
+    s(x) is compared with the unchanged target probabilities of all other codes, although the probability of A(x) moves
+    onto x. This makes no difference: if A(x) holds the most probable token, s(x) is larger than the probability of that
+    token.
 
     Args:
         sets: the acceptance that computes s(x).

@@ -46,17 +46,21 @@ class DraftWeights(Acceptance):
         return cls(torch.tensor(weights, device=device))
 
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
-        """Return omega_i t(x) of drafts x, where omega_i is the weight of the position, (..., nodes, n).
+        """Return omega_i t(x) for drafts x, where omega_i is the weight of the position and t the target distribution.
 
-        The axis `nodes` holds the nodes of the chain that have a draft after them, in order. After `at` it holds the
-        nodes that were passed there. For the arguments see `Acceptance.relaxed_prob`.
+        For the arguments see `Acceptance.relaxed_prob`.
+
+        Returns:
+            (..., nodes, n). The axis `nodes` holds the nodes of the chain that have a draft after them, in order. After
+            `at` it holds the nodes that were passed there.
         """
         return self.weights[:, None] * probs.gather(-1, tokens)
 
     def relaxed_prob_of_all(self, probs: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:
-        """Return omega_i t(x) of every code x, where omega_i is the weight of the position, (..., nodes, vocab).
+        """Return omega_i t(x) for every code x, where omega_i is the weight of the position.
 
-        The axis `nodes` is the same as in `relaxed_prob`.
+        Returns:
+            (..., nodes, vocab), with the same nodes as in `relaxed_prob`.
         """
         return self.weights[:, None] * probs
 

@@ -32,8 +32,7 @@ class PromptSettings:
         num_classes: number of classes, without the null class of classifier-free guidance. 0 if prompts are not
             classes.
         vocabulary: words that the encoders "words" and "word_ids" know. None allows any word.
-        class_words: lists of words, if a class is a combination of one word of each list. None if prompts are class
-            numbers, or not classes.
+        class_words: lists of words, if a class is a combination of one word of each list. None for all other prompts.
     """
 
     encoder: str

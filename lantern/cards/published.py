@@ -17,7 +17,11 @@ _C2I = "FoundationVision/LlamaGen"
 
 
 def _unhashed(*names: str) -> dict[str, None]:
-    """Return file names as the attribute `files` of a `HubFiles`, without SHA-256, since it is not known."""
+    """Return a value for the attribute `files` of a `HubFiles`, if no SHA-256 is known.
+
+    Args:
+        names: names of the files.
+    """
     return dict.fromkeys(names)
 
 

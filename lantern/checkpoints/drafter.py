@@ -126,8 +126,8 @@ def map_draft_parameters(model: DraftModel, has_bias: bool) -> dict[str, torch.T
 def find_embedding(model: DraftModel, target: Path | str) -> str | None:
     """Find out which matrix of the target was copied as the draft model's token embedding.
 
-    The copy may differ from the matrix by the rounding of a half precision. The authors' training copies the head if
-    the target is in one file, and the token embedding if it is in several files.
+    The copy may differ from the matrix by rounding to a half-precision dtype. The LANTERN authors' training copies the
+    head if the target is in one file, and the token embedding if it is in several files.
 
     Args:
         model: the draft model.

@@ -31,7 +31,7 @@ _OTHER = "it belongs to another model or to other sizes than expected"
 
 
 def save_model(path: Path | str, model: StoredModel, metadata: Mapping[str, object] | None = None) -> None:
-    """Write a model into one file: its weights, its config and its kind, the name of its class.
+    """Write a model into one file, which holds its weights, its config and the name of its class.
 
     The file appears only when it is complete.
 
@@ -73,7 +73,10 @@ def load_model(
 
 
 def _drop_storage(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-    """Replace a parameter that a module registers by one without storage, on the device "meta"."""
+    """Return a parameter without storage, on the device "meta".
+
+    It is a hook for the registration of parameters: its result replaces the parameter that a module registers.
+    """
     return None if parameter is None else nn.Parameter(parameter.to("meta"))
 
 
@@ -132,7 +135,7 @@ def empty_model(
 def read_metadata(path: Path | str) -> dict[str, Any] | None:
     """Return the metadata of a file in Lantern's layout, without reading its tensors.
 
-    None for a file that has another layout, is damaged or does not exist.
+    The result is None for a file that has another layout, is damaged or does not exist.
     """
     try:
         with safe_open(path, framework="pt") as file:

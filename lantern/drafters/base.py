@@ -32,7 +32,8 @@ class Drafter(Generic[State]):
         tree: the static tree, or the options of the dynamic one.
         max_depth: length of the longest path of drafts. 0 if only the root is proposed. A step emits at most one token
             more.
-        noise_streams: names of the noise that the drafter reads, in addition to the target's noise.
+        noise_streams: names of the streams of random numbers that the drafter reads, in addition to the stream
+            "target".
         keeps_probs: whether proposals hold the distributions `draft_probs` even if the verifier does not need them.
             `with_draft_probs` sets it. A drafter that does not know these distributions ignores it.
         verifier: decides which drafts are accepted. None if the method's acceptance makes the verifier.
@@ -71,7 +72,7 @@ class Drafter(Generic[State]):
 
         Args:
             num_rows: number of images in the batch.
-            noise: noise of the images.
+            noise: random numbers of the images.
         """
         return None  # type: ignore[return-value]
 

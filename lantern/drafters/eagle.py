@@ -34,12 +34,12 @@ from lantern.tree_shapes import DynamicTreeOptions
 class EagleState:
     """The state of an EAGLE drafter: the draft model's cache, and the tokens that it has not processed yet.
 
-    The arrays of tokens have `most_pending` columns, the largest number of tokens that one step emits. branches = 1, or
-    2 with classifier-free guidance.
+    `most_pending` is the largest number of tokens that one step emits. branches = 1, or 2 with classifier-free
+    guidance.
 
     Attributes:
         cache: the draft model's key/value cache.
-        noise: noise of the images.
+        noise: random numbers of the images.
         tokens: emitted tokens that the draft model has not processed, int64 (batch, most_pending). Only the first
             `counts` entries of an image have a meaning.
         hidden: the target's hidden states that predicted these tokens, (branches, batch, most_pending, dim).
@@ -403,8 +403,8 @@ class _LevelPlan:
 
     Attributes:
         width: largest number of children of a node of the level.
-        drafted: the drafts that are used, int64. `width` tokens are drafted for each node of the level. The entries are
-            indices into all of these, one per node of the next depth.
+        drafted: indices that select the tokens of the next depth, int64. `width` tokens are drafted for each node of
+            the level. Entry i is the index, among all these tokens, of the token of node i of the next depth.
         run: pass of the draft model over the level. None for the root, which the catch-up pass has processed.
     """
 

@@ -34,7 +34,7 @@ class ChainNoise:
     Each chain of an image reads separate slots.
 
     Attributes:
-        noise: noise of the images.
+        noise: random numbers of the images.
         num_chains: number of chains per image.
         num_slots: number of slots per chain and position.
     """
@@ -65,7 +65,8 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
     Args:
         tree: the tree, which consists of chains of the same length below the root.
         chain: the drafter of one chain.
-        delta: fraction of the other chains' probability that is added to a draft's, see `LongestChain`.
+        delta: fraction of the mean probability of the other chains' tokens that is added to the probability of a draft,
+            see `LongestChain`.
 
     Raises:
         ValueError: the tree is too large. Counting a root for each chain, it may have at most `MAX_SIBLINGS` nodes,

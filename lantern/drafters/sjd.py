@@ -43,7 +43,7 @@ class SpeculativeJacobiState:
     Window index 0 is the position after the last emitted token.
 
     Attributes:
-        noise: noise of the images.
+        noise: random numbers of the images.
         drafts: drafts of the window, int64 (batch, window). Only the first `counts` entries of an image have a meaning.
         draft_probs: distributions that the drafts were sampled from, (batch, window, vocab).
         counts: number of positions of the window that have a draft, int64 (batch, 1).
@@ -64,8 +64,8 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
     - `coupling`: how the new draft of a position depends on the old one. "none" samples it independently. "gumbel"
       samples it with noise that depends only on the position. "maximal" keeps the old draft with the largest possible
       probability.
-    - `threshold` (SJD++): the old draft is kept if t(x) / p(x) is larger, where t is the target distribution and p the
-      draft distribution. None does not keep drafts in this way.
+    - `threshold` (SJD++): the old draft is kept if t(x) / p(x) is larger than the threshold, where t is the target
+      distribution and p the draft distribution. None switches this off.
     - `labels`: the distribution that a random first draft is treated as a sample of. "point" is a point mass at the
       draft, "uniform" is uniform over all codes.
 
@@ -166,8 +166,8 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
     def _begin(self, state: SpeculativeJacobiState, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return random first drafts, and their draft distributions.
 
-        The window is the positions that are drafted, from the one after the last emitted token on. At the end of a line
-        the only possible token is drafted.
+        The window consists of the positions that are drafted, from the one after the last emitted token on. At the end
+        of a line the only possible token is drafted.
 
         Args:
             state: the state of the drafter.
@@ -191,10 +191,10 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
     ) -> Iterator[torch.Tensor]:
         """Yield further drafts of the positions at which the tree has siblings, sampled without replacement.
 
-        The window is the positions that are drafted, from the one after the last emitted token on.
+        The window consists of the positions that are drafted, from the one after the last emitted token on.
 
         Args:
-            noise: noise of the images.
+            noise: random numbers of the images.
             drafts: first drafts of the window, int64 (batch, window).
             draft_probs: distributions that they were sampled from, (batch, window, vocab).
             positions: image positions of the window, int64 (batch, window).
@@ -219,7 +219,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         This chain is the root, then one draft for each of the `window` positions.
 
         Args:
-            noise: noise of the images.
+            noise: random numbers of the images.
             outcome: result of the step's verification.
             probs: target distributions after these nodes, (batch, window + 1, vocab). They become the draft
                 distributions.
@@ -251,10 +251,10 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Decide which drafts remain the drafts of their positions.
 
-        The window is the positions that were drafted, from the one after the last emitted token on.
+        The window consists of the positions that were drafted, from the one after the last emitted token on.
 
         Args:
-            noise: noise of the images.
+            noise: random numbers of the images.
             probs: target distribution at each position, (batch, window, vocab).
             drafts: the drafts, int64 (batch, window).
             draft_probs: distributions that they were sampled from, (batch, window, vocab).

@@ -2,8 +2,8 @@
 
 LlamaGen's published targets have only seen captions that were cleaned twice in this way. Their images therefore depend
 on every detail of the cleaning: digits next to letters vanish, a comma gets a space after it, "free shipping" is
-removed. The steps and their order are the same as in LlamaGen's code, the *reference*, including its mistakes. The test
-file caption_clean.json holds the results of the reference for 68 captions.
+removed. The steps, their order and their mistakes are the same as in LlamaGen's code, which is called the *reference*.
+The test file caption_clean.json holds the results of the reference for 68 captions.
 
 Source: facts read from LlamaGen's language/t5.py (FoundationVision/LlamaGen@ce98ec4), which follows DeepFloyd IF.
 """

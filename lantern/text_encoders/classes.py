@@ -59,9 +59,9 @@ class ClassEncoder:
 class WordClassEncoder(ClassEncoder):
     """The encoder of captions whose words determine the class.
 
-    Each list of words, for example colours or shapes, must have one of its words in the caption. If there are several,
-    the one that comes first in the caption counts. The class is the combination of these words. Classes are numbered in
-    the order of `itertools.product`.
+    A caption must contain a word of each list, for example one of the colours and one of the shapes. If it contains
+    several words of a list, the first of them in the caption counts. The class is the combination of these words.
+    Classes are numbered in the order of `itertools.product`.
 
     Args:
         class_words: the lists of words.

@@ -33,10 +33,11 @@ class NullPrompt(TypedDict):
 
 
 class TokenPromptEncoder:
-    """The encoder that turns prompts into ids by a `tokenizer.json`. It is a `TextEncoder`.
+    """The encoder that turns prompts into ids with the tokenizer in a `tokenizer.json`.
 
-    A prompt is a caption with fixed text and tokens around it, the *form*. It is padded on the left to `max_tokens`. If
-    a prompt is too long, the end of the caption is cut, but the text after the caption is kept. A warning is logged.
+    It is a `TextEncoder`. A prompt is a caption with fixed text and tokens around it, the *form*. It is padded on the
+    left to `max_tokens`. If a prompt is too long, the end of the caption is cut, but the text after the caption is
+    kept. A warning is logged.
 
     Args:
         form: the text and tokens around a caption.
