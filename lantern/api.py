@@ -186,7 +186,7 @@ class Model:
         raise AttributeError("Model.draw is now called generate; its arguments are the same")
 
     def _method(self, name: str, parts: Mapping[str, object]) -> MethodSpec:
-        """Make a method from a preset, with this model's default trees and neighbours.
+        """Make a method from a preset, with this model's default trees and its default distance of nearest codes.
 
         Args:
             name: name of the preset.

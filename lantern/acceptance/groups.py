@@ -67,7 +67,8 @@ class ProbabilityGroups(Acceptance):
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Return s(x) = p(x) t(G) / p(G), so that s(x) / p(x) is GSD's acceptance ratio t(G) / p(G).
 
-        G is the group of codes that are similar to the draft x. For the arguments see `Acceptance.relaxed_prob`.
+        p is the draft distribution, t the target distribution, and G the group of codes that are similar to the draft
+        x. For the arguments see `Acceptance.relaxed_prob`.
         """
         vocab = probs.shape[-1]
         order = probs.argsort(dim=-1, stable=True)  # least probable first

@@ -158,11 +158,17 @@ class RelaxedSets(Acceptance):
         return MergedSet(taken, codes[..., :-1], is_member[..., :-1], cumulative[..., :-1], token_probs)
 
     def merge(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, codes: torch.Tensor) -> MergedSet:
-        """Return the relaxed set A(x) of one draft x per node, see `Acceptance.merge`."""
+        """Return the relaxed set of one draft x per node, the nearest codes that count for x.
+
+        For the arguments see `Acceptance.merge`.
+        """
         return self.grow(codes, probs.gather(-1, codes))
 
     def move_mass(self, probs: torch.Tensor, merged: Merged) -> torch.Tensor:
-        """Move the target probability of the relaxed set A(x) onto the draft x, see `Acceptance.move_mass`."""
+        """Move the target probability of a draft's relaxed set, the nearest codes that count for it, onto the draft.
+
+        For arguments and result see `Acceptance.move_mass`.
+        """
         moved = probs.scatter(-1, merged.taken, 0.0)
         return moved.scatter_(-1, merged.taken[..., -1:], merged.relaxed_prob)
 

@@ -37,8 +37,8 @@ def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.floa
     Its token embedding is read from its own file, not from the target's.
 
     Args:
-        path: in Lantern's layout, the file. In the authors' layout, `pytorch_model.bin` or a safetensors file with
-            config.json in the same folder, or that folder.
+        path: in Lantern's layout, a safetensors file with the config in its metadata. In the authors' layout,
+            `pytorch_model.bin` or a safetensors file with config.json in the same folder, or that folder.
         target: sizes of the target.
         dtype: dtype of the weights.
 
@@ -65,7 +65,7 @@ def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.floa
     model = empty_model(DraftModel, config, dtype)
     parameters = map_draft_parameters(model, has_bias=True)
     tensors = dict(weights.tensors)
-    if (table := tensors.pop("embed_tokens.weight", None)) is not None:  # ids of prompts, including codes
+    if (table := tensors.pop("embed_tokens.weight", None)) is not None:  # one table for the ids of words and codes
         tensors["prompts.weight"] = table
         tensors["embed_tokens.weight"] = _token_rows(table, config)
     fill_draft(model, expand_norms(tensors, config.head_dim, config.num_heads), weights.path, has_bias=True)

@@ -75,7 +75,7 @@ def load_model(
 def _drop_storage(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
     """Return a parameter without storage, on the device "meta".
 
-    It is a hook for the registration of parameters: its result replaces the parameter that a module registers.
+    This function is a hook. PyTorch calls it when a module registers a parameter, and stores the result instead.
     """
     return None if parameter is None else nn.Parameter(parameter.to("meta"))
 
@@ -133,7 +133,7 @@ def empty_model(
 
 
 def read_metadata(path: Path | str) -> dict[str, Any] | None:
-    """Return the metadata of a file in Lantern's layout, without reading its tensors.
+    """Return the metadata of a file that `save_model` wrote, without reading its tensors.
 
     The result is None for a file that has another layout, is damaged or does not exist.
     """

@@ -79,7 +79,7 @@ def read_target(path: Path, expected: TargetConfig, dtype: torch.dtype = torch.f
 
 
 def load_target(path: Path | str, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Target:
-    """Read a target in Lantern's layout, in evaluation mode. Its class is found in the file.
+    """Read a target that `save_model` wrote, in evaluation mode. Its class is found in the file.
 
     Args:
         path: the file.

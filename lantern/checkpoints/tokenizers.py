@@ -31,7 +31,7 @@ class _Sizes(TypedDict):
 
 
 def load_tokenizer(path: Path | str) -> ImageModel:
-    """Read an image tokenizer in Lantern's layout, of any class, in evaluation mode."""
+    """Read an image tokenizer of any class that `save_model` wrote, in evaluation mode."""
     kinds = {kind.kind: kind for kind in (ImageTokenizer, VQ16, Emu3Tokenizer, CodeColours)}
     return load_model(path, kinds.get((read_metadata(path) or {}).get("kind", ""), ImageTokenizer))
 

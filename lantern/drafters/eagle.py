@@ -405,7 +405,8 @@ class _LevelPlan:
         width: largest number of children of a node of the level.
         drafted: indices that select the tokens of the next depth, int64. `width` tokens are drafted for each node of
             the level. Entry i is the index, among all these tokens, of the token of node i of the next depth.
-        run: pass of the draft model over the level. None for the root, which the catch-up pass has processed.
+        run: pass of the draft model over the level. None for the root, which the first pass of the step has already
+            processed.
     """
 
     width: int

@@ -60,7 +60,7 @@ class ChainNoise:
 
 
 class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
-    """The drafter of several chains, each of which is drafted like a single chain of SJD.
+    """The drafter of several chains, each of which is drafted as in speculative Jacobi decoding (SJD).
 
     Args:
         tree: the tree, which consists of chains of the same length below the root.

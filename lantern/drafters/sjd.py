@@ -66,8 +66,8 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
       probability.
     - `threshold` (SJD++): the old draft is kept if t(x) / p(x) is larger than the threshold, where t is the target
       distribution and p the draft distribution. None switches this off.
-    - `labels`: the distribution that a random first draft is treated as a sample of. "point" is a point mass at the
-      draft, "uniform" is uniform over all codes.
+    - `labels`: the draft distribution of a random first draft. "point" is a point mass at the draft, "uniform" is
+      uniform over all codes.
 
     Decoding is exact with every coupling, but not with a threshold. A draft that is kept because of the threshold was
     not sampled from its new draft distribution.
@@ -174,8 +174,8 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
             positions: image positions of the window, int64 (batch, window).
 
         Returns:
-            Two tensors. The first holds the drafts, int64 (batch, window). The second holds the distributions that they
-            are treated as samples of, (batch, window, vocab).
+            Two tensors. The first holds the drafts, int64 (batch, window). The second holds their draft distributions,
+            (batch, window, vocab). Verification assumes that each draft was sampled from its draft distribution.
         """
         noise = state.noise.fresh("initial", positions, self._steps[:, :-1])
         drafts = (noise.double() * self.config.num_codes).long()

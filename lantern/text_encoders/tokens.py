@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class NullPrompt(TypedDict):
     """The null prompt of classifier-free guidance: the prompt without a caption.
 
-    These are fields of a `TargetConfig`, which describes them.
+    The keys `null_ids` and `null_filler` are fields of a `TargetConfig`, which describes them.
     """
 
     null_ids: tuple[int, ...]
@@ -49,8 +49,8 @@ class TokenPromptEncoder:
         refuses_long: whether a prompt that is too long raises a ValueError instead of being cut.
 
     Raises:
-        ValueError: `max_tokens` is too small for the form, or the tokenizer lacks a token of the form or has other ids
-            of codes than the target.
+        ValueError: `max_tokens` is too small for the form, the tokenizer lacks a token of the form, or its ids of codes
+            differ from the target's.
     """
 
     refuses_long = False
