@@ -12,7 +12,7 @@ def __getattr__(name: str):
     Snakemake imports this package when it plans the workflow. This import must not load torch.
 
     A stage of the workflow runs again if a module that it imports has changed. The module that holds the name is given
-    as a string here, so that it does not count as imported by every stage that imports this package.
+    as a string here. Stages that import this package therefore do not import that module.
     """
     homes = {
         "custom_generate": "lantern.within_generate",

@@ -211,8 +211,8 @@ class Model:
     def _table(self, spec: MethodSpec) -> torch.Tensor | None:
         """Return the table of nearest codes for a method, or None if the method has no parameter k.
 
-        The table has k + 1 columns if there are that many other codes, since the residuals of the LANTERN authors' code
-        read one code more.
+        The table has k + 1 columns, since the residuals of the LANTERN authors' code read one code more. It has only k
+        columns if there are no more other codes.
 
         Raises:
             ValueError: k exceeds the number of other codes in the codebook.
@@ -254,8 +254,8 @@ class _Threads:
     """The setting for the number of CPU threads per operation, which is lowered while a small model generates.
 
     torch stores this number globally, so that calls in several Python threads share it. If several calls overlap, each
-    of them restores the number that was set before the first of them, not a number that another call has lowered. A
-    Python thread that starts during a call inherits the lowered number.
+    of them restores the number that was set before the first of them. A Python thread that starts during a call
+    inherits the lowered number.
     """
 
     def __init__(self) -> None:

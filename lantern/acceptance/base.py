@@ -6,8 +6,8 @@ tested. A *verifier* (`Verifier` and its subclasses) tests the draft. It either 
 samples from t, or uses rejection sampling. The *bonus token* is the token that is emitted after the last accepted
 draft.
 
-A verifier decides each node of the draft tree independently. Usually it verifies all nodes at once. On a CPU, if the
-tree has many more nodes than levels, the verifier starts at the root and follows the accepted drafts, so that it
+A verifier decides each node of the draft tree independently. Usually it verifies all nodes at once. A CPU does less if
+the tree has many more nodes than levels. The verifier then starts at the root and follows the accepted drafts. It
 verifies only one node per level. This saves the filters and the noise of all other nodes. On a GPU the shapes of
 tensors are fixed, and no result is copied to the host.
 """

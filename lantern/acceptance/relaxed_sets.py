@@ -238,8 +238,9 @@ class RelaxedSets(Acceptance):
     def make_verifier(self, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
         """Make the verifier for drafts that are not verified by rejection sampling.
 
-        At temperature 0 it is the verifier of the LANTERN authors' code. Above temperature 0 it accepts a draft x if
-        the token that the target samples is x or in the relaxed set of x, the nearest codes that count for x.
+        At temperature 0 it is the verifier of the LANTERN authors' code. Above temperature 0 it accepts a draft if the
+        target samples the draft or a code of its relaxed set. The relaxed set holds the nearest codes that count for
+        the draft.
 
         Args:
             spec: the method. Its residual and tree decide which of several longest paths wins at temperature 0.
@@ -273,9 +274,10 @@ class AdditiveBound(RelaxedSets):
 class JensenShannonBound(RelaxedSets):
     """LANTERN's bound with another distance: A(x) grows while a Jensen-Shannon divergence is at most delta bits.
 
-    The divergence is taken between the target distribution t and the distribution t~ in which the total probability c
-    of the relaxed set A(x) has moved onto the draft x. It therefore depends only on t(x) and c. It grows with c, is at
-    most c and is at least c / 2. A(x) is therefore at least as large as with `AdditiveBound`, and c is at most 2 delta.
+    Let c be the total target probability of the relaxed set A(x), and t~ the target distribution t after c has moved
+    onto the draft x. The divergence is taken between t and t~. It therefore depends only on t(x) and c. It grows with
+    c, is at most c and is at least c / 2. A(x) is therefore at least as large as with `AdditiveBound`, and c is at most
+    2 delta.
 
     The output distribution differs from the target's. With one deterministic draft per node, the total variation (TV)
     is c, and thus at most 2 delta. With m deterministic drafts it is at most 1 - (1 - 2 delta)^m, if delta <= 1/2. With
@@ -329,8 +331,8 @@ class BudgetBound(RelaxedSets):
     """A bound that Lantern adds to the papers' bounds: all children of a node share one budget of probability.
 
     The relaxed sets of the children have a total target probability of at most delta. They use up this budget in
-    drafting order. With deterministic drafts, at most the probability delta moves to other codes, so that the total
-    variation (TV) from the target is at most delta at every node.
+    drafting order. With deterministic drafts, at most the probability delta moves to other codes. The total variation
+    (TV) from the target is then at most delta at every node.
 
     This does not hold at temperature 0. The target then emits one token with certainty, so that emitting any other
     token is a TV of 1. At temperature 0 every draft has a separate budget, see `GreedyWithinBound`.

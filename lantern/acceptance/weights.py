@@ -13,10 +13,10 @@ from lantern.methods import MethodSpec
 class DraftWeights(Acceptance):
     """COOL-SD's acceptance, in which each position i of a chain of drafts has a weight omega_i.
 
-    With the target distribution t and the draft distribution p, the draft x at position i is accepted with probability
-    f(x) = min(1, omega_i t(x) / p(x)). The residual must be "matched", see `Rejection`. The total variation of the
-    output distribution from the target's at a node is then TV = sum max(0, p f - t), the least that is possible with f.
-    It is 0 if omega_i <= 1, and otherwise at most 1 - 1 / omega_i.
+    Let t be the target distribution and p the draft distribution. The draft x at position i is accepted with
+    probability f(x) = min(1, omega_i t(x) / p(x)). The residual must be "matched", see `Rejection`. The total variation
+    (TV) from the target at a node is then sum max(0, p f - t). No other residual leads to a lower one with this f. It
+    is 0 if omega_i <= 1, and otherwise at most 1 - 1 / omega_i.
 
     Args:
         weights: omega_i of each position, first to last, (drafts,).
