@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -66,9 +68,26 @@ def load_model(
     return load_weights(empty_model(cls, cls.config_class(**metadata["config"]), dtypes, device), state, path)
 
 
-def _drop_storage(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-    """Return a parameter without storage, which replaces a parameter that a module registers."""
-    return None if parameter is None else nn.Parameter(parameter.to("meta"))
+@contextmanager
+def _without_storage() -> Iterator[None]:
+    """Make modules whose parameters have no storage within the block, in this thread only.
+
+    The hook of PyTorch serves all threads, but the parameters of other threads' modules keep their storage.
+    """
+    thread = threading.get_ident()
+
+    def drop_storage(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or threading.get_ident() != thread:
+            return None  # the parameter stays
+        return nn.Parameter(parameter.to("meta"))
+
+    hook = register_module_parameter_registration_hook(
+        drop_storage  # pyright: ignore[reportArgumentType]  torch's annotation lacks the hook's result
+    )
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 class _NoInitialisation(TorchFunctionMode):
@@ -106,14 +125,8 @@ def empty_model(
         device: device of the model.
     """
     # At first without storage and random numbers, which take gigabytes and seconds for a large model.
-    without_storage = register_module_parameter_registration_hook(
-        _drop_storage  # pyright: ignore[reportArgumentType]  torch's annotation lacks the hook's result
-    )
-    try:
-        with _NoInitialisation():
-            model = cls(config)
-    finally:
-        without_storage.remove()
+    with _without_storage(), _NoInitialisation():
+        model = cls(config)
     for name, parameter in list(model.named_parameters()):
         wanted = dtype if isinstance(dtype, torch.dtype) else dtype.get(name, torch.float32)
         wanted = torch.float32 if name.startswith(cls.wide) else wanted
