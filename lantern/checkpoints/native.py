@@ -6,7 +6,9 @@ The kind is the name of the model's class, such as "draft_model".
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -72,12 +74,26 @@ def load_model(
     return load_weights(empty_model(cls, cls.config_class(**metadata["config"]), dtypes, device), state, path)
 
 
-def _drop_storage(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-    """Return a parameter without storage, on the device "meta".
+@contextmanager
+def _without_storage() -> Iterator[None]:
+    """Give parameters that modules register within the block no storage (device "meta"), in this thread only.
 
-    This function is a hook. PyTorch calls it when a module registers a parameter, and stores the result instead.
+    The hook of PyTorch serves all threads, but the parameters of other threads' modules keep their storage.
     """
-    return None if parameter is None else nn.Parameter(parameter.to("meta"))
+    thread = threading.get_ident()
+
+    def drop_storage(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or threading.get_ident() != thread:
+            return None  # the parameter stays
+        return nn.Parameter(parameter.to("meta"))
+
+    hook = register_module_parameter_registration_hook(
+        drop_storage  # pyright: ignore[reportArgumentType]  torch's annotation lacks the hook's result
+    )
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 class _NoInitialisation(TorchFunctionMode):
@@ -115,14 +131,8 @@ def empty_model(
         device: device of the model.
     """
     # First make parameters without storage and random numbers, which take gigabytes and seconds for a large model.
-    without_storage = register_module_parameter_registration_hook(
-        _drop_storage  # pyright: ignore[reportArgumentType]  torch's annotation lacks the hook's result
-    )
-    try:
-        with _NoInitialisation():
-            model = cls(config)
-    finally:
-        without_storage.remove()
+    with _without_storage(), _NoInitialisation():
+        model = cls(config)
     for name, parameter in list(model.named_parameters()):
         wanted = dtype if isinstance(dtype, torch.dtype) else dtype.get(name, torch.float32)
         wanted = torch.float32 if name.startswith(cls.wide) else wanted
