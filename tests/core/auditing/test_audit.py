@@ -87,6 +87,23 @@ def test_the_example_samplers(examples, name, least, most):
     assert least <= found.total_variation.low < most
 
 
+def test_shared_noise_moves_probability_as_in_the_vllm_issue(examples):
+    """10, 60 and 30 % came out as 10.2, 63.0 and 26.8 %, with a draft model that is not stated."""
+    import samplers_to_audit as samplers
+
+    num = 50_000
+    probs = torch.tensor([[0.1, 0.6, 0.3], [0.5, 0.25, 0.25]], dtype=torch.float64)
+    target, draft = probs[:, None].expand(-1, num, -1)
+    generator = torch.Generator().manual_seed(0)
+    noise, fresh = samplers.gumbel(draft, generator), samplers.gumbel(draft, generator)
+    drafted = (draft.log() + noise).argmax(1)
+    shared, exact = (
+        samplers.verify(target, draft, drafted, part, generator).bincount(minlength=3) / num for part in (noise, fresh)
+    )
+    torch.testing.assert_close(shared, torch.tensor([0.102, 0.630, 0.268]), atol=0.008, rtol=0)
+    torch.testing.assert_close(exact, probs[0].float(), atol=0.008, rtol=0)
+
+
 def test_assisted_generation_of_transformers_shows_no_difference():
     found = lantern.audit("transformers", num=500)
     assert found.p_value > 1e-4 and found.num_possible == 27 and found.num_samples == 500
@@ -105,7 +122,6 @@ def test_a_custom_acceptance_is_audited(examples):
     name = "samplers_to_audit:Typical"
     assert lantern.audit(name, num=NUM, floor=0.25).p_value < 1e-6
     assert lantern.audit(name, num=NUM, floor=1.0).p_value > 1e-4
-    assert lantern.audit(name, num=NUM, floor=0.25, drafts="sampled", tree="chain3").p_value < 1e-6
 
 
 def test_a_custom_drafter_is_audited(tmp_path, monkeypatch):
