@@ -83,11 +83,11 @@ def common_methods(k: int) -> list[dict[str, Any]]:
 class Bench:
     """Decoders of a case, and functions that measure them.
 
-    It imports the packages itself, because they may be those of another checkout. Methods that they do not know are
-    left out.
+    A case is a set of models, prompts, methods and settings. This class imports the packages itself, because they may
+    be those of another checkout. Methods that they do not know are left out.
 
     Args:
-        case: see `make_case`.
+        case: the description of the case, see `make_case`.
     """
 
     def __init__(self, case: dict[str, Any]) -> None:
@@ -219,7 +219,8 @@ class Bench:
 def serve() -> None:
     """Run as a worker: read JSON lines from stdin, and print a JSON answer to each, until stdin ends.
 
-    The first line is the case. Every other line is the name of a function of `Bench` and its arguments.
+    The first line describes the case: models, prompts, methods and settings. Every other line is the name of a function
+    of `Bench` and its arguments.
     """
     import lantern
 
@@ -300,18 +301,19 @@ def open_sides(case: dict[str, Any], against: Path | None, threads: list[int]) -
 
 
 def measure(sides: list[Side], turns: int, command: str, **arguments: Any) -> dict[str, dict[str, list[dict]]]:
-    """Measure every method on every side, in turns.
+    """Measure every method with every checkout, in turns.
 
-    One more turn before the others warms up and is not counted. The side that is first in one turn is last in the next.
+    One more turn before the others warms up and is not counted. The checkout that is first in one turn is last in the
+    next.
 
     Args:
-        sides: the workers.
+        sides: the workers of the checkouts.
         turns: number of turns.
         command: "decode" or "job", a function of `Bench`.
         arguments: its further arguments.
 
     Returns:
-        method -> side -> answer of each turn.
+        method -> name of the checkout -> answer of each turn.
     """
     answers: dict[str, dict[str, list]] = {method: defaultdict(list) for method in sides[0].methods}
     for turn in range(-1, turns):
@@ -326,7 +328,10 @@ def measure(sides: list[Side], turns: int, command: str, **arguments: Any) -> di
 
 
 def summarise(answers: dict[str, dict[str, list[dict[str, float]]]]) -> dict[str, dict[str, Any]]:
-    """Return medians per method and side. The side "ratio" is this version divided by the other."""
+    """Return medians per method and checkout.
+
+    The entry "ratio" of a method is this checkout divided by the other.
+    """
     rows: dict[str, dict[str, Any]] = defaultdict(dict)
     for method, sides in answers.items():
         for name, images in sides.items():

@@ -86,7 +86,12 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def write_summary(options: argparse.Namespace, parts: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Write summary.json and page.md, and return the measurements."""
+    """Write summary.json and page.md, and return the measurements.
+
+    Args:
+        options: options of the command line.
+        parts: letter -> how the part ended, and its seconds.
+    """
     rows = read_rows(options.output)
     machine = next((row for row in rows if row["table"] == "machine"), {})
     machine = {key: value for key, value in machine.items() if key not in ("part", "table", "name")}

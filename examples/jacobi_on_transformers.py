@@ -53,7 +53,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def main(path: str | None = None) -> None:
-    """Generate PROMPT in both ways and compare the tokens.
+    """Generate PROMPT by the model's `generate` and by Jacobi decoding, and compare the tokens.
 
     Args:
         path: folder or hub id of a Janus; None for the tiny model.

@@ -1,7 +1,4 @@
-"""Additive attention masks: 0 if a query sees a key, -inf otherwise.
-
-Axes: rows = sequences, that is, batch times guidance branches.
-"""
+"""Additive attention masks: 0 if a query sees a key, -inf otherwise."""
 
 from __future__ import annotations
 
@@ -13,12 +10,12 @@ def prefix_mask(text_mask: torch.Tensor, length: int, dtype: torch.dtype) -> tor
     """Return a causal mask that hides padding of the prompts. A padded position still sees itself.
 
     Args:
-        text_mask: bool (rows, num_text_tokens), True for prompt tokens and False for padding.
+        text_mask: bool (sequences, num_text_tokens), True for prompt tokens and False for padding.
         length: length of the sequences.
         dtype: dtype of the mask.
 
     Returns:
-        Additive mask, (rows, 1, length, length).
+        Additive mask, (sequences, 1, length, length).
     """
     visible = torch.ones(text_mask.shape[0], length, length, dtype=torch.bool, device=text_mask.device).tril_()
     visible[:, :, : text_mask.shape[1]] &= text_mask[:, None, :]

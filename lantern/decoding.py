@@ -55,9 +55,9 @@ def make_decoder(
             method does not need them.
         spec: the method.
         sampling: temperature, filters and guidance.
-        records_margins: whether to record the margin of each token, see `Generation`, which is slower. The comparison
-            with autoregressive decoding needs the margins of the latter.
-        stepping: how steps are run, see `StepRunner`.
+        records_margins: whether to record the margin of each token, the gap between the scores of its two best codes.
+            This is slower. Only autoregressive decoding to which other methods are compared needs it.
+        stepping: how steps are run: "auto", "eager" or "graph", see `StepRunner`.
 
     Raises:
         ValueError: the method needs a draft model or a table that is None, or its k is larger than the number of
@@ -87,7 +87,7 @@ class Decoder:
         runner: runs steps, eagerly or as a CUDA graph. If there is an observer or a timer, steps are run eagerly.
         on_forward: None, or a function that is called before the prefill and before every step. It does not prevent
             CUDA graphs.
-        observer: None, or a function that measurements set. It is called with the `Outcome` of every step.
+        observer: None, or a function that measurements set. `TreeDecoder` calls it with the `Outcome` of every step.
         score_observer: None, or a function that measurements set. It is called with the `Scores` of every step.
         timer: function that returns a context manager for a part of a step, by its name: "draft", "target", "score",
             "verify" or "commit". The name "step" is for the whole step.
@@ -256,15 +256,25 @@ class Decoder:
         return None
 
     def _fill_drafts(self, state: DecodingState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Prepare the drafter's state for new prompts in some batch rows, int64 (prompts,)."""
+        """Prepare the drafter's state for new prompts.
+
+        Args:
+            state: the state, changed in place.
+            rows: batch indices of the prompts, int64 (prompts,).
+            prefill: the target's outputs for the prompts.
+        """
 
     @torch.inference_mode()
     @without_cudnn_attention()
     def run(self, state: DecodingState, num_complete: int) -> None:
-        """Run steps until `num_complete` batch rows are complete. Rows without a prompt count as complete.
+        """Run steps until `num_complete` images of the batch are complete. Rows without a prompt count as complete.
+
+        Args:
+            state: the state, changed in place.
+            num_complete: number of complete images at which to stop.
 
         Raises:
-            FloatingPointError: as in `generate`.
+            FloatingPointError: the model's logits are not finite. The message names the prompt and the step.
         """
         observers = (self.observer, self.score_observer)
         is_watched = any(observer is not None for observer in observers) or self.timer is not nullcontext
@@ -351,7 +361,8 @@ class TreeDecoder(Decoder):
         verifier: decides which drafts are accepted.
 
     Raises:
-        ValueError: the method needs a draft model or a table that is None, or its k is too large for the table.
+        ValueError: the method needs a draft model or a table of nearest codes that is None, or its k is too large for
+            the table.
     """
 
     def __init__(

@@ -83,8 +83,8 @@ class DecodingState:
         noise: noise of the images.
         cache: the target's key/value cache.
         tokens: the emitted tokens, int64 (batch, tokens + overshoot).
-        lengths: number of tokens emitted so far, int64 (batch,), at most the number of an image. A batch row without a
-            prompt counts as complete.
+        lengths: number of tokens emitted so far, int64 (batch,), at most the number of tokens of an image. A batch row
+            without a prompt counts as complete.
         is_substituted: whether a token differs from the target's sample, bool, shaped like `tokens`.
         margins: gaps as in `Generation`, float32, shaped like `tokens`. None unless margins are recorded.
         num_steps: number of steps of each image, int64 (batch,).

@@ -23,6 +23,9 @@ from lantern.tree_shapes import check_choices
 class DraftTree:
     """The structure of a tree, without tokens.
 
+    Axes: rows = batch for a dynamic tree, 1 for a static one; inner = nodes that may have children; m = largest number
+    of children of a node.
+
     Attributes:
         parents: parent of each node, int64 (rows, nodes). The root is its own parent.
         depths: number of drafts from the root to each node, int64 (rows, nodes).
@@ -59,8 +62,8 @@ def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) 
     No value is read back from a GPU to the host.
 
     Args:
-        parents: parent of each node, int64 (rows, nodes). Parents come before children, siblings are in drafting order,
-            and the root is its own parent.
+        parents: parent of each node, int64 (rows, nodes), with rows = batch or 1. Parents come before children,
+            siblings are in drafting order, and the root is its own parent.
         max_depth: largest number of drafts on a path.
         max_children: largest number of children of a node.
     """
@@ -228,11 +231,14 @@ def longest_path(
 
 
 def first_leaf(tree: DraftTree) -> torch.Tensor:
-    """Return the lowest-numbered leaf that is the node itself or below it, for each node, int64 (rows, nodes).
+    """Return for each node the lowest-numbered leaf among the node and its descendants.
 
     It decides between several longest accepted paths as LANTERN's public code does. That code orders the paths of a
     dynamic tree by their leaves, and takes the first of the longest. There are several only in greedy relaxed decoding,
     in which siblings may all be accepted.
+
+    Returns:
+        int64 (batch or 1, nodes).
     """
     is_leaf = ~(tree.children >= 0).any(-1)  # (rows, nodes)
     node = torch.arange(tree.num_nodes, device=is_leaf.device)
@@ -241,12 +247,15 @@ def first_leaf(tree: DraftTree) -> torch.Tensor:
 
 
 def of_all_nodes(values: torch.Tensor, tree: DraftTree, fill: int) -> torch.Tensor:
-    """Extend values of the inner nodes to all nodes, (rows, nodes, ...).
+    """Extend values of the inner nodes, which may have children, to all nodes.
 
     Args:
-        values: values of the inner nodes, (rows, inner, ...).
+        values: values of the inner nodes, (batch or 1, inner, ...).
         tree: structure of the tree.
         fill: value of all other nodes.
+
+    Returns:
+        (batch or 1, nodes, ...).
     """
     if tree.parent_nodes is None:
         return values
@@ -255,6 +264,9 @@ def of_all_nodes(values: torch.Tensor, tree: DraftTree, fill: int) -> torch.Tens
 
 
 def inner_indices(tree: DraftTree) -> torch.Tensor:
-    """Return the index of each node among the inner nodes, int64 (1, nodes). 0 for all other nodes."""
+    """Return the index of each node among the inner nodes, which may have children, int64 (1, nodes).
+
+    It is 0 for all other nodes.
+    """
     num_inner = tree.num_nodes if tree.parent_nodes is None else len(tree.parent_nodes)
     return of_all_nodes(torch.arange(num_inner, device=tree.parents.device)[None], tree, 0)

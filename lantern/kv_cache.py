@@ -23,6 +23,9 @@ HIDDEN = 2**40  # column index of a hidden prompt position, larger than the inde
 class LayerCache:
     """One layer's keys and values.
 
+    A row is an image in one of the guidance branches (1 without guidance, else 2). A slot holds the keys and values of
+    one token.
+
     Attributes:
         vectors: all keys, then all values, (2 * rows * heads * slots, head_dim).
         shape: shape of `vectors` before it was flattened, (2, rows, heads, slots, head_dim).
@@ -40,7 +43,7 @@ class LayerCache:
         self._used = self._view()
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values, each (rows, heads, slots, head_dim).
+        """Return keys and values, each (branches * batch, heads, slots, head_dim).
 
         Only the first slots are returned, see `limit`.
         """
@@ -56,8 +59,8 @@ class LayerCache:
         """Store the keys and values of new tokens.
 
         Args:
-            flat_slots: indices into `vectors`, int64 (rows * nodes, 2 * heads), from `KVCache.flat_slots`.
-            new: keys, then values, (rows * nodes, 2 * heads, head_dim).
+            flat_slots: indices into `vectors`, int64 (branches * batch * nodes, 2 * heads), from `KVCache.flat_slots`.
+            new: keys, then values, (branches * batch * nodes, 2 * heads, head_dim).
         """
         self.vectors.index_put_((flat_slots,), new)
 
@@ -68,7 +71,7 @@ class KVCache:
     Args:
         visible: prompt positions that may be attended to, bool (branches, batch, num_text_tokens).
         num_layers: number of layers.
-        num_slots: number of slots per row.
+        num_slots: number of slots per image and branch.
         head_shape: (number of key/value heads, channels of a head).
         dtype: dtype of keys and values.
 
@@ -113,10 +116,13 @@ class KVCache:
                 layer.limit(num_used)
 
     def text_mask(self, visible: torch.Tensor) -> torch.Tensor:
-        """Return the attention mask of a pass over the prompts, (rows, 1, num_text_tokens, slots).
+        """Return the attention mask of a pass over the prompts.
 
         Args:
             visible: as in the constructor.
+
+        Returns:
+            Additive mask, (branches * batch, 1, num_text_tokens, slots).
         """
         n = visible.shape[2]
         mask = prefix_mask(visible.flatten(0, 1), n, self.entries.dtype)
@@ -134,7 +140,7 @@ class KVCache:
             begin: first slot of the nodes, int64 (batch,).
 
         Returns:
-            Additive mask, (rows, 1, nodes, `num_used`).
+            Additive mask, (branches * batch, 1, nodes, `num_used`).
         """
         columns = (self._columns[:, :, :, : self.num_used] - begin[:, None, None]).clamp_(0, window.shape[2] - 1)
         shape = (*columns.shape[:2], window.shape[1], -1)

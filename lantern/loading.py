@@ -150,7 +150,7 @@ def sampling_of(known: GenerationConfig) -> SamplingConfig:
     top_k is 50 if it is not set, as in transformers' `generate`.
 
     Raises:
-        ValueError: the config has a setting that changes tokens and that Lantern does not support, such as num_beams.
+        ValueError: the config has a setting that changes tokens and that Lantern does not support, such as beam search.
     """
     for name, neutral in _NOT_APPLIED.items():
         if (value := getattr(known, name, None)) not in (None, neutral):
@@ -267,7 +267,14 @@ def _fetch(wanted: HubFiles) -> Path:
 
 
 def _build(card: ModelCard, files: Mapping[str, Path], device: torch.device, dtype: torch.dtype) -> Model:
-    """Build a model from its card and its files."""
+    """Build a model from its files.
+
+    Args:
+        card: sizes, prompts and sampling settings of the model.
+        files: path of each file, by its key in the card.
+        device: device of the model.
+        dtype: dtype of the weights.
+    """
     config = card.target_config()
     encoder_name = card.prompts.encoder
     sides = {"large": config.grid, "small": config.small_grid}

@@ -142,8 +142,8 @@ DRAFTS = {
 class AcceptanceRow:
     """Declaration of an acceptance, an entry of the table ACCEPTANCE.
 
-    An acceptance defines s(x), the probability with which the target counts draft x. Exact acceptance uses the target's
-    probability of x. Relaxed acceptance adds the probabilities of similar codes.
+    An acceptance defines the relaxed probability s(x) of a draft x, with which drafts are verified. Exact acceptance
+    takes the target's probability of x. Relaxed acceptance adds the probabilities of similar codes.
 
     Attributes:
         path: class of the acceptance, "module:Class".
@@ -151,7 +151,8 @@ class AcceptanceRow:
         drafts: kinds of drafts that the acceptance supports. None for all.
         reason: end of the error message about other drafts.
         exact_at: parameter values at which no other code adds to s(x), so that decoding is exact.
-        has_official: whether LANTERN's public code has this acceptance. Only then do its residual distributions exist.
+        has_official: whether LANTERN's public code has this acceptance. If not, the residuals "official" and
+            "official_lumina" are not allowed.
         residuals: residual distributions that the acceptance supports, see `MethodSpec`.
         needs_chain: whether the tree must be a chain.
         is_exact: whether the output distribution is the target's.
@@ -489,7 +490,7 @@ class MethodSpec:
 
     @property
     def label(self) -> str:
-        """The name of the method in messages: the method id, if there is one."""
+        """The name of the method in messages: `method_id`, or `name` if that is empty."""
         return self.method_id or self.name
 
     @property
@@ -556,9 +557,9 @@ def make_method(name: str, **parts: Any) -> MethodSpec:
     """Make the method of a preset.
 
     Args:
-        name: key of PRESETS.
+        name: key of PRESETS. If the preset's tree is "static", the method gets the tree "naive_extend_57".
         parts: parameters that the preset needs, and parts that replace those of the preset, for example k=100,
-            delta=0.1. The tree "static", of some presets, becomes "naive_extend_57".
+            delta=0.1.
 
     Raises:
         ValueError: the preset is unknown, the parts do not fit each other, or a parameter is missing, unknown or out of

@@ -1,7 +1,8 @@
 """Random bits of numpy's Philox generator, and noise made from them, by PyTorch operations on any device.
 
-Source: Philox 4x64 with 10 rounds (Salmon et al. 2011), as in numpy.random.Philox. PyTorch cannot multiply unsigned
-64-bit integers. Products and sums of int64 have the same bits, so int64 is used.
+PyTorch cannot multiply unsigned 64-bit integers. Products and sums of int64 have the same bits, so int64 is used.
+
+Source: Philox 4x64 with 10 rounds (Salmon et al. 2011), as in numpy.random.Philox.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From logits to a distribution: temperature, top-k and top-p filters, and guidance scale."""
+"""Sampling settings, and the temperature, top-k and top-p filters of logits."""
 
 from __future__ import annotations
 

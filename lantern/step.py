@@ -46,8 +46,9 @@ class Proposal:
         tokens: token of each node, int64 (batch, nodes), the root first. -1 marks a missing draft, if the filters left
             fewer codes than the node has children.
         tree: structure of the tree.
-        draft_probs: distributions from which the children of inner nodes were sampled, (batch, inner, vocab). None
-            unless the verifier or a measurement needs them. All 0 at a node whose children were not sampled.
+        draft_probs: distributions from which the children of inner nodes were sampled, (batch, inner, vocab). Inner
+            nodes are those that may have children. None unless the verifier or a measurement needs them. All 0 at a
+            node whose children were not sampled.
     """
 
     tokens: torch.Tensor
@@ -56,7 +57,10 @@ class Proposal:
 
     @property
     def children(self) -> torch.Tensor:
-        """Tokens of the children of every inner node, int64 (batch, inner, m). -1 marks a missing draft."""
+        """Tokens of the children of every inner node, int64 (batch, inner, most children of a node).
+
+        -1 marks a missing draft.
+        """
         children = self.tree.children.expand(len(self.tokens), -1, -1)
         tokens = self.tokens.gather(1, children.clamp(min=0).flatten(1)).view(children.shape)
         return tokens.masked_fill(children < 0, -1)

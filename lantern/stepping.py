@@ -28,10 +28,10 @@ Step = Callable[[DecodingState], None]  # changes the state in place
 class StepRunner:
     """Runs decoding steps eagerly or as a CUDA graph.
 
-    A state has several graphs, each for another number of cache slots that attention reads, see `KVCache.limit`. The
-    graphs of a state share a stream and a memory pool. This is safe, because steps run one after the other and leave no
-    data there. Graphs of different states share neither, because freeing a graph also frees the workspace of its
-    stream. If a capture fails, all later steps are run eagerly.
+    A state has one graph per number of cache slots that attention may read, see `KVCache.limit`. The graphs of a state
+    share a stream and a memory pool. This is safe, because steps run one after the other and leave no data there.
+    Graphs of different states share neither, because freeing a graph also frees the workspace of its stream. If a
+    capture fails, all later steps are run eagerly.
 
     Methods take the decoder's functions as arguments. If a runner stored them, it and its decoder would refer to each
     other. Their memory would then not be freed at once when the decoder is no longer used.
@@ -94,8 +94,8 @@ class StepRunner:
         Args:
             step: function that changes a state in place.
             state: a state whose images are all complete, so that steps emit nothing.
-            limits: numbers of slots that attention may read; each gets a graph. The last one is used until
-                `KVCache.limit` chooses another one. By default the cache's present number.
+            limits: numbers of cache slots that attention may read. Each gets a graph. The last one is used until
+                `KVCache.limit` chooses another one. By default only the present limit of the cache.
         """
         if self.mode == "eager":
             return
@@ -117,7 +117,7 @@ def capture(step: Step, state: DecodingState, limits: Sequence[int]) -> dict[int
     Args:
         step: function that changes a state in place.
         state: a state whose images are all complete, so that steps emit nothing.
-        limits: numbers of slots that attention may read.
+        limits: numbers of slots of the key/value cache that attention may read.
 
     Returns:
         A graph per number of slots.
@@ -143,14 +143,13 @@ def capture(step: Step, state: DecodingState, limits: Sequence[int]) -> dict[int
 
 
 def slot_limits(num_slots: int, num_least: int) -> list[int]:
-    """Return the numbers of slots for which steps are captured.
+    """Return the numbers of cache slots for which steps are captured, at most `MAX_GRAPHS`.
 
-    They are multiples of `GRAPH_SLOTS` and the number of all slots. For very long images, the multiples are of a larger
-    number, so that there are at most `MAX_GRAPHS`.
+    They are the multiples of `GRAPH_SLOTS`, or of a larger number for very long images, and the number of all slots.
 
     Args:
-        num_slots: number of slots of an image.
-        num_least: number of slots that the first steps read.
+        num_slots: number of slots of an image in the key/value cache.
+        num_least: number of slots that the first steps read. Smaller multiples are left out.
     """
     unit = max(GRAPH_SLOTS, round_slots(-(-num_slots // MAX_GRAPHS)))
     return [*(limit for limit in range(unit, num_slots, unit) if limit >= num_least), num_slots]

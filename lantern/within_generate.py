@@ -156,7 +156,7 @@ def _refuse_what_is_not_done(
 
 
 def _sampling_of(processors: Mapping[str, LogitsProcessor], do_sample: bool) -> SamplingConfig:
-    """Return the settings of guidance and filters, as the logits processors have them.
+    """Read guidance and filters from the logits processors of `generate`.
 
     The processors combine the user's arguments and the model's config.
     """
@@ -260,8 +260,8 @@ def _prompts_of(
         (ids, mask, (negative ids, negative mask) or None without guidance).
 
     Raises:
-        ValueError: there are no ids, a mask is not that of left padding, or the number of negative prompts does not
-            fit.
+        ValueError: there are no ids, a mask does not describe left padding, or the number of negative prompts is
+            neither 1 nor the number of prompts.
     """
     if ids.shape[1] == 0:
         raise ValueError("prompts must be input_ids, got none (inputs_embeds are not supported)")
@@ -316,7 +316,7 @@ def _check_prefix(
     ids: torch.Tensor,
     ends: torch.Tensor,
 ) -> None:
-    """Compare the tokens that `prefix_allowed_tokens_fn` allows at each position with those that are sampled there.
+    """Check that `prefix_allowed_tokens_fn` allows at each position exactly the tokens that are sampled there.
 
     Args:
         processor: the logits processor with that function.
@@ -326,7 +326,7 @@ def _check_prefix(
         ends: ids of the tokens that follow an image.
 
     Raises:
-        ValueError: they differ.
+        ValueError: it allows fewer or other tokens.
     """
     config = target.config
     codes = words[: config.num_codes]

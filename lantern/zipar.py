@@ -47,8 +47,8 @@ def line_schedule(lines: tuple[int, int], window: int) -> list[list[Feed]]:
 
     Args:
         lines: number of lines of the image, and number of tokens of a line.
-        window: number of tokens of a line after which the next one begins. From the length of a line on, nothing is
-            parallel.
+        window: number of tokens of a line after which the next line begins. If it is at least the length of a line,
+            lines are generated one after the other.
     """
     height, width = lines
     window = min(window, width)
@@ -87,7 +87,13 @@ class LineTables:
 
 
 def tables_of(schedule: list[list[Feed]], num_tokens: int, device: torch.device) -> LineTables:
-    """Convert a schedule to tensors, for images of `num_tokens` tokens."""
+    """Convert a schedule to tensors.
+
+    Args:
+        schedule: the tokens that are fed in each forward pass, from `line_schedule`.
+        num_tokens: number of tokens of an image.
+        device: device of the tensors.
+    """
     num_cells = max(len(feeds) for feeds in schedule)
     padding = Feed(0, num_tokens - 1, None)
     padded = [feeds + [padding] * (num_cells - len(feeds)) for feeds in schedule]

@@ -35,7 +35,7 @@ def measure(check: Check) -> None:
 def _measure_method(
     check: Check, models: DecodingModels, spec: MethodSpec, batch: int, baseline: float | None
 ) -> float | None:
-    """Write the row of a method.
+    """Time the steps of a method, and write a row.
 
     Args:
         check: this part.

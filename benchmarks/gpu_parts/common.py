@@ -82,7 +82,14 @@ class Check:
 
     @contextmanager
     def attempt(self, table: str, name: str) -> Iterator[None]:
-        """Continue after a block that fails, and write a row with the error. For example, memory may be too small."""
+        """Run a block of measurements as a context.
+
+        If it fails, for example because memory is too small, write a row with the error and continue.
+
+        Args:
+            table: name of the table on the page.
+            name: name of the row.
+        """
         try:
             yield
         except (RuntimeError, ValueError, NotImplementedError, ImportError) as error:
@@ -180,9 +187,9 @@ def chains(*lengths: int) -> list[MethodSpec]:
 
 
 def methods_of(models: DecodingModels) -> list[MethodSpec]:
-    """Return the methods that are timed at batch 1, of every kind.
+    """Return the methods that are timed at batch 1, among them one of every kind.
 
-    k of LANTERN is that of the paper, 1000, or the largest that the table allows.
+    k of LANTERN is 1000, as in the paper, or the largest that the table of nearest codes allows.
     """
     table = models.nearest_codes
     k = min(1000, table.shape[1] - 1)

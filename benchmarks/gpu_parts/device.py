@@ -107,7 +107,7 @@ def _products(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> Callable[[], 
 
 
 def _roofline(check: Check, num_bytes: int, seconds: float) -> dict[str, float]:
-    """Return the share of the peak memory bandwidth that was reached. It is empty if the GPU is unknown."""
+    """Return a column with the share of the peak memory bandwidth that was reached. No column if the GPU is unknown."""
     peak = check.peak_bandwidth()
     return {} if peak is None else {"share_of_roofline": num_bytes / peak / seconds}
 

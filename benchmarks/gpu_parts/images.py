@@ -26,7 +26,7 @@ NUM_REPEATS = 5
 
 
 def measure(check: Check) -> None:
-    """Measure the shipped model, then LlamaGen XL's sizes."""
+    """Time images of the shipped model, then images at the sizes of LlamaGen XL."""
     _measure_shipped(check)
     _measure_xl(check)
 

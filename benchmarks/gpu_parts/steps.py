@@ -45,14 +45,15 @@ def measure(check: Check) -> None:
 def measure_method(
     check: Check, models: DecodingModels, spec: MethodSpec, num_tokens: int, baselines: dict[str, float]
 ) -> None:
-    """Write the rows of a method, one for each way to run steps.
+    """Time the steps of a method, and write a row for each way to run steps.
 
     Args:
         check: this part.
         models: the models.
         spec: the method.
         num_tokens: tokens of an image, for the names of rows.
-        baselines: way to run steps -> seconds of an autoregressive step. The method `autoregressive` fills it in.
+        baselines: way to run steps -> seconds of an autoregressive step. Calls for the method `autoregressive` add
+            them.
     """
     tokens: dict[str, torch.Tensor] = {}
     for mode in check.modes:
@@ -88,7 +89,7 @@ def measure_method(
 
 @torch.inference_mode()
 def run_step(decoder: Decoder, state: DecodingState) -> None:
-    """Run one step, eagerly or as a CUDA graph, as the decoder was made."""
+    """Run one step, eagerly or as a CUDA graph, as the decoder's `stepping` says."""
     decoder.runner.step(decoder.step, state)
 
 

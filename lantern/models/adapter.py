@@ -239,7 +239,7 @@ class _Slots:
         """Store the keys and values of new tokens, and return those of all used slots.
 
         Args:
-            keys: (rows, heads, nodes, head_dim).
+            keys: (branches * batch, heads, nodes, head_dim).
             values: shaped like `keys`.
             layer_idx: index of the layer.
         """

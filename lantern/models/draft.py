@@ -94,12 +94,12 @@ class DraftModel(StoredModel):
         """Run a teacher-forced pass over whole images.
 
         Args:
-            tokens: int64 (rows, n). They are 0 at the num_text_tokens - 1 positions of the prompt.
-            hidden: hidden states from which the target predicted the tokens, (rows, n, dim).
-            mask: additive mask, (rows, 1, n, n).
+            tokens: int64 (sequences, n). They are 0 at the num_text_tokens - 1 positions of the prompt.
+            hidden: hidden states from which the target predicted the tokens, (sequences, n, dim).
+            mask: additive mask, (sequences, 1, n, n).
 
         Returns:
-            Predicted next hidden states, (rows, n, dim).
+            Predicted next hidden states, (sequences, n, dim).
         """
         return self.layer(self.embed(tokens) + self.from_hidden(hidden), self.rotary[: tokens.shape[1], None], mask)
 

@@ -6,8 +6,6 @@ state at position `num_text_tokens - 1 + i` predicts image token i.
 With classifier-free guidance there are two *branches*: the prompts and the null prompts. Without guidance there is one.
 *Nodes* are the new tokens of a pass, for example the nodes of a draft tree. A *slot* is an entry of the key/value
 cache.
-
-Axes: rows = branches * batch.
 """
 
 from __future__ import annotations
@@ -45,8 +43,8 @@ class Target(StoredModel):
     Attributes:
         config: sizes of the target.
         token_embedding: embedding of the tokens that the target generates.
-        forbidden: bool (2, vocab). The first line marks tokens that may not be within a line of the image, the second
-            line tokens that may not be at its end.
+        forbidden: bool (2, vocab). forbidden[0] marks tokens that may not occur within a line of the image,
+            forbidden[1] tokens that may not occur at its end.
         null_caption: learned features of the null prompt, if the target has them.
     """
 
@@ -95,10 +93,10 @@ class Target(StoredModel):
         """Run embedded new tokens with a cache, and store their keys and values in it.
 
         Args:
-            x: embedded tokens, (rows, nodes, dim), which may be changed in place.
+            x: embedded tokens, (branches * batch, nodes, dim), which may be changed in place.
             slots: slots for their keys and values, int64 (batch, nodes).
             rotary_positions: positions in the rotary table, int64 (batch, nodes).
-            mask: additive mask, (rows, 1, nodes, slots), see `KVCache.mask`.
+            mask: additive mask, (branches * batch, 1, nodes, slots), see `KVCache.mask`.
             cache: keys and values of earlier tokens.
 
         Returns:
@@ -259,7 +257,7 @@ class Target(StoredModel):
             tokens: int64 (batch, nodes).
             slots: slots for their keys and values, int64 (batch, nodes).
             rotary_positions: positions in the rotary table, int64 (batch, nodes).
-            mask: additive mask, (rows, 1, nodes, slots), see `KVCache.mask`.
+            mask: additive mask, (branches * batch, 1, nodes, slots), see `KVCache.mask`.
 
         Returns:
             Hidden states after the final norm, (branches, batch, nodes, dim).

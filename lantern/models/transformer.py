@@ -4,7 +4,7 @@ It has pre-norm attention with rotary embeddings, and a SwiGLU feed-forward netw
 weights. `Layer` runs whole sequences and is differentiable. `DecodingLayer` runs a few new tokens, the nodes of a draft
 tree, with a `KVCache`. It works in place.
 
-Axes: rows = batch times guidance branches, nodes = new tokens of a pass, slots = entries of the cache.
+Axes: rows = batch times guidance branches; nodes = new tokens of a pass; slots = entries of the cache.
 """
 
 from __future__ import annotations
@@ -177,14 +177,14 @@ class Layer(nn.Module):
         """Run the layer on whole sequences. The result is differentiable.
 
         Args:
-            x: (rows, nodes, dim).
-            rotary: complex64, broadcastable to (rows, nodes, query heads + key heads, head_dim / 2).
-            mask: additive attention mask, (rows or 1, 1, nodes, keys).
-            append: function of the keys and values of x, each (rows, nodes, heads, head_dim). It returns all keys and
-                values to which x attends. None lets x attend to itself only.
+            x: (sequences, positions, dim).
+            rotary: complex64, broadcastable to (sequences, positions, query heads + key heads, head_dim / 2).
+            mask: additive attention mask, (sequences or 1, 1, positions, keys).
+            append: function of the keys and values of x, each (sequences, positions, heads, head_dim). It returns all
+                keys and values to which x attends. None lets x attend to itself only.
 
         Returns:
-            Hidden states, (rows, nodes, dim).
+            Hidden states, (sequences, positions, dim).
         """
         rows, nodes, dim = x.shape
         normed = x if self.attention_norm is None else self.attention_norm(x)
@@ -231,7 +231,7 @@ class DecodingLayer:
         """Replace x in place by the output of the layer. This is not differentiable.
 
         Args:
-            x: hidden states of the new tokens, (rows * nodes, dim).
+            x: hidden states of the new tokens, (branches * batch * nodes, dim).
             rotary: complex64 (batch * nodes, 1, head_dim / 2), the same for both guidance branches.
             mask: additive attention mask from `group_mask`.
             past: cache of this layer, into which the keys and values of the new tokens are written.
@@ -266,16 +266,16 @@ class DecodingLayer:
 
 
 def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Compute attention with an additive mask.
+    """Compute attention of new tokens to a cache, with an additive mask.
 
     Query heads that share a key/value head are computed like more tokens of one head. This way every attention kernel
     can be used, and keys and values are read only once.
 
-    With one query per row and many rows, a CPU in float32 uses two batched products. They take a third of the time of
-    the fused kernel.
+    With one new token per row and many rows, a CPU in float32 uses two batched products. They take a third of the time
+    of the fused kernel.
 
     Args:
-        query: (rows, nodes, heads, head_dim).
+        query: (rows, nodes, heads, head_dim), with rows = branches * batch and nodes = new tokens.
         keys: (rows, key/value heads, slots, head_dim).
         values: shaped like `keys`.
         mask: from `group_mask`.
@@ -303,7 +303,7 @@ def group_mask(mask: torch.Tensor, layer: DecodingLayer) -> torch.Tensor:
     """Repeat an attention mask for query heads that share a key/value head, for `attend`.
 
     Args:
-        mask: (rows, 1, nodes, slots).
+        mask: (rows, 1, nodes, slots), with rows = branches * batch and nodes = new tokens.
         layer: any layer of the model; all have the same heads.
 
     Returns:

@@ -44,7 +44,7 @@ def captured(decoder: Decoder) -> Decoder:
 
 
 class NoHostSync(TorchDispatchMode):
-    """Check that no operation has to wait for the device: an operation that does raises an AssertionError.
+    """Context in which an operation that has to wait for the device raises an AssertionError.
 
     Such operations read a value back, or have a result whose shape depends on data.
     """

@@ -14,7 +14,7 @@ from lantern_pipeline.settings.run_config import RunConfig
 def load_config(paths) -> dict:
     """Merge config files in the way that the workflow does it, and check the result.
 
-    The order is: the defaults, the file of the model that the config names (its card), then the other files.
+    The order is: the defaults, the published settings of the model that the config names, then the given files.
 
     Args:
         paths: config files; later ones take precedence. The default config.yaml is always included.

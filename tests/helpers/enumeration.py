@@ -84,7 +84,9 @@ def take(images: Images, rows: torch.Tensor, plan: Plan) -> Images:
 
 
 def begin(images: Images, weight: torch.Tensor) -> Images:
-    """Branch over the initial drafts of all positions that have no draft yet, and over all alternative drafts.
+    """Split each branch into one per combination of new drafts.
+
+    New drafts are the initial drafts of all positions that have none yet, and all alternative drafts.
 
     Args:
         images: the branches before a step.
@@ -142,7 +144,10 @@ def endings(
 
 
 def branch(images: Images) -> Images:
-    """Branch over all outcomes of a step: its accept and reject decisions, and the tokens that it samples."""
+    """Split each branch into one per outcome of a step.
+
+    An outcome consists of the decisions to accept or reject drafts, and of the sampled tokens.
+    """
     drafter, window, vocab_size = images.drafter, images.drafter.max_depth, images.world.vocab_size
     proposal, scores = images.propose()
     plan, tree, probs = images.noise, proposal.tree, scores.weights.softmax(-1)

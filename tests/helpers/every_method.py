@@ -1,4 +1,7 @@
-"""Decoders of every preset and variant, on tiny models. The variants are in `benchmarks/every_method.py`."""
+"""Decoders of every preset and variant, on tiny models.
+
+The variants, presets with other parts, are in `benchmarks/every_method.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,14 @@ from lantern.sampling import SamplingConfig
 
 
 def decoder_of(models: DecodingModels, name: str, temperature: float = 1.0, **options) -> Decoder:
-    """Return a decoder of a preset or variant with guidance and top-k; `options` go to `make_decoder`."""
+    """Return a decoder with guidance and top-k.
+
+    Args:
+        models: the models.
+        name: a preset or a variant.
+        temperature: sampling temperature.
+        options: options of `make_decoder`.
+    """
     return make_decoder(models, spec_of(name), SamplingConfig(temperature, top_k=8, cfg_scale=2.0), **options)
 
 

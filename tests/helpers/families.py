@@ -49,8 +49,8 @@ def draw_normal(name: str, shape: tuple[int, ...], seed: int = 1234) -> torch.Te
 def draw(name: str, shape: tuple[int, ...], gain: float = 0.8) -> torch.Tensor:
     """Return the random weight of a published name, float32.
 
-    Norms are near 1. Embeddings are standard normal. Rows of a head have an expected length of 3, and rows of other
-    matrices of `gain`.
+    Norms are near 1. Embeddings are standard normal. The expected length of a matrix row is 3 for heads and `gain` for
+    other matrices.
     """
     normal = draw_normal(name, shape)
     if len(shape) == 1:
@@ -62,7 +62,12 @@ def draw(name: str, shape: tuple[int, ...], gain: float = 0.8) -> torch.Tensor:
 
 
 def draw_all(shapes: Mapping[str, torch.Tensor], gain: float = 0.8) -> dict[str, torch.Tensor]:
-    """Return the random weights of all published names, with the shapes of the given tensors. `gain` as in `draw`."""
+    """Return the random weights of all published names.
+
+    Args:
+        shapes: published name -> a tensor with the shape of the weight.
+        gain: see `draw`.
+    """
     return {name: draw(name, tuple(part.shape), gain) for name, part in shapes.items()}
 
 
@@ -269,7 +274,8 @@ def emu3_name(name: str) -> str:
 def draw_of_tokenizer(name: str, shape: tuple[int, ...], seed: int = 1234, gain: float = 1.0) -> torch.Tensor:
     """Return the random weight of an image tokenizer, float32, from its published name.
 
-    Norms are near 1. Codes are standard normal. Outputs of other weights have the scale `gain`. Biases are small.
+    Norms are near 1, codes are standard normal, and biases are small. Other weights map a standard normal input to an
+    output with the standard deviation `gain`.
     """
     normal = draw_normal(name, shape, seed)
     if len(shape) == 1:

@@ -89,7 +89,10 @@ def ablation_table() -> pd.DataFrame:
 
 
 def ambiguity_table() -> pd.DataFrame:
-    """Return a table like quality/ambiguity.csv, with two guidance scales."""
+    """Return a table like quality/ambiguity.csv, with two guidance scales.
+
+    Its columns are the probabilities of the target's top-1 and top-10 codes.
+    """
     generator = np.random.default_rng(0)
     masses = {scale: {"top1": generator.beta(1, 5, 99), "top10": generator.beta(3, 3, 99)} for scale in (1, 3)}
     return pd.concat([pd.DataFrame({"cfg_scale": scale, **values}) for scale, values in masses.items()])
@@ -109,7 +112,10 @@ def generality_table() -> pd.DataFrame:
 
 
 def curve_table() -> pd.DataFrame:
-    """Return a table like total_variation/curves.csv: the total variation of each rule is its FACTOR times delta."""
+    """Return a table like total_variation/curves.csv.
+
+    The total variation of each rule is delta times its factor in FACTORS.
+    """
     rows = [
         {"rule": rule, "label": f"rule {rule}", "delta": delta, "tv_p95": min(1.0, 2 * factor * delta)}
         | with_interval("tv_mean", factor * delta, 0.0, 0.0)

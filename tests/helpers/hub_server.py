@@ -151,7 +151,10 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _repository(self, repo: str, revision: str | None, file: str | None = None) -> Repository | None:
-        """Return a repository. If it, its revision or its file is missing, send the hub's error and return None."""
+        """Return a repository.
+
+        If the repository, its revision or the file is missing, send the hub's error and return None.
+        """
         found = self.hub.repositories.get(repo)
         if found is None:
             status, code = 401, "RepoNotFound"

@@ -39,8 +39,8 @@ def padded(values, number_type):
 def make_timed(temperature=1.0, gpu=None):
     """Return timed images of all methods and prompts. Each forward pass takes 100 ms.
 
-    All codes of prompt i are 10 i. The method "near" has 3 other codes, and "blind" and "sampled" have only other
-    codes.
+    All codes of an image of prompt i are 10 * i. But the method "near" has 3 different codes, and all codes of "blind"
+    and "sampled" are different.
     """
     rows = []
     for number, prompt in enumerate(PROMPTS):

@@ -1,4 +1,4 @@
-"""Methods and images of the stored runs of LANTERN's public code, to compare Lantern with."""
+"""Methods and images of stored runs of LANTERN's public code, with which Lantern is compared."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def method_of(run: str) -> MethodSpec:
 
 
 def generate(decoder: Decoder, prompts: tuple[torch.Tensor, torch.Tensor]) -> Generation:
-    """Generate images of prompts p0, p1 and so on, with their noise of seed 0."""
+    """Generate images of prompts p0, p1 and so on, with noise of seed 0."""
     return decoder.generate(*prompts, [decoder.make_noise(0, f"p{i}") for i in range(len(prompts[0]))])
 
 

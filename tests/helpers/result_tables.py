@@ -101,5 +101,9 @@ def join(*parts):
 
 
 def with_changes(**changes):
-    """Return METHODS with other values for some methods: method_id=(forwards, worse, lost, seconds)."""
+    """Return METHODS with other values for some methods.
+
+    Args:
+        changes: method id with underscores -> (forward passes per image, NLL added, accuracy lost, seconds per image).
+    """
     return {name: (value[0], *changes.get(name.replace("-", "_"), value[1:])) for name, value in METHODS.items()}

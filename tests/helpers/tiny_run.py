@@ -191,8 +191,8 @@ def own_output():
 def serve_jobs(jobs):
     """Run each requested script in a fork of this process, for ever.
 
-    This process has one thread only. Snakemake has several. A fork of it could inherit a lock that no thread ever
-    releases.
+    This process has only one thread. Snakemake has several, and a fork of its process could inherit a lock that no
+    thread ever releases.
 
     Args:
         jobs: listener from which the paths of scripts are read.

@@ -43,7 +43,7 @@ def tiny_emu3() -> transformers.PreTrainedModel:
 
 
 def tiny_chameleon() -> transformers.PreTrainedModel:
-    """Return a tiny Chameleon, the class of Anole."""
+    """Return a tiny Chameleon, the class that Anole uses."""
     words = {f"IMGIMG{''.join(LETTERS[int(digit)] for digit in str(i))}Z": 4 + i for i in range(NUM_CODES)}
     vq = {**VQ, "latent_channels": 8, "resolution": 8}
     config = transformers.ChameleonConfig(
