@@ -62,10 +62,12 @@ def rotate_and_write(qkv: torch.Tensor, rotary: torch.Tensor, vectors: torch.Ten
     """Rotate queries and keys (RoPE), and write keys and values to a layer's cache.
 
     Args:
-        qkv: queries, keys and values next to each other, (rows, heads * head_dim). Queries are rotated in place.
-        rotary: rotations, complex64 (n, 1, head_dim / 2). n divides the number of rows, and row r uses rotation r % n.
+        qkv: queries, keys and values of each token next to each other, (tokens, heads * head_dim). Queries are rotated
+            in place.
+        rotary: rotations, complex64 (n, 1, head_dim / 2). n divides the number of tokens, and token t uses rotation t %
+            n.
         vectors: `LayerCache.vectors`, (slots of all heads, head_dim).
-        flat_slots: indices into `vectors` for the keys, then for the values, int64 (rows, 2 * key/value heads), from
+        flat_slots: indices into `vectors` for the keys, then for the values, int64 (tokens, 2 * key/value heads), from
             `KVCache.flat_slots`.
     """
     torch.ops.lantern.rotate_and_write(qkv, rotary, vectors, flat_slots)

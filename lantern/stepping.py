@@ -143,13 +143,14 @@ def capture(step: Step, state: DecodingState, limits: Sequence[int]) -> dict[int
 
 
 def slot_limits(num_slots: int, num_least: int) -> list[int]:
-    """Return the numbers of cache slots for which steps are captured, at most `MAX_GRAPHS`.
+    """Return the limits on cache slots for which steps are captured. There are at most `MAX_GRAPHS` limits.
 
-    They are the multiples of `GRAPH_SLOTS`, or of a larger number for very long images, and the number of all slots.
+    They are multiples of `GRAPH_SLOTS`, or of a larger number for very long images. The last limit is the number of all
+    slots.
 
     Args:
         num_slots: number of slots of an image in the key/value cache.
-        num_least: number of slots that the first steps read. Smaller multiples are left out.
+        num_least: number of slots that the first steps read. Smaller limits are left out.
     """
     unit = max(GRAPH_SLOTS, round_slots(-(-num_slots // MAX_GRAPHS)))
     return [*(limit for limit in range(unit, num_slots, unit) if limit >= num_least), num_slots]

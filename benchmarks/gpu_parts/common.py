@@ -233,7 +233,7 @@ def load_embedded(
 
 
 def label(spec: MethodSpec) -> str:
-    """Return the name of a method in rows."""
+    """Return the name of a method in the results."""
     return spec.method_id or spec.name
 
 

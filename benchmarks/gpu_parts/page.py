@@ -19,7 +19,7 @@ NOTE = (
 
 
 def write_page(path: Path, summary: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Write the page.
+    """Write the page of the GPU check.
 
     Args:
         path: file of the page.

@@ -44,7 +44,7 @@ def typed_config(config: dict) -> RunConfig:
 def load_config_of_all_figures() -> dict:
     """Return a config that draws every figure.
 
-    It is the default config with the ablations of all overlays that have ablations.
+    It is the default config, with the ablations of all files in experiments/ that have ablations.
     """
     config = load_config([ROOT / "config.yaml"])
     for overlay in ("ablations", "embedded_training"):

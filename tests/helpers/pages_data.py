@@ -39,8 +39,8 @@ def padded(values, number_type):
 def make_timed(temperature=1.0, gpu=None):
     """Return timed images of all methods and prompts. Each forward pass takes 100 ms.
 
-    All codes of an image of prompt i are 10 * i. But the method "near" has 3 different codes, and all codes of "blind"
-    and "sampled" are different.
+    An image of prompt i consists of the code 10 * i. There are two exceptions. In images of the method "near", three
+    codes are larger by 1. In images of "blind" and "sampled", all codes are larger by 2.
     """
     rows = []
     for number, prompt in enumerate(PROMPTS):

@@ -13,10 +13,11 @@ from lantern.tree_shapes import DynamicTreeOptions
 
 
 def method_of(run: str) -> MethodSpec:
-    """Return the method of a stored run, from the run's name.
+    """Return the method of a stored run, from the name of the run.
 
-    Names with `eagle` are exact. Names with `lantern` contain k and the bound: up to 1 it is delta, above 1 it is
-    lambda. Names with `dynamic` have a dynamic tree, all others a static one.
+    If the name contains `eagle`, the method is exact. If it contains `lantern`, it also contains k and a bound. A bound
+    of at most 1 is delta, a larger one is lambda. If the name contains `dynamic`, the tree is dynamic, otherwise
+    static.
     """
     parts = {"tree": "naive_extend_57", "drafts": "sampled"}
     if "dynamic" in run:

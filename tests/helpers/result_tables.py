@@ -52,13 +52,13 @@ METHODS = {
 
 
 def make_tables(methods=METHODS, temperatures=(1.0,), has_scenes=True, repeat="s0n0", drift=0.0, dtype="float32"):
-    """Return the tables that the stages write for one repeat.
+    """Return the tables that the stages of the pipeline write for one repeat of a run.
 
     Args:
-        methods: as METHODS.
+        methods: method id -> the tuple that METHODS describes.
         temperatures: sampling temperatures.
         has_scenes: whether prompts have known objects, so that prompt accuracy is defined.
-        repeat: name of the repeat.
+        repeat: name of the repeat: "s", training seed, "n", noise seed.
         drift: value added to NLL and total variation.
         dtype: dtype of the generating model.
     """
