@@ -50,6 +50,8 @@ def make_decoder(
 ) -> Decoder:
     """Make the decoder of a method.
 
+    It is a `TreeDecoder`, unless the declaration of the method's drafts names another class in `DraftsRow.loop`.
+
     Args:
         models: models that are prepared for decoding. The draft model and the table of nearest codes may be None if the
             method does not need them.
@@ -76,6 +78,7 @@ class Decoder:
         models: models that are prepared for decoding.
         spec: the method.
         sampling: temperature, filters and guidance.
+        drafter: proposes trees of drafts.
         max_depth: largest number of tokens that a step emits, minus 1.
         num_slots: number of slots per image in the target's key/value cache.
         reach: number of slots that a step may fill, counted from the slot of the last emitted token.
@@ -98,6 +101,7 @@ class Decoder:
         models: DecodingModels,
         spec: MethodSpec,
         sampling: SamplingConfig,
+        drafter: Drafter[Any],
         *,
         max_depth: int,
         num_slots: int,
@@ -110,6 +114,7 @@ class Decoder:
         self.models = models
         self.spec = spec
         self.sampling = sampling
+        self.drafter = drafter
         self.records_margins = records_margins
         self.target = models.target
         self.num_tokens = config.num_image_tokens
@@ -203,7 +208,7 @@ class Decoder:
             margins=torch.zeros(num_rows, width, device=device) if self.records_margins else None,
             num_steps=torch.zeros(num_rows, dtype=torch.int64, device=device),
             step_log=torch.zeros(num_rows, n, 3, dtype=torch.int64, device=device),
-            drafter_state=self._allocate_drafts(num_rows, noise),
+            drafter_state=self.drafter.allocate(num_rows, noise),
         )
 
     @torch.inference_mode()
@@ -249,20 +254,7 @@ class Decoder:
         if state.margins is not None:
             state.margins[:, :1].index_copy_(0, index, margins_of(keys))
         ids = features if self.target.config.num_prompt_ids else None
-        self._fill_drafts(state, index, Prefill(hidden, mask, first, ids))
-
-    def _allocate_drafts(self, num_rows: int, noise: NoiseField) -> object:
-        """Return the drafter's state for a batch, or None without a drafter."""
-        return None
-
-    def _fill_drafts(self, state: DecodingState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Prepare the drafter's state for new prompts.
-
-        Args:
-            state: the state, changed in place.
-            rows: batch indices of the prompts, int64 (prompts,).
-            prefill: the target's outputs for the prompts.
-        """
+        self.drafter.fill(state.drafter_state, index, Prefill(hidden, mask, first, ids))
 
     @torch.inference_mode()
     @without_cudnn_attention()
@@ -357,7 +349,6 @@ class TreeDecoder(Decoder):
         stepping: see `make_decoder`.
 
     Attributes:
-        drafter: proposes trees.
         verifier: decides which drafts are accepted.
 
     Raises:
@@ -377,17 +368,18 @@ class TreeDecoder(Decoder):
         config = models.target.config
         if models.nearest_codes is not None:
             models = replace(models, nearest_codes=with_line_end(models.nearest_codes, config.vocab_size))
-        self.drafter = _make_drafter(models, spec, sampling)
+        drafter = _make_drafter(models, spec, sampling)
         embedding = models.target.token_embedding.weight
-        self.verifier = self.drafter.verifier or make_verifier(spec, sampling, models.nearest_codes, embedding)
-        tree = self.drafter.tree
-        max_depth = self.drafter.max_depth
+        self.verifier = drafter.verifier or make_verifier(spec, sampling, models.nearest_codes, embedding)
+        tree = drafter.tree
+        max_depth = drafter.max_depth
         is_static = isinstance(tree, DraftTree)
         num_nodes = tree.num_nodes if is_static else tree.num_nodes + 1  # options of a dynamic tree omit the root
         super().__init__(
             models,
             spec,
             sampling,
+            drafter,
             max_depth=max_depth,
             num_slots=round_slots(config.num_text_tokens + config.num_image_tokens + num_nodes),
             reach=num_nodes,
@@ -416,12 +408,6 @@ class TreeDecoder(Decoder):
             return ()
         return ("target", *self.drafter.noise_streams, *self.verifier.noise_streams)
 
-    def _allocate_drafts(self, num_rows: int, noise: NoiseField) -> object:
-        return self.drafter.allocate(num_rows, noise)
-
-    def _fill_drafts(self, state: DecodingState, rows: torch.Tensor, prefill: Prefill) -> None:
-        self.drafter.fill(state.drafter_state, rows, prefill)
-
     @torch.inference_mode()
     def step(self, state: DecodingState) -> None:
         """Draft, run the target, verify and commit. Changes the state in place."""
@@ -438,6 +424,7 @@ class TreeDecoder(Decoder):
         if self.observer is not None:
             self.observer(outcome)
         with self.timer("commit"):
+            self.drafter.observe(state.drafter_state, outcome, state.lengths)
             self._commit(state, outcome)
 
     def _run_target(self, state: DecodingState, proposal: Proposal) -> torch.Tensor:
@@ -464,7 +451,6 @@ class TreeDecoder(Decoder):
             keys = outcome.scores.keys
             keys = keys.gather(1, path[..., None].expand(-1, -1, keys.shape[2]))
             state.margins.scatter_(1, positions, margins_of(keys))
-        self.drafter.observe(state.drafter_state, outcome, state.lengths)
         self._log_step(state, outcome.num_accepted, path[:, -1], outcome.is_finite)
 
 

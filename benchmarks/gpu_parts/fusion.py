@@ -1,15 +1,15 @@
-"""Part H: measurement of the time that changes of the code could save in a LlamaGen XL step.
+"""Part H: measurement of the time that three techniques save in a LlamaGen XL step.
 
-The changes are compiled layers, a fused norm, and attention to the used slots of the cache only.
+The techniques are Triton's kernels, compiled layers, and attention to the used slots of the cache only.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.nn.functional as F
 from kernels import SAMPLING
 
 from gpu_parts.common import Check, chains, emitted_tokens, fill, free, label, make_models, models_for, now
@@ -17,7 +17,6 @@ from gpu_parts.steps import run_step
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.methods import MethodSpec, make_method
-from lantern.models.transformer import RMSNorm
 
 NUM_STEPS = 30
 
@@ -29,10 +28,10 @@ def measure(check: Check) -> None:
     tokens = {label(spec): _measure_steps(check, models, spec, "as it is") for spec in methods}
     del models
     free(check.device)
-    with check.attempt("fusion", "norm in one kernel"), patch.object(RMSNorm, "forward", _fused_norm):
+    with check.attempt("fusion", "without Triton"), patch.dict(os.environ, {"LANTERN_FUSED": "0"}):
         models = make_models(check.xl(), check.device, torch.bfloat16)
         for spec in methods:
-            _measure_steps(check, models, spec, "norm in one kernel", tokens)
+            _measure_steps(check, models, spec, "without Triton", tokens)
         del models
         free(check.device)
     with check.attempt("fusion", "compiled layers"):
@@ -44,10 +43,6 @@ def measure(check: Check) -> None:
         del models
         free(check.device)
     _measure_slots(check)
-
-
-def _fused_norm(norm: RMSNorm, x: torch.Tensor) -> torch.Tensor:
-    return F.rms_norm(x, (norm.dim,), norm.weight, norm.eps)
 
 
 def _measure_steps(

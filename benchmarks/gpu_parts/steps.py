@@ -24,6 +24,7 @@ from gpu_parts.predicted import STEP_MS
 from lantern.decoding import Decoder, make_decoder
 from lantern.decoding_state import DecodingModels, DecodingState
 from lantern.methods import MethodSpec
+from lantern.stepping import without_cudnn_attention
 
 NUM_STEPS = 30  # after which the tokens of eager steps and of a graph's are compared
 NUM_LONGEST = 10
@@ -88,8 +89,12 @@ def measure_method(
 
 
 @torch.inference_mode()
+@without_cudnn_attention()
 def run_step(decoder: Decoder, state: DecodingState) -> None:
-    """Run one step, eagerly or as a CUDA graph, as the decoder's `stepping` says."""
+    """Run one step, eagerly or as a CUDA graph, as the decoder's `stepping` says.
+
+    Attention runs on the kernels that `Decoder.run` allows, without cuDNN.
+    """
     decoder.runner.step(decoder.step, state)
 
 
