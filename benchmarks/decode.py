@@ -246,7 +246,7 @@ class Side:
     Args:
         name: "this" or "against".
         checkout: folder of the checkout.
-        case: see `make_case`.
+        case: models, prompts, methods and settings, from `make_case`.
 
     Attributes:
         methods: ids of the methods that the checkout knows.
@@ -287,9 +287,9 @@ def open_sides(case: dict[str, Any], against: Path | None, threads: list[int]) -
     """Start a worker for this checkout and one for the other checkout, as a context manager.
 
     Args:
-        case: see `make_case`.
+        case: models, prompts, methods and settings, from `make_case`.
         against: folder of the other checkout, or None.
-        threads: number of threads, of this checkout first, of the other one last.
+        threads: number of threads. The first number is for this checkout, the last one for the other checkout.
     """
     checkouts = {"this": (ROOT, threads[0])} | ({"against": (against, threads[-1])} if against else {})
     with ExitStack() as stack:

@@ -196,7 +196,7 @@ def make_models(options: argparse.Namespace) -> Models:
 
 
 def fake_models(options: argparse.Namespace) -> DecodingModels:
-    """Return the same models without weights, on the meta device, for counting kernels.
+    """Return models of the size in `options` without weights, on the meta device, for counting kernels.
 
     The table of nearest codes is all zeros, since its values do not change the count.
     """

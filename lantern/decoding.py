@@ -5,7 +5,7 @@ verifier decides which drafts are accepted. Then the accepted drafts and one mor
 the image. In autoregressive decoding the tree has only a root, the last token.
 
 Every step changes the state in place. On a GPU, steps have fixed shapes and read nothing back to the host. The loop
-there checks for complete images only when there may be some. On a CPU it checks before every step.
+checks for complete images before every step on a CPU. On a GPU it checks only when some images may be complete.
 
 The loop also restricts attention to the used slots of the key/value cache. It updates this limit before every step on a
 CPU. On a GPU with several CUDA graphs, it does so every few steps.

@@ -147,13 +147,13 @@ class KVCache:
         return window.expand(*shape).gather(3, columns.expand(*shape)).flatten(0, 1)[:, None]
 
     def flat_slots(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return the indices of slots in `LayerCache.vectors`.
+        """Return the indices of slots in `LayerCache.vectors`, the flattened keys and values of a layer.
 
         Args:
-            slots: int64 (batch, n), the same for all branches.
+            slots: slots of an image, int64 (batch, n), the same for all branches.
 
         Returns:
-            int64 (branches * batch * n, 2 * heads), keys first.
+            int64 (branches * batch * n, 2 * heads), for the keys, then for the values.
         """
         return (self._begins + slots[:, :, None]).flatten(0, 2)
 

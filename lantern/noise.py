@@ -1,8 +1,8 @@
 """Noise of an image, which is the source of all its randomness.
 
 A *stream* is an independent field of random numbers. For example, "target" is the noise with which the target samples.
-A value is a pure function of run seed, prompt id, stream, image position, and a code or slot. A *slot* is a number of
-the value within its position.
+A value is a pure function of run seed, prompt id, stream, image position, and index. In Gumbel streams the index is the
+code. In uniform streams it is called a *slot*, and distinguishes the decisions at one position.
 
 Values are computed in float64 by a counter-based generator, and rounded to float32. They do not depend on the device,
 on the batch, or on the method that reads them.

@@ -186,13 +186,16 @@ def _device_of(parts: Parts) -> torch.device:
 
 @contextmanager
 def _grouped_attention(config: PreTrainedConfig) -> Iterator[int]:
-    """Let layers of transformers use `_attend_grouped` within the block, if heads share keys and values.
+    """Make layers of transformers use `_attend_grouped` within the block, if query heads share key/value heads.
 
-    transformers would copy keys and values for every head in each pass over more than one node.
+    Without this, transformers copies keys and values for every query head, in each pass over more than one token.
+
+    Args:
+        config: config of the layers. It is changed within the block.
 
     Yields:
-        Number of heads that share keys and values. The mask is repeated as many times, see `group_mask`. It is 1
-        outside "sdpa" attention, which keeps its own function.
+        Number of query heads per key/value head, by which the caller repeats the attention mask, see `group_mask`. It
+            is 1 if the attention of transformers is kept: if no heads are shared, or the implementation is not "sdpa".
     """
     from transformers import AttentionInterface  # an optional part of the package
 
@@ -211,17 +214,17 @@ def _grouped_attention(config: PreTrainedConfig) -> Iterator[int]:
 def _attend_grouped(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, **_: object
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention as transformers asks for it, by `attend`.
+    """Compute attention by `attend`, with the arguments and results of a transformers attention function.
 
     Args:
         module: the attention layer.
-        query: (rows, heads, nodes, head_dim).
-        key: (rows, key/value heads, slots, head_dim).
-        value: shaped as `key`.
+        query: (branches * batch, heads, nodes, head_dim).
+        key: (branches * batch, key/value heads, slots, head_dim).
+        value: shaped like `key`.
         mask: from `group_mask`.
 
     Returns:
-        (attended values, (rows, nodes, heads, head_dim); no attention weights).
+        (attended values, (branches * batch, nodes, heads, head_dim); None in place of attention weights).
     """
     return attend(query.transpose(1, 2), key, value, mask).flatten(2, 3), None
 

@@ -30,8 +30,10 @@ class PromptForm:
     """The tokens and the text that a family puts around a caption.
 
     `start`, `end` and `null` are sequences of strings. A string that begins with "<" is the name of one token. Any
-    other string is text. In both, {large} and {small} are the sides of the grids. {name} is the special token that the
-    tokenizer has under this name.
+    other string is text.
+
+    Strings may contain placeholders. {large} and {small} are the sides of the image's grids. Any other {name} is the
+    special token that the tokenizer has under this name.
 
     Attributes:
         start: strings before the text.

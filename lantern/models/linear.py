@@ -58,10 +58,10 @@ class PreparedLinear(nn.Module):
         return mapped.view(*x.shape[:-1], -1)
 
     def kernels(self, num_rows: int) -> tuple[Product, AddProduct]:
-        """Return the two functions that compute products of `num_rows` rows. Both leave out the bias.
+        """Return two functions that compute products of `num_rows` rows with the weight W. Both leave out the bias.
 
         Returns:
-            (function that maps x (num_rows, inputs) to x W^T; function of `total` and x that adds x W^T to `total` in
+            (function that maps x, (num_rows, inputs), to x W^T; function of `total` and x that adds x W^T to `total` in
                 place).
         """
         columns, packed = self.columns, self.packed

@@ -108,19 +108,20 @@ def begin(images: Images, weight: torch.Tensor) -> Images:
 def endings(
     node: int, rejection, tree, tokens, probs, labels
 ) -> Iterator[tuple[dict, torch.Tensor, torch.Tensor, int]]:
-    """Enumerate the nodes at which the accepted path may end, at or below a node.
+    """Enumerate the nodes at which the accepted path may end: a given node, or a node below it.
 
     Args:
-        node: node from which the path goes on.
+        node: the given node.
         rejection: the verifier by rejection sampling.
         tree: structure of the tree.
-        tokens: drafts, (rows, nodes).
-        probs: target distributions of the nodes, (rows, nodes, vocab).
-        labels: draft distributions of the inner nodes, (rows, inner, vocab).
+        tokens: drafts, (branches, nodes).
+        probs: target distributions of the nodes, (branches, nodes, vocab).
+        labels: draft distributions of the inner nodes, (branches, inner, vocab).
 
     Yields:
-        (decisions by (inner node, rank), 0 for accepted and 1 for rejected; their probability, (rows,); distribution of
-            the token after the path, (rows, vocab); number of accepted drafts below the node).
+        (decisions by (inner node, rank), 0 for accepted and 1 for rejected; their probability, (branches,);
+            distribution of the token after the path, (branches, vocab); number of accepted drafts below the given
+            node).
     """
     left, passed, tests, place = probs[:, node], 1.0, {}, tree.parent_nodes.tolist()
     if node in place:

@@ -114,7 +114,8 @@ def generality_table() -> pd.DataFrame:
 def curve_table() -> pd.DataFrame:
     """Return a table like total_variation/curves.csv.
 
-    The total variation of each rule is delta times its factor in FACTORS.
+    It has the total variation of several acceptances at several values of delta, which is delta times the acceptance's
+    factor in FACTORS.
     """
     rows = [
         {"rule": rule, "label": f"rule {rule}", "delta": delta, "tv_p95": min(1.0, 2 * factor * delta)}
@@ -126,9 +127,10 @@ def curve_table() -> pd.DataFrame:
 
 
 def method_table() -> pd.DataFrame:
-    """Return a table like total_variation/methods.csv.
+    """Return a table like total_variation/methods.csv, with how far methods are from the target.
 
-    LANTERN's total variation is 0.3. For methods with coupled drafts only the substitution rate is known.
+    LANTERN's total variation is 0.3. For methods with coupled drafts, only the share of tokens that differ from the
+    target's sample is known.
     """
     known = {
         "autoregressive": ("none", np.nan, np.nan),

@@ -239,7 +239,10 @@ def be_script(path):
 
 @cache
 def know_fingerprints():
-    """Compute the code fingerprints of all scripts once, so that all forks have them."""
+    """Compute the fingerprints of all scripts once, so that all forks have them.
+
+    A fingerprint is a checksum of the code that a script runs.
+    """
     for script in (ROOT / "workflow" / "scripts").glob("*.py"):
         code_fingerprint(script)
 

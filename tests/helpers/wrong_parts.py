@@ -1,6 +1,6 @@
 """Custom drafters and acceptances, as a user may write them. Some are wrong on purpose.
 
-Those with an attribute `change` pass their result through it, so that a test can make them wrong.
+Classes with an attribute `change` pass their result through this function, so that a test can make them wrong.
 """
 
 from __future__ import annotations
