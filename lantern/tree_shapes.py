@@ -77,6 +77,8 @@ Choices = tuple[tuple[int, ...], ...]
 class JointTree:
     """Two static trees below one root, for hybrid drafts.
 
+    A tree is given by its choices, the path from the root of each node.
+
     Args:
         jacobi: choices of the tree for Jacobi drafts.
         drafter: choices of the tree for drafts of the draft model.
