@@ -1,1 +1,1 @@
-"""Provenance of results, the check of their files, and images generated again."""
+"""Provenance of results: what made them, a check of their files, and a check that images can be generated again."""

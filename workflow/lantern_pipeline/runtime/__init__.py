@@ -1,1 +1,1 @@
-"""The frame of a job: log, locks, machine, environment, code fingerprint."""
+"""Functions around the code of a job: log, locks, description of the machine, environment, hash of the code."""
