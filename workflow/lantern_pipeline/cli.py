@@ -1,4 +1,4 @@
-"""The command `lantern`."""
+"""The command `lantern` with its subcommands."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def sample(
 ) -> None:
     """Generate images of one prompt with a few methods, and compare them.
 
-    The models are those of a finished experiment, or the embedded model if nothing has run yet. Prints target forwards,
-    seconds, and which images equal that of autoregressive decoding.
+    The models are those of a finished experiment, or the embedded model if there is none. The command prints the
+    target's forward passes, the seconds, and which images equal that of autoregressive decoding.
     """
     import lantern
     from lantern.loading import EMBEDDED, find_shipped
@@ -63,7 +63,7 @@ def sample(
 
 @app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def pack() -> None:
-    """Name what replaced this command."""
+    """State which commands replace this one."""
     with _one_sentence():
         raise ValueError("pack is gone: `zip -r FILE results/NAME` makes what `lantern verify FILE` checks")
 
@@ -78,7 +78,7 @@ def verify(
     ] = None,
     device: Annotated[str, typer.Option(help="Where to draw: auto, cpu or cuda.")] = "cpu",
 ) -> None:
-    """Compare results with the checksums in their provenance.json, then draw a sample of their images again."""
+    """Compare results with the checksums in their provenance.json, then generate a sample of their images again."""
     from tempfile import TemporaryDirectory
 
     from lantern_pipeline.archive.provenance import FILE_NAME, compare_code
@@ -125,7 +125,7 @@ def predict(
         float | None, typer.Option(help="Of these methods; by default those of the embedded data set.")
     ] = None,
 ) -> None:
-    """Predicts seconds of an image and speed-up on a GPU by estimates (docs/gpu.md); runs nothing."""
+    """Predict seconds per image and speed-up on a GPU from estimates (docs/gpu.md). Nothing is measured."""
     from lantern.loading import find_shipped
     from lantern_pipeline.tables.predict import published_tokens, table_of
 
@@ -141,7 +141,7 @@ def predict(
 
 @contextmanager
 def _one_sentence() -> Iterator[None]:
-    """Turn an error that the user can mend into one sentence and exit code 1."""
+    """Print an error that the user can correct as one sentence, and exit with code 1."""
     try:
         yield
     except (ValueError, OSError, FloatingPointError) as error:
@@ -151,12 +151,20 @@ def _one_sentence() -> Iterator[None]:
 
 
 def _printable(text: str) -> str:
-    """Return a text without the control characters that a terminal would obey."""
+    """Replace the control characters of a text, which a terminal would obey."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def _finished_experiment(results: Path, experiment: str | None) -> Path:
-    """Folder of the experiment asked for, or of the only one."""
+    """Return the folder of a finished experiment.
+
+    Args:
+        results: folder of all results.
+        experiment: name of the experiment; None if there is only one.
+
+    Raises:
+        ValueError: the experiment is not finished or does not exist, or there are several and `experiment` is None.
+    """
     from lantern_pipeline.archive.provenance import FILE_NAME
 
     found = sorted(path.parent.name for path in results.glob(f"*/{FILE_NAME}"))

@@ -1,4 +1,4 @@
-"""Encode one shard of the images of a split as codes, which target, draft model and metrics read."""
+"""Encode one shard of the images of a split as codes, for the target model, the draft model and the metrics."""
 
 import torch
 from tqdm import tqdm

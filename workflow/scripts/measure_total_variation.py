@@ -1,4 +1,7 @@
-"""Measure the total variation from the target, per method and per acceptance."""
+"""Measure the total variation between the distributions of the emitted token and of the target's token.
+
+It is measured per method, and per acceptance as a function of its bound.
+"""
 
 import pandas as pd
 
