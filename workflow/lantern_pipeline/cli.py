@@ -15,7 +15,7 @@ except ModuleNotFoundError:
     sys.exit("lantern: the command needs more than the core; install it from a clone: pip install '.[pipeline]'")
 
 RESULTS = Path("results")
-RATES = Path("docs/results.csv")  # published tokens per forward
+RATES = Path("docs/results.csv")  # has the tokens per forward pass that this project measured
 app = typer.Typer(
     help="Lossless and relaxed speculative decoding for visual autoregressive models.", no_args_is_help=True
 )
@@ -29,13 +29,14 @@ def main() -> None:
 @app.command()
 def sample(
     prompt: Annotated[
-        str, typer.Argument(help="What to draw, e.g. 'a small white ring above a large blue triangle on grass'.")
+        str, typer.Argument(help="Text of the image, e.g. 'a small white ring above a large blue triangle on grass'.")
     ] = "",
     output: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("sample.png"),
     method: Annotated[
-        list[str] | None, typer.Option(help="A preset with its parts, e.g. 'lantern k=20 delta=0.1'; may be repeated.")
+        list[str] | None,
+        typer.Option(help="A preset and its parameters, e.g. 'lantern k=20 delta=0.1'; may be repeated."),
     ] = None,
-    experiment: Annotated[str | None, typer.Option(help="Which one, where several are finished.")] = None,
+    experiment: Annotated[str | None, typer.Option(help="Name of the experiment, if several are finished.")] = None,
     results: Annotated[Path, typer.Option(help="Folder of results.")] = RESULTS,
 ) -> None:
     """Generate images of one prompt with a few methods, and compare them.
@@ -71,12 +72,14 @@ def pack() -> None:
 @app.command()
 def verify(
     results: Annotated[Path, typer.Argument(help="results/<experiment> of a finished run, or a zip file of it.")],
-    images: Annotated[int, typer.Option(help="Images to draw again; 0 compares the checksums only.", min=0)] = 4,
-    seed: Annotated[int, typer.Option(help="Of the choice of these images.")] = 0,
+    images: Annotated[
+        int, typer.Option(help="Number of images to generate again; 0 compares the checksums only.", min=0)
+    ] = 4,
+    seed: Annotated[int, typer.Option(help="Random seed of the choice of these images.")] = 0,
     models: Annotated[
         Path | None, typer.Option(help="results/<experiment> with converted models that the results lack.")
     ] = None,
-    device: Annotated[str, typer.Option(help="Where to draw: auto, cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device that generates them: auto, cpu or cuda.")] = "cpu",
 ) -> None:
     """Compare results with the checksums in their provenance.json, then generate a sample of their images again."""
     from tempfile import TemporaryDirectory
@@ -122,7 +125,8 @@ def predict(
         list[str] | None, typer.Option(help="A preset; repeat it for several. jacobi and eagle1 by default.")
     ] = None,
     tokens_per_forward: Annotated[
-        float | None, typer.Option(help="Of these methods; by default those of the embedded data set.")
+        float | None,
+        typer.Option(help="Tokens per forward pass of these methods; measured on the shapes dataset by default."),
     ] = None,
 ) -> None:
     """Predict seconds per image and speed-up on a GPU from estimates (docs/gpu.md). Nothing is measured."""
@@ -151,7 +155,7 @@ def _one_sentence() -> Iterator[None]:
 
 
 def _printable(text: str) -> str:
-    """Replace the control characters of a text, which a terminal would obey."""
+    """Replace control characters of a text, so that a terminal does not execute them."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 

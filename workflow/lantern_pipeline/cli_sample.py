@@ -1,6 +1,6 @@
 """Implementation of the command `lantern sample`.
 
-It generates images of one prompt by a few methods, with the same noise.
+The command generates images of one prompt by a few methods, with the same noise.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def sample_prompt(model: Model, prompt: str, methods: Sequence[str] = ()) -> lis
         ValueError: the prompt is empty or contains an unknown word, or a preset or a parameter is unknown or out of
             range.
     """
-    vocabulary = getattr(model.encoder, "vocabulary", None)  # of the embedded data set
+    vocabulary = getattr(model.encoder, "vocabulary", None)  # models of the shapes dataset have one
     if not prompt.strip():
         known = f"; it knows the words {', '.join(vocabulary)}" if vocabulary else ""
         raise ValueError(f"give a prompt, for example {EXAMPLE!r}{known}")

@@ -1,6 +1,6 @@
 """Measure the time per image of all methods at batch size 1, and store the images of the headline setting.
 
-Methods take turns image by image.
+Methods take turns image by image, so that a change in the speed of the machine affects all of them.
 """
 
 import pandas as pd

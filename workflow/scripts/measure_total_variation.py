@@ -1,6 +1,6 @@
 """Measure the total variation between the distributions of the emitted token and of the target's token.
 
-It is measured per method, and per acceptance as a function of its bound.
+It is measured for each method, and for each kind of relaxed acceptance as a function of its bound delta.
 """
 
 import pandas as pd

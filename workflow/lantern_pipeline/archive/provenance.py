@@ -118,7 +118,10 @@ def publishable_config(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def results_config(config: Mapping[str, object]) -> dict[str, object]:
-    """Return the part of the publishable config that affects results, which is all of it except HOW_JOBS_RUN."""
+    """Return the part of the publishable config that affects results.
+
+    Keys that only decide how jobs run, such as batch sizes, are left out.
+    """
     found = {key: value for key, value in publishable_config(config).items() if key not in HOW_JOBS_RUN[""]}
     for section, keys in HOW_JOBS_RUN.items():
         inner = found.get(section)

@@ -1,4 +1,7 @@
-"""Generation of a sample of a run's images again, from its models, prompts and config, to compare the codes."""
+"""Check that images of a run can be reproduced.
+
+A sample of the images is generated again from the run's models, prompts and config, and the codes are compared.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +122,11 @@ def _redraw(
         raise ValueError(f"{name}: the config has no {method_id} at T{temperature}")
 
     def find(file: str) -> Path:
-        """Return a model file of the results, or the file in `models` with the same checksum."""
+        """Return the path of a model file: in the results, or else in the folder `models`.
+
+        Raises:
+            ValueError: the file is in neither folder, or the file in `models` has another checksum than the provenance.
+        """
         if (folder / file).is_file():
             return folder / file
         sha256 = provenance["models"].get(file, {}).get("sha256")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def check_between_keys(config: RunConfig) -> None:
     """Check whether the keys of a config fit together.
 
-    Each function in `rules` yields one sentence per error. A later function may rely on the checks of earlier ones.
+    The checks are functions of this module, which yield one sentence per error. A later check may rely on earlier ones.
 
     Raises:
         ValueError: two keys contradict each other, or a key does not fit the methods or resources of the run. The
@@ -68,7 +68,14 @@ def _prompt_set(name: str, entry: PromptSet, config: RunConfig) -> Iterator[str]
 
 
 def _resources(config: RunConfig) -> Iterator[str]:
-    """Check the entries of `resources`, the keys that name an entry, and the keys that pretrained weights require."""
+    """Check the entries of `resources`, the keys that name an entry, and the keys that pretrained weights require.
+
+    Yields:
+        One sentence per error.
+
+    Raises:
+        ValueError: an entry has the wrong form, or a key names neither an entry nor a path.
+    """
     resources = parse_entries(config.resource_entries)
     checkpoints = {
         "tokenizer": config.tokenizer.checkpoint,
@@ -118,7 +125,8 @@ def metric_checkpoints(config: RunConfig) -> dict[str, str | None]:
 def _source(config: RunConfig) -> Iterator[str]:
     """Check that the images and captions of a run suffice for its training, metrics and prompt sets.
 
-    Yields one sentence per error.
+    Yields:
+        One sentence per error.
     """
     source = config.data.source
     encoder = config.text.encoder
@@ -164,7 +172,7 @@ def _sizes(config: RunConfig) -> Iterator[str]:
         "total_variation.k": ("codebook.num_neighbours", config.codebook.num_neighbours),
         "drafter.num_eval": ("target.num_eval", config.target.num_eval),
     }
-    if source != "none":  # a shard has at least one held-out image
+    if source != "none":  # each shard must have at least one held-out image
         upper_bounds["data.num_shards"] = ("target.num_eval", config.target.num_eval)
     for key, (name, bound) in upper_bounds.items():
         value = attrgetter(key)(config)
@@ -210,7 +218,14 @@ def _is_known_tree(name: str) -> bool:
 
 
 def _methods(config: RunConfig) -> Iterator[str]:
-    """Check all methods by expanding the config entries, and check keys that name a method or a temperature."""
+    """Check all methods by expanding the config entries, and check keys that name a method or a temperature.
+
+    Yields:
+        One sentence per error.
+
+    Raises:
+        ValueError: a config entry of a method is wrong; see `expand_methods`.
+    """
     runs = expand_methods(config)
     yield from _sizes_of_methods("methods", [run.spec for run in runs], config)
     for name, points in expand_ablations(config).items():
@@ -240,12 +255,18 @@ def _methods(config: RunConfig) -> Iterator[str]:
 
 
 def _sizes_of_methods(key: str, specs: list[MethodSpec], config: RunConfig) -> Iterator[str]:
-    """Check that methods fit two tables: their k the table of nearest codes, their tree depth the rotary embedding.
+    """Check that k and the tree depth of methods are not too large.
+
+    A method cannot use more nearest codes than their table has. A draft tree cannot be deeper than the number of
+    positions that the target's rotary table has after the end of an image.
 
     Args:
         key: config key with the methods, for the error message.
         specs: the methods.
         config: the checked config.
+
+    Yields:
+        One sentence per error.
     """
     columns = config.codebook.num_neighbours
     for spec in specs:

@@ -54,7 +54,7 @@ def schema_text() -> str:
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the JSON schema of a pydantic model, without references and without required keys."""
+    """Return the JSON schema of a pydantic model, with every section written out and no key required."""
     schema = model.model_json_schema()
     return _expand(schema, schema.pop("$defs", {}))
 

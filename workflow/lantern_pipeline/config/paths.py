@@ -79,7 +79,7 @@ def nearest_codes_of(neighbours: str) -> str:
     """Return the path of a table of nearest codes.
 
     Args:
-        neighbours: distance that defines the nearest codes: "l2", "l2_normalised" or "random".
+        neighbours: order of the codes: by distance "l2" or "l2_normalised", or "random" as a control.
     """
     return f"<results>/codebook/{neighbours}.safetensors"
 
@@ -144,7 +144,7 @@ class RunPlan:
             temperature: a temperature as text, to return only the methods that run at it; None returns all.
 
         Returns:
-            (fields of the `MethodSpec` as a dict, temperature) of each method and temperature.
+            One pair per method and temperature: (fields of the `MethodSpec` as a dict, temperature).
         """
         return [(asdict(spec), float(found)) for spec, found in self.runs if temperature in (None, found)]
 

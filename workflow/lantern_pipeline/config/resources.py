@@ -116,8 +116,8 @@ class JobSizes:
     def converting_mb(self) -> Callable[..., int]:
         """Return the host memory of a job that converts a target into Lantern's file layout.
 
-        The job reads the memory-mapped file tensor by tensor. One additional byte per parameter leaves room for one
-        large embedding table in float32, which the job checks.
+        The job reads the memory-mapped file tensor by tensor. It also checks a large embedding table in float32, for
+        which one byte per parameter is added.
         """
         return growing(max(2000, self._host_mb(self.value_bytes + 1)), MOST_MB)
 

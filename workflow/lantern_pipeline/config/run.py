@@ -63,7 +63,7 @@ class Run:
     def has_held_out_images(self) -> bool:
         """Whether the run has captioned images that no model was trained on.
 
-        They give the ceilings of metrics and the ambiguity of the target.
+        They give the best values that metrics can reach, and the ambiguity of the target.
         """
         reads_captions = self.config.text.encoder in ("words", "word_ids", "classes")
         return reads_captions and self.config.data.source in ("scenes", "folder")

@@ -39,7 +39,7 @@ RENAMED_VALUES = {
     ("acceptance", "budget"): "now bounded; rename it",
     ("publish", "readme"): "now results; rename it",
 }
-# The same in an entry of `methods`: key, or key and value.
+# Earlier names in an entry of `methods` (a key, or a key with its value) -> message that says what to write now.
 RENAMED_PARTS = {
     ("relaxation", "none"): "now acceptance: exact; rename it",
     ("relaxation", "budget"): "now acceptance: bounded; rename it",

@@ -68,7 +68,7 @@ def load_codes(codes: Sequence[Path | str], captions: Path | str, encoder: TextE
 
 
 def step_indices(num_images: int, batch_size: int, seed: int, i: int) -> torch.Tensor:
-    """Return the indices of the images of one training step. Each epoch has another random order of all images.
+    """Return the indices of the images of one training step. Every epoch goes through all images in a new random order.
 
     Args:
         num_images: number of images.

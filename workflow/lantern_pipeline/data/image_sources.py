@@ -242,7 +242,15 @@ def hold_out(items: Sequence[T], seed: int) -> tuple[list[T], list[T]]:
 
 
 class DataSection(TypedDict):
-    """Values of config section `data`, with the maximal number of words of a caption."""
+    """Values of config section `data` that describe the image source, as a dict.
+
+    Attributes:
+        source: "scenes" (the shapes dataset), "folder", "captions" or "none".
+        image_size: side of the images in pixels.
+        num_train: number of training images of the shapes dataset.
+        folder: path of the image folder.
+        max_words: number of words after which captions of a folder are cut.
+    """
 
     source: str
     image_size: int

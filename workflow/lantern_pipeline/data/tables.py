@@ -44,5 +44,12 @@ def write_table(path: Path | str, frame: pd.DataFrame) -> None:
 
 
 def method_columns(method: Mapping[str, object]) -> dict[str, object]:
-    """Convert the dict of a method (`MethodSpec.to_dict`) to table columns. Key `name` becomes column `method`."""
+    """Convert a method to table columns.
+
+    Args:
+        method: result of `MethodSpec.to_dict`.
+
+    Returns:
+        Column -> value. Key `name` becomes column `method`; the other keys keep their names.
+    """
     return {("method" if name == "name" else name): value for name, value in method.items()}

@@ -55,7 +55,10 @@ class Resource:
 
     @property
     def inputs(self) -> list[str]:
-        """Input of rule `fetch_resource`: the user's copy, so that a change re-runs the rule, or an empty list."""
+        """Input of rule `fetch_resource`: the path of the user's copy, or an empty list if the files are downloaded.
+
+        Snakemake runs the rule again if the copy changes.
+        """
         return [self.path.as_posix()] if self.path is not None else []
 
     def download_url(self, file: str) -> str:
@@ -182,7 +185,7 @@ def check_reference(key: str, value: str | None, resources: Mapping[str, Resourc
 def resource_of(value: str, resources: Mapping[str, Resource]) -> str:
     """Return the input of a rule for a config value that refers to a file, such as target.checkpoint.
 
-    From the input, a job gets the file with `manifest.resource_path`.
+    A job passes this input to `manifest.resource_path` to get the file.
 
     Args:
         value: name of an entry of `resources`, or a path.

@@ -1,7 +1,8 @@
 """Download of resources from the Hugging Face hub or from a URL, with resumption and a check of hashes.
 
 huggingface_hub does both kinds of transfer. Its own download functions delete a partial file when the process ends,
-which would waste hours for 9 GB. It therefore appends to the file `<file>.part`, which is kept until it is complete.
+which would waste hours for 9 GB. This module therefore lets it append to `<file>.part`, which is kept until it is
+complete.
 """
 
 from __future__ import annotations
@@ -101,6 +102,9 @@ def _shards_beside(resource: Resource) -> dict[str, None]:
     """Return the weight files that a resource needs in addition to the files in its config entry.
 
     They are the files that an index of sharded weights (*.index.json) in the resource lists.
+
+    Returns:
+        File name -> None, because the checksum is not known.
     """
     found = {}
     for index in [file for file in resource.files if file.endswith(".index.json")]:
@@ -123,6 +127,10 @@ def _network_allowed() -> Iterator[None]:
 
 def _use_own_copy(resource: Resource, path: Path) -> Manifest:
     """Hash the user's copy of a resource where it is, and return its manifest.
+
+    Args:
+        resource: the resource.
+        path: file or folder of the copy.
 
     Raises:
         ValueError: a checksum differs from the one in the config.

@@ -24,11 +24,13 @@ TEMPLATE = "race.html"
 MAX_BYTES = 1_500_000
 MAX_EXACT_SIDE = 64  # pixels; larger images are compressed with loss, and scaled smoothly
 QUALITY = 75  # quality of lossy compression, in percent
-OWN, DRAFT, SUBSTITUTION = "tds"  # marks of a token
+OWN, DRAFT, SUBSTITUTION = "tds"  # marks of tokens: sampled from the target, accepted draft, substitution
 
 
 def build_page(timed: TimedImages, prompts: Sequence[Prompt], draw: Callable[[Tensor], np.ndarray]) -> str:
-    """Build the page of the race, with the first prompts and as many of them as fit into MAX_BYTES.
+    """Build the page of the race.
+
+    Prompts are added in the given order until the page would exceed MAX_BYTES.
 
     Args:
         timed: images of all methods, with the time of each forward pass.
@@ -124,9 +126,9 @@ def _describe_run(timed: TimedImages, row: int, baseline: int) -> dict[str, obje
         baseline: index of the autoregressive image of the same prompt.
 
     Returns:
-        lengths: tokens per forward pass. ms: milliseconds per forward pass. marks: one letter per token, for a token of
-        the target, an accepted draft or a substitution. differs: number of tokens that differ from the autoregressive
-        image.
+        A dict with four keys. `lengths` is the number of tokens of each forward pass, and `ms` its milliseconds.
+        `marks` has one letter per token: a token of the target, an accepted draft or a substitution. `differs` is the
+        number of tokens that differ from the autoregressive image.
     """
     lengths = timed.step_lengths[row][timed.step_lengths[row] > 0].tolist()
     milliseconds = (1000 * timed.step_seconds[row][: len(lengths)].double()).tolist()

@@ -28,7 +28,7 @@ def draw_race(
 ) -> None:
     """Write an animated PNG in which several methods generate the same prompt.
 
-    The prompt is chosen by speed-up: the speed-up of the fastest method shown is the median over all prompts.
+    Among all prompts, it shows the prompt with the median speed-up of the fastest method.
 
     Args:
         path: file to write.

@@ -70,9 +70,9 @@ def select_trials(
 ) -> tuple[list[Trial], list[StudyMethod]]:
     """Choose and decode the pairs of images of a study, and then the attention checks.
 
-    Each method gets the next `num_trials` prompts of the set, beginning again after the last prompt. An autoregressive
-    image therefore repeats only if there are too few prompts; a reader would recognise it. If the two images of a pair
-    are equal in every token, the pair is not shown but counted in `num_ties`.
+    Each method gets the next `num_trials` prompts of the set. After the last prompt, the set begins again. An
+    autoregressive image therefore appears twice only if there are too few prompts; readers would recognise it. If the
+    two images of a pair are equal in every token, the pair is not shown but counted in `num_ties`.
 
     Args:
         records: method id -> codes of its images, in the order of `prompts`.
@@ -115,11 +115,11 @@ def select_trials(
 def choose_wrong_prompts(texts: Sequence[str], right: Sequence[int], used: set[int]) -> list[int]:
     """Choose, for the attention check of each prompt, another prompt whose image clearly does not fit.
 
-    It is the prompt whose caption shares the smallest fraction of words. Among equal ones, the prompt that was chosen
-    least often is taken. Prompts in `used` are chosen only if there are no others.
+    It is the prompt that shares the smallest fraction of words with the prompt of the check. Among equal ones, the
+    prompt that was chosen least often is taken. Prompts in `used` are chosen only if there are no others.
 
     Args:
-        texts: captions of all prompts.
+        texts: all prompts.
         right: indices of the prompts of the attention checks.
         used: indices of prompts in other trials.
 

@@ -1,6 +1,7 @@
 """Analysis of the preference study: answer files, preference rates with intervals, and conclusions.
 
-The intervals hold for other readers and other prompts. A method is preferred if the interval excludes one half.
+The preference rate of a method is the share of choices of the autoregressive image. Its interval holds for other
+readers and other prompts. If the interval excludes one half, readers prefer one of the two kinds of images.
 """
 
 from __future__ import annotations
@@ -234,7 +235,7 @@ def last_of_each_reader(files: Sequence[Reader]) -> list[Reader]:
     """Keep the last saved file of each reader, in the order in which the readers first appear.
 
     Raises:
-        ValueError: two files have the same reader and number, but different answers.
+        ValueError: two files of a reader have the same `download` number, but different answers.
     """
     last: dict[str, Reader] = {}
     for file in files:

@@ -1,1 +1,1 @@
-"""Functions around the code of a job: log, locks, description of the machine, environment, hash of the code."""
+"""Functions that all jobs use: log, locks, description of the machine, environment variables, hash of the code."""

@@ -43,7 +43,7 @@ def code_fingerprint(script: Path | str, packages: Sequence[Path] = PACKAGES) ->
     Returns:
         16 hexadecimal digits.
     """
-    if Path(script).suffix != ".py":  # a template, a table
+    if Path(script).suffix != ".py":  # such as a template or a table
         return hashlib.sha256(Path(script).read_bytes()).hexdigest()[:16]
     digest = hashlib.sha256(_code_of(Path(script)).encode())
     names = {

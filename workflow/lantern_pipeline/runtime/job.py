@@ -1,4 +1,4 @@
-"""Functions around the code of every Snakemake script: log file, progress on the terminal, threads, device, errors."""
+"""Functions that every Snakemake script uses: log file, progress on the terminal, threads, device, errors."""
 
 from __future__ import annotations
 
@@ -89,7 +89,10 @@ def job_log(snakemake: Job) -> Iterator[logging.Logger]:
 
 
 def _describe(error: Exception) -> str:
-    """Return one sentence about the error that stopped a job. A damaged result is renamed."""
+    """Return one sentence about the error that stopped a job.
+
+    If the error is about a damaged result, the damaged file is renamed.
+    """
     if isinstance(error, DamagedFileError):
         return _set_aside(error)
     if isinstance(error, OSError) and error.strerror and error.filename is None:
@@ -127,7 +130,7 @@ def _warnings_for(terminal: TextIO, rule: str) -> logging.Handler:
 def training_checkpoint(snakemake: Job) -> Iterator[Path]:
     """Provide the path of the checkpoint from which an interrupted training resumes.
 
-    It is in the folder of output `model`, and is removed when the block ends without an error.
+    It is in the folder of the rule's output `model`, and is removed when the block ends without an error.
     """
     with _resumable_file(snakemake, Path(snakemake.output.model).parent, "checkpoint", ".pt") as path:
         yield path
@@ -137,7 +140,7 @@ def training_checkpoint(snakemake: Job) -> Iterator[Path]:
 def partial_records(snakemake: Job) -> Iterator[Path]:
     """Provide the path of the file in which a generation job keeps its finished images.
 
-    It is in the folder of the first output, and is removed when the block ends without an error.
+    It is in the folder of the rule's first output, and is removed when the block ends without an error.
     """
     output = Path(snakemake.output[0])
     with _resumable_file(snakemake, output.parent, f"partial-{output.stem}", ".safetensors") as path:
@@ -170,7 +173,7 @@ def _resumable_file(snakemake: Job, folder: Path, stem: str, suffix: str) -> Ite
 
 @dataclass(frozen=True)
 class Execution:
-    """Settings of a job that do not change its results. After a change of these, Snakemake re-runs nothing.
+    """Settings of a job that do not change its results. If they change, Snakemake does not run the job again.
 
     Attributes:
         device: device of its models.

@@ -105,7 +105,7 @@ def visible_gpus() -> list[str]:
 
 
 def _take_gpu(names: list[str], folder: Path, stack: ExitStack) -> str | None:
-    """Lock one of some GPUs and return its name, or return None if none is free.
+    """Lock a free GPU and return its name, or return None if no GPU is free.
 
     Args:
         names: names of the GPUs in CUDA_VISIBLE_DEVICES.

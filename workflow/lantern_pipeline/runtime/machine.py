@@ -15,7 +15,7 @@ from typing import Protocol, TypedDict
 
 from lantern.methods import CLASS_FOLDERS
 
-# Snakemake itself sets OMP_NUM_THREADS and its kin from each rule's `threads`.
+# Snakemake sets OMP_NUM_THREADS and similar variables itself, from each rule's `threads`.
 JOB_ENVIRONMENT = {
     # By default glibc returns the memory of large tensors to the system and requests it again, which may take ten times
     # as long as the computation. With these values it keeps the memory.

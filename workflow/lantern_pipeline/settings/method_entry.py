@@ -48,7 +48,7 @@ class _OpenSection(Section):
 
 
 def _make_model(name: str, base: type[Section], words: str) -> type[Section]:
-    """Return a pydantic model for entries of `methods`, with the keys in `_KEYS`.
+    """Return a pydantic model for entries of `methods`. Its keys are the parts and parameters that methods may have.
 
     Args:
         name: name of the class.

@@ -179,7 +179,7 @@ class TargetTraining(Section):
 
 
 class Target(TargetTraining, TargetSizes):
-    """Target model, whose output the methods speed up."""
+    """Target model: the large model whose decoding the methods speed up."""
 
     checkpoint: Text | None = Field(description="finished weights; null trains the model")
     name: str | None = Field(description="name of the model in published tables")
@@ -189,7 +189,7 @@ class Target(TargetTraining, TargetSizes):
 
 
 class Drafter(Section):
-    """Draft model."""
+    """Draft model and its training."""
 
     checkpoint: Text | None = Field(description="finished weights; null trains the model")
     codes: Literal["images", "samples"] = Field(description="what it learns from: data, or images of the target")
@@ -261,14 +261,14 @@ class DynamicTree(Section):
 
 
 class DraftTree(Section):
-    """Draft trees of the presets of methods."""
+    """Draft trees that the presets (methods with a name) use."""
 
     static: str = Field(description="name of a static tree")
     dynamic: DynamicTree
 
 
 class Generation(Section):
-    """Generation of images by the methods."""
+    """Settings of the generation of images."""
 
     dtype: Literal["float32", "bfloat16"] = Field(description="dtype of the decoding models")
     stepping: Literal["auto", "eager", "graph"] = Field(description="how a step runs: eagerly, or as a CUDA graph")
@@ -321,7 +321,7 @@ class Ablations(Section):
 
 
 class TotalVariationNodes(Section):
-    """Keys of section `total_variation` that set the number of nodes of draft trees to measure."""
+    """Keys of section `total_variation` that limit how many nodes of draft trees are measured."""
 
     num_images: Integer = Field(ge=2, description="number of prompts")
     max_nodes: Count = Field(description="nodes per method")
