@@ -145,7 +145,10 @@ def predict(
 
 @contextmanager
 def _one_sentence() -> Iterator[None]:
-    """Print an error that the user can correct as one sentence, and exit with code 1."""
+    """Print an expected error as one sentence, without a traceback, and exit with code 1.
+
+    Expected are ValueError, OSError and FloatingPointError, which the user can correct.
+    """
     try:
         yield
     except (ValueError, OSError, FloatingPointError) as error:

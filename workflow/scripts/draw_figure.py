@@ -11,10 +11,12 @@ from lantern_pipeline.runtime.job import job_log
 
 
 def read(name, files):
-    """Read the input of a drawing function. Only figures with images import torch.
+    """Read an input of the rule for the drawing function.
+
+    torch is imported only for figures that show images.
 
     Args:
-        name: name of the argument, which decides how the file is read.
+        name: name of the drawing function's argument, which decides how the file is read.
         files: path or paths.
     """
     match name:

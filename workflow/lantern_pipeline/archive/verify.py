@@ -106,7 +106,7 @@ def sums_of(provenance: Provenance) -> dict[str, str]:
 
 
 def shorten(names: list[str]) -> str:
-    """Return the first three names, separated by commas, and the number of further names."""
+    """Return a list of names as text: the first three names, and the number of further names."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 

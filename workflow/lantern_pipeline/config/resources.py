@@ -36,7 +36,9 @@ MOST_MB, MOST_MINUTES = 128_000, 2880
 
 
 def growing(first: int, most: float = math.inf) -> Callable[..., int]:
-    """Return a resource of a Snakemake rule, as a function that doubles the amount with every attempt.
+    """Return the amount of a resource that a rule requests, such as memory, as a function for Snakemake.
+
+    The function doubles the amount with every attempt.
 
     Args:
         first: amount of the first attempt, in MB or minutes.
@@ -95,6 +97,9 @@ class JobSizes:
 
         Args:
             more: additional MB.
+
+        Returns:
+            Function for a rule's `mem_mb`: MB, doubled with every attempt.
         """
         noise = min(4 * self.sizes.num_image_tokens * self.sizes.vocab_size, NOISE_BYTES)
         noise_mb = math.ceil(2 * 2 * self.config.generation.batch_size * noise / 1e6)
@@ -108,6 +113,9 @@ class JobSizes:
 
         Args:
             more: additional MB.
+
+        Returns:
+            Function for a rule's `mem_mb`: MB, doubled with every attempt.
         """
         num_logits = min(SCORED_LOGITS, 64 * self.sizes.num_image_tokens * self.sizes.vocab_size)
         logits_mb = 0 if self.has_gpu else math.ceil(SCORED_ARRAYS * num_logits * FLOAT32_BYTES / 1e6)
@@ -118,6 +126,9 @@ class JobSizes:
 
         The job reads the memory-mapped file tensor by tensor. It also checks a large embedding table in float32, for
         which one byte per parameter is added.
+
+        Returns:
+            Function for a rule's `mem_mb`: MB, doubled with every attempt.
         """
         return growing(max(2000, self._host_mb(self.value_bytes + 1)), MOST_MB)
 
@@ -125,6 +136,9 @@ class JobSizes:
         """Return the host memory of a job that trains the draft model.
 
         It counts the frozen target, and weights, gradients and two optimiser moments of the draft model.
+
+        Returns:
+            Function for a rule's `mem_mb`: MB, doubled with every attempt.
         """
         drafter = self.num_drafter * 16 / 1e6
         target_bytes = FLOAT32_BYTES if self.config.drafter.precision == "float32" else self.value_bytes
@@ -137,6 +151,9 @@ class JobSizes:
             num_images: number of images.
             batch_size: images decoded together.
             first: lower bound in minutes.
+
+        Returns:
+            Function for a rule's `runtime`: minutes, doubled with every attempt.
         """
         seconds = math.ceil(num_images / batch_size) * self.sizes.num_image_tokens * SECONDS_A_FORWARD
         return growing(max(first, math.ceil(MARGIN * seconds / 60) if self.is_large else 0), MOST_MINUTES)
@@ -147,6 +164,9 @@ class JobSizes:
         Args:
             num_images: number of images.
             first: lower bound in minutes.
+
+        Returns:
+            Function for a rule's `runtime`: minutes, doubled with every attempt.
         """
         seconds = num_images * self.sizes.num_image_tokens * SECONDS_A_SCORED_TOKEN
         return growing(max(first, math.ceil(seconds / 60) if self.is_large else 0), MOST_MINUTES)

@@ -87,8 +87,8 @@ def parse_entry(name: str, entry: ResourceEntry) -> Resource:
     """Check an entry of config section `resources` and convert it.
 
     Raises:
-        ValueError: the entry has no path, url or repo, or has both url and repo. Or its name, URL, commit or a checksum
-            has the wrong form, or its path does not exist.
+        ValueError: the entry has no path, and neither or both of url and repo. Or its name, URL, repository, commit,
+            file name or checksum has the wrong form. Or its path does not exist.
     """
     key = f"config key resources.{name}"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):

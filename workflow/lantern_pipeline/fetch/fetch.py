@@ -231,7 +231,8 @@ def _locate_on_hub(resource: Resource, file: str) -> RemoteFile:
 def _locate_by_url(url: str) -> RemoteFile:
     """Ask a server for the size and version of a file by its URL.
 
-    It begins a GET request and reads only the headers of the response, because some servers refuse HEAD requests.
+    The function sends a GET request and reads only the headers of the response, because some servers refuse HEAD
+    requests.
     """
     options = {"headers": UNPACKED, "timeout": _patience(), "follow_redirects": True}
     with http_stream_backoff("GET", url, max_retries=0, retry_on_exceptions=(), **options) as answer:

@@ -28,7 +28,7 @@ def draw_race(
 ) -> None:
     """Write an animated PNG in which several methods generate the same prompt.
 
-    Among all prompts, it shows the prompt with the median speed-up of the fastest method.
+    For each prompt, the speed-up of the fastest method shown is computed. The prompt with the median speed-up is drawn.
 
     Args:
         path: file to write.

@@ -267,12 +267,12 @@ def _check_pairs(path: Path, answered: Sequence[str], known: Mapping[str, object
 
 
 def _measure(method: StudyMethod, key: StudyKey, readers: Sequence[Reader]) -> dict[str, object]:
-    """Compute the preference rate of one method: one row of the table.
+    """Compute the preference rate of one method, as one row of the table.
 
     Args:
         method: the method.
         key: key of the study.
-        readers: answers of the readers that count.
+        readers: answers of the readers who passed the attention checks.
     """
     wanted = {"kind": PAIR, "method_id": method["method_id"]}
     names = [name for name, trial in key["trials"].items() if trial.items() >= wanted.items()]

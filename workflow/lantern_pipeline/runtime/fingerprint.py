@@ -4,8 +4,8 @@ Snakemake notices a change of a script, but not of a package that the script imp
 as a parameter. After an edit, Snakemake runs exactly the rules whose scripts use the edited code. Comments, docstrings
 and layout do not count: only what is executed does. Files are parsed, never run.
 
-Modules in LEFT_OUT do not count either, because they do not affect numbers. Nearly every script imports them, so a
-change of a message would run everything again.
+Some modules are left out of the hash (constant LEFT_OUT), because they do not affect numbers. Nearly every script
+imports them, so a change of a message would run everything again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunction
 
 
 def code_fingerprint(script: Path | str, packages: Sequence[Path] = PACKAGES) -> str:
-    """Return a hash of a script and of the modules that it imports, except those in LEFT_OUT.
+    """Return a hash of a script and of the modules that it imports.
 
-    The hash is the same on every machine and Python version. If the file is not Python, its bytes are hashed.
+    Modules in LEFT_OUT are not hashed, because they do not affect numbers. The hash is the same on every machine and
+    Python version. If the file is not Python, its bytes are hashed.
 
     Args:
         script: the script.
@@ -60,8 +61,8 @@ def code_fingerprint(script: Path | str, packages: Sequence[Path] = PACKAGES) ->
 def imported_modules(script: Path | str, packages: Sequence[Path] = PACKAGES) -> set[Path]:
     """Return the files of some packages that a script imports, directly or through other modules.
 
-    Imports inside functions count, and so does the `__init__.py` of each package. Modules in LEFT_OUT do not count, and
-    neither do modules that only they import.
+    Imports inside functions count, and so does the `__init__.py` of each package. Modules in LEFT_OUT, which do not
+    affect numbers, do not count. Neither do modules that only they import.
 
     Args:
         script: the script.

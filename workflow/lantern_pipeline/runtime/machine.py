@@ -34,7 +34,7 @@ class Gpu(TypedDict):
     """A GPU of a machine.
 
     Attributes:
-        name: name of the model.
+        name: such as "NVIDIA H100 80GB HBM3".
         memory_gib: memory in GiB.
     """
 

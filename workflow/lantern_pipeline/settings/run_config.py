@@ -1,7 +1,7 @@
 """The configuration of a run as pydantic models: one class per section, with the type, bound and meaning of each key.
 
-Defaults are in config.yaml. Editors read schema.yaml, which `editor_schema` generates from these models. Checks of keys
-that depend on each other across sections are in `cross_checks`. Snakemake reads this module while it builds the
+Defaults are in config.yaml. Editors read schema.yaml, which `editor_schema` generates from these models. Module
+`cross_checks` checks whether keys of different sections fit together. Snakemake reads this module while it builds the
 workflow, so it does not import torch.
 """
 
