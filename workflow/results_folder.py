@@ -1,7 +1,7 @@
 """Print the folder of results, results/<experiment>, that a Snakemake command with some arguments would write.
 
-`make` runs this script before it starts Snakemake. Nothing is printed for a dry run. The arguments are read by
-Snakemake's parser, including those of profiles.
+`make` runs this script before it starts Snakemake. Nothing is printed for a dry run. Snakemake's parser reads the
+arguments and the profiles that they name.
 """
 
 import sys

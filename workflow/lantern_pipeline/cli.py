@@ -41,8 +41,9 @@ def sample(
 ) -> None:
     """Generate images of one prompt with a few methods, and compare them.
 
-    The models are those of a finished experiment, or the embedded model if there is none. The command prints the
-    target's forward passes, the seconds, and which images equal that of autoregressive decoding.
+    The models are those of a finished experiment, or the model that Lantern contains if there is no finished
+    experiment. The command prints the target's forward passes, the seconds, and which images equal the image of
+    autoregressive decoding.
     """
     import lantern
     from lantern.loading import EMBEDDED, find_shipped

@@ -37,7 +37,7 @@ class Sample:
     Attributes:
         label: name of the method.
         pixels: uint8 (S, S, 3).
-        is_equal: whether all codes equal those of autoregressive decoding.
+        is_equal: whether all codes equal the codes of autoregressive decoding.
         target_forwards: number of forward passes of the target.
         num_tokens: number of tokens of the image.
         seconds: time of decoding the image, after a warm-up.
@@ -60,7 +60,7 @@ def sample_prompt(model: Model, prompt: str, methods: Sequence[str] = ()) -> lis
         methods: presets with their parameters, such as "lantern k=20 delta=0.1". If empty, a few presets are used.
 
     Returns:
-        The images, that of autoregressive decoding first.
+        One sample per method, autoregressive decoding first.
 
     Raises:
         ValueError: the prompt is empty or contains an unknown word, or a preset or a parameter is unknown or out of

@@ -1,1 +1,4 @@
-"""Provenance of results: what made them, a check of their files, and a check that images can be generated again."""
+"""Provenance of results: a description of how they were made.
+
+The package also checks the files of results, and generates some of their images again to compare the codes.
+"""

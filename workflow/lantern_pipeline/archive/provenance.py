@@ -87,7 +87,7 @@ class Provenance(TypedDict):
         environment: the software.
         machine: the machine that wrote the file.
         decoding: the distinct devices and settings with which images were generated.
-        seeds: random seeds, by name.
+        seeds: name -> random seed.
         models, prompts, records, tables, figures: file name relative to the results -> checksum and size.
         resources: resource -> file name -> checksum and size of files that the run used but did not make.
         config: the config, without machine-specific data.
@@ -112,7 +112,7 @@ class Provenance(TypedDict):
 def publishable_config(config: Mapping[str, object]) -> dict[str, object]:
     """Return the config without machine-specific data.
 
-    Of paths outside the project only the last part remains. User names and passwords are removed from URLs.
+    Only the last part of paths outside the project is kept. User names and passwords are removed from URLs.
     """
     return {key: _publishable(value) for key, value in config.items()}
 

@@ -1,4 +1,4 @@
-"""Check of results against the checksums in their provenance. Results are a folder, or a zip file of it."""
+"""Check of the results of a run against the checksums in their provenance. The results are a folder or a zip file."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def files_outside(folder: Path, provenance: Provenance) -> list[str]:
 
 
 def sums_of(provenance: Provenance) -> dict[str, str]:
-    """Return the SHA-256 of each file that a provenance lists, by name relative to the folder of the results."""
+    """Return the SHA-256 of each file that a provenance lists, keyed by its name relative to the folder."""
     return {name: entry["sha256"] for part in FILE_PARTS for name, entry in provenance[part].items()}
 
 
@@ -159,7 +159,11 @@ def _unpack(path: Path, workplace: Path) -> Path:
 
 
 def _foreign_models(config: Mapping[str, Any]) -> str:
-    """Return a regular expression for the names of models that were converted from published weights."""
+    """Return a regular expression that matches the names of models that were converted from published weights.
+
+    Args:
+        config: config of the run.
+    """
     checkpoints = {section: config[section]["checkpoint"] for section in ("tokenizer", "target", "drafter")}
     foreign = [section for section, path in checkpoints.items() if path and not Path(path).is_relative_to("models")]
     return rf"({'|'.join(foreign)})/(s\d+/)?model\.safetensors" if foreign else "(?!)"

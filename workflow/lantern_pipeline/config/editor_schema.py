@@ -66,7 +66,7 @@ def _expand(schema: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         schema: a JSON schema from pydantic, or a part of one.
-        sections: schemas that references name, by name.
+        sections: name in references -> schema.
     """
     section = sections[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else {}
     found: dict[str, Any] = {}

@@ -99,11 +99,11 @@ class RunPlan:
 
     Attributes:
         config: the checked config.
-        resources: downloaded or copied files that the run uses, by name.
+        resources: name -> entry of config section `resources` (downloaded or copied files).
         runs: (method, temperature as text), in config order.
-        specs: methods by id.
+        specs: method id -> method.
         temperatures: the temperatures of all methods as text, in increasing order.
-        ablations: points (method, temperature, sampling settings, draft model) of each ablation, by its name.
+        ablations: name -> points of the ablation (method, temperature, sampling settings, draft model).
         repeats: names of the repeats, such as "s0n1" for training seed 0 and noise seed 1.
         first: seeds of the first repeat. Ablations, output distributions and animations use only this one.
         prompt_sets: names of the prompt sets.
@@ -249,7 +249,8 @@ class RunPlan:
     def files_from_elsewhere(self) -> list[str]:
         """Return the paths of files that the run uses but does not make, such as published weights.
 
-        For an entry of config section `resources`, it is the path of the manifest that is written after the download.
+        If a config value names an entry of section `resources`, the result has the path of the entry's manifest. A
+        manifest is written when the files are downloaded.
         """
         config = self.config
         values = [config.tokenizer.checkpoint, config.target.checkpoint]

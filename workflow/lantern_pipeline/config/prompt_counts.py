@@ -1,7 +1,7 @@
 """Check of the number of prompts in a prompt set.
 
-It is separate from `config.cross_checks` because the script that writes prompts uses it. Snakemake runs that script
-again if a module that it imports changes, which an edit of the other checks must not cause.
+The check is not in `config.cross_checks`, because the script that writes prompts uses it. If a module that a script
+imports changes, Snakemake runs the script again. An edit of other checks must not make it write the prompts again.
 """
 
 from __future__ import annotations

@@ -24,10 +24,10 @@ class Run:
 
     Attributes:
         config: the checked config.
-        resources: downloaded or copied files that the run uses, by name.
+        resources: name -> entry of config section `resources` (downloaded or copied files).
         plan: methods, prompt sets, repeats and ablations, and the paths of their files.
         sizes: memory and time limits of jobs.
-        figures: figures by name.
+        figures: name -> figure.
         uses_gpu: whether jobs request a GPU from the scheduler.
     """
 
@@ -40,7 +40,10 @@ class Run:
 
     @property
     def is_variant(self) -> bool:
-        """Whether this is a variant. Rules that compare variants read its results, but the report does not show it."""
+        """Whether this is a variant of the run.
+
+        The results of a variant are compared with those of the run, but the report does not show them separately.
+        """
         return self.config.variant is not None
 
     @property

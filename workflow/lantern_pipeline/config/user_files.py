@@ -1,4 +1,4 @@
-"""Checks before the first job that this machine has what a run needs: a GPU, weights, an image folder, prompt files."""
+"""Checks, before the first job, of the things that a run needs: a GPU, weights, an image folder, prompt files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_user_files(config: RunConfig, resources: Mapping[str, Resource], is_lo
 
     Args:
         config: the checked config.
-        resources: entries of config section `resources`, by name.
+        resources: name -> entry of config section `resources`.
         is_local: whether jobs run on this machine.
 
     Raises:
@@ -55,7 +55,7 @@ def _local_path(value: str | None, resources: Mapping[str, Resource]) -> Path | 
 
     Args:
         value: a path, the name of an entry of `resources`, or None.
-        resources: the entries, by name.
+        resources: name -> entry.
 
     Returns:
         The path, or None if the value is None or the file is downloaded only later.
@@ -116,9 +116,13 @@ def _check_prompts(path: Path, entry: PromptSet, config: RunConfig) -> None:
 
     The function imports torch, which takes a second. It is called only for runs with custom prompt files.
 
+    Args:
+        path: the prompt file.
+        entry: the prompt set that the config describes.
+        config: the checked config.
+
     Raises:
-        ValueError: the file cannot be read as prompts, has fewer prompts than `entry.num`, or has a prompt that the
-            encoder refuses.
+        ValueError: the file cannot be read as prompts, or the encoder refuses a prompt.
     """
     from lantern_pipeline.data.prompt_files import load_prompt_set
     from lantern_pipeline.data.text_encoders import make_text_encoder

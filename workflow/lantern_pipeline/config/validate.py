@@ -277,7 +277,7 @@ def _bound_of(problem: ErrorDetails, schema: dict[str, Any]) -> str:
 def _key_path(problem: ErrorDetails) -> tuple[str | int, ...]:
     """Return the path to the key that an error is about: names and list positions, outermost first.
 
-    If the name of an entry is wrong, it is the path to the section with the entry.
+    If the name of an entry is wrong, the path leads to the section that contains the entry.
     """
     path, context = problem["loc"], problem.get("ctx", {})
     if path[-1] == _KEY_OF_MAPPING:

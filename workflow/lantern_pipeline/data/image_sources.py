@@ -1,7 +1,8 @@
 """Sources of captioned images, with one interface: the shapes dataset, or a folder of images and captions.
 
-A source has up to four splits. "train" has the training images and "val" held-out images. "seen" and "unseen" are for
-prompts: captions whose combinations of shape and colour occur in training images, and captions with other combinations.
+A source divides its images into splits. Split "train" has the training images, and "val" held-out images. Splits "seen"
+and "unseen" serve as prompts: "seen" has combinations of shape and colour that occur in training images, and "unseen"
+has other combinations.
 """
 
 from __future__ import annotations
@@ -227,6 +228,10 @@ def hold_out(items: Sequence[T], seed: int) -> tuple[list[T], list[T]]:
 
     A tenth of the items, at least one, is held out at random. The held-out items are in random order, because in the
     order of their names the first few might all be of one kind.
+
+    Args:
+        items: at least two items.
+        seed: random seed of the choice and of the order.
 
     Returns:
         (training items in the given order, held-out items).

@@ -1,8 +1,8 @@
 """Conversion between model cards and config sections.
 
-A model card describes how a model reads prompts, its sizes and its files. The card of a published model sets config
-keys, and the config of a run yields the card of its model. Snakemake reads this module while it builds the workflow, so
-it does not import torch.
+A model card is a description of a model: how it encodes prompts, its sizes and its files. The card of a published model
+sets config keys, and the config of a run yields the card of its model. Snakemake reads this module while it builds the
+workflow, so it does not import torch.
 """
 
 from __future__ import annotations

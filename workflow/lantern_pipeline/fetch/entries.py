@@ -75,7 +75,7 @@ def hub_endpoint() -> str:
 
 
 def parse_entries(entries: Mapping[str, ResourceEntry]) -> dict[str, Resource]:
-    """Convert the entries of config section `resources`, by name.
+    """Convert the entries of config section `resources`, keyed by name.
 
     Raises:
         ValueError: as in `parse_entry`.
@@ -170,7 +170,7 @@ def check_reference(key: str, value: str | None, resources: Mapping[str, Resourc
     Args:
         key: the config key, for the error message.
         value: the config value.
-        resources: the entries, by name.
+        resources: name -> entry.
 
     Raises:
         ValueError: the value is none of these. The message names the most similar entry.
@@ -189,7 +189,7 @@ def resource_of(value: str, resources: Mapping[str, Resource]) -> str:
 
     Args:
         value: name of an entry of `resources`, or a path.
-        resources: the entries, by name.
+        resources: name -> entry.
 
     Returns:
         The path of the entry's manifest, or `value` if it is a path.

@@ -1,8 +1,8 @@
 """Download of resources from the Hugging Face hub or from a URL, with resumption and a check of hashes.
 
 huggingface_hub does both kinds of transfer. Its own download functions delete a partial file when the process ends,
-which would waste hours for 9 GB. This module therefore lets it append to `<file>.part`, which is kept until it is
-complete.
+which would waste hours for 9 GB. This module therefore calls a lower-level function of huggingface_hub, which appends
+to `<file>.part`. That file is kept until it is complete.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Snakemake notices a change of a script, but not of a package that the script imports. Each rule therefore has this hash
 as a parameter. After an edit, Snakemake runs exactly the rules whose scripts use the edited code. Comments, docstrings
-and layout do not count: only what is executed does. Files are parsed, never run.
+and layout do not change the hash. Files are parsed, never run.
 
 Some modules are left out of the hash (constant LEFT_OUT), because they do not affect numbers. Nearly every script
 imports them, so a change of a message would run everything again.
@@ -113,7 +113,13 @@ def _imports_of(path: Path, packages: tuple[Path, ...]) -> set[Path]:
 
 
 def _absolute_base(node: ast.ImportFrom, path: Path, packages: tuple[Path, ...]) -> str:
-    """Return the module name after `from` in an import statement, with leading dots resolved."""
+    """Return the module name after `from` in an import statement, with leading dots resolved.
+
+    Args:
+        node: the statement.
+        path: the file with the statement.
+        packages: folders of the packages, one of which contains the file.
+    """
     if node.level == 0:
         return node.module or ""
     folder = path.resolve().parents[node.level - 1]

@@ -32,7 +32,7 @@ class Job(Protocol):
         threads: number of CPU threads.
         log: paths of the log files; the first is used.
         config: the config of the run.
-        resources: amounts of resources, by name.
+        resources: name of a resource, such as "gpu" -> amount.
         input: input files, as attributes with the names in the rule.
         output: output files, likewise.
         params: parameters, likewise.
@@ -173,7 +173,7 @@ def _resumable_file(snakemake: Job, folder: Path, stem: str, suffix: str) -> Ite
 
 @dataclass(frozen=True)
 class Execution:
-    """Settings of a job that do not change its results. If they change, Snakemake does not run the job again.
+    """Settings of a job that do not change its results. Snakemake does not run a job again if one of them changes.
 
     Attributes:
         device: device of its models.

@@ -478,12 +478,12 @@ class RunConfig(Section):
 
     @property
     def prompt_sets(self) -> dict[str, PromptSet]:
-        """Prompt sets of the run by name, without the sets that the config removes with null."""
+        """Prompt sets of the run, keyed by name, without the sets that the config removes with null."""
         return {name: entry for name, entry in self.prompts.items() if entry is not None}
 
     @property
     def resource_entries(self) -> dict[str, ResourceEntry]:
-        """Entries of `resources` by name, without the entries that the config removes with null."""
+        """Entries of `resources`, keyed by name, without the entries that the config removes with null."""
         return {name: entry for name, entry in self.resources.items() if entry is not None}
 
     @property
@@ -494,5 +494,5 @@ class RunConfig(Section):
 
     @property
     def grids(self) -> dict[str, Grid]:
-        """Ablations of the run by name, without the ablations that the config removes with null."""
+        """Ablations of the run, keyed by name, without the ablations that the config removes with null."""
         return {name: grid for name, grid in self.ablations.grids.items() if grid is not None}
