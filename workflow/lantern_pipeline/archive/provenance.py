@@ -180,7 +180,7 @@ def compare_code(provenance: Provenance, script: str) -> str:
 
 
 def describe_environment() -> Environment:
-    """Return the versions of Python, of the operating system and of the installed PACKAGES."""
+    """Return the versions of Python, of the operating system and of the installed packages that may affect results."""
     try:
         system = platform.freedesktop_os_release()["PRETTY_NAME"]
     except (OSError, KeyError, AttributeError):

@@ -488,7 +488,7 @@ class RunConfig(Section):
 
     @property
     def text_settings(self) -> TextSettings:
-        """Settings that a job needs to encode prompts."""
+        """Settings that a job needs to encode prompts: keys of section `text`, and the grid sizes of images."""
         grids = [self.tokenizer.grid, self.target.small_grid]
         return TextSettings.model_validate({**self.text.keys_of(PromptReading), "grids": grids})
 
