@@ -128,7 +128,7 @@ class TextEncoding(PromptReading):
 
 
 class TextSettings(PromptReading):
-    """Settings that a job needs to encode prompts. Grid sizes are among them, since prompts may state them."""
+    """Settings that a job needs to encode prompts, with the grid sizes, which some models read in the prompt."""
 
     grids: list[Integer] = Field(description="codes along a side of an image and of the smaller one before it, or 0")
 
