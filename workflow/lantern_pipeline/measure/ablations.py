@@ -72,11 +72,12 @@ class AblationStudy:
                 each combination of sampling settings.
 
         Returns:
-            Two tables, (rows, images). `rows` has one row per point, with means and 95 % intervals over prompts. Column
-            nll_change is the paired difference of the negative log-likelihood from autoregressive decoding. Column
-            tv_mean is the total variation from the target's distribution. It is measured only for relaxed methods whose
-            drafts use the target's noise, and is nan for others. The total variation of the other methods is in the
-            main table of the run. `images` has one row per point and prompt.
+            (rows, images). `rows` has one row per point, with means and 95 % intervals over prompts. `images` has one
+            row per point and prompt. Two columns of `rows` need an explanation:
+
+            - nll_change: paired difference of the negative log-likelihood from autoregressive decoding.
+            - tv_mean: total variation from the target's distribution. It is measured only for relaxed methods whose
+              drafts use the target's noise. The main table of the run has it for other methods.
         """
         groups: dict[tuple, list[AblationPoint]] = {}
         for point in points:

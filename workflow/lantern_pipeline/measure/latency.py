@@ -77,11 +77,14 @@ def measure_latency(
         num_rounds: number of rounds.
 
     Returns:
-        (rows, images). `rows` has the columns COLUMNS and one row per decoder, stepping ("eager" or CUDA graph), prompt
-        and round. Column seconds is wall-clock time, without text encoding, the noise and the decoding of codes to
-        pixels. cpu_seconds is the time of this process, summed over all cores. busy_elsewhere is the number of cores
-        that other processes kept busy. machine is the name of the processor that decoded. `images` has the image of
-        each decoder and prompt from its fastest round.
+        (rows, images). `rows` has the columns COLUMNS and one row per decoder, stepping, prompt and round. `images` has
+        the image of each decoder and prompt from its fastest round. These columns of `rows` need an explanation:
+
+        - stepping: how decoding steps ran, "eager" or "graph".
+        - seconds: wall-clock time, without text encoding, the noise and the decoding of codes to pixels.
+        - cpu_seconds: time of this process, summed over all cores.
+        - busy_elsewhere: number of cores that other processes kept busy.
+        - machine: name of the processor that decoded.
     """
     processor = name_processor(describe_machine(), decoders[0].device.type)
     timed = []

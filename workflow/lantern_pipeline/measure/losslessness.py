@@ -131,11 +131,13 @@ def substitution_row(
         options: num_resamples and seed of the bootstrap.
 
     Returns:
-        Column -> value. substitution_rate is the share of codes that are substitutions. It has columns _low and _high,
-        a 95 % interval over images. By the coupling inequality, the mean rate is an upper bound of the mean total
-        variation between the emitted token and the target's token. substitution_distance is the mean Euclidean
-        distance, over substitutions, between the vectors of the target's sample and of the emitted code. It is nan if
-        there are no substitutions.
+        Column -> value:
+
+        - substitution_rate, with _low and _high: share of codes that are substitutions, and its 95 % interval over
+          images. By the coupling inequality, it is an upper bound of the mean total variation between the emitted token
+          and the target's token.
+        - substitution_distance: mean Euclidean distance between the code vectors of the target's sample and of the
+          emitted code, over all substitutions. nan if there are none.
     """
     is_code = records.codes < len(codebook)  # False for line-end tokens, which are certain and cannot be substituted
     rate = (records.is_substituted.double().sum(1) / is_code.sum(1)).numpy()

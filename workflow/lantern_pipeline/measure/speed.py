@@ -60,11 +60,15 @@ def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed:
 
     Returns:
         One row per combination of KEYS (method, prompt set, temperature, repeat), and a pooled row if there are several
-        repeats. latency_s is the mean time of an image in seconds. relative_step_cost is the time per forward pass,
-        divided by that of autoregressive decoding. speedup is the total time of autoregressive decoding, divided by the
-        method's. These three have 95 % intervals (`_low`, `_high`) over prompts, rounds and repeats. speedup_cpu is the
-        speed-up in core-seconds of the process. num_timed is the number of timed images, busy_elsewhere the mean number
-        of cores that other processes kept busy. machine is the name of the processor.
+        repeats. The first three columns have 95 % intervals (`_low`, `_high`) over prompts, rounds and repeats.
+
+        - latency_s: mean time of an image in seconds.
+        - relative_step_cost: time per forward pass, divided by that of autoregressive decoding.
+        - speedup: total time of autoregressive decoding, divided by that of the method.
+        - speedup_cpu: speed-up in core-seconds of the process instead of wall-clock time.
+        - num_timed: number of timed images.
+        - busy_elsewhere: mean number of cores that other processes kept busy.
+        - machine: name of the processor.
     """
     rows = []
     for key, group in repeat_groups(pair_latency(latency)):

@@ -90,10 +90,14 @@ class TotalVariationStudy:
             records: method id -> records of its images.
 
         Returns:
-            One row per method, with columns COLUMNS. kind states how the distribution of the emitted token was
-            computed: "enumeration" or "monte_carlo". kind is "coupling" if only substitutions are counted, as for exact
-            methods whose drafts use the target's noise. kind is "none" for autoregressive decoding, and if the
-            distribution is unknown. law_p is the p-value of the method's whole images, see `ImageTest`.
+            One row per method, with columns COLUMNS. Column law_p is the p-value of the method's whole images, see
+            `ImageTest`. Column kind states how the distribution of the emitted token was computed:
+
+            - "enumeration": exactly.
+            - "monte_carlo": by Monte Carlo.
+            - "coupling": not at all; only substitutions are counted, as for exact methods whose drafts use the target's
+              noise.
+            - "none": not at all, for autoregressive decoding and for drafts whose distribution is not known.
         """
         image_test = ImageTest(self.target_model, self.encoder, self.tested_prompts, self.options["seed"])
         rows = []

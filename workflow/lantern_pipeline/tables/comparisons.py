@@ -141,10 +141,12 @@ def compare_at_equal_length(
         seed: random seed of the bootstrap.
 
     Returns:
-        None if the curves have no common length. Otherwise a dict: `shortest` and `longest` are the ends of the common
-        lengths. `first` and `second` are the mean NLL over the common lengths, in nats per token. `difference` is the
-        first minus the second, with its 95 % interval `low`, `high` over prompts. A resample uses the same prompts for
-        all points.
+        None if the curves have no common length. Otherwise:
+
+        - shortest, longest: ends of the common lengths.
+        - first, second: mean NLL of each curve over the common lengths, in nats per token.
+        - difference: first minus second.
+        - low, high: 95 % interval of the difference over prompts. A resample uses the same prompts for all points.
     """
     curves = [_stack(rows) for rows in (first, second)]
     shortest, longest, *means = _read_off(curves, slice(None))

@@ -96,11 +96,14 @@ def build_summary(
         seed: random seed of the bootstrap.
 
     Returns:
-        The columns SUMMARY_COLUMNS, and those of custom parameters. prompt_accuracy_change is the paired difference
-        from autoregressive decoding, whose accuracy is target_prompt_accuracy. stepping states how the timed steps ran,
-        eagerly or as a CUDA graph. If they ran as graphs, speedup_eager is the speed-up if both methods run eagerly.
-        margin_at_difference concerns images that differ from the autoregressive image. At the first different token,
-        autoregressive decoding has a gap between its two best candidates. The column is the median gap, in nats.
+        The columns SUMMARY_COLUMNS, and those of custom parameters. These columns need an explanation:
+
+        - prompt_accuracy_change: paired difference from autoregressive decoding.
+        - target_prompt_accuracy: prompt accuracy of autoregressive decoding.
+        - stepping: how the timed steps ran, "eager" or "graph" (CUDA graph).
+        - speedup_eager: speed-up if both methods run eagerly. Empty unless the timed steps ran as CUDA graphs.
+        - margin_at_difference: gap between the two best candidates of autoregressive decoding, at the first token that
+          differs from it. It is the median over the images that differ, in nats.
     """
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
     images_of = dict(repeat_groups(images))
