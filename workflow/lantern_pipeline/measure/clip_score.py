@@ -71,7 +71,7 @@ def load_own(metrics: MetricChoices, files: Mapping[str, str], device: torch.dev
     """Load the CLIP model that the run has trained, for config value `metrics.clip: own`.
 
     Args:
-        metrics: config section `metrics`; not needed here.
+        metrics: config section `metrics`. Not used.
         files: name -> path, as from `registry.metric_files`. "clip" is used.
         device: device of the model.
     """

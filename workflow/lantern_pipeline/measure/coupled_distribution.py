@@ -104,9 +104,9 @@ def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[to
 def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -> OutputDistribution:
     """Compute the exact output distribution with one draft per node.
 
-    The sum runs over all pairs of a draft x and a code y in its relaxed set A(x), weighted by their probability. A(x)
-    is the set of codes that x may replace. A draft that top-k or top-p removed from the target is accepted only if
-    `sets.leaves_filters` is true.
+    The relaxed set A(x) holds the codes that draft x may replace. The result is a sum over all pairs of a draft x and a
+    code y in A(x), weighted by their probability. A draft that top-k or top-p removed from the target is accepted only
+    if `sets.leaves_filters` is true.
 
     Args:
         nodes: nodes of the method.
@@ -159,12 +159,13 @@ def distribution_of_coupled_siblings(
     """Estimate the output distribution with several drafts per node, by Monte Carlo over the noise.
 
     In each sample, the method's verifier decides which token is emitted. The estimate is the target's distribution plus
-    the mean difference between the emitted token and the target's sample, as one-hot vectors. They differ only at
-    substitutions. Monte Carlo noise makes the estimated total variation (TV) too large. But it never exceeds the share
-    of substitutions.
+    the mean difference between the emitted token and the target's sample, as one-hot vectors. The two tokens differ
+    only at substitutions. Monte Carlo noise makes the estimated total variation (TV) too large. But the estimated TV
+    never exceeds the share of substitutions.
 
     Args:
-        nodes: nodes of the method. Children keep their tokens at nodes where `drawn_from` is all 0.
+        nodes: nodes of the method. At nodes where `drawn_from` is all 0, no drafts are sampled, and the recorded
+            children are used.
         verifier: the verifier of the method.
         num_samples: number of samples of the noise, at least 2.
         seed: random seed of the noise.

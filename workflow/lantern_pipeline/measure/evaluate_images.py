@@ -30,8 +30,8 @@ class ImageScores:
     Attributes:
         features: raw features for metrics of whole sets, such as FID, float32 (images, width). (images, 0) if these
             metrics are off.
-        columns: column name, as `Metric.per_image` -> values, float32 (images,). Column nll is the mean over the tokens
-            of an image, nan for images without codes. Only images that a method generated have column pixel_mse.
+        columns: name of a column (`Metric.per_image`) -> values, float32 (images,). Column nll is the mean over the
+            tokens of an image, nan for images without codes. Only images that a method generated have column pixel_mse.
     """
 
     features: Tensor
@@ -66,7 +66,7 @@ class MethodScores:
     def complete(self, baseline: ImageScores) -> ImageScores:
         """Return the scores of all images of the method, in the order of the prompts.
 
-        An image that equals the autoregressive one gets the score of that one.
+        An image that equals the autoregressive one gets the scores of that image.
 
         Args:
             baseline: scores of all autoregressive images, in the order of the prompts.
@@ -184,7 +184,7 @@ def score_images(images: Tensor, prompts: Sequence[Prompt], models: MetricModels
 
 
 def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:
-    """Join the scores of several batches. Without any batch, the result holds the scores of no image."""
+    """Join the scores of several batches. If there is no batch, the result has no images."""
     if not parts:
         return ImageScores(torch.empty(0, 0), {})
     return ImageScores(

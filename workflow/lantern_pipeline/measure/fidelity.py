@@ -128,7 +128,7 @@ def load_classifier(metrics: MetricChoices, files: Mapping[str, str], device: to
     """Load the attribute classifier, for config value `metrics.fidelity: attribute_classifier`.
 
     Args:
-        metrics: config section `metrics`; not needed here.
+        metrics: config section `metrics`. Not used.
         files: name -> path, as from `registry.metric_files`. "attribute_classifier" is used.
         device: device of the classifier.
     """

@@ -81,7 +81,8 @@ def measure_latency(
         the image of each decoder and prompt from its fastest round. These columns of `rows` need an explanation:
 
         - stepping: how decoding steps ran, "eager" or "graph".
-        - seconds: wall-clock time, without text encoding, the noise and the decoding of codes to pixels.
+        - seconds: wall-clock time. It does not include text encoding, sampling of the noise, and decoding of codes to
+          pixels.
         - cpu_seconds: time of this process, summed over all cores.
         - busy_elsewhere: number of cores that other processes kept busy.
         - machine: name of the processor that decoded.

@@ -116,8 +116,8 @@ def load_job_metric_models(snakemake: Job, text_encoder: TextEncoder) -> MetricM
     """Load the metric models of a Snakemake job, from its inputs and parameters.
 
     Args:
-        snakemake: the job. Inputs tokenizer and target, the inputs of `registry.metric_files`, and parameter metrics
-            are used.
+        snakemake: the job. Its inputs must include tokenizer, target and the files of `registry.metric_files`. Its
+            parameter metrics must be config section `metrics`.
         text_encoder: text encoder of the target.
     """
     files = snakemake.input
@@ -186,7 +186,8 @@ def read_metric_model(path: Path, name: str, sizes: Mapping[str, int]) -> nn.Mod
     Args:
         path: file or folder of the model.
         name: "attribute_classifier" or "clip".
-        sizes: config key -> required value. The last part of the key is a field of the model's config.
+        sizes: config key -> required value. The last part of the key is a field of the model's config. Keys without
+            such a field are ignored.
 
     Raises:
         ValueError: a size of the model differs from `sizes`.

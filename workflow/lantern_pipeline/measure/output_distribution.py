@@ -37,7 +37,7 @@ class VerifiedNodes:
     """Nodes of draft trees at which drafts were verified.
 
     Attributes:
-        target_probs: the target's distribution after guidance, temperature and filters, (nodes, vocab).
+        target_probs: the target's distribution after guidance, temperature, top-k and top-p, (nodes, vocab).
         draft_probs: distribution that the children were sampled from, (nodes, vocab). None if the children are
             deterministic.
         children: drafts in the order of drafting, int64 (nodes, m). -1 marks a missing draft.
@@ -195,8 +195,8 @@ def measure_missing_context(
         prompts: prompts of the images.
         encoder: text encoder of the prompts.
         run_seed: random seed of the noise and of the choice of positions.
-        max_nodes: largest number of positions. They are chosen as in `record_nodes`, except position 0, whose context
-            is always complete.
+        max_nodes: largest number of positions. They are chosen as in `record_nodes`, but position 0 is left out,
+            because its context is always complete.
         batch_size: number of images that are decoded together.
 
     Returns:
@@ -205,7 +205,7 @@ def measure_missing_context(
     """
 
     def keep(scores: Scores) -> None:
-        """Record which positions a step sampled, (images, cells), and their distributions, (images, cells, vocab)."""
+        """Record the positions that a step samples, (images, positions), and their distributions."""
         steps.append((scores.positions, scores.weights.softmax(-1)))
 
     is_chosen = NodeRecorder(len(prompts), decoder.target.config, max_nodes, run_seed).is_chosen.to(decoder.device)
@@ -235,7 +235,8 @@ def _in_order(steps: Sequence[tuple[torch.Tensor, torch.Tensor]], num_tokens: in
     """Return the distribution that each token was sampled from, ordered by position, (images, tokens, vocab).
 
     Args:
-        steps: for each step, (positions, (images, cells); distributions, (images, cells, vocab)).
+        steps: for each step, (positions, (images, cells); distributions, (images, cells, vocab)), where cells are the
+            positions that a step samples.
         num_tokens: number of tokens of an image.
     """
     positions, probs = (torch.cat(part, dim=1) for part in zip(*steps, strict=True))
@@ -255,7 +256,7 @@ def distribution_given_children(
         draft_probs: distribution that the children were sampled from without replacement, (nodes, vocab). None for
             deterministic drafts.
         children: drafts, int64 (nodes, m), tried in this order. -1 marks a missing draft.
-        rejection: the rejection test, with its acceptance and residual.
+        rejection: test of a draft, with its relaxed probability s(x) and its residual distribution.
     """
     emitted, weight = torch.zeros_like(target_probs), torch.ones_like(target_probs[:, :1])
     probs, tiny = target_probs, torch.finfo(target_probs.dtype).tiny
@@ -280,7 +281,7 @@ def distribution_of_one_sampled_draft(
     Args:
         target_probs: the target's distribution t, (nodes, vocab).
         draft_probs: the draft model's distribution p, (nodes, vocab).
-        rejection: the rejection test, with its acceptance and residual.
+        rejection: test of a draft, with its relaxed probability s(x) and its residual distribution.
     """
     if rejection.has_one_residual:
         accepted = rejection.accepted_mass(target_probs, draft_probs)
@@ -306,7 +307,7 @@ def distribution_of_sampled_siblings(
     Each sample replaces the children of a node by the same number of newly sampled drafts. For given drafts, the
     distribution is computed exactly, with the method's acceptance and with exact acceptance. Averaged over all drafts,
     exact acceptance gives the target's distribution. The estimate is therefore the target's distribution plus the mean
-    difference between the two. If the method itself is exact, it has no noise at all.
+    difference of the method's distribution from the exact one. If the method itself is exact, it has no noise at all.
 
     The noise makes the TV too large by about `error`, which is half the TV between the means over even and over odd
     samples.
@@ -339,8 +340,8 @@ def distribution_of_relaxed_sets(
     """Compute the exact output distribution of relaxed sets with deterministic drafts and one sample of the target.
 
     A draft x is accepted if the target's sample is x or is in its relaxed set A(x). So the target probability of {x}
-    and A(x) moves to x. Siblings are processed in order, and a code counts only for the first draft that can claim it,
-    as in `WithinBound`.
+    and A(x) moves to x. Siblings are processed in order. A code in several sets counts only for the first of these
+    drafts, as in `WithinBound`.
 
     Args:
         target_probs: the target's distribution t, (nodes, vocab).

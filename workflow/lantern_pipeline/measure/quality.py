@@ -68,11 +68,13 @@ def measure_quality(
         seed: random seed of KID's subsets.
 
     Returns:
-        Two tables, (rows, images). `rows` has one row per method and ceiling. Its columns are the method and its
-        parameters, the quality metrics that are on, tokens_equal_autoregressive and num_near_ties. Further columns
-        identify the measurement: prompts_sha256, reference, num_reference, and for each metric _extractor and
-        _weights_sha256. `images` has one row per prompt and method or ceiling, with the values of that image. Columns
-        pixel_mse and feature_distance are distances from the autoregressive image of the same prompt and noise.
+        Two tables, (rows, images):
+
+        - rows: one row per method and ceiling. The columns are the method and its parameters, the quality metrics that
+          are on, tokens_equal_autoregressive and num_near_ties. Further columns identify the prompts, the reference,
+          and the metric models with the SHA-256 of their weights.
+        - images: one row per prompt and method or ceiling, with the values of that image. Columns pixel_mse and
+          feature_distance are distances from the autoregressive image of the same prompt and noise.
     """
     baseline, of_baseline = records[BASELINE], scores[BASELINE].scores
     reference = _make_reference(source, models, split, len(prompts), settings)

@@ -9,8 +9,8 @@ change:
 
 - Quality: the table of images has a column `per_image`, and the row of a method has its mean. A metric of sets of
   images is only in the rows. A metric that is off has no column.
-- Summary: the columns are in the order of METRICS. Except for metrics of sets, they come with their intervals in `_low`
-  and `_high`. The interval of an `is_yes_no` column is exact, the others are bootstrapped.
+- Summary: the columns are in the order of METRICS. Each has its interval in columns `_low` and `_high`, except metrics
+  of sets of images. The interval of an `is_yes_no` column is exact, the others are bootstrapped.
 - Comparisons: every metric of single images, except yes-or-no metrics, is compared with autoregressive decoding, prompt
   by prompt. `better` states which sign is an improvement. Values of an `is_distance` metric are already differences.
 - Tables and figures: values are shown under `title` with `digits` decimals, in per cent if the title contains "%".
@@ -57,7 +57,7 @@ class Metric:
         over: object of the metric: IMAGES (single images; a row has their mean), SETS of images, or DECODING (how the
             images were generated).
         better: which values are better: HIGHER, LOWER or NEITHER.
-        digits: number of decimals in tables, of the percentage if `title` contains "%".
+        digits: number of decimals in tables. If `title` contains "%", they are decimals of the percentage.
         key: key of config section `metrics` that switches the metric on. None if it is always measured.
         is_share: whether values are in [0, 1].
         is_yes_no: whether the value of an image is 0 or 1.
@@ -203,7 +203,7 @@ CHOICES: dict[str, dict[str | bool, Choice]] = {
 
 
 def chosen(metrics: MetricChoices) -> dict[str, Choice]:
-    """Return the choices of all metrics that are on and that need models.
+    """Return the `Choice` of each metric that is on and needs models.
 
     Args:
         metrics: config section `metrics`.
@@ -237,8 +237,9 @@ def published_sources(metrics: MetricChoices) -> dict[str, str | None]:
         metrics: config section `metrics`.
 
     Returns:
-        Name -> name of a resource, path, or None if the config names nothing. Names are `<key>_weights` for each needed
-        key of metrics.published, and reference_images or reference_statistics for the real images.
+        Name -> name of an entry of config section `resources`, or path, or None if the config names nothing. Names are
+        `<key>_weights` for each needed key of metrics.published, and reference_images or reference_statistics for the
+        real images.
     """
     published = metrics.published
     choices = chosen(metrics).values()
@@ -267,7 +268,7 @@ def published_files(metrics: MetricChoices, resources: Mapping[str, Resource]) -
 def metric_files(
     metrics: MetricChoices, trained: Mapping[str, str], resources: Mapping[str, Resource], measured_reference: str
 ) -> dict[str, str]:
-    """Return the files that measuring reads. They are inputs of the Snakemake rule and arguments of the loaders.
+    """Return the files that measurements need. They are inputs of the Snakemake rule and arguments of the loaders.
 
     Args:
         metrics: config section `metrics`.

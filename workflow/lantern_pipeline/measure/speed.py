@@ -37,7 +37,7 @@ def mean_accepted_length(
         seed: random seed of the bootstrap.
 
     Returns:
-        mean_accepted_length, mean_accepted_length_low and mean_accepted_length_high -> value.
+        The columns mean_accepted_length, mean_accepted_length_low and mean_accepted_length_high -> value.
     """
     num_tokens, target_forwards = np.asarray(num_tokens), np.asarray(target_forwards)
     low, high = bootstrap_interval(ratio_statistic, num_tokens, target_forwards, num_resamples=num_resamples, seed=seed)

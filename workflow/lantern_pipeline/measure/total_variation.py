@@ -1,7 +1,7 @@
 """Total variation (TV) between the emitted token and the target's token.
 
-Each method is measured at the nodes of draft trees that it visits. Acceptances are compared with each other at the same
-nodes.
+Each method is measured at the nodes of the draft trees that it visits. *Acceptances*, which state the probability of
+accepting a draft, are also compared with each other at common nodes.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class TotalVariationStudy:
     def _measure_nodes(self, decoder: Decoder) -> tuple[str, tuple[VerifiedNodes, OutputDistribution] | None]:
         """Compute the distribution of the token that a method emits at its nodes.
 
-        If the method generates lines in parallel, its nodes are tokens, which are compared with the target in full
-        context.
+        If the method generates lines in parallel, its nodes are tokens. They are compared with the target's
+        distribution given all previous tokens of the image.
 
         Returns:
             (kind as in `measure_methods`, (nodes, distribution)). The second is None if the distribution is not
@@ -181,8 +181,8 @@ def distribution_of_method(
 ) -> tuple[str, OutputDistribution]:
     """Compute the output distribution of a method at the nodes that it visits.
 
-    It is enumerated if possible. With several sampled children per node, it is a mean over samples of the drafts. If
-    the verifier offers no formula, only its function `verify_nodes`, it is a mean over samples of the target's noise.
+    It is enumerated if possible. With several sampled children per node, it is a mean over samples of the drafts. For a
+    verifier of another class, which can only decide single cases, it is a mean over samples of the target's noise.
 
     Args:
         nodes: nodes of the method.
@@ -257,7 +257,8 @@ def tv_curves(
         options: num_resamples and seed of the bootstrap.
 
     Returns:
-        One row per acceptance in RULES and delta. Column acceptance is the probability that a draft is accepted.
+        One row per value of delta and acceptance. RULES lists the acceptances. Column acceptance is the probability
+        that a draft is accepted.
     """
     rows, table = [], with_line_end(table, nodes.target_probs.shape[1])
     for delta in deltas:

@@ -227,7 +227,7 @@ class DrafterValidation:
     def __call__(self) -> dict[str, float]:
         """Measure the draft model in its present state.
 
-        Below, t and p are the target's and the draft model's distribution after filters.
+        Below, t and p are the target's and the draft model's distribution after top-k and top-p.
 
         Returns:
             Name -> value:
