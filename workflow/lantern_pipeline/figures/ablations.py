@@ -34,8 +34,8 @@ def draw_ablations(table: pd.DataFrame) -> Figure:
     a figure of page width, and share their scales. Bars are 95 % intervals.
 
     Args:
-        table: the tables ablations/*.csv, concatenated. Rows of autoregressive decoding are not drawn, because their
-            values are always 1 and 0.
+        table: the tables ablations/*.csv, concatenated. Rows of autoregressive decoding are not drawn, because they
+            always have 1 token per forward pass and no change of NLL.
     """
     variants = table[table["method"] != BASELINE]
     panels = [(str(name), _label(rows)) for name, rows in variants.groupby("ablation", sort=False)]

@@ -68,7 +68,10 @@ _STYLE = {
 
 @contextmanager
 def paper_style() -> Iterator[None]:
-    """Apply the style within a `with` block, and restore the caller's matplotlib settings after it."""
+    """Apply the common style of all figures within a `with` block.
+
+    Afterwards the caller's matplotlib settings are restored.
+    """
     settings = {**mpl.rcParamsDefault, "backend": mpl.rcParams["backend"], **_STYLE}
     with mpl.rc_context(settings):  # pyright: ignore[reportArgumentType]  the annotation wants literal keys
         yield
@@ -167,7 +170,7 @@ def first_of_each_preset(records: Mapping[str, GenerationRecords]) -> list[str]:
 
 
 def column_titles(records: Sequence[GenerationRecords]) -> list[str]:
-    """Write the title of each method: its family and its parameters, on separate lines."""
+    """Write the title of each method: its label without parameters, and its parameters, on separate lines."""
     methods = [record.metadata["method"] for record in records]
     table = pd.DataFrame([{**method, "method": method["name"]} for method in methods])
     titles = []

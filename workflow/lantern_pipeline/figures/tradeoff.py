@@ -120,7 +120,10 @@ def _draw_curve(axes: Axes, curve: pd.DataFrame, speed: str, quality: str, facto
 
 
 def _draw_baseline(axes: Axes, rows: pd.DataFrame, quality: str, factor: float) -> None:
-    """Mark the quality of autoregressive decoding, and for prompt accuracy also the band that counts as kept."""
+    """Mark the quality of autoregressive decoding.
+
+    For prompt accuracy, also mark the band of values that count as unchanged.
+    """
     level = factor * rows.loc[rows["method_id"] == BASELINE, quality].iloc[0]
     if pd.isna(level):
         return

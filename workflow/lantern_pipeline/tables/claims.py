@@ -111,9 +111,9 @@ def describe_setting(rows: pd.DataFrame) -> dict[str, str]:
     """Return the setting of the headline rows as texts for captions.
 
     Returns:
-        Name -> text: prompts, prompt set, temperature, guidance scale, number of methods and of timed prompts, and
-        latency of autoregressive decoding in milliseconds. With timings also the machine and how many cores were busy
-        with other work.
+        Name -> text: number of prompts, prompt set, temperature, guidance scale, numbers of methods and of timed
+        prompts, and latency of autoregressive decoding in milliseconds. If methods were timed, it also has the name of
+        the machine and the number of cores that were busy with other work.
     """
     row = rows.set_index("method_id").loc[BASELINE]
     is_timed, num_repeats = not pd.isna(row["speedup"]), int(row["num_repeats"])
@@ -148,7 +148,7 @@ def describe_run(setting: Mapping[str, str]) -> str:
 def num_timed(rows: pd.DataFrame | Mapping[str, Any]) -> Any:
     """Return the number of timed prompts of each row, or of one row.
 
-    num_timed / num_repeats, because each prompt is timed in every repeat.
+    It is num_timed / num_repeats, because each prompt is timed in every repeat.
     """
     return rows["num_timed"] / rows["num_repeats"]
 
@@ -162,15 +162,15 @@ def needs_draft_model(rows: pd.DataFrame) -> pd.Series:
 def _is_lossless(rows: pd.DataFrame) -> pd.Series:
     """Return which rows are exact, without autoregressive decoding itself.
 
-    The method must be exact by proof. If its tokens must equal those of autoregressive decoding, they must have been
-    equal.
+    A row counts if its method is proven exact. If its tokens must equal those of autoregressive decoding, they must
+    also have been equal in the run.
     """
     is_equal = (rows["tokens_equal_autoregressive"] == 1) | ~_must_be_equal(rows)
     return rows["is_exact"].eq(True) & is_equal & (rows["method_id"] != BASELINE)
 
 
 def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
-    """Return the rows whose tokens must equal those of autoregressive decoding.
+    """Return which rows must have the same tokens as autoregressive decoding.
 
     Rejection sampling without relaxation keeps the distribution, but not the tokens. In bfloat16 a forward pass over
     several nodes rounds differently from a pass over a single node. Tokens may then differ if the gap between two
@@ -207,7 +207,7 @@ def _numbers_of_row(row: pd.Series) -> dict[str, object]:
 
 
 def _count_equal_rows(summary: pd.DataFrame) -> dict[str, float]:
-    """Count the rows whose tokens must equal those of autoregressive decoding, and the rows whose tokens do.
+    """Count the rows whose tokens must equal those of autoregressive decoding, and how many of them do so.
 
     All repeats count. For bfloat16 rows, whose tokens need not be equal, the mean share of images with equal tokens is
     returned.
@@ -229,8 +229,9 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
     """Return the claim `distribution`: results of the tests of the output distribution.
 
     An exact method is refuted by one of three findings. The test of whole images rejects it. Its total variation at
-    nodes exceeds rounding. Its tokens differ from those of autoregressive decoding, although they must be equal.
-    For relaxed methods, the claim states for how many the test of whole images detects a difference from the target.
+    nodes exceeds the rounding error. Its tokens differ from those of autoregressive decoding, although they must be
+    equal. For relaxed methods, the claim states for how many the test of whole images detects a difference from the
+    target.
     """
     others = rows[rows["method_id"] != BASELINE]
     tested, is_claimed = others["law_p"].notna(), others["is_exact"].eq(True)
@@ -260,8 +261,12 @@ def _frontier(rows: pd.DataFrame) -> dict[str, object]:
     """Return the Pareto frontier of tokens per forward pass and distance from the target, most tokens first.
 
     Returns:
-        "all" -> frontier of all methods, "without_draft_model" -> frontier of methods without a draft model. num_rows
-        is the number of rows with a known distance, not_measured lists the others. Empty with fewer than two methods.
+        An empty dict if the distance of fewer than two methods is known. Otherwise:
+
+        - all: frontier of all methods.
+        - without_draft_model: frontier of the methods without a draft model.
+        - num_rows: number of rows with a known distance.
+        - not_measured: labels of the other rows.
     """
     placed = add_distance(rows)
     known = placed[placed["distance"].notna()]
@@ -302,7 +307,7 @@ def _compare_acceptance(
     """Compare acceptances by likelihood and total variation, at equal tokens per forward pass.
 
     Args:
-        rows: headline rows of the summary.
+        rows: headline rows, as from `select_headline`.
         images: one row per method and image.
         first: acceptance that is compared with the others. Its drafts and tree select the rows.
         others: the other acceptances.

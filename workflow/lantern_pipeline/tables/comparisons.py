@@ -1,8 +1,8 @@
 """Comparisons of methods with autoregressive decoding, of relaxations at equal length, and with published numbers.
 
 Methods use the same noise, so their difference on the same prompts is known much more precisely than the two means.
-Conclusions are drawn from separate 95 % intervals. If there is no true difference, about one interval in twenty still
-excludes 0.
+Conclusions are drawn from separate 95 % intervals, without a correction for their number. If there is no true
+difference, about one interval in twenty still excludes 0.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def conclude(low: float, high: float, num_prompts: int, num_repeats: int = 1, *,
         high: upper end of the interval.
         num_prompts: number of prompts.
         num_repeats: number of repeats.
-        metric: the metric, which states the words for each direction.
+        metric: the metric, which determines the words, such as "better" or "higher".
     """
     above, below, none = *WORDS[metric.better], "no detectable difference"
     if metric.column == "nll":  # more probable tokens are not better: greedy images are the most probable
@@ -131,8 +131,8 @@ def compare_at_equal_length(
 ) -> dict[str, float] | None:
     """Compare the NLL of two families of methods at equal length, the number of tokens per forward pass.
 
-    The methods of a family give points of length and NLL. A piecewise linear curve through them is the NLL as a
-    function of length. The curves are compared at lengths that both reach.
+    A family has methods that differ in a parameter, such as delta. They give points of length and NLL. A piecewise
+    linear curve through them is the NLL as a function of length. The curves are compared at lengths that both reach.
 
     Args:
         first: rows of the first family's images, one per method and image.
@@ -162,7 +162,7 @@ def compare_at_equal_length(
 
 
 def _stack(rows: pd.DataFrame) -> tuple[np.ndarray, ...]:
-    """Arrange columns of one family as arrays.
+    """Arrange columns of one family of methods as arrays.
 
     Returns:
         (num_tokens, target_forwards, nll), each (methods, prompts).
@@ -175,7 +175,7 @@ def _stack(rows: pd.DataFrame) -> tuple[np.ndarray, ...]:
 def _read_off(
     curves: Sequence[tuple[np.ndarray, ...]], prompts: slice | np.ndarray
 ) -> tuple[float, float, float, float]:
-    """Compute the mean NLL of two curves over the lengths that both reach.
+    """Compute the mean NLL of two curves over the lengths (tokens per forward pass) that both reach.
 
     Args:
         curves: for each curve, the result of `_stack`.

@@ -33,7 +33,7 @@ COLUMNS = (
 def target_rows(
     summary: pd.DataFrame, paired: pd.DataFrame, images: pd.DataFrame, settings: MetricsSection, seed: int
 ) -> pd.DataFrame:
-    """Return the headline rows of the run on one target, with added columns for the change of NLL and the gain.
+    """Return the headline rows of the run on one target, see `select_headline`, with the change of NLL and the gain.
 
     Args:
         summary: table of results.
@@ -68,11 +68,11 @@ def measure_masses(ambiguity: pd.DataFrame, cfg_scale: float, options: Mapping[s
 
     Args:
         ambiguity: rows as from `measure_ambiguity`.
-        cfg_scale: guidance scale whose rows count, which is that of decoding.
+        cfg_scale: guidance scale of decoding. Rows with other guidance scales are ignored.
         options: num_resamples and seed of the bootstrap.
 
     Returns:
-        Columns of top1 and top10 and the ends of their intervals -> value.
+        Column -> value, for top1 and top10, and for the ends of their intervals (_low and _high).
     """
     rows = ambiguity[np.isclose(ambiguity["cfg_scale"], cfg_scale)]
     by_image = rows.groupby("image")[list(MASSES)].mean()
@@ -83,7 +83,7 @@ def measure_gains(rows: pd.DataFrame, images: pd.DataFrame, options: Mapping[str
     """Compute the gain of each relaxed row.
 
     Args:
-        rows: headline rows.
+        rows: headline rows, as from `select_headline`.
         images: one row per method and image, with target_forwards.
         options: num_resamples and seed of the bootstrap.
 

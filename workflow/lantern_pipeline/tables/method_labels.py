@@ -1,8 +1,8 @@
 """Labels, colours and markers of methods, which are the same in every table, figure and page.
 
 A label depends on the method only, not on other methods in the same table. It has three parts: "LANTERN (chain9, sjd) k
-20, δ 0.1". The name of the preset comes first. Then follow, in brackets, the tree, drafts or acceptance in which the
-method differs from the preset. The parameters come last.
+20, δ 0.1". The name of the preset comes first. The tree, drafts and acceptance follow in brackets, if they differ from
+those of the preset. The parameters come last.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def preset_of(method: str) -> str:
 
 
 def method_name(method: str) -> str:
-    """Return a method's name in words, such as "LANTERN", without its parts and parameters."""
+    """Return a method's name in words, such as "LANTERN", without tree, drafts, acceptance and parameters."""
     if method in CEILING_NAMES:
         return CEILING_NAMES[method]
     row = _ROWS.get(method) or _ROWS.get(preset_of(method))
@@ -54,7 +54,7 @@ def method_name(method: str) -> str:
 
 
 def method_colour(method: str) -> str:
-    """Return the colour of a method. A method without an entry gets a colour that is derived from its name."""
+    """Return the colour of a method. A method without an entry in _ROWS gets a colour derived from its name."""
     own = _ROWS[method].colour if method in _ROWS else ""
     return own or SPARE_COLOURS[sum(method.encode()) % len(SPARE_COLOURS)]
 
@@ -120,7 +120,10 @@ def label_rows(table: pd.DataFrame) -> pd.Series:
 
 
 def _base_of(method: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
-    """Return the name that a label begins with, and the parts and parameters that this name implies."""
+    """Return the name that a label begins with, and the values that this name implies.
+
+    The values are those of columns such as tree, drafts and acceptance. A label leaves them out.
+    """
     base = preset_of(str(method["method"]))
     if base == "lantern" and method.get("drafts") == "sampled":
         base = "lantern_chain"

@@ -171,7 +171,7 @@ def select_ceilings(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataF
 
 
 def _combine_quality(rows: pd.DataFrame) -> dict[str, object]:
-    """Return the method's parts, and its metrics of sets of images averaged over the repeats."""
+    """Return the method with its parameters, and its metrics of sets of images, averaged over the repeats."""
     over_sets = [metric for metric in metrics_over(SETS) if metric.column in rows]
     values = {name: rows[name].iloc[0] for name in (*METHOD_PARTS, *custom_parameters(rows), *SAMPLING) if name in rows}
     values |= {"num_images": int(rows["num_images"].sum()), "num_repeats": len(rows)}
@@ -180,9 +180,10 @@ def _combine_quality(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
-    """Combine total variation over repeats, with one row per combination of KEYS and pooled rows.
+    """Return the table of total variation, with a pooled row for all repeats if there are several.
 
-    Columns are averaged, except that tv_max is the maximum and p-values are combined by Fisher's method.
+    A pooled row has the mean of each column over the repeats, with two exceptions. tv_max is the maximum, and p-values
+    are combined by Fisher's method.
     """
     combined = []
     for key, group in repeat_groups(rows[rows["repeat"] != POOLED]):
@@ -212,7 +213,10 @@ def _measure_images(group: pd.DataFrame, options: dict[str, int]) -> dict[str, f
 
 
 def _measure_decoding(group: pd.DataFrame, baseline: pd.DataFrame, options: dict[str, int]) -> dict[str, float]:
-    """Compute the means of decoding statistics, and of changes from autoregressive decoding, with their intervals.
+    """Compute the metrics of decoding, and changes from autoregressive decoding, as means with intervals.
+
+    The metrics are tokens per forward pass, substitutions, and the share of images with equal tokens. The change is
+    that of prompt accuracy.
 
     Args:
         group: rows of the method's images.
@@ -238,8 +242,8 @@ def _share_with_interval(
 ) -> dict[str, float]:
     """Compute the share of hits among the images that count, and its 95 % interval.
 
-    The interval is exact for independent images. With several repeats, images are not independent. So if the bootstrap
-    interval has a lower or higher end, that end is used.
+    The interval is exact for independent images. With several repeats, images are not independent. The bootstrap
+    interval is then computed as well, and the result spans both intervals.
 
     Args:
         name: name of the column.

@@ -3,7 +3,8 @@
 The loss compares the draft model's predictions with those of the target. The draft model continues its own predictions,
 as in decoding. Such predictions are called *unrolled*.
 
-Shapes: sequences = images, or with the guided loss 2 x images, conditional sequences first.
+Shapes: sequences = images. With the guided loss, sequences = 2 x images: first the conditional sequences of all images,
+then the unconditional ones.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MIN_DEPTH = 3  # smallest number of depths that validation measures, even if the
 
 
 class DraftLoss(nn.Module):
-    """Loss of the draft model, as a module with its parameters.
+    """Loss of the draft model, as a module that contains the draft model.
 
     The target is frozen, and only its head is used, which turns hidden states into logits.
     """
@@ -175,7 +176,7 @@ def _band(step: torch.Tensor, lowest: int, highest: int | None, dtype: torch.dty
 
 
 class _GrowingCache:
-    """Keys and values of all passes so far. Unlike the cache of decoding, gradients flow through it."""
+    """Keys and values of all passes so far. Gradients flow through them, unlike in the cache of decoding."""
 
     def __init__(self) -> None:
         self.keys: list[torch.Tensor] = []

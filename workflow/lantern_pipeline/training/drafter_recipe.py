@@ -23,10 +23,10 @@ still differs from their code on purpose:
   code only once.
 - The draft model does not attend to the padding of captions. Their code ignores the mask in training and in decoding.
 - Hidden states are computed when they are needed, by the target in the precision of the run. Their code stores them.
-- The noise has their width 0.2 * 512 / L, where L is the number of positions. Lantern's L is smaller by one, because
-  the position of the last token is not used.
-- Validation images are a split of the data source. Theirs are the end of a folder's listing. Lantern also measures the
-  acceptance on them.
+- The width of the noise is 0.2 * 512 / L in both, where L is the number of positions. Lantern's L is smaller by one,
+  because the position of the last token is not used.
+- Validation images are a split of the data source. In their code, they are the last files of a folder. Lantern also
+  measures the acceptance on them.
 """
 
 from __future__ import annotations

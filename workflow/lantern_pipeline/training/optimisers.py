@@ -138,7 +138,8 @@ class ConvolutionMuon(torch.optim.Optimizer):
     """Muon for convolution kernels, because `torch.optim.Muon` accepts matrices only.
 
     A kernel's gradient is averaged over steps (momentum) and reshaped to a matrix (out, in * height * width). The
-    matrix is made nearly orthogonal. Updates have the scale of AdamW's: the root mean square is 0.2 * learning rate.
+    matrix is made nearly orthogonal. Updates have the same scale as those of AdamW: their root mean square is 0.2 *
+    learning_rate.
 
     Source: Muon, Jordan et al. 2024. The scale 0.2 * sqrt(max(rows, columns)) is from Liu et al. 2025, section 2.2.
 

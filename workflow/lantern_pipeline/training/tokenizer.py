@@ -33,7 +33,7 @@ class TokenizerTraining:
         matrix_learning_rate: highest learning rate of Muon, for convolution kernels.
         learning_rate: highest learning rate of AdamW.
         continuous_steps: number of steps without quantisation at the beginning, at most half of all steps.
-        codebook_decay: decay per step of the moving average that is a code.
+        codebook_decay: decay per step of a code, which is a moving average of its latents.
         dead_share: a code is moved if its use falls below this share of the mean use of a code.
         commitment_weight: weight of the loss that pulls latents to their codes.
         gradient_weight: weight of the loss for sharp edges.

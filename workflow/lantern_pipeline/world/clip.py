@@ -27,7 +27,7 @@ class ClipConfig:
     Attributes:
         vocabulary: known words, in the order of their token ids.
         is_open_vocabulary: if True, unknown words share one token and long captions are cut, as needed for custom
-            captions. If False, both are errors, since captions of the shapes dataset never need it.
+            captions. If False, both are errors, since captions of the shapes dataset have known words and are short.
         context_length: number of tokens of a caption, including start and end token.
         embed_dim: length of the embeddings of images and texts.
         width: number of channels after the stem of the residual image tower, an even number.

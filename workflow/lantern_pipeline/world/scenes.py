@@ -53,7 +53,7 @@ COLOURS = {
     "purple": (0.68, 0.20, 0.88),
     "white": (0.97, 0.97, 0.97),
 }
-SIZES = {"small": 7.6, "large": 11.0}  # radius in units of a 48-pixel image
+SIZES = {"small": 7.6, "large": 11.0}  # radius in units of 1/48 of the image's side
 BACKGROUNDS = tuple(TEXTURES)
 RELATIONS = ("left of", "right of", "above", "below")
 HELD_OUT = frozenset(
@@ -272,7 +272,7 @@ def _centre(layout: str, slot: int) -> tuple[float, float, float, float]:
         slot: 0 for the left or upper object, 1 for the other.
 
     Returns:
-        (x, y, largest offset of x, largest offset of y), in pixels of a 48-pixel image.
+        (x, y, largest offset of x, largest offset of y), in units of 1/48 of the image's side.
     """
     along = (12.0, 36.0)[slot]
     if layout == "horizontal":

@@ -69,8 +69,8 @@ def _streaks(fine: Tensor, height: int, width: int) -> Tensor:
 
     Args:
         fine: uniform noise in [0, 1), (images, size, size).
-        height: height of the rectangle, in pixels of a 48-pixel image.
-        width: width of the rectangle, in pixels of a 48-pixel image.
+        height: height of the rectangle, in units of 1/48 of the image's side.
+        width: width of the rectangle, in units of 1/48 of the image's side.
 
     Returns:
         (images, size, size).
@@ -83,7 +83,7 @@ def _streaks(fine: Tensor, height: int, width: int) -> Tensor:
 
 
 def _coordinates(noise: TextureNoise) -> tuple[Tensor, Tensor]:
-    """Return x (1, 1, size) and y (1, size, 1) of the pixels, in pixels of a 48-pixel image."""
+    """Return x, (1, 1, size), and y, (1, size, 1), of the pixels, in units of 1/48 of the image's side."""
     size = noise.fine.shape[-1]
     line = (torch.arange(size, dtype=torch.float32) + 0.5) * (REFERENCE_SIZE / size)
     return line[None, None, :], line[None, :, None]
