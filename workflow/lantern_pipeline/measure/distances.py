@@ -130,7 +130,7 @@ def measure_precision_recall(generated: Tensor, reference: Tensor, *, neighbours
     # float64: torch.cdist of wide float32 features is too imprecise to order near neighbours
     generated, reference = generated.to(reference.device).double(), reference.double()
     options = {"prc_neighborhood": neighbours, "prc_batch_size": DISTANCE_BLOCK, "save_cpu_ram": True, "verbose": False}
-    found = prc_features_to_metric(generated, reference, **options)  # real images as input2
+    found = prc_features_to_metric(generated, reference, **options)  # input2 is the real images
     return found[KEY_METRIC_PRECISION], found[KEY_METRIC_RECALL]
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from scipy.special import betaincinv  # scipy.stats would add most of a second to every job
+from scipy.special import betaincinv  # not from scipy.stats, whose import takes most of a second
 
 # Number of values times number of resamples in memory at once. It takes about 80 MB per column and block.
 BLOCK_SIZE = 10_000_000

@@ -31,7 +31,7 @@ IMAGES, SETS, DECODING = "images", "sets", "decoding"  # objects of a metric: si
 HIGHER, LOWER, NEITHER = "higher", "lower", "neither"  # which values of a metric are better
 REAL, RECONSTRUCTION = "real", "reconstruction"
 CEILINGS = (REAL, RECONSTRUCTION)  # rows for images that no method generated: real ones, and the tokenizer's copies
-FIDELITY = "fidelity"  # config key of the metrics over sets of images; all other keys score single images
+FIDELITY = "fidelity"  # config key of the metrics of sets of images; other keys switch on metrics of single images
 ROUNDING = 1e-5  # total variation is computed in float32: smaller differences from a bound are rounding
 # Columns of the table of total variations: values with an interval, and values without one.
 TV_INTERVALS = ("tv_mean", "tv_share_above_delta", "substitution_rate")
@@ -105,7 +105,7 @@ METRICS = (
     Metric("substitutions", "tokens per image", "substitutions / image", DECODING, NEITHER, 1),
     # more probable tokens are not better: greedy images are the most probable
     Metric("nll", "nats per token", "NLL (nats / token)", IMAGES, NEITHER, 2),
-    # on Inception's features; the same formulas on the attribute classifier's features have other names
+    # measured on Inception's features; the same formulas on the attribute classifier's features have other names
     Metric("fid", "", "FID", SETS, LOWER, 1, FIDELITY),
     Metric("kid", "", "KID", SETS, LOWER, 3, FIDELITY),
     Metric("frechet_distance", "", "Fréchet distance (shape features)", SETS, LOWER, 1, FIDELITY),
@@ -150,7 +150,7 @@ METRICS = (
     Metric("tv_mean", "share of probability", "TV from the target", DECODING, LOWER, 3, is_share=True),
     Metric("law_p", "probability", "p of the target's law", DECODING, NEITHER, 3, is_share=True),
     Metric("pixel_mse", "squared intensity, of 1", "pixel MSE", IMAGES, NEITHER, 4, is_distance=True),
-    # on the attribute classifier's features only
+    # measured only on the attribute classifier's features
     Metric(
         "feature_distance",
         "standard deviations of a feature",

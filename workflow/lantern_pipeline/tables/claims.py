@@ -23,7 +23,7 @@ from lantern_pipeline.tables.comparisons import NUM_LENGTHS, compare_at_equal_le
 from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
 ACCURACY_TOLERANCE = 0.02  # prompt accuracy that a relaxed method may lose and still be ranked
-IDLE = 0.1  # busy cores up to which a machine counts as idle
+IDLE = 0.1  # a machine counts as idle if at most this number of cores is busy
 MIN_TIMED = 6  # prompts: the range of fewer ratios contains their true median with less than 95 % confidence
 LEVEL = 0.05  # significance level of all tests of the output distribution together; each test has an equal part of it
 PUBLISHED_RULES = ("sampled_paper", "top_children", "top_official")

@@ -31,7 +31,7 @@ WORDS = tuple(name for name, parameter in PARAMETERS.items() if parameter.choice
 PARTS = ("tree", "drafts", "acceptance", "residual", "neighbours", *WORDS)
 SYMBOLS = {name: parameter.symbol for name, parameter in PARAMETERS.items() if name not in WORDS}
 STATIC_TREE = "chain3"  # tree that "static" in a preset means: draft_tree.static in config.yaml
-# Parts that labels leave out: of every method, then of methods with SJD drafts.
+# Values that labels leave out: those of every method, and further ones of methods with SJD drafts.
 _USUAL = {"residual": "paper", "neighbours": "l2_normalised"}
 _USUAL_SJD = {"coupling": "none", "labels": "point"}
 

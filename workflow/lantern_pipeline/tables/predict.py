@@ -128,7 +128,9 @@ def step_ms(model: str, gpu: str, stepping: str) -> Estimate:
 def weights_ms(model: str, gpu: str) -> float:
     """Return the milliseconds in which a GPU reads the weights of a step, in bfloat16."""
     config = CARDS[model].target_config()
-    num_read = target_parameters(config) - config.num_prompt_ids * config.dim  # not the prompts' embeddings
+    num_read = (
+        target_parameters(config) - config.num_prompt_ids * config.dim
+    )  # a step does not read the embeddings of prompts
     return 1000 * 2 * num_read / (BANDWIDTH_SHARE * _look_up(BANDWIDTH, "gpu", gpu))
 
 
