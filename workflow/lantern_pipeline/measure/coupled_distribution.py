@@ -58,8 +58,8 @@ def measure_coupled_drafts(
         options: arguments of `record_nodes`.
 
     Returns:
-        (nodes, kind, output distribution). kind is "enumeration" for relaxed sets with one draft per node, else
-        "monte_carlo".
+        (nodes, kind, output distribution). kind is "enumeration" if there is one draft per node and the verifier has
+        relaxed sets, the sets of codes that a draft may replace. Otherwise it is "monte_carlo".
     """
     nodes, verifier = record_nodes(decoder.with_draft_probs(), prompts, encoder, **options), decoder.verifier
     if nodes.children.shape[1] == 1 and isinstance(verifier, WithinBound | ByProximity):

@@ -1,4 +1,4 @@
-"""Comparison of sets of images: features, statistics of a reference set, then distances, precision and recall.
+"""Comparison of sets of images by FID and KID (or other distances), precision and recall.
 
 A distance is called FID or KID only if it is computed from Inception's features. The attribute classifier was trained
 on procedural shapes. If the same formulas are applied to its features, the results have other names: Fréchet distance

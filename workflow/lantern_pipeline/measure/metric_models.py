@@ -142,7 +142,7 @@ def load_parts(metrics: MetricChoices, files: Mapping[str, str], device: Device)
         device: device of the models.
 
     Returns:
-        Key of config section `metrics` -> loaded metric. A metric that is always measured has its column as key.
+        Key of config section `metrics` -> loaded metric. For a metric that is always measured, the key is its column.
     """
     return {key: load_part(choice.loader, metrics, files, device) for key, choice in chosen(metrics).items()}
 

@@ -97,7 +97,7 @@ class NodeRecorder:
     Args:
         num_images: number of images of the whole measurement.
         config: config of the target.
-        max_nodes: number of positions, spread evenly over the images. Each image has at least one.
+        max_nodes: largest number of positions, spread evenly over the images. Each image has at least one position.
         seed: random seed of the positions.
 
     Attributes:
@@ -164,7 +164,8 @@ def record_nodes(
         prompts: prompts of the images.
         encoder: text encoder of the prompts.
         run_seed: random seed of the noise and of the choice of nodes.
-        max_nodes: largest number of recorded nodes. The number of prompts, if that is larger.
+        max_nodes: largest number of positions whose nodes are recorded. If there are more prompts, one position of each
+            image is used.
         batch_size: number of images that are decoded together.
 
     Returns:

@@ -45,10 +45,10 @@ class Reference:
     Attributes:
         columns: columns that identify the reference: reference (its name), num_reference (number of images) and
             reference_sha256.
-        gaussian: mean and covariance of the features for distances.
-        of_distances: features for distances, (images, width). None if only mean and covariance are known; then there is
-            no KID.
-        of_prc: features for precision and recall, (images, width). None if unknown; then these metrics are left out.
+        gaussian: mean and covariance of the features, for the Fréchet distance (FID).
+        of_distances: features for the kernel distance (KID), (images, width). None if only mean and covariance are
+            known. Then there is no KID.
+        of_prc: features for precision and recall, (images, width). None if unknown. Then these metrics are left out.
         scale: (mean, standard deviation), (width,) each, with which generated features are standardised. None for raw
             features.
         names: names of the columns with the Fréchet distance and the kernel distance. With Inception's features these

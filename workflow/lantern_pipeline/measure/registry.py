@@ -209,7 +209,7 @@ def chosen(metrics: MetricChoices) -> dict[str, Choice]:
         metrics: config section `metrics`.
 
     Returns:
-        Config key -> choice of its value. A metric that is always measured has its column as key.
+        Config key -> its `Choice`. For a metric that is always measured, the key is its column.
     """
     found = {}
     for key, choices in CHOICES.items():

@@ -40,10 +40,10 @@ def repeat_groups(table: pd.DataFrame) -> Iterator[tuple[tuple[str, str, float, 
 
 
 def stack_prompts(rows: pd.DataFrame, name: str) -> np.ndarray:
-    """Arrange a column of one group as an array.
+    """Arrange a column as an array, for the rows of one method, prompt set and temperature.
 
     Args:
-        rows: rows of the group, with one row per repeat and prompt.
+        rows: one row per repeat and prompt.
         name: name of the column.
 
     Returns:

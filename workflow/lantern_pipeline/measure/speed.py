@@ -94,7 +94,7 @@ def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed:
 
 
 def _stack_rounds(rows: pd.DataFrame, name: str) -> np.ndarray:
-    """Arrange a column of one group as an array, float64 (repeats, rounds, prompts)."""
+    """Arrange a column of one method's timings as an array, float64 (repeats, rounds, prompts)."""
     table = rows.pivot(index=["repeat", "round"], columns="prompt_id", values=name)
     return table.to_numpy(np.float64).reshape(rows["repeat"].nunique(), -1, table.shape[1])
 

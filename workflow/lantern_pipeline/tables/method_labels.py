@@ -120,9 +120,9 @@ def label_rows(table: pd.DataFrame) -> pd.Series:
 
 
 def _base_of(method: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
-    """Return the name that a label begins with, and the values that this name implies.
+    """Return the name that a label begins with, and the tree, drafts, acceptance and parameters that it implies.
 
-    The values are those of columns such as tree, drafts and acceptance. A label leaves them out.
+    A label does not repeat the implied values.
     """
     base = preset_of(str(method["method"]))
     if base == "lantern" and method.get("drafts") == "sampled":

@@ -39,7 +39,7 @@ class DrafterTrainer(Trainer[DraftModel]):
         self.optimiser = make_optimiser(draft, recipe)
 
     def step(self, i: int) -> dict[str, float]:
-        """Run optimiser step i on its batches, of which there are `recipe.accumulation`.
+        """Run optimiser step i. It averages the gradients of `recipe.accumulation` batches.
 
         Returns:
             loss, gradient_norm, and overlap_<d> for each depth d of drafting, see `DraftLoss.forward`.

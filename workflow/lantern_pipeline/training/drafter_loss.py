@@ -34,7 +34,7 @@ MIN_DEPTH = 3  # smallest number of depths that validation measures, even if the
 class DraftLoss(nn.Module):
     """Loss of the draft model, as a module that contains the draft model.
 
-    The target is frozen, and only its head is used, which turns hidden states into logits.
+    The target is frozen. Only its head is used here, which turns hidden states into logits.
     """
 
     def __init__(self, draft: DraftModel, target: Target, recipe: DrafterTraining) -> None:
@@ -275,10 +275,11 @@ class DrafterValidation:
         return torch.stack([loss, *acceptance, *greedy]).double()
 
     def _guided_logits(self, doubled: torch.Tensor) -> torch.Tensor:
-        """Convert hidden states of conditional and then unconditional sequences to guided logits.
+        """Convert hidden states to guided logits.
 
         Args:
-            doubled: hidden states, (2 x images, tokens - 1, dim).
+            doubled: hidden states of the conditional sequences, followed by those of the unconditional ones, (2 x
+                images, tokens - 1, dim).
 
         Returns:
             (images, tokens - 1, vocab).
