@@ -47,7 +47,7 @@ def make_decoder(
     records_margins: bool = False,
     stepping: str = "auto",
 ) -> Decoder:
-    """Make the decoder of a method.
+    """Make the decoder of a method: a `TreeDecoder`, unless the row of its drafts names another class (`loop`).
 
     Args:
         models: prepared models. The draft model and the table may be None if the method needs none.
@@ -73,6 +73,7 @@ class Decoder:
         models: prepared models.
         spec: the method.
         sampling: temperature, filters and guidance.
+        drafter: proposes trees of drafts.
         max_depth: largest number of tokens that a step emits, minus 1.
         num_slots: slots of the target's cache.
         reach: number of slots that a step may fill, counted from the slot of the last emitted token.
@@ -95,6 +96,7 @@ class Decoder:
         models: DecodingModels,
         spec: MethodSpec,
         sampling: SamplingConfig,
+        drafter: Drafter[Any],
         *,
         max_depth: int,
         num_slots: int,
@@ -107,6 +109,7 @@ class Decoder:
         self.models = models
         self.spec = spec
         self.sampling = sampling
+        self.drafter = drafter
         self.records_margins = records_margins
         self.target = models.target
         self.num_tokens = config.num_image_tokens
@@ -188,7 +191,7 @@ class Decoder:
             margins=torch.zeros(num_rows, width, device=device) if self.records_margins else None,
             num_steps=torch.zeros(num_rows, dtype=torch.int64, device=device),
             step_log=torch.zeros(num_rows, n, 3, dtype=torch.int64, device=device),
-            drafter_state=self._allocate_drafts(num_rows, noise),
+            drafter_state=self.drafter.allocate(num_rows, noise),
         )
 
     @torch.inference_mode()
@@ -234,14 +237,7 @@ class Decoder:
         if state.margins is not None:
             state.margins[:, :1].index_copy_(0, index, margins_of(keys))
         ids = features if self.target.config.num_prompt_ids else None
-        self._fill_drafts(state, index, Prefill(hidden, mask, first, ids))
-
-    def _allocate_drafts(self, num_rows: int, noise: NoiseField) -> object:
-        """Return the drafter's state for a batch, or None without a drafter."""
-        return None
-
-    def _fill_drafts(self, state: DecodingState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Prepare the drafter's state for new prompts in some batch rows, int64 (prompts,)."""
+        self.drafter.fill(state.drafter_state, index, Prefill(hidden, mask, first, ids))
 
     @torch.inference_mode()
     @without_cudnn_attention()
@@ -328,7 +324,6 @@ class TreeDecoder(Decoder):
         stepping: see `make_decoder`.
 
     Attributes:
-        drafter: proposes trees.
         verifier: decides which drafts are accepted.
 
     Raises:
@@ -347,17 +342,18 @@ class TreeDecoder(Decoder):
         config = models.target.config
         if models.nearest_codes is not None:
             models = replace(models, nearest_codes=with_line_end(models.nearest_codes, config.vocab_size))
-        self.drafter = _make_drafter(models, spec, sampling)
+        drafter = _make_drafter(models, spec, sampling)
         embedding = models.target.token_embedding.weight
-        self.verifier = self.drafter.verifier or make_verifier(spec, sampling, models.nearest_codes, embedding)
-        tree = self.drafter.tree
-        max_depth = self.drafter.max_depth
+        self.verifier = drafter.verifier or make_verifier(spec, sampling, models.nearest_codes, embedding)
+        tree = drafter.tree
+        max_depth = drafter.max_depth
         is_static = isinstance(tree, DraftTree)
         num_nodes = tree.num_nodes if is_static else tree.num_nodes + 1  # options of a dynamic tree omit the root
         super().__init__(
             models,
             spec,
             sampling,
+            drafter,
             max_depth=max_depth,
             num_slots=round_slots(config.num_text_tokens + config.num_image_tokens + num_nodes),
             reach=num_nodes,
@@ -383,12 +379,6 @@ class TreeDecoder(Decoder):
             return ()
         return ("target", *self.drafter.noise_streams, *self.verifier.noise_streams)
 
-    def _allocate_drafts(self, num_rows: int, noise: NoiseField) -> object:
-        return self.drafter.allocate(num_rows, noise)
-
-    def _fill_drafts(self, state: DecodingState, rows: torch.Tensor, prefill: Prefill) -> None:
-        self.drafter.fill(state.drafter_state, rows, prefill)
-
     @torch.inference_mode()
     def step(self, state: DecodingState) -> None:
         """Draft, run the target, verify and commit. Changes the state in place."""
@@ -405,6 +395,7 @@ class TreeDecoder(Decoder):
         if self.observer is not None:
             self.observer(outcome)
         with self.timer("commit"):
+            self.drafter.observe(state.drafter_state, outcome, state.lengths)
             self._commit(state, outcome)
 
     def _run_target(self, state: DecodingState, proposal: Proposal) -> torch.Tensor:
@@ -431,7 +422,6 @@ class TreeDecoder(Decoder):
             keys = outcome.scores.keys
             keys = keys.gather(1, path[..., None].expand(-1, -1, keys.shape[2]))
             state.margins.scatter_(1, positions, margins_of(keys))
-        self.drafter.observe(state.drafter_state, outcome, state.lengths)
         self._log_step(state, outcome.num_accepted, path[:, -1], outcome.is_finite)
 
 

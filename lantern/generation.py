@@ -185,9 +185,10 @@ def _generate(
             if not running:
                 return
             if encoded is not None:
+                features, mask = encoded
                 fields = [field for _, field in taken]
                 for part in _refills(len(taken), decoder.device):
-                    decoder.fill(state, idle[part], encoded[0][part], encoded[1][part], fields[part])
+                    decoder.fill(state, idle[part], features[part], mask[part], fields[part])
                 del fields
             num_left -= len(taken)
             del taken  # frees the noise, which has been copied into the state

@@ -20,6 +20,7 @@ import torch
 from lantern.attention_mask import window_table
 from lantern.decoding import Decoder, margins_of
 from lantern.decoding_state import DecodingModels, DecodingState
+from lantern.drafters.base import NoDrafter
 from lantern.kv_cache import round_slots
 from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
@@ -137,6 +138,7 @@ class LinesDecoder(Decoder):
             models,
             spec,
             sampling,
+            NoDrafter(models.target.device),
             max_depth=self._tables.positions.shape[1] - 1,
             num_slots=round_slots(config.num_text_tokens + num_tokens + 1),
             reach=num_tokens,  # lines are far apart

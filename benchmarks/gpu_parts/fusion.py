@@ -1,12 +1,12 @@
-"""Part H: what compiled layers, a fused norm and attention to the slots in use bring to a step of LlamaGen XL."""
+"""Part H: what Triton's kernels, compiled layers and attention to the slots in use bring to a step of LlamaGen XL."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.nn.functional as F
 from kernels import SAMPLING
 
 from gpu_parts.common import Check, chains, emitted_tokens, fill, free, label, make_models, models_for, now
@@ -14,7 +14,6 @@ from gpu_parts.steps import run_step
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.methods import MethodSpec, make_method
-from lantern.models.transformer import RMSNorm
 
 NUM_STEPS = 30
 
@@ -26,10 +25,10 @@ def measure(check: Check) -> None:
     tokens = {label(spec): _measure_steps(check, models, spec, "as it is") for spec in methods}
     del models
     free(check.device)
-    with check.attempt("fusion", "norm in one kernel"), patch.object(RMSNorm, "forward", _fused_norm):
+    with check.attempt("fusion", "without Triton"), patch.dict(os.environ, {"LANTERN_FUSED": "0"}):
         models = make_models(check.xl(), check.device, torch.bfloat16)
         for spec in methods:
-            _measure_steps(check, models, spec, "norm in one kernel", tokens)
+            _measure_steps(check, models, spec, "without Triton", tokens)
         del models
         free(check.device)
     with check.attempt("fusion", "compiled layers"):
@@ -41,10 +40,6 @@ def measure(check: Check) -> None:
         del models
         free(check.device)
     _measure_slots(check)
-
-
-def _fused_norm(norm: RMSNorm, x: torch.Tensor) -> torch.Tensor:
-    return F.rms_norm(x, (norm.dim,), norm.weight, norm.eps)
 
 
 def _measure_steps(

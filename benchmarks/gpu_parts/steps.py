@@ -23,6 +23,7 @@ from gpu_parts.predicted import STEP_MS
 from lantern.decoding import Decoder, make_decoder
 from lantern.decoding_state import DecodingModels, DecodingState
 from lantern.methods import MethodSpec
+from lantern.stepping import without_cudnn_attention
 
 NUM_STEPS = 30  # after which the tokens of eager steps and of a graph's are compared
 NUM_LONGEST = 10
@@ -86,8 +87,9 @@ def measure_method(
 
 
 @torch.inference_mode()
+@without_cudnn_attention()
 def run_step(decoder: Decoder, state: DecodingState) -> None:
-    """Run one step in the decoder's way."""
+    """Run one step in the decoder's way, with the attention kernels that `Decoder.run` allows."""
     decoder.runner.step(decoder.step, state)
 
 

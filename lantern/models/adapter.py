@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,12 @@ from lantern.kv_cache import KVCache
 from lantern.models.config import OVERSHOOT, TargetConfig
 from lantern.models.families import FAMILIES, Parts
 from lantern.models.target import Target
+from lantern.models.transformer import attend
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+GROUPED_ATTENTION = "lantern_grouped"  # name under which transformers knows `_attend_grouped`
 
 
 @dataclass(frozen=True)
@@ -108,8 +112,9 @@ class TransformersTarget(Target):
 
     def _call(self, x: torch.Tensor, rows: torch.Tensor, mask: torch.Tensor, past: _Slots | None) -> torch.Tensor:
         positions = rows if self.positions is None else self.positions[:, rows]
-        known = {"inputs_embeds": x, "attention_mask": mask, "position_ids": positions}
-        return self.layers(**known, past_key_values=past, use_cache=past is not None).last_hidden_state
+        known = {"inputs_embeds": x, "position_ids": positions, "past_key_values": past, "use_cache": past is not None}
+        with _grouped_attention(self.layers.config) as groups:
+            return self.layers(**known, attention_mask=mask.repeat(1, 1, groups, 1)).last_hidden_state
 
 
 def adapt(model: PreTrainedModel, family: str, *, grid: int, **sizes: Any) -> TransformersTarget:
@@ -170,6 +175,48 @@ def _device_of(parts: Parts) -> torch.device:
             "disk); load the model with device_map={'': 0}, or in fewer bits"
         )
     return weights[0].device
+
+
+@contextmanager
+def _grouped_attention(config: PreTrainedConfig) -> Iterator[int]:
+    """Let layers of transformers use `_attend_grouped` within the block, if heads share keys and values.
+
+    transformers would copy keys and values for every head in each pass over more than one node.
+
+    Yields:
+        Number of heads that share keys and values. The mask is repeated as many times, see `group_mask`. It is 1
+        outside "sdpa" attention, which keeps its own function.
+    """
+    from transformers import AttentionInterface  # an optional part of the package
+
+    groups, kind = config.num_attention_heads // config.num_key_value_heads, config._attn_implementation
+    if groups == 1 or kind != "sdpa":
+        yield 1
+        return
+    AttentionInterface.register(GROUPED_ATTENTION, _attend_grouped)
+    config._attn_implementation = GROUPED_ATTENTION
+    try:
+        yield groups
+    finally:
+        config._attn_implementation = kind
+
+
+def _attend_grouped(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, **_: object
+) -> tuple[torch.Tensor, None]:
+    """Compute attention as transformers asks for it, by `attend`.
+
+    Args:
+        module: the attention layer.
+        query: (rows, heads, nodes, head_dim).
+        key: (rows, key/value heads, slots, head_dim).
+        value: shaped as `key`.
+        mask: from `group_mask`.
+
+    Returns:
+        (attended values, (rows, nodes, heads, head_dim); no attention weights).
+    """
+    return attend(query.transpose(1, 2), key, value, mask).flatten(2, 3), None
 
 
 def grid_positions(config: TargetConfig) -> torch.Tensor:
