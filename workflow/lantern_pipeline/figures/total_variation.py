@@ -36,6 +36,8 @@ def draw_total_variation(
 ) -> Figure:
     """Draw TV against delta for every acceptance (top), and the TV of this run's relaxed methods (bottom).
 
+    An acceptance states the probability with which a draft is accepted.
+
     Bands and bars are 95 % intervals. Thin lines are 95th percentiles over nodes. The figure has page width.
 
     Args:

@@ -49,7 +49,7 @@ class AblationStudy:
         bootstrap_resamples: number of resamples per interval.
         batch_size: number of images that are decoded together.
         seed: random seed of the noise and of the bootstrap.
-        stepping: how decoding steps run, eagerly or as a CUDA graph: a value of config key generation.stepping.
+        stepping: how decoding steps run, eagerly or as a CUDA graph. It is a value of config key generation.stepping.
     """
 
     models: Mapping[int | None, DecodingModels]

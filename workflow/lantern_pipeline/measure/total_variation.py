@@ -181,8 +181,9 @@ def distribution_of_method(
 ) -> tuple[str, OutputDistribution]:
     """Compute the output distribution of a method at the nodes that it visits.
 
-    It is enumerated if possible. With several sampled children per node, it is a mean over samples of the drafts. For a
-    verifier of another class, which can only decide single cases, it is a mean over samples of the target's noise.
+    For relaxed sets and for rejection sampling, it is enumerated. There is one exception: with several sampled drafts
+    per node, it is a mean over samples of the drafts. For any other verifier, it is a mean over samples of the target's
+    noise.
 
     Args:
         nodes: nodes of the method.

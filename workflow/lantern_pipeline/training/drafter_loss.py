@@ -119,10 +119,12 @@ def unroll(
 ) -> list[torch.Tensor]:
     """Run the draft model on its own predictions, as in decoding.
 
-    Pass d, counted from 1, gives each position n the context of a draft at depth d of a chain. At positions up to n - d
-    + 1 it attends to keys of pass 1, whose inputs are the target's hidden states. At the later positions up to n, the
-    target's hidden states are not known in decoding. There it attends to keys of later passes, whose inputs are the
-    draft model's own predictions. Position n - d + 1 + b has the key of pass b + 1.
+    Pass d, counted from 1, gives each position n the context of a draft at depth d of a chain. In decoding, such a
+    draft knows the target's hidden states only up to position n - d + 1. The inputs of pass 1 are the target's hidden
+    states. The inputs of later passes are the draft model's predictions in the pass before.
+
+    In pass 3, for example, position n attends to keys of pass 1 up to position n - 2, of pass 2 at n - 1, and of pass 3
+    at n. In general, the key at position n - d + 1 + b is from pass b + 1.
 
     Args:
         draft: the draft model.
