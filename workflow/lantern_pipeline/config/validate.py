@@ -242,6 +242,9 @@ def _sentence(path: tuple[str | int, ...], problem: ErrorDetails) -> str:
     key, value = _dotted(path), show(problem["input"])
     match problem["type"]:
         case "extra_forbidden":
+            places = _keys_named(str(path[-1]))
+            if places:
+                return f"{key} is unknown; did you mean {' or '.join(places)}?"
             return f"{key} is unknown; {closest(str(path[-1]), list(_schema_of(path[:-1])['properties']))}"
         case "missing":
             return f"{key} is missing"
@@ -264,7 +267,7 @@ def _bound_of(problem: ErrorDetails, schema: dict[str, Any]) -> str:
     """
     match problem["type"]:
         case "literal_error":
-            return f"must be one of {', '.join(map(str, schema['enum']))}"
+            return f"must be one of {', '.join('null' if name is None else str(name) for name in schema['enum'])}"
         case "string_pattern_mismatch":
             names = schema.get("propertyNames", schema)
             return f"may hold {names.get('patternHint', _PATTERN_HINT)}"
@@ -304,6 +307,14 @@ def _schema_of(path: tuple[str | int, ...]) -> dict[str, Any]:
             if schema["type"] == "object":  # an entry of methods, which editors do not check
                 schema = json_schema(MethodEntry)
     return schema
+
+
+def _keys_named(name: str) -> list[str]:
+    """Return the keys of the config's sections that have a name, such as "generation.temperatures"."""
+    from lantern_pipeline.config.editor_schema import json_schema
+
+    sections = json_schema(RunConfig)["properties"]
+    return [f"{key}.{name}" for key, section in sections.items() if name in section.get("properties", {})]
 
 
 def _number_hint(problem: ErrorDetails) -> str:
