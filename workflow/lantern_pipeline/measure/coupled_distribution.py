@@ -48,14 +48,16 @@ def knows_drafts(spec: MethodSpec) -> bool:
 def measure_coupled_drafts(
     decoder: TreeDecoder, prompts: Sequence[Prompt], encoder: TextEncoder, *, num_samples: int, **options: Any
 ) -> tuple[VerifiedNodes, str, OutputDistribution]:
-    """Measure the output distribution of a method for which `knows_drafts` is true.
+    """Measure the output distribution of a method whose drafts are selected by the target's noise.
+
+    The function `knows_drafts` must return True for the method.
 
     Args:
         decoder: decoder of the method.
         prompts: prompts of the images that are decoded.
         encoder: text encoder of the prompts.
-        num_samples: number of samples of the noise. Not used if the distribution is enumerated.
-        options: arguments of `record_nodes`.
+        num_samples: number of samples of the target's noise per node. Not used if the distribution is enumerated.
+        options: further arguments of `record_nodes`.
 
     Returns:
         (nodes, kind, output distribution). kind is "enumeration" if there is one draft per node and the verifier has
@@ -131,11 +133,13 @@ def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -
 
 
 class _GivenScores(Scores):
-    """The target's scores of nodes, for one sample of the noise.
+    """Scores of all codes at some nodes, computed from given log-probabilities and one given sample of Gumbel noise.
+
+    Each node is a batch row with a single node, so the second axis has length 1.
 
     Attributes:
-        given_weights: log-probabilities of the target, (nodes, 1, vocab).
-        given_keys: log-probabilities plus noise, (nodes, 1, vocab).
+        given_weights: the target's log-probabilities of all codes, (nodes, 1, vocab).
+        given_keys: the same plus the noise, (nodes, 1, vocab).
     """
 
     def __init__(self, weights: torch.Tensor, keys: torch.Tensor) -> None:
@@ -144,12 +148,12 @@ class _GivenScores(Scores):
 
     @property
     def weights(self) -> torch.Tensor:
-        """Log-probabilities of the target, (nodes, 1, vocab)."""
+        """The target's log-probabilities of all codes, (nodes, 1, vocab), as `Scores.weights`."""
         return self.given_weights
 
     @property
     def keys(self) -> torch.Tensor:
-        """Log-probabilities plus noise, (nodes, 1, vocab)."""
+        """The log-probabilities plus Gumbel noise, (nodes, 1, vocab). The largest key selects the target's sample."""
         return self.given_keys
 
 

@@ -184,7 +184,11 @@ def score_images(images: Tensor, prompts: Sequence[Prompt], models: MetricModels
 
 
 def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:
-    """Join the scores of several batches. If there is no batch, the result has no images."""
+    """Join the scores of several batches of images.
+
+    Args:
+        parts: scores of each batch. If there is no batch, the result has no images and no columns.
+    """
     if not parts:
         return ImageScores(torch.empty(0, 0), {})
     return ImageScores(

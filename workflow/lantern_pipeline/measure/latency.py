@@ -115,11 +115,11 @@ def measure_latency(
 
 @dataclass
 class _Watch:
-    """Times of one image.
+    """Times of the decoding of one image.
 
     Attributes:
-        marks: start time of each forward pass, prefill first.
-        core_seconds: (this process, whole machine): seconds of work, summed over all cores.
+        marks: start of each forward pass, as `_now` returns it, prefill first.
+        core_seconds: core-seconds from the first forward pass to the end, as (this process, whole machine).
     """
 
     marks: list[float | torch.cuda.Event] = field(default_factory=list)
@@ -128,10 +128,13 @@ class _Watch:
 
 @contextmanager
 def _watching(decoder: Decoder) -> Iterator[_Watch]:
-    """Measure the decoding of one image: the start of each forward pass, and the core-seconds from the first pass on.
+    """Context manager: measure the times of one image, which is decoded within its `with` block.
+
+    Args:
+        decoder: decoder of the image.
 
     Yields:
-        The times. They are complete when the context ends.
+        The times. They are complete at the end of the block.
     """
     watch = _Watch()
 
@@ -173,7 +176,7 @@ def _step_seconds(marks: Sequence[float | torch.cuda.Event], seconds: float) -> 
     """Return the seconds of each forward pass of an image. The last pass lasts to the end of the image.
 
     Args:
-        marks: start of each forward pass, all of one type.
+        marks: start of each forward pass, as `_now` returns it.
         seconds: seconds of the whole image.
     """
     events = [mark for mark in marks if isinstance(mark, torch.cuda.Event)]

@@ -50,16 +50,17 @@ def measure_quality(
 
     Two kinds of images that no method generated are measured as well, as *ceilings*. Real images ("real") are held out
     from training. Reconstructions ("reconstruction") are the same images after the tokenizer has encoded and decoded
-    them. There is one of each per prompt, with their captions as prompts.
+    them. There are as many of each kind as prompts, if the source has enough. Their captions serve as their prompts.
 
-    With the attribute classifier's features, sets of images are compared with reconstructions of further held-out
-    images of `split`. These belong to no prompt. If an image folder has too few held-out images, they are repeated.
+    FID and other metrics of sets of images need a reference set. If they use the attribute classifier's features, it
+    consists of reconstructions of further held-out images of `split`, which belong to no prompt. If an image folder has
+    too few held-out images, they are repeated. If the metrics use Inception's features, `models` has the reference set.
 
     Args:
         records: method id -> records, at one temperature and guidance scale, in the order of `prompts`.
         scores: method id -> scores, of the same methods.
         prompts: prompts of the images.
-        source: source of held-out images. None if the run has none; then ceilings are left out.
+        source: source of held-out images. None if the run has no such images. Then ceilings are left out.
         models: the metric models.
         settings: settings of FID, KID, precision and recall.
         prompt_set: name of the prompt set.
@@ -68,13 +69,14 @@ def measure_quality(
         seed: random seed of KID's subsets.
 
     Returns:
-        Two tables, (rows, images):
+        The tables `rows` and `images`:
 
-        - rows: one row per method and ceiling. The columns are the method and its parameters, the quality metrics that
-          are on, tokens_equal_autoregressive and num_near_ties. Further columns identify the prompts, the reference,
-          and the metric models with the SHA-256 of their weights.
-        - images: one row per prompt and method or ceiling, with the values of that image. Columns pixel_mse and
-          feature_distance are distances from the autoregressive image of the same prompt and noise.
+        - rows: one row per method and ceiling. The columns are the method and its parameters, and the quality metrics
+          that are on. Two columns compare with autoregressive decoding, see `Equality`: tokens_equal_autoregressive
+          (share of images with the same tokens) and num_near_ties. Further columns identify the prompts, the reference
+          set, and the metric models with the SHA-256 of their weights.
+        - images: one row per image of a method or ceiling. Columns pixel_mse and feature_distance are distances from
+          the autoregressive image of the same prompt and noise.
     """
     baseline, of_baseline = records[BASELINE], scores[BASELINE].scores
     reference = _make_reference(source, models, split, len(prompts), settings)

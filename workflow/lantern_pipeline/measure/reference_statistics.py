@@ -82,16 +82,16 @@ class Reference:
         return self._measured[key]
 
     def distances(self, features: Tensor, others: Tensor) -> dict[str, Tensor]:
-        """Return column feature_distance, the distance between each image and its partner in another set.
+        """Compute the distance of each image from the image with the same index in another set.
 
         The distance is the root mean square difference of standardised features.
 
         Args:
             features: raw features of the images, (n, width).
-            others: raw features of their partners, (n, width).
+            others: raw features of the images of the other set, (n, width).
 
         Returns:
-            {"feature_distance": (n,)}, in standard deviations. Empty if features are not standardised.
+            {"feature_distance": (n,)}, in standard deviations. Empty if `scale` is None, so that features are raw.
         """
         if self.scale is None:
             return {}

@@ -83,7 +83,7 @@ class Metric:
 
     @property
     def per_image(self) -> str:
-        """Name of the column in the table of images."""
+        """Name of the metric's column in the table with one row per image."""
         return self.image_column or self.column
 
     @property
@@ -268,17 +268,19 @@ def published_files(metrics: MetricChoices, resources: Mapping[str, Resource]) -
 def metric_files(
     metrics: MetricChoices, trained: Mapping[str, str], resources: Mapping[str, Resource], measured_reference: str
 ) -> dict[str, str]:
-    """Return the files that measurements need. They are inputs of the Snakemake rule and arguments of the loaders.
+    """Return the files of the metric models and of the reference set that the chosen metrics need.
+
+    Snakemake rules that measure images have them as inputs. The functions that load metrics receive them as an
+    argument.
 
     Args:
         metrics: config section `metrics`.
-        trained: name in TRAINED -> file of the model.
+        trained: name of a metric model, one of TRAINED -> its file.
         resources: the entries of config section `resources`.
-        measured_reference: file with the features of the real images, if the config names a folder of images.
+        measured_reference: file with the features of the real images. Used if the config names a folder of such images.
 
     Returns:
-        Name -> file. Names are those in TRAINED, those of `published_files` that end in _weights, and `reference` for
-        the reference set.
+        Name -> file. A name is one of TRAINED, `<key>_weights` for a key of metrics.published, or `reference`.
     """
     files = {name: trained[name] for name in trained_models(metrics)} | published_files(metrics, resources)
     if files.pop("reference_images", None):

@@ -122,12 +122,12 @@ def pair_latency(latency: pd.DataFrame) -> pd.DataFrame:
     as a CUDA graph, only the timing of the graph is kept.
 
     Args:
-        latency: a table with the columns KEYS, prompt_id, round, seconds, cpu_seconds and target_forwards. Column
-            stepping ("eager" or "graph") is optional.
+        latency: a table with the columns prompt_id, round, seconds, cpu_seconds and target_forwards, and those that
+            `repeats.KEYS` lists. Column stepping ("eager" or "graph") is optional.
 
     Returns:
-        The table with three more columns for autoregressive decoding: baseline (seconds), cpu_baseline (core-seconds)
-        and baseline_forwards.
+        The table with three more columns, which have the values of autoregressive decoding: baseline (seconds),
+        cpu_baseline (cpu_seconds) and baseline_forwards (target_forwards).
     """
     if "stepping" in latency.columns:
         is_eager = latency["stepping"] == "eager"

@@ -135,14 +135,17 @@ class TotalVariationStudy:
         return {"run_seed": self.options["seed"], "max_nodes": max_nodes, "batch_size": self.batch_size}
 
     def _measure_nodes(self, decoder: Decoder) -> tuple[str, tuple[VerifiedNodes, OutputDistribution] | None]:
-        """Compute the distribution of the token that a method emits at its nodes.
+        """Compute the distribution of the token that a method emits at the nodes of its draft trees.
 
-        If the method generates lines in parallel, its nodes are tokens. They are compared with the target's
-        distribution given all previous tokens of the image.
+        A method that generates lines in parallel has no draft trees. In this case there is one node per token, with the
+        target's distribution given all previous tokens of the image.
+
+        Args:
+            decoder: decoder of the method.
 
         Returns:
-            (kind as in `measure_methods`, (nodes, distribution)). The second is None if the distribution is not
-            computed.
+            (kind, measured). kind is a value of the column that `measure_methods` explains. measured is (nodes,
+            distribution of the emitted token), or None if the distribution is not computed.
         """
         spec, arguments = decoder.spec, (decoder, self.prompts, self.encoder)
         num_samples = self.settings.num_samples

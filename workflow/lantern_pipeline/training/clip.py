@@ -22,7 +22,7 @@ WARMUP_SHARE = 0.1
 
 
 class ClipRecipe(TypedDict):
-    """Settings of the training that config section `clip` does not have. RECIPE explains them."""
+    """Settings of the training that config section `clip` does not have. Comments in RECIPE, below, explain them."""
 
     batch_size: int
     learning_rate: float
@@ -110,7 +110,7 @@ def train_clip(
 
     Args:
         source: captioned images.
-        settings: RECIPE and num_steps.
+        settings: the values of the constant RECIPE, and num_steps of config section `clip`.
         seed: random seed of the initial weights and of the order of the images.
         checkpoint: file for resuming an interrupted training, or None.
         device: device of the model.

@@ -123,15 +123,15 @@ def unroll(
     draft knows the target's hidden states only up to position n - d + 1. The inputs of pass 1 are the target's hidden
     states. The inputs of later passes are the draft model's predictions in the pass before.
 
-    In pass 3, for example, position n attends to keys of pass 1 up to position n - 2, of pass 2 at n - 1, and of pass 3
-    at n. In general, the key at position n - d + 1 + b is from pass b + 1.
+    In pass 3, for example, position n attends to these keys: those of pass 1 up to position n - 2, that of pass 2 at
+    position n - 1, and that of pass 3 at position n. In general, the key at position n - d + 1 + b is from pass b + 1.
 
     Args:
         draft: the draft model.
         codes: int64 (images, tokens).
-        mask: bool (sequences, num_text_tokens).
+        mask: as in `DraftLoss.forward`, bool (sequences, num_text_tokens).
         hidden: the target's hidden states, as in `DraftLoss.forward`. The last position is not used.
-        passes: number of passes.
+        passes: number of passes, which is the largest depth.
 
     Returns:
         One tensor per pass, (sequences, tokens - 1, dim). Entry n is the predicted hidden state for token n + 1.
@@ -235,14 +235,14 @@ class DrafterValidation:
         Returns:
             Name -> value:
 
-            - val_loss: the training loss, without noise and with all captions.
+            - val_loss: the training loss, but without noise in the input and without dropped captions.
             - val_acceptance_<d>: the mean over positions of sum_x min(t(x), p(x)). It is the probability that a sampled
               draft at depth d is accepted if all drafts before it were accepted.
             - val_greedy_<d>: the share of positions at which both models have the same most probable code.
             - val_expected_length: 1 + a1 + a1 a2 + ..., where a1 is val_acceptance_1 and so on. It estimates the tokens
-              per forward pass of a chain of sampled drafts. It is approximate for two reasons: acceptances are averaged
-              over positions before they are multiplied, and codes of the image replace the accepted drafts in the
-              context.
+              per forward pass of a chain of sampled drafts. It is approximate for two reasons. Acceptances are averaged
+              over positions before they are multiplied. The context of a draft has codes of the held-out image, where
+              decoding has accepted drafts.
         """
         batches = torch.arange(self.num_images).split(self.loss.recipe.batch_size)
         totals = [len(indices) * self._measure(indices) for indices in batches]
@@ -254,10 +254,14 @@ class DrafterValidation:
         return values | {"val_expected_length": 1 + sum(accumulate(acceptance, mul))}
 
     def _measure(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return means over some images.
+        """Measure the draft model on some held-out images.
+
+        Args:
+            indices: indices of the images in the dataset, int64 (images,).
 
         Returns:
-            float64: loss, then acceptance at each depth, then greedy agreement at each depth.
+            Means over the images, float64 (1 + 2 * depths,): val_loss, then val_acceptance of each depth, then
+            val_greedy of each depth, as in `__call__`.
         """
         recipe = self.loss.recipe
         codes, mask, hidden = run_target(self.target, *self.dataset.batch(indices), with_null=True)

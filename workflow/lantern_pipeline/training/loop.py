@@ -156,7 +156,7 @@ def _check_finite(values: dict[str, float], name: str, i: int) -> None:
 
 
 def step_generator(seed: int, i: int) -> torch.Generator:
-    """Return the random generator of step i."""
+    """Return a random generator that depends only on the seed and the number i of the training step."""
     return torch.Generator().manual_seed(seed * 1_000_003 + i)
 
 

@@ -287,12 +287,13 @@ def _draw_objects(images: Tensor, objects: Sequence[SceneObject], centres: Tenso
 
     Args:
         images: (images, 3, size, size) in [0, 1].
-        objects: one per image.
-        centres: results of `_centre`, (images, 4).
-        placement: random numbers in [0, 1), (images, _OBJECT_PARAMETERS).
+        objects: (size, colour, shape) of the object in each image.
+        centres: mean position and largest offsets of each object, as `_centre` returns them, (images, 4).
+        placement: random numbers in [0, 1) that determine offsets, radius, rotation and brightness of each object,
+            (images, _OBJECT_PARAMETERS).
 
     Returns:
-        New images.
+        New images, the same shape.
     """
     size = images.shape[-1]
     scale = REFERENCE_SIZE / size
@@ -338,7 +339,7 @@ def signed_distance(shapes: Sequence[str], x: Tensor, y: Tensor, radius: Tensor,
     """Compute the distance of each pixel to the outline of its image's shape, negative inside the shape.
 
     Args:
-        shapes: one per image.
+        shapes: name of the shape in each image, a key of DISTANCES.
         x: horizontal offset of each pixel from the centre of the shape, (images, 1, size).
         y: vertical offset, positive downwards, (images, size, 1).
         radius: (images,), in the same unit as x and y.

@@ -83,7 +83,14 @@ def _streaks(fine: Tensor, height: int, width: int) -> Tensor:
 
 
 def _coordinates(noise: TextureNoise) -> tuple[Tensor, Tensor]:
-    """Return x, (1, 1, size), and y, (1, size, 1), of the pixels, in units of 1/48 of the image's side."""
+    """Return the coordinates of the pixels' centres, in units of 1/48 of the image's side.
+
+    Args:
+        noise: noise of the images, of which only the size is used.
+
+    Returns:
+        (x, y), of shapes (1, 1, size) and (1, size, 1).
+    """
     size = noise.fine.shape[-1]
     line = (torch.arange(size, dtype=torch.float32) + 0.5) * (REFERENCE_SIZE / size)
     return line[None, None, :], line[None, :, None]
