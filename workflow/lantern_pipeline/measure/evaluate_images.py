@@ -80,7 +80,7 @@ class MethodScores:
 
 
 def save_scores(path: Path, found: MethodScores) -> None:
-    """Write scores to one safetensors file, atomically."""
+    """Write the scores of a method to one safetensors file, atomically."""
     columns = {f"columns.{name}": column for name, column in found.scores.columns.items()}
     tensors = {"prompts": found.prompts, "features": found.scores.features, **columns}
     metadata = {"kind": "image_scores", "method_id": found.method_id, "columns": [*found.scores.columns]}

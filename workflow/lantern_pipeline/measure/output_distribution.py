@@ -5,7 +5,7 @@ the children of the node. Verification emits a random token. This module compute
 it with t in total variation (TV). Some acceptances bound the probability mass that a relaxation may move to a draft.
 This does not bound the TV: see docs/methods.md.
 
-Shapes: nodes = verified nodes, m = largest number of children of a node, pairs = nodes x possible first drafts.
+Shapes: nodes = verified nodes, m = largest number of children of a node.
 """
 
 from __future__ import annotations
@@ -157,17 +157,17 @@ def record_nodes(
     max_nodes: int,
     batch_size: int,
 ) -> VerifiedNodes:
-    """Generate images and record some of the verified nodes.
+    """Generate images and record some of the nodes at which drafts are verified.
 
-    The choice of nodes depends on the seed, not on the batch size. Every batch has a separate recorder.
+    Nodes are recorded if they predict a token at one of some randomly chosen positions, see `NodeRecorder`. The choice
+    depends on the seed, not on the batch size.
 
     Args:
         decoder: the decoder.
         prompts: prompts of the images.
         encoder: text encoder of the prompts.
-        run_seed: random seed of the noise and of the choice of nodes.
-        max_nodes: largest number of positions whose nodes are recorded. If there are more prompts, one position of each
-            image is used.
+        run_seed: random seed of the noise and of the choice of positions.
+        max_nodes: largest number of chosen positions. If there are more prompts, one position of each image is chosen.
         batch_size: number of images that are decoded together.
 
     Returns:
@@ -347,9 +347,9 @@ def distribution_of_relaxed_sets(
 ) -> OutputDistribution:
     """Compute the exact output distribution of relaxed sets with deterministic drafts and one sample of the target.
 
-    A draft x is accepted if the target's sample is x or is in its relaxed set A(x). So the target probability of {x}
-    and A(x) moves to x. Siblings are processed in order. A code in several sets counts only for the first of these
-    drafts, as in `WithinBound`.
+    A draft x is accepted if the target's sample is x or is in x's relaxed set A(x), the codes that x may replace. So
+    the target probability of {x} and A(x) moves to x. Siblings are processed in order. If a code is in the sets of
+    several drafts, its probability moves to the first of these drafts, as in `WithinBound`.
 
     Args:
         target_probs: the target's distribution t, (nodes, vocab).

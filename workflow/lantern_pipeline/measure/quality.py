@@ -119,9 +119,16 @@ def hash_prompts(prompts: Sequence[Prompt]) -> dict[str, str]:
 def _make_reference(
     source: ImageSource | None, models: MetricModels, split: str, first: int, settings: FidelitySettings
 ) -> Reference | None:
-    """Return the reference of metrics of sets of images, or None if these metrics are off.
+    """Return the reference set of FID and other metrics of sets of images, or None if these metrics are off.
 
-    Held-out images of `split` with index `first` and above are used. Those before belong to the prompts.
+    For the attribute classifier, it consists of reconstructions of held-out images.
+
+    Args:
+        source: source of the held-out images, or None.
+        models: the metric models.
+        split: split of the held-out images.
+        first: index of the first image of the reference set. The images before it belong to the prompts.
+        settings: settings of the reference set.
 
     Raises:
         ValueError: the attribute classifier compares sets of images, and there is no source of held-out images.
@@ -140,7 +147,18 @@ def _make_reference(
 def _reconstruct(
     source: ImageSource, models: MetricModels, split: str, first: int, settings: FidelitySettings
 ) -> Iterator[Tensor]:
-    """Encode and decode held-out images, and yield batches of the results, (images, 3, S, S) in [-1, 1]."""
+    """Encode and decode the held-out images from index `first` on, `settings.num_reference` in number.
+
+    Args:
+        source: source of the images.
+        models: the metric models, which include the tokenizer.
+        split: split of the images.
+        first: index of the first image.
+        settings: settings of the reference set.
+
+    Yields:
+        Batches of reconstructions, (images, 3, S, S) in [-1, 1].
+    """
     for indices in chunks(first, first + settings.num_reference, models.batch_size, "reference"):
         codes = models.tokenizer.encode(source.images(split, indices).to(models.device))
         yield decode_images(models.tokenizer, codes, len(codes))
@@ -149,7 +167,14 @@ def _reconstruct(
 def _score_ceilings(
     source: ImageSource, prompts: Sequence[Prompt], models: MetricModels, split: str, cfg_scale: float
 ) -> dict[str, ImageScores]:
-    """Score held-out images and their reconstructions, with their captions as prompts.
+    """Score the first held-out images of a split, and the tokenizer's reconstructions of these images.
+
+    Args:
+        source: source of the images.
+        prompts: captions of the images, as prompts. Their number is the number of images.
+        models: the metric models.
+        split: split of the images.
+        cfg_scale: guidance scale of the likelihood under the target.
 
     Returns:
         "real" and "reconstruction" -> scores.
@@ -192,7 +217,10 @@ def _parameters(record: GenerationRecords) -> dict[str, object]:
 
 
 def _speed_columns(record: GenerationRecords) -> dict[str, Tensor]:
-    """Return counts and times per image. Column seconds_in_batch is the image's share of the decoding time."""
+    """Return columns with one value per image: numbers of tokens, forward passes and substitutions, and the time.
+
+    Column seconds_in_batch is the image's share of the decoding time of its batch.
+    """
     return {
         "num_tokens": torch.full((len(record),), record.codes.shape[1]),
         "target_forwards": record.target_forwards,

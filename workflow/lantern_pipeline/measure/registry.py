@@ -171,13 +171,13 @@ def metrics_over(what: str) -> tuple[Metric, ...]:
 
 @dataclass(frozen=True)
 class Choice:
-    """An allowed value of a key in config section `metrics`. It selects the models that compute a metric.
+    """What a metric needs if a key of config section `metrics` has a certain value, see CHOICES.
 
     Attributes:
         loader: "<module of measure>:<function>". The function loads the metric from three arguments: config section
             `metrics`, the files of `metric_files`, and a device.
-        trained: names in TRAINED of the models that the run trains for it.
-        weights: keys of config section metrics.published with the files of published models.
+        trained: metric models that the run trains and the metric needs, as names in TRAINED.
+        weights: keys of config section metrics.published. Each names a file of weights that the metric needs.
         has_reference: whether the metric compares with the real images of metrics.published.reference.
     """
 
@@ -209,7 +209,8 @@ def chosen(metrics: MetricChoices) -> dict[str, Choice]:
         metrics: config section `metrics`.
 
     Returns:
-        Config key -> its `Choice`. For a metric that is always measured, the key is its column.
+        Key of config section `metrics` -> the `Choice` for its value. A metric that is always measured has no such key,
+        so its column is the key of the dict.
     """
     found = {}
     for key, choices in CHOICES.items():
@@ -220,12 +221,12 @@ def chosen(metrics: MetricChoices) -> dict[str, Choice]:
 
 
 def loading_modules(metrics: MetricChoices) -> list[str]:
-    """Return the module files with the loaders of the chosen metrics, relative to the pipeline's folder."""
+    """Return the paths of the modules that load the chosen metrics, relative to the pipeline's folder."""
     return sorted({f"measure/{choice.loader.split(':')[0]}.py" for choice in chosen(metrics).values()})
 
 
 def trained_models(metrics: MetricChoices) -> tuple[str, ...]:
-    """Return the names in TRAINED of the metric models that the run has to train."""
+    """Return which of the metric models in TRAINED the chosen metrics need."""
     needed = {name for choice in chosen(metrics).values() for name in choice.trained}
     return tuple(name for name in TRAINED if name in needed)
 

@@ -1,7 +1,7 @@
 """Total variation (TV) between the emitted token and the target's token.
 
 Each method is measured at the nodes of the draft trees that it visits. *Acceptances*, which state the probability of
-accepting a draft, are also compared with each other at common nodes.
+accepting a draft, are also compared with each other, all at the same nodes.
 """
 
 from __future__ import annotations
@@ -214,17 +214,18 @@ def distribution_of_method(
 def tv_row(
     nodes: VerifiedNodes, found: OutputDistribution, delta: float | None, options: Mapping[str, int]
 ) -> dict[str, float]:
-    """Summarise total variation over nodes.
+    """Summarise, over nodes, the total variation (TV) of the emitted token from the target's distribution.
 
     Args:
         nodes: the nodes.
         found: distribution of the emitted token at these nodes.
-        delta: the method's bound of the relaxation. None for a method without a delta.
+        delta: the method's parameter delta, which bounds the probability that a relaxation may move to a draft. None
+            for a method without this parameter.
         options: num_resamples and seed of the bootstrap.
 
     Returns:
-        Column -> value. tv_share_above_delta is the share of nodes whose total variation exceeds `delta`, nan without a
-        delta. Intervals of means come from a bootstrap over images, because the nodes of one image are dependent.
+        Column -> value. tv_share_above_delta is the share of nodes whose TV exceeds `delta`, nan if `delta` is None.
+        Intervals of means come from a bootstrap over images, because the nodes of one image are dependent.
     """
     tv, image = found.tv_from(nodes.target_probs).double().cpu(), nodes.image.cpu()
     above = (tv > delta + ROUNDING).double() if delta is not None else torch.full_like(tv, torch.nan)

@@ -1,10 +1,10 @@
 """Loss of the draft model, and acceptance of its drafts on held-out images.
 
-The loss compares the draft model's predictions with those of the target. The draft model continues its own predictions,
-as in decoding. Such predictions are called *unrolled*.
+The loss compares the draft model's predictions with those of the target. With the guided loss, the draft model runs in
+several passes. From the second pass on, its inputs are its own predicted hidden states, as in decoding.
 
-Shapes: sequences = images. With the guided loss, sequences = 2 x images: first the conditional sequences of all images,
-then the unconditional ones.
+Shapes: sequences = images with the published loss. With the guided loss, sequences = 2 x images: first the conditional
+sequences of all images, then the unconditional ones.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class DraftLoss(nn.Module):
         return compare(predictions, self.wanted(hidden), self.read, self.recipe)
 
     def predict(self, codes: torch.Tensor, mask: torch.Tensor, hidden: torch.Tensor, passes: int) -> list[torch.Tensor]:
-        """Run `unroll` in the recipe's precision, and return its results in float32."""
+        """Run `unroll` in the recipe's precision, and return its results in float32. The arguments are the same."""
         is_lower = self.recipe.dtype != torch.float32
         with torch.autocast(hidden.device.type, self.recipe.dtype) if is_lower else nullcontext():
             predictions = unroll(self.draft, codes, mask, hidden, passes)
@@ -123,8 +123,8 @@ def unroll(
     draft knows the target's hidden states only up to position n - d + 1. The inputs of pass 1 are the target's hidden
     states. The inputs of later passes are the draft model's predictions in the pass before.
 
-    In pass 3, for example, position n attends to these keys: those of pass 1 up to position n - 2, that of pass 2 at
-    position n - 1, and that of pass 3 at position n. In general, the key at position n - d + 1 + b is from pass b + 1.
+    For example, consider position n in pass 3. It attends to keys of pass 1 up to position n - 2, of pass 2 at n - 1,
+    and of pass 3 at n. In general, the key at position n - d + 1 + b is from pass b + 1.
 
     Args:
         draft: the draft model.

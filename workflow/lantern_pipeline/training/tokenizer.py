@@ -128,7 +128,17 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
         return step_generator(self.seed + _DATA_STREAM, i)
 
     def _losses(self, images: Tensor, output: Tensor, latents: Tensor, quantised: Tensor) -> dict[str, Tensor]:
-        """Compute the weighted terms of the loss: pixel, gradient, commitment and perceptual."""
+        """Compute the weighted terms of the loss: pixel, gradient, commitment and perceptual.
+
+        Args:
+            images: the original images, (images, 3, S, S).
+            output: their reconstructions, the same shape.
+            latents: output of the encoder, (images, positions, code_dim).
+            quantised: nearest code of each latent, or the latents themselves before the codebook is started.
+
+        Returns:
+            Name of a term -> scalar. There is no perceptual term without an attribute classifier.
+        """
         settings = self.settings
         losses = {
             "pixel": F.l1_loss(output, images) + F.mse_loss(output, images),
@@ -159,7 +169,7 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
 
         Args:
             i: number of the step.
-            latents: (positions, code_dim).
+            latents: latents of the batch, (positions, code_dim).
             codes: nearest code of each latent, int64 (positions,).
         """
         decay = self.settings.codebook_decay
