@@ -64,17 +64,17 @@ class Reference:
     _measured: dict[bytes, dict[str, float]] = field(default_factory=dict)
 
     def compare(self, features: Tensor, settings: FidelitySettings, seed: int) -> dict[str, float]:
-        """Compare a set of generated images with the reference.
+        """Compare a set of generated images with the reference set.
 
-        Methods with identical images are measured only once.
+        Results are kept: if several methods have identical images, they are measured only once.
 
         Args:
-            features: raw features of the images, float32 (n, width), on the CPU.
+            features: raw features of the generated images, float32 (n, width), on the CPU.
             settings: settings of FID, KID, precision and recall.
             seed: random seed of KID's subsets.
 
         Returns:
-            Column -> value, for the metrics that this reference allows.
+            Column -> value. Metrics for which this reference set lacks features are left out.
         """
         key = hashlib.sha256(features.numpy().tobytes()).digest()
         if key not in self._measured:

@@ -69,9 +69,14 @@ class DraftLoss(nn.Module):
         return [part.float() for part in predictions]
 
     def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the hidden states that the draft model must predict, float32 (sequences, tokens - 1, dim).
+        """Return the hidden states that the draft model must predict.
 
-        Entry n is the hidden state from which the target predicts token n + 1.
+        Args:
+            hidden: the target's hidden states, as in `forward`.
+
+        Returns:
+            float32 (sequences, tokens - 1, dim). Entry n is the hidden state from which the target predicts token
+            n + 1.
         """
         return hidden[:, self.num_text_tokens :].float()
 
@@ -159,16 +164,16 @@ def unroll(
 
 
 def _band(step: torch.Tensor, lowest: int, highest: int | None, dtype: torch.dtype) -> torch.Tensor:
-    """Return the additive mask with which queries attend to the keys from `lowest` to `highest` positions back.
+    """Return an additive attention mask: a query attends to keys at `lowest` to `highest` positions before its own.
 
     Args:
-        step: positions, int64 (n,).
-        lowest: smallest distance in positions.
-        highest: largest distance. None for all keys farther back.
+        step: positions of the queries, which are also those of the keys, int64 (n,).
+        lowest: smallest distance between a query and a key, in positions. 0 is the query's position.
+        highest: largest distance. None for no limit.
         dtype: dtype of the mask.
 
     Returns:
-        (1, 1, n, n), 0 for visible keys and -inf for others.
+        (1, 1, queries, keys), 0 for keys that a query attends to and -inf for others.
     """
     distance = step[:, None] - step
     visible = distance >= lowest
@@ -178,7 +183,10 @@ def _band(step: torch.Tensor, lowest: int, highest: int | None, dtype: torch.dty
 
 
 class _GrowingCache:
-    """Keys and values of all passes so far. Gradients flow through them, unlike in the cache of decoding."""
+    """Keys and values that the draft model computed in all passes of `unroll` so far.
+
+    Gradients flow through them, unlike in the cache of decoding.
+    """
 
     def __init__(self) -> None:
         self.keys: list[torch.Tensor] = []
@@ -205,8 +213,11 @@ def run_target(
             per image.
 
     Returns:
-        (codes, int64 (images, tokens); mask, (sequences, num_text_tokens); hidden states, (sequences, num_text_tokens +
-        tokens - 1, dim)).
+        The tensors codes, mask and hidden states:
+
+        - codes: the same as given, int64 (images, tokens).
+        - mask: mask of the prompts, bool (sequences, num_text_tokens).
+        - hidden states: (sequences, num_text_tokens + tokens - 1, dim).
     """
     codes, features, mask = (part.to(target.device) for part in (codes, features, mask))
     if with_null:
@@ -217,7 +228,8 @@ def run_target(
 class DrafterValidation:
     """Measurement of the draft model on the first `num_eval` held-out images, by teacher forcing.
 
-    It uses the run's sampling settings, except that the temperature is 1. The sequences are always 2 x images.
+    It uses the run's sampling settings, except that the temperature is 1. With either loss, there are 2 x images
+    sequences: conditional and unconditional ones.
     """
 
     def __init__(self, loss: DraftLoss, target: Target, dataset: CodeDataset, sampling: SamplingConfig) -> None:
