@@ -150,7 +150,7 @@ def load_extractors(
         device: device of the extractors.
 
     Returns:
-        INCEPTION or VGG16 -> extractor.
+        A dict with the extractors, whose keys are INCEPTION and VGG16.
     """
     inception = load_extractor("inception-v3-compat", "2048", files["inception_weights"], device)
     return {INCEPTION: inception, VGG16: load_extractor("vgg16", vgg16_layer, files["vgg16_weights"], device)}

@@ -73,8 +73,8 @@ def crossed_resamples(
         seed: random seed.
 
     Yields:
-        For each block, (indices of repeats, int64 (resamples, num_repeats); indices of prompts, int64 (resamples,
-        num_prompts)).
+        For each block, (repeats, prompts): indices of the sampled repeats, int64 (resamples, num_repeats), and of the
+        sampled prompts, int64 (resamples, num_prompts).
     """
     of_prompts = np.random.Generator(np.random.PCG64(seed))
     of_repeats = np.random.Generator(np.random.PCG64([seed, 1]))

@@ -64,9 +64,9 @@ def measure_latency(
     """Time several decoders at batch 1. They take turns image by image.
 
     A round decodes every prompt once with each decoder. The order of the decoders rotates by one from image to image,
-    so that no decoder always follows the same one. The first `num_warmup` images of each decoder are not counted. CUDA
-    graphs need at least one. Decoders that run as CUDA graphs are also timed with eager steps, but the images of those
-    runs are not returned.
+    so that no decoder always starts. The first `num_warmup` images of each decoder are not counted. CUDA graphs need at
+    least one such image. Decoders that run as CUDA graphs are also timed with eager steps, but the images of those runs
+    are not returned.
 
     Args:
         decoders: the decoders.
@@ -164,7 +164,7 @@ def _core_seconds() -> np.ndarray:
 
 
 def _now(device: torch.device) -> float | torch.cuda.Event:
-    """Return the current time in seconds. On a GPU, return a CUDA event instead, which needs no synchronisation."""
+    """Return the current time in seconds. On a GPU, record and return a CUDA event, which needs no synchronisation."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)

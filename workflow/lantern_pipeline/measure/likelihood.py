@@ -98,8 +98,8 @@ def walk_logits(
         batch_size: largest number of images per batch.
 
     Yields:
-        (slice of the images; their codes, int64 (batch, tokens); logits, float32 (batch, tokens, vocab)). The tensors
-        are on the device of the target.
+        (rows, codes, logits) for each batch. rows is the slice of the images in the batch. codes are their tokens,
+        int64 (batch, tokens). logits are float32 (batch, tokens, vocab). Both tensors are on the target's device.
     """
     device = target_model.device
     most = min(batch_size, IMAGES_ON_CPU) if device.type == "cpu" else batch_size

@@ -78,8 +78,8 @@ def score_attributes(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor]
         targets: head -> correct class, int64 (images,). -1 if the prompt does not state this attribute.
 
     Returns:
-        (share of correct attributes; 1 if all are correct, else 0), both float32 (images,). nan for a prompt without
-        attributes.
+        (share, is_all_correct), both float32 (images,). share: share of correct attributes. is_all_correct: 1 if all
+        are correct, else 0. Both are nan for a prompt without attributes.
     """
     is_right, is_asked = attribute_matches(logits, targets)  # (images, heads)
     num_asked = is_asked.sum(dim=1)

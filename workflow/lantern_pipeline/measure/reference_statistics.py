@@ -49,10 +49,10 @@ class Reference:
         of_distances: features for the kernel distance (KID), (images, width). None if only mean and covariance are
             known. Then there is no KID.
         of_prc: features for precision and recall, (images, width). None if unknown. Then these metrics are left out.
-        scale: (mean, standard deviation), (width,) each, with which generated features are standardised. None for raw
-            features.
-        names: names of the columns with the Fréchet distance and the kernel distance. With Inception's features these
-            are FID and KID.
+        scale: (mean, standard deviation), (width,) each, with which the features of generated images are standardised.
+            None if raw features are compared.
+        names: names of the columns with the Fréchet distance and the kernel distance. With Inception's features they
+            are "fid" and "kid".
     """
 
     columns: Mapping[str, object]

@@ -59,7 +59,7 @@ RULES = {
 
 @dataclass(frozen=True)
 class TotalVariationStudy:
-    """Models, prompts and settings that all rows of the table share.
+    """Measurement of total variation: the models, prompts and settings that are the same for all methods.
 
     Attributes:
         target_model: the target, in evaluation mode.
@@ -184,9 +184,9 @@ def distribution_of_method(
 ) -> tuple[str, OutputDistribution]:
     """Compute the output distribution of a method at the nodes that it visits.
 
-    For relaxed sets and for rejection sampling, it is enumerated. There is one exception: with several sampled drafts
-    per node, it is a mean over samples of the drafts. For any other verifier, it is a mean over samples of the target's
-    noise.
+    For relaxed sets and for rejection sampling, the distribution is computed exactly. There is one exception: with
+    several sampled drafts per node, it is a mean over samples of the drafts. For any other verifier, it is a mean over
+    samples of the target's noise.
 
     Args:
         nodes: nodes of the method.
@@ -195,7 +195,7 @@ def distribution_of_method(
         seed: random seed of the samples.
 
     Returns:
-        (kind, distribution). kind is "enumeration" or "monte_carlo".
+        (kind, distribution). kind is "enumeration" if it is exact, else "monte_carlo".
     """
     if isinstance(verifier, WithinBound):
         return "enumeration", distribution_of_relaxed_sets(nodes.target_probs, nodes.children, verifier.sets)

@@ -128,8 +128,9 @@ def unroll(
     draft knows the target's hidden states only up to position n - d + 1. The inputs of pass 1 are the target's hidden
     states. The inputs of later passes are the draft model's predictions in the pass before.
 
-    For example, consider position n in pass 3. It attends to keys of pass 1 up to position n - 2, of pass 2 at n - 1,
-    and of pass 3 at n. In general, the key at position n - d + 1 + b is from pass b + 1.
+    For example, consider position n in pass 3. Up to position n - 2, it attends to keys of pass 1. At position n - 1,
+    it attends to the key of pass 2, and at n to that of pass 3. In general, the key at position n - d + 1 + b is from
+    pass b + 1.
 
     Args:
         draft: the draft model.

@@ -124,7 +124,8 @@ def _resume(trainer: Trainer, checkpoint: Path | None) -> tuple[int, float, list
     """Load the checkpoint, if there is one, into the trainer.
 
     Returns:
-        (next step, seconds of training so far, dicts of logged steps so far).
+        (next step, seconds of training so far, logged values so far). The logged values are as `run_training` returns
+        them.
 
     Raises:
         DamagedFileError: the file is not a training checkpoint, or not readable.

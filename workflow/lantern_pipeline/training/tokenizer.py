@@ -232,7 +232,7 @@ def count_and_sum(latents: Tensor, codes: Tensor, codebook_size: int) -> tuple[T
         codebook_size: number of codes.
 
     Returns:
-        (counts, (codebook_size,); sums, (codebook_size, code_dim)).
+        (counts, sums), of shapes (codebook_size,) and (codebook_size, code_dim).
     """
     use = torch.bincount(codes, minlength=codebook_size).to(latents.dtype)
     sums = torch.zeros(codebook_size, latents.shape[1]).index_add_(0, codes, latents)

@@ -227,7 +227,7 @@ def render(scenes: Sequence[Scene], seed: int, indices: Sequence[int], image_siz
 
 
 def _render_chunk(scenes: Sequence[Scene], seed: int, indices: Sequence[int], size: int) -> Tensor:
-    """Render at most RENDER_CHUNK scenes, as `render` does."""
+    """Render at most RENDER_CHUNK scenes, as `render` does. The arguments are the same; `size` is `image_size`."""
     noise, placement = _draw_noise(seed, indices, size)
     images = paint_backgrounds([scene.background for scene in scenes], noise)
     ordered = [scene.canonical() for scene in scenes]
@@ -251,7 +251,8 @@ def _draw_noise(seed: int, indices: Sequence[int], size: int) -> tuple[TextureNo
         size: side of the images in pixels.
 
     Returns:
-        (noise of the textures, random numbers of the objects, float32 (images, 2 objects, _OBJECT_PARAMETERS)).
+        (noise, placement). noise: random numbers of the textures. placement: random numbers of both objects, float32
+        (images, 2, _OBJECT_PARAMETERS).
     """
     counts = [2 * _OBJECT_PARAMETERS, NUM_PARAMETERS, NUM_COARSE * COARSE_SIZE**2, 2 * size * size]
     values = np.empty((len(indices), sum(counts)), dtype=np.float32)
