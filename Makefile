@@ -8,7 +8,7 @@
 #   make readme      write the results into README.md and docs/ (for maintainers)
 #   make report      write results/<experiment>/report.html from stored results
 #   make gpu-check   check and time decoding on a GPU (ten minutes; ARGS="--device cpu --tiny" tries it without one)
-#   make lint        ruff, import-linter, pyright, snakefmt, snakemake --lint
+#   make lint        ruff, codespell, import-linter, pyright, snakefmt, snakemake --lint
 #   make format      let ruff and snakefmt rewrite the files
 #   make rulegraph   draw docs/rulegraph.svg (needs graphviz)
 #   make resume      go on after a crash or a kill -9
@@ -93,8 +93,9 @@ figures: arguments $(STAMP)
 	@rules=$$($(SNAKEMAKE) --list-rules $(ARGS) | grep -o 'draw_[a-z_]*'); \
 	$(SNAKEMAKE) --rerun-triggers mtime --allowed-rules $$rules figures --forcerun $$rules $(ARGS) -- figures
 
+# The training overlay, because the default run trains no model and so has no rules that do.
 rulegraph: $(STAMP)
-	$(SNAKEMAKE) --rulegraph dot | $(BIN)/python docs/rulegraph.py | dot -Tsvg > docs/rulegraph.svg
+	$(SNAKEMAKE) --configfile experiments/embedded_training.yaml --rulegraph dot | $(BIN)/python docs/rulegraph.py | dot -Tsvg > docs/rulegraph.svg
 
 gpu-check: $(STAMP)
 	$(BIN)/python benchmarks/gpu_check.py --output results/gpu_check $(ARGS)
@@ -102,6 +103,7 @@ gpu-check: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/snakefmt --check Snakefile workflow/rules
