@@ -1,6 +1,6 @@
 """Reduce Snakemake's rule graph to its most important rules, for docs/rulegraph.svg.
 
-Reads a graph in dot format from the standard input and prints a smaller one, also in dot format. Run by `make rulegraph`.
+`make rulegraph` runs it: it reads a graph in dot format from the standard input and prints a smaller one.
 """
 
 import re

@@ -137,9 +137,9 @@ def test_the_report_stands_alone_and_holds_numbers_and_figures(copy_of_finished)
     assert "safe center" in page  # the stylesheet that keeps the beginning of a page in reach
     assert str(ROOT) not in report.read_text() and str(finished.folder) not in report.read_text()
     assert "(b) Speed and quality" in page and "fig_b_tradeoff.png" in page and "summary.csv" in page
-    assert "What made these results" in page and "provenance.json" in page
-    assert "what came out" in page and "results.html" in page
-    assert "race.html" in page and "Watch the methods draw" in page
+    assert "Provenance" in page and "provenance.json" in page
+    assert "main results" in page and "results.html" in page
+    assert "race.html" in page and "Watch the methods generate images" in page
     for wrong in ("Unknown interpreted text role", "system-message", "problematic", "TBD"):
         assert wrong not in page, wrong
 

@@ -126,21 +126,22 @@ def test_the_end_gives_time_speed_up_and_equality_to_readers_and_screen_readers(
     assert facts(page, "took") == ["1.600 s", "0.500 s", "0.400 s", "0.400 s"]
     assert facts(page, "speed-up") == ["1.00 ×", "3.20 ×", "4.00 ×", "4.00 ×"]
     news = page.locator("[role=status][aria-live=polite]").inner_text()
-    assert "coupled: 5 forwards, 0.500 s, 3.20 times as fast as autoregressive decoding; of its tokens all 16" in news
+    speed = "coupled: 5 forward passes, 0.500 s, 3.20 times as fast as autoregressive decoding"
+    assert f"{speed}; of its tokens all 16" in news
     near = "near (chain3, coupled, additive, l2) k 20, δ 0.1"
-    assert page.get_by_role("img", name=f"{near}: 16 of 16 tokens drawn").count() == 1
+    assert page.get_by_role("img", name=f"{near}: 16 of 16 tokens shown").count() == 1
 
 
 def test_steps_count_forwards_of_the_target(visit):
     page = visit()
     page.get_by_role("radio", name="Steps").check()
-    assert page.locator("#speed").input_value() == "2" and page.inner_text("#clock") == "forward 0 of 16"
+    assert page.locator("#speed").input_value() == "2" and page.inner_text("#clock") == "step 0 of 16"
     page.click("#next")
     page.click("#next")
     assert facts(page, "forwards") == ["2"] * 4
     assert facts(page, "tokens") == [f"{number} of 16" for number in (2, 4, 6, 4)]
     page.click("#back")
-    assert page.inner_text("#clock") == "forward 1 of 16"
+    assert page.inner_text("#clock") == "step 1 of 16"
     page.click("#play")
     page.clock.run_for(1600)
     assert facts(page, "forwards") == ["4"] * 4
@@ -210,7 +211,7 @@ def test_everything_works_by_keyboard_and_has_a_name(visit):
             assert facts(page, "forwards") == ["16", "5", "4", "4"]
         if seen[-1] == "mode":
             page.keyboard.press("ArrowRight")
-            assert page.inner_text("#clock").startswith("forward")
+            assert page.inner_text("#clock").startswith("step")
     assert seen[0] == "prompt" and seen[1:9] == ["lane"] * 8
     assert seen[9:] == ["play", "restart", "back", "next", "place", "mode", "speed", "outlines"]
     names = page.locator("main :is(button, select, input):visible").evaluate_all(
@@ -225,7 +226,7 @@ def test_reduced_motion_shows_the_end_or_single_steps(visit):
     assert facts(page, "forwards") == ["1"] * 4
     assert page.inner_text("#play") == "Show the end"
     page.click("#play")
-    assert facts(page, "forwards") == ["16", "5", "4", "4"] and "coupled: 5 forwards" in page.inner_text("#news")
+    assert facts(page, "forwards") == ["16", "5", "4", "4"] and "coupled: 5 forward passes" in page.inner_text("#news")
 
 
 def test_images_stand_in_one_line_however_long_the_texts_above_them_are(visit):

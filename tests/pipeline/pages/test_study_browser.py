@@ -203,7 +203,7 @@ def test_the_page_works_without_storage_and_with_spoilt_storage(browser, study, 
             "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('', 'SecurityError'); } })"
         )
         visit.page.reload()
-        assert "do not reload" in visit.page.inner_text("#unsaved")
+        assert "Do not reload" in visit.page.inner_text("#unsaved")
         visit.answer_all([True] * len(TRIALS))
         assert analyse_answers([visit.save(tmp_path)], key, min_checks=0.8)[1]["num_readers"] == 1
 

@@ -65,7 +65,12 @@ def test_the_full_table(table):
 
 
 def best(*changes, **columns):
-    """The rows of `best_cells` for METHODS with `changes` of some, and columns of their table replaced."""
+    """Return the rows of `best_cells` for METHODS.
+
+    Args:
+        changes: (method id, values) pairs that replace entries of METHODS.
+        columns: columns of the table of results to replace.
+    """
     tables = make_tables(with_changes(**{"coupled": (31, 0, 0, 0.7), **dict(changes)}))  # emits more than EAGLE-1
     summary = build_summary(*tables, settings=SETTINGS, seed=0).assign(**columns)
     return best_cells(claims_of_rows(select_headline(summary, SETTINGS)))[1:]
@@ -73,19 +78,27 @@ def best(*changes, **columns):
 
 def test_the_best_methods_are_shown_with_their_cost():
     exact, relaxed = best()
-    assert exact == ["exact", "coupled", "2.06", "1.43", "none: the tokens of autoregressive decoding"]
-    assert relaxed[:3] == ["relaxed", "LANTERN chain k 20, δ 0.1", "3.20"]
+    both = "most tokens / forward and highest speed-up"
+    assert exact == [f"exact: {both}", "coupled", "2.06", "1.43", "none: the tokens of autoregressive decoding"]
+    assert relaxed[:3] == [f"relaxed: {both}", "LANTERN chain k 20, δ 0.1", "3.20"]
     assert relaxed[4].startswith("TV 0.20 [0.10, 0.30]; NLL 3.") and " → " in relaxed[4]
     assert "; prompt accuracy -1.0 [" in relaxed[4] and relaxed[4].endswith("] points")
     exact, _ = best(("eagle1", (30, 0, 0, 0.5)))  # exact, with other tokens
     assert exact[1:3] == ["EAGLE-1 (chain5)", "2.13"] and exact[4] == "none: the distribution of the target"
 
 
+def test_a_method_that_is_faster_with_fewer_tokens_has_its_own_row():
+    longest, fastest, _ = best(("eagle1", (30, 0, 0, 0.8)))
+    assert longest[:4] == ["exact: most tokens / forward", "EAGLE-1 (chain5)", "2.13", "1.25"]
+    assert fastest[:4] == ["exact: highest speed-up", "coupled", "2.06", "1.43"]
+
+
 def test_the_best_methods_say_what_is_missing():
     bad = [("lantern_a", (20, 1, 0.9, 0.5)), ("lantern_b", (16, 1, 0.9, 0.3))]
     assert best(*bad)[1] == ["relaxed", "none was run that keeps the prompt accuracy", "–", "–", "–"]
     assert best(num_timed=2)[0][3] == "1.43 (only 2 prompts timed: too few to tell)"
-    assert best(speedup=np.nan, num_timed=np.nan)[0][2:4] == ["2.06", "–"]
+    untimed = best(speedup=np.nan, num_timed=np.nan)[0]
+    assert untimed[0] == "exact: most tokens / forward" and untimed[2:4] == ["2.06", "–"]
     known = {"substitution_rate": 0.03, "substitution_rate_low": 0.02, "substitution_rate_high": 0.04}
     assert best(tv_mean=np.nan, **known)[1][4].startswith("TV ≤ 0.03 [0.02, 0.04]; NLL")
     assert best(tv_mean=np.nan)[1][4].startswith("TV –; NLL")
