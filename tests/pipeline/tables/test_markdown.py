@@ -115,7 +115,7 @@ def test_every_metric_is_shown_with_its_digits_and_shares_in_percent():
         "0.1": "substitutions / image, FID, Fréchet distance (shape features)",
         "12.3": "precision (%), recall (%), prompt accuracy (%), images with every attribute right (%)",
         "0.12": "tokens / forward, relative step cost, latency (s), speed-up, NLL (nats / token), feature distance",
-        "0.123": "KID, kernel distance (shape features), CLIP score, TV from the target, p of the target's law",
+        "0.123": "KID, kernel distance (shape features), CLIP score, TV from the target, p of the chi-square test",
         "0.1235": "HPS, pixel MSE",
     }
     for text, names in expected.items():
