@@ -157,7 +157,7 @@ def test_it_decodes_and_its_code_is_part_of_the_method(models, folder):
 
 
 def test_the_workflow_plans_the_overlay(folder):
-    """From the project's folder, with nothing but the overlay named."""
+    """The command runs in the project's folder and names only the overlay."""
     command = [sys.executable, "-m", "snakemake", "--cores", "1", "-n", "-p", "--configfile", str(folder / "mine.yaml")]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -166,7 +166,10 @@ def test_the_workflow_plans_the_overlay(folder):
 
 
 def test_what_else_lies_beside_an_overlay_is_never_run(folder, tmp_path):
-    """Neither in place of a library nor as Python starts, by Snakemake or by a job; a named class is found."""
+    """Other files next to an overlay replace no library and do not run as Python starts.
+
+    This holds for Snakemake and for jobs. A class that the overlay names is found.
+    """
     for name in ("random", "sitecustomize", "usercustomize"):
         (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'was_run')!r}, 'a').write({name!r})\n")
     (folder / "models").symlink_to(ROOT / "models")

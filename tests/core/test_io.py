@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, and unreadable ones are named."""
+"""Tests of files: they are complete or absent, and unreadable ones are named."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Methods by their parts: presets, the tree that a name stands for, and what a method's parts say about its tokens."""
+"""Tests of methods and their parts: presets, trees by name, and which methods keep the tokens."""
 
 from __future__ import annotations
 

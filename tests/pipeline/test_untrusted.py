@@ -1,4 +1,4 @@
-"""Nothing from elsewhere runs, leaves its folder or fills the memory: calls, prompts, archives, images."""
+"""Tests of untrusted files: nothing runs, leaves its folder or fills the memory (calls, prompts, archives, images)."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Faults, each injected for real into a copy of a finished run; each ends in the table of the undisturbed run."""
+"""Tests of faults that are injected into a copy of a finished run. Each ends with the undisturbed table."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ from lantern.records import load_records
 
 @pytest.fixture
 def unmeasured(copy_of_finished):
-    """A run that has all its images; what follows from those of the second repeat is still to be made."""
+    """Return a run that has all its images, but no measurements of the second repeat."""
     for file in [*copy_of_finished.result("quality").glob("seen.T1.s0n1.*"), *SUMMARIES]:
         (copy_of_finished.folder / file).unlink()
     return copy_of_finished
@@ -27,7 +27,7 @@ def unmeasured(copy_of_finished):
 
 @pytest.fixture
 def run(unmeasured):
-    """A run that lacks one shard too."""
+    """Return a run that also lacks one shard."""
     unmeasured.result(SHARD).unlink()
     return unmeasured
 
@@ -66,7 +66,7 @@ def test_a_killed_job_and_a_killed_run_go_on_behind_their_finished_images(run, f
 
 
 def is_refused_beside(run):
-    """A second run beside one that goes on does no harm: a dry one plans, any other ends."""
+    """Return whether a second run is harmless while another is active: a dry run plans, any other stops."""
     code, output = run.run(TABLE)
     assert code != 0 and "Directory cannot be locked" in output, output
     code, output = run.run("--dry-run", TABLE)
@@ -168,7 +168,7 @@ exit $code
 
 
 def on_a_full_disk(folder, command):
-    """Runs a command; returns (exit code, what it printed and then what is in the folder)."""
+    """Run a command on a full disk; return (exit code, what it printed and what is in the folder)."""
     script = ["unshare", "--mount", "sh", "-c", ON_A_FULL_DISK, "sh", str(folder), *command]
     result = subprocess.run(script, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
     return result.returncode, result.stdout

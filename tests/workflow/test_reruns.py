@@ -1,4 +1,4 @@
-"""What runs again when: dry runs of a finished run after one change each, as docs/architecture.md has it in a table."""
+"""Tests of what runs again after one change, by dry runs; docs/architecture.md has the table."""
 
 import subprocess
 

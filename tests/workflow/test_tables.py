@@ -1,4 +1,4 @@
-"""The tables of a finished tiny run: two repeats, total variation, pairs, ablations, parts of a step, the study."""
+"""Tests of the tables of a finished tiny run: repeats, total variation, pairs, ablations, parts of a step, study."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Prompts of tokens: each family's form, the null prompt, what is cut, errors."""
+"""Tests of prompts of token ids: form of each family, null prompt, cut prompts, errors."""
 
 from __future__ import annotations
 

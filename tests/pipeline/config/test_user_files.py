@@ -1,4 +1,4 @@
-"""What a run finds on this machine is looked at before any job; whatever is wrong is one sentence with the key."""
+"""Tests of files that a run needs on this machine: they are checked before any job, and errors name the key."""
 
 import copy
 import subprocess

@@ -1,4 +1,4 @@
-"""Entries of the config section `resources`: what is malformed is named, and no name leads out of its folder."""
+"""Tests of entries of the config section `resources`: malformed ones are named, and no name leaves its folder."""
 
 import pytest
 

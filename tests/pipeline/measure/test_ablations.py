@@ -1,4 +1,4 @@
-"""Ablations on tiny random models: what reaches the decoder, and each point against autoregressive decoding."""
+"""Tests of ablations on tiny random models: the decoders that they make, and each point."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def expand(**grid):
 
 @pytest.fixture
 def seen(monkeypatch):
-    """Everything that decoders were made of while the test ran."""
+    """Return a list of the arguments of all decoders that were made during the test."""
     made = []
 
     def watched(models, spec, sampling, **options):

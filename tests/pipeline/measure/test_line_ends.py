@@ -1,4 +1,4 @@
-"""What is measured where lines of codes end in a token: the codes alone, in the context of all tokens."""
+"""Tests of measurements with line-end tokens: only codes count, in the context of all tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lantern_pipeline.training.target import next_token_loss
 
 @pytest.fixture(scope="module")
 def drawn():
-    """A target of 11 codes in four lines of four, its prompts, an encoder that gives them, and the tokens it draws."""
+    """Return a target with 11 codes in four lines of four, prompts, their encoder, and the sampled tokens."""
     models = make_models(line_end=0)
     features, mask = make_prompts(models, 2)
 

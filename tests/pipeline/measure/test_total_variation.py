@@ -1,4 +1,4 @@
-"""Which methods have a total variation, how it is found, and what stands beside it."""
+"""Tests of total variation: which methods have it, how it is computed, and the columns next to it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ METHODS = {
 
 
 def measure(names, temperature=1.0):
-    """Rows of some methods, by their names above."""
+    """Measure the methods with these names, which are listed above."""
     models, sampling = make_models(), SamplingConfig(temperature=temperature, cfg_scale=2.0)
     decoders = [make_decoder(models, METHODS[name][0], sampling) for name in names]
     rows = {}

@@ -1,4 +1,4 @@
-"""The race in a browser: playing, stepping, choosing, by mouse, keyboard and touch, and with reduced motion."""
+"""Tests of the replay page in a browser: playing, stepping, choosing, by mouse, keyboard, touch, reduced motion."""
 
 import base64
 import re
@@ -24,7 +24,10 @@ def address(tmp_path_factory):
 
 @pytest.fixture
 def visit(browser, address):
-    """Opens the page in a browser of its own; at the end nothing was asked for outside and nothing went wrong."""
+    """Open the page in a new browser.
+
+    At the end, assert that it requested nothing from outside and reported no error.
+    """
     contexts, requests, errors = [], [], []
 
     def open_page(**options):
@@ -48,12 +51,12 @@ def visit(browser, address):
 
 
 def facts(page, name):
-    """What the lanes say, from left to right."""
+    """Return a value of all lanes, from left to right."""
     return page.locator(f".lane .{name}").all_inner_texts()
 
 
 def drawn(page):
-    """Grey levels of the patches that each lane shows, None where there is no patch; outlines must be off."""
+    """Return the grey levels of the patches of each lane, None for empty ones. Outlines must be off."""
     return page.evaluate(
         """() => race.lanes.map(({ canvas }) => {
             const context = canvas.getContext("2d"), cell = canvas.width / 4;

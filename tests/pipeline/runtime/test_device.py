@@ -1,4 +1,4 @@
-"""Where a job's models run."""
+"""Tests of the device of a job's models."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Jobs on tables start without torch, which costs seconds; others without packages that they may not need."""
+"""Tests of imports: jobs on tables start without torch, which takes seconds; others without optional packages."""
 
 import ast
 import subprocess

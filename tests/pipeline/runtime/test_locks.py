@@ -1,4 +1,4 @@
-"""One process at a time for a job, and GPUs of its own for every job; nothing here needs a GPU."""
+"""Tests of locks: one process per job at a time, and one GPU per job. No GPU is needed."""
 
 import errno
 import io

@@ -1,4 +1,4 @@
-"""Claims: the numbers follow the tables, whichever way they fall, and what was not run or measured is left out."""
+"""Tests of claims: numbers follow the tables in either direction, and missing runs or measurements are left out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def table():
 
 
 def change(table, method_id, **values):
-    """The table with cells of some method replaced."""
+    """Return the table with some cells of a method replaced."""
     changed = table.copy()
     changed.loc[changed["method_id"] == method_id, list(values)] = list(values.values())
     return changed
@@ -119,7 +119,7 @@ def test_a_run_without_timings_says_so(table):
 
 
 def test_the_bound_follows_the_curves(table):
-    """At the delta nearest to 0.1; of two as near, at the smaller one, in whatever order they stand."""
+    """The delta nearest to 0.1 counts; of two equally near ones the smaller, in any order."""
     found = find(table, make_curves())["delta"]
     expected = {"tv_mean": 0.4, "tv_mean_low": 0.3, "tv_mean_high": 0.5}
     assert found["published"]["sampled_paper"] == pytest.approx(expected)
@@ -171,7 +171,7 @@ def test_claims_survive_a_csv_file_and_fill_a_table(table, tmp_path):
 
 
 def make_peers(costs):
-    """Summary and images; `costs`: schedule of weights -> NLL added at two lengths that all schedules of cool reach."""
+    """Return summary and images; `costs`: schedule of weights -> NLL added at two lengths that all schedules reach."""
     methods = {name: METHODS[name] for name in ("autoregressive", "eagle1", "coupled")}
     for schedule, both in costs.items():
         for omega, forwards, cost in zip((1.1, 2.0), (32, 20), both, strict=True):

@@ -1,4 +1,4 @@
-"""Many targets: gains over the exact method on the same drafts, ambiguity, and numbers that follow the table."""
+"""Tests of many targets: gains over the exact method with the same drafts, ambiguity, claims that follow the table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LANTERN = "LANTERN chain k 20, δ 0.1"
 
 @cache
 def make_rows(forwards):
-    """A target's rows: EAGLE-1 takes 32 forwards an image, LANTERN so many."""
+    """Return the rows of a target. EAGLE-1 takes 32 forward passes per image, LANTERN the given number."""
     tables = make_tables(with_changes(eagle1=(32, 0.0, 0.0, 0.8), lantern_a=(forwards, 0.5, 0.04, 0.6)))
     options = {"settings": SETTINGS, "seed": 0}
     summary, paired = build_summary(*tables, **options), build_paired(tables.images, tables.latency, **options)

@@ -1,4 +1,4 @@
-"""What readers are shown: which rows and columns, on pages of the report and between the markers of documents."""
+"""Tests of rows and columns in tables for readers: on pages of the report and between markers of documents."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_every_metric_is_shown_with_its_digits_and_shares_in_percent():
 
 
 def test_the_readme_has_few_rows_and_columns():
-    """The row of most tokens per forward of each preset: one preset stands twice, and one method is the user's own."""
+    """Each preset has its row with most tokens per forward. One preset has two names; one method is custom."""
     chain, few = {"tree": "chain5", "drafts": "sampled"}, {"k": 20, "delta": 0.1}
     relaxed = [
         make_method("lantern", method_id="tree", **few),

@@ -1,4 +1,4 @@
-"""The table of results, made of made-up tables: values by hand, pooled rows, what is missing."""
+"""Tests of the table of results, from invented tables: values by hand, pooled rows, missing measurements."""
 
 import math
 
@@ -120,7 +120,7 @@ def test_an_interval_over_repeats_holds_their_spread(repeated):
 
 
 def test_one_row_per_method_is_preferred(repeated, summary):
-    """The pooled one, and the only repeat's in a place without."""
+    """The pooled row is preferred, or else the row of the only repeat."""
     rows = preferred_rows(pd.concat([repeated, summary.assign(prompt_set="unseen")], ignore_index=True))
     assert rows.groupby("prompt_set").repeat.agg(list).to_dict() == {"seen": ["pooled"] * 6, "unseen": ["s0n0"] * 6}
 
@@ -160,7 +160,7 @@ def test_the_largest_total_variation_of_all_repeats_is_theirs_together():
 
 
 def test_a_share_that_prompts_decide_is_as_unsure_as_its_prompts():
-    """Four prompts in two repeats, each right or wrong in both: a resample of wrong ones alone is not rare."""
+    """Four prompts in two repeats are right or wrong in both, so a resample of wrong ones only is not rare."""
     hits, options = np.array([[1.0, 1.0, 0.0, 0.0]] * 2), {"num_resamples": 500, "seed": 0}
     found = _share_with_interval("x", hits, np.ones((2, 4), dtype=bool), options)
     assert found == {"x": 0.5, "x_low": 0.0, "x_high": 1.0}

@@ -1,4 +1,4 @@
-"""The embedded data set: purity, captions, the held-out split, and what the pixels must show."""
+"""Tests of the shapes dataset: determinism, captions, the held-out split, and what the pixels must show."""
 
 import pytest
 import torch
