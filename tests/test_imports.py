@@ -6,7 +6,7 @@ import sys
 
 from helpers.paths import ROOT
 
-# Imports every module, and prints what their own lines did meanwhile besides being read.
+# Imports every module, and prints the work that their top-level lines did meanwhile.
 AUDIT = """
 import sys
 from pathlib import Path

@@ -46,7 +46,7 @@ def test_exact_decoding_emits_the_autoregressive_tokens(models, drafts, tree, ro
     """Jacobi drafts need no draft model. Together with drafts of one, more are accepted than with either only."""
     if drafts == "jacobi":
         models = DecodingModels(models.target)
-    forwards = []  # of all images: with hybrid drafts, then with Jacobi's and the draft model's alone
+    forwards = []  # of all images: with hybrid drafts, then with those of Jacobi or of the draft model only
     for sampling in SAMPLINGS:
         expected = generate(models, AUTOREGRESSIVE, rows, **sampling)
         result = generate(models, method(drafts, tree), rows, **sampling)

@@ -39,7 +39,7 @@ def test_longest_path_by_eye():
             [False, True, False, True, False],  # 0-1-3
             [False, False, True, True, False],  # 3's parent is not accepted: 0-2
             [False, True, True, True, True],  # two longest paths: the first
-            [True, False, False, True, True],  # none: the root alone
+            [True, False, False, True, True],  # no drafts: only the root
         ]
     )
     path, counts = longest_path(tree, accepted)

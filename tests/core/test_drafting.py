@@ -189,7 +189,7 @@ def test_guesses_are_of_the_newest_row_that_saw_the_newest_guess_at_their_left(m
             length += int(outcome.num_accepted[image]) + 1
             if length >= 16:
                 break
-    assert num_chosen > 0 or temperature  # greedily, an older row guesses otherwise than the newest
+    assert num_chosen > 0 or temperature  # greedily, an older result gives another draft than the newest
 
 
 def test_with_one_row_kept_guesses_are_what_the_target_drew_in_the_step_before(models):

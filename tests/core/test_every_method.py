@@ -116,7 +116,7 @@ def test_what_holds_of_every_method(models, name, temperature, many_logits, tape
     for state, part in zip(states, expected, strict=True):
         assert torch.equal(state.tokens[:, :16], part.codes)
 
-    # A step recorded once, on a state without prompts, draws both batches.
+    # A step that is recorded once, on a state without prompts, generates both batches.
     if not many_logits:
         return
     graphed = captured(decoder)
@@ -132,7 +132,7 @@ def lined() -> DecodingModels:
 
 
 @pytest.mark.parametrize(("temperature", "many_logits"), SETTINGS)
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "lantern_official"])  # may draw from all codes
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "lantern_official"])  # may sample from all codes
 def test_every_method_ends_every_line(lined, name, temperature, many_logits, monkeypatch):
     """The line-end token occurs at line ends and nowhere else; a step may go beyond one."""
     monkeypatch.setattr(base, "MANY_LOGITS", many_logits)

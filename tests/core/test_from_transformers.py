@@ -64,7 +64,7 @@ def test_images_are_drawn_as_the_models_own_settings_say_and_equal_one_by_one_de
 
 def test_emu3_has_a_negative_prompt_and_line_ends(tmp_path):
     _, wrap = open_tiny(tmp_path, "emu3")
-    model = wrap()  # whose own settings say nothing of sampling: the card's
+    model = wrap()  # its own settings state no sampling, so the card's are used
     assert (model.sampling.temperature, model.sampling.top_k, model.sampling.cfg_scale) == (1.0, 2048, 3.0)
     images = model.generate("a red cat", method="jacobi")
     assert images.codes.shape == (1, 20) and (images.codes.view(4, 5)[:, 4] == 20).all()

@@ -426,7 +426,7 @@ def test_a_group_leaves_out_a_code_whose_probability_differs_by_p_max(p_max, is_
     found = grouped("paper", torch.zeros(3, 2), h=1, p_max=p_max).acceptance.relaxed_prob(
         target, draft, torch.tensor([1])
     )
-    assert float(found) == pytest.approx(0.25 * 0.5 / 0.75 if is_in else 0.375)  # with code 0, or code 1 alone
+    assert float(found) == pytest.approx(0.25 * 0.5 / 0.75 if is_in else 0.375)  # with code 0, or code 1 only
 
 
 @pytest.mark.parametrize("parts", [{"h": VOCAB}, {"d_max": 1e-9}, {"p_max": 1e-12}])

@@ -44,7 +44,7 @@ def merge(sets, probs, tokens):
         (MultiplicativeBound(TABLE, k=4, lambda_=1.0), 0, 0.0, [], 0.0),
         (MultiplicativeBound(TABLE, k=4, lambda_=2.0), 4, 0.0, [], 0.0),  # 0.05 of its own; its nearest code has 0.1
         (BudgetBound(TABLE, k=4, delta=0.16), 0, 0.0, [3, 4], 0.15),
-        (BudgetBound(TABLE, k=4, delta=0.16), 0, 0.05, [3], 0.1),  # what earlier siblings left
+        (BudgetBound(TABLE, k=4, delta=0.16), 0, 0.05, [3], 0.1),  # probabilities that earlier siblings left
         (BudgetBound(TABLE, k=4, delta=0.16), 0, 0.1, [], 0.0),
         (Proximity(TABLE, k=3), 0, 0.0, [3, 4, 2], 0.3),
         (JensenShannonBound(TABLE, k=4, delta=1.0), 0, 0.0, [3, 4, 2, 1], 0.6),
@@ -111,7 +111,7 @@ def test_many_drafts_at_once_equal_one_after_the_other(sets):
         # 0.1, and with code 1 it would be 0.4. 0.25 are gone: of the rest, code 4 has 0.05 / 0.75, and code 3 has
         # nothing left to give.
         (AdditiveBound(TABLE, k=2, delta=0.26), [2, 0], [(2, [3], 0.1), (0, [3, 4], 0.05 / 0.75)]),
-        # A budget is neither rescaled nor exceeded: 0.05 of code 4 would exceed what is left, 0.02.
+        # A budget is neither rescaled nor exceeded: 0.05 of code 4 would exceed the remaining 0.02.
         (BudgetBound(TABLE, k=2, delta=0.12), [2, 0], [(2, [3], 0.1), (0, [3], 0.0)]),
         (BudgetBound(TABLE, k=2, delta=0.12), [2, 3, 0], [(2, [3], 0.1), (3, [2], 0.0), (0, [3], 0.0)]),
         # A missing sibling takes nothing.
@@ -196,7 +196,7 @@ def accepted_greedily(sets, probs: torch.Tensor, tokens: list[int], choices: lis
     [
         (AdditiveBound(NEAREST, k=2, delta=0.0), [False, True, False]),  # code 0 is the most probable of the root's
         (AdditiveBound(NEAREST, k=2, delta=0.46), [True, True, False]),  # draft 3 with codes 2 and 1 has 0.55 > 0.4
-        (AdditiveBound(NEAREST, k=2, delta=0.2), [False, True, False]),  # 0.25 with code 2 alone
+        (AdditiveBound(NEAREST, k=2, delta=0.2), [False, True, False]),  # 0.25 with code 2 only
         (JensenShannonBound(NEAREST, k=2, delta=0.45), [True, True, False]),
         (MultiplicativeBound(NEAREST, k=2, lambda_=5.6), [True, True, False]),
         (MultiplicativeBound(NEAREST, k=2, lambda_=5.0), [False, True, False]),

@@ -31,7 +31,7 @@ def test_a_step_is_recorded_for_every_size_of_a_batch_and_one_state_is_kept(mode
     states = [decoder.runner.borrow(decoder.allocate, num_rows) for num_rows in (3, 3, 2, 3)]
     assert states[0] is states[1] and len({id(state) for state in states}) == len(tapes) == 3
     for state in states:
-        assert not state.num_steps.any() and (state.lengths == 16).all()  # what was recorded emitted nothing
+        assert not state.num_steps.any() and (state.lengths == 16).all()  # recording emits nothing
 
 
 def test_where_a_capture_fails_steps_are_run_eagerly_and_records_say_so(models, monkeypatch, caplog):

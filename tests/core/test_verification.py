@@ -157,7 +157,7 @@ def test_verifying_the_path_only_finds_what_verifying_all_nodes_finds(name, monk
         monkeypatch.setattr(base, "MANY_LOGITS", most)
         outcomes.append(verifier.verify(replace(scores), proposal))
     path, whole = outcomes
-    assert verified == [0]  # the first alone
+    assert verified == [0]  # only the first
     assert torch.equal(path.num_accepted, whole.num_accepted) and torch.equal(path.path, whole.path)
     assert set(path.num_accepted.tolist()) == {0, 1, 2, 3}
     counts = torch.arange(4) <= path.num_accepted[:, None]
@@ -204,7 +204,7 @@ def test_siblings_of_one_token_are_accepted_together_and_the_longer_path_is_take
     """Two chains from the root begin with one token, as Jacobi drafts and coupled drafts in `hybrid` may do."""
     tree = static_tree([(0,), (1,), (0, 0), (1, 0)])
     logits = torch.full((1, 5, VOCAB), -20.0)
-    for node, token in enumerate([3, 5, 5, 7, 7]):  # what the target draws after each
+    for node, token in enumerate([3, 5, 5, 7, 7]):  # tokens that the target samples after each
         logits[0, node, token] = 20.0
     proposal = Proposal(torch.tensor([[0, 3, 3, 6, 5]]), tree)
     sampling, noise = SamplingConfig(), NoiseField(1, 4, VOCAB, ["target"])

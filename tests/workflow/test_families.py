@@ -141,7 +141,7 @@ ALONE = {name: {"checkpoint": "tiny"} for name in ("text", "tokenizer")}  # all 
 DRAFTED = {"data": {"captions": None}, "target": {"size": None}, "drafter": {"checkpoint": "drafts"}}
 LANTERN = {"preset": "lantern", "residual": "official", "k": 20, "delta": 0.1}
 LANTERN_PP = {"preset": "lantern_pp", "residual": "official", "k": 10, "lambda_": 5}
-# Of each family: its files, its overlay, and what the target's file says afterwards. Anole and Lumina-mGPT have a
+# For each family: its files, its overlay, and the metadata of the converted target. Anole and Lumina-mGPT have a
 # drafter of their own, Janus trains one, Emu3 has none.
 FAMILIES = {
     "janus_pro": (

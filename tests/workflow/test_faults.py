@@ -76,7 +76,7 @@ def is_refused_beside(run):
 def test_a_job_that_a_killed_run_left_behind_is_waited_for_and_a_changed_key_re_runs_its_own(run, finished, tmp_path):
     with held_run(run, tmp_path / "first", TABLE) as first:
         left_behind = first.job()
-        first.process.kill()  # Snakemake alone
+        first.process.kill()  # only Snakemake
         first.wait()
         changed = with_overlay(run, tmp_path, ablations={"num_prompts": 4})
         code, output = changed.run("--unlock")
@@ -97,7 +97,7 @@ def test_a_job_that_a_killed_run_left_behind_is_waited_for_and_a_changed_key_re_
 
 def test_resume_makes_files_without_a_record_again_for_which_no_change_would_be_noticed(copy_of_finished):
     run, table = copy_of_finished, "results/tiny/latency/s0n1.csv"
-    code, output = run.run("--cleanup-metadata", table)  # what a job leaves that Slurm ended after a kill -9
+    code, output = run.run("--cleanup-metadata", table)  # files of a job that Slurm ended after a kill -9
     assert code == 0, output
     code, output = run.make("resume", "--dry-run", "--quiet", "rules", "--workflow-profile", "profiles/slurm")
     jobs = jobs_of(output)
@@ -155,7 +155,7 @@ def test_weights_that_are_no_numbers_and_logits_that_are_none_stop_the_run(run, 
 # --- no room ---------------------------------------------------------------------------------------
 
 
-# A disk of 16 KiB, full, where the missing shard goes. Mounts of a namespace end with it, so that none is left behind.
+# A full disk of 16 KiB in the folder of the missing shard. The mount ends with its namespace.
 ON_A_FULL_DISK = """
 folder=$1; shift
 mount -t tmpfs -o size=16k lantern-test "$folder" || exit 99
@@ -217,7 +217,7 @@ def test_two_and_four_shards_give_the_tables_of_one(copy_of_finished, tmp_path):
     run = with_overlay(copy_of_finished, tmp_path, methods=methods)
     names = ["results/tiny/quality/seen.T1.s0n0.csv", "results/tiny/quality/seen.T1.s0n0.images.csv"]
     tables = {}
-    for number in (1, 2, 4):  # of four prompts, drawn in one shard already
+    for number in (1, 2, 4):  # of four prompts, which one shard has already generated
         code, output = run.run(names[0], "--set-scatter", f"shards={number}")
         assert code == 0, output + run.logs()
         assert jobs_of(output).get("generate_images", 0) == (2 * number if number > 1 else 0)

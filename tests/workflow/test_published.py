@@ -27,7 +27,7 @@ REFERENCE = ROOT / "tests" / "data" / "reference"
 CAPTIONS = [f"a {colour} {animal} on the grass" for colour in ("red", "blue") for animal in ("cat", "dog", "bird")]
 CAPTIONS += ["the blue dog", "a dog on a cat", "a red dog", "a bird"]
 METHODS = {"autoregressive", "eagle1", "eagle2", "coupled", "lantern", "lantern_pp", "proximity"}
-# Columns of metrics whose weights the overlay does not name.
+# Columns of metrics for which the overlay names no weights.
 OFF = ["fid", "kid", "frechet_distance", "kernel_distance", "precision", "recall", "prompt_accuracy"]
 OFF += ["target_cross_entropy"]
 # 16 tokens of 64 codes, few neighbours.
@@ -110,7 +110,7 @@ def test_the_run_converts_its_models_and_says_what_it_measured(finished):
     quality = pd.read_csv(finished.result("quality") / "coco.T1.s0n0.csv")
     assert quality["clip_weights_sha256"].str.fullmatch("[0-9a-f]{64}").all()
     assert quality["prompts_sha256"].nunique() == 1
-    # Published numbers of this model stand beside the measured ones.
+    # Published numbers of this model are next to the measured ones.
     table = pd.read_csv(finished.result("published.csv"), dtype={"arxiv": str})
     same = table[table["is_same_model"]]
     assert set(same["model"]) == {"LlamaGen-XL stage I"} and same["speedup"].notna().any()

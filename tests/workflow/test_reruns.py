@@ -18,7 +18,7 @@ FIGURES = (
     "tradeoff",
 )
 
-# A change, and the rules that run again first; what follows from them is not listed.
+# Change -> the rules that run again first. Rules that depend on them are not listed.
 SETTINGS = {
     "device": ({"device": "auto"}, set()),
     "batch sizes": ({"generation": {"batch_size": 3, "stepping": "eager"}, "metrics": {"batch_size": 3}}, set()),

@@ -176,7 +176,7 @@ def test_two_experiments_in_one_folder_plan_nothing_of_each_other_again(copy_of_
     assert code == 0 and (results / "other" / "prompts" / "seen.jsonl").exists(), output
     code, output = copy_of_finished.run("--dry-run")
     assert code == 0 and "Nothing to be done" in output, output
-    assert {path.name for path in results.iterdir()} == {"tiny", "other"}  # none writes beside its folder
+    assert {path.name for path in results.iterdir()} == {"tiny", "other"}  # none writes outside its folder
 
 
 def test_a_moved_clone_plans_nothing_again(finished, tmp_path):
@@ -229,7 +229,7 @@ def test_the_command_line_draws_one_prompt_with_the_methods_of_a_run(finished, t
     assert result.exit_code == 1 and "unknown word 'hippopotamus'" in result.output
 
 
-# --- what re-runs ----------------------------------------------------------------------------------
+# --- re-runs ---------------------------------------------------------------------------------------
 
 
 DECODING = {"generate_images", "measure_latency", "measure_total_variation", "run_ablation"}

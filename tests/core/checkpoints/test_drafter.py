@@ -22,7 +22,7 @@ EMBEDDING = "embed_tokens.weight"
 
 def test_a_drafter_from_a_folder_from_a_file_and_from_our_own_layout(tmp_path):
     state = read_drafter_state()
-    # Its grid and its caption rows follow from input_type alone.
+    # Its grid and its prompt positions follow from input_type only.
     missing = dict.fromkeys(["block_size", "cls_token_num", "caption_dim", "rope_base", "num_key_value_heads", "bias"])
     folder = write_drafter(tmp_path / "drafter", **missing)
     model = read_draft(folder, CONFIG)

@@ -67,7 +67,7 @@ def test_guided_passes_run_the_null_caption_under_the_prompts_mask(model, prompt
     """Four codes after the caption, each attending to earlier ones."""
     features, codes = prompts
     expected = torch.cat([model(part, MASK, codes) for part in (features, model.null_prompt(MASK)[0])])
-    # Twice as many rows may be multiplied by another kernel. A mask of ones for the null caption is noticed.
+    # Twice the number of rows may use another kernel. A mask of ones for the null caption would be noticed.
     torch.testing.assert_close(model.forward_with_null(features, MASK, codes), expected, **CLOSE)
     hidden, cache = model.prefill(*model.with_null(features, MASK), 7)
     slots = torch.arange(3, 7).expand(2, 4)

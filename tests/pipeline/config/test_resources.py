@@ -21,7 +21,7 @@ def overlaid(*names):
 def test_every_attempt_asks_for_twice_as_much():
     assert [growing(500)(None, attempt) for attempt in (1, 2, 3)] == [500, 1000, 2000]
     assert [growing(500, 700)(None, attempt) for attempt in (1, 2, 3)] == [500, 700, 700]
-    assert growing(900, 700)(None, 2) == 900  # what the first attempt needs is asked for again
+    assert growing(900, 700)(None, 2) == 900  # the request of the first attempt is repeated
 
 
 def test_repeated_attempts_stay_within_two_days():

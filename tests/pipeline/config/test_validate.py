@@ -341,7 +341,7 @@ def test_a_file_that_is_no_config_is_named(tmp_path, text, words):
         load_yaml(tmp_path / "c.yaml")
     assert words in str(caught.value)
     command = [sys.executable, "-m", "lantern_pipeline.config.validate", ROOT / "config.yaml", tmp_path / "c.yaml"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)  # what make asks before Snakemake
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)  # the check of make before Snakemake
     assert result.returncode == 1 and result.stderr == f"{caught.value}\n"
 
 

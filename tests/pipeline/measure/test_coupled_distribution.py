@@ -66,7 +66,7 @@ def test_the_joint_distribution_has_both_marginals():
         .exponential_(generator=torch.Generator().manual_seed(0))
         .log()
     )
-    pairs = (draft.log() + noise).argmax(-1) * VOCAB + (target.log() + noise).argmax(-1)  # (draws, nodes)
+    pairs = (draft.log() + noise).argmax(-1) * VOCAB + (target.log() + noise).argmax(-1)  # (samples, nodes)
     counts = torch.stack([column.bincount(minlength=VOCAB**2) for column in pairs.T]) / len(noise)
     assert (counts.view_as(joint) - joint).abs().max() < 0.006  # four standard errors
 

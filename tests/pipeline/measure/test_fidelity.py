@@ -187,7 +187,7 @@ def test_a_gpu_gives_the_same_numbers():
     assert measure(generated, reference.cuda()) == pytest.approx(measure(generated, reference), rel=1e-6, abs=1e-9)
 
 
-# --- published extractors, beside torch-fidelity's own --------------------------------------------------
+# --- published extractors, compared with torch-fidelity's -----------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -181,7 +181,7 @@ def test_timed_images_are_written_with_their_seconds_and_what_was_drafted_and_su
         assert torch.equal(timed.codes[row], image.generation.codes[0].int())
         assert timed.step_lengths[row].sum() == 16 and (timed.step_lengths[row] > 0).sum() == forwards
         assert timed.step_seconds[row, :forwards].tolist() == pytest.approx(list(image.step_seconds))
-        # one token of the target's own a forward, but for a last one that the image's end cut short
+        # one token sampled by the target per forward pass, except in a last one at the end of the image
         assert forwards - 1 <= (~timed.is_draft[row]).sum() <= forwards
         assert not (timed.is_substituted[row] & ~timed.is_draft[row]).any()
     by_method = {name: [row for row, found in enumerate(timed.method_ids) if found == name] for name in SPECS}

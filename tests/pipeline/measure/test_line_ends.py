@@ -46,7 +46,7 @@ def test_likelihood_and_ambiguity_are_of_codes(drawn):
     wanted = -logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
     assert nll.shape == (2, 16)
     torch.testing.assert_close(nll, drop_line_ends(wanted, 4))
-    assert not wanted.view(2, 4, 5)[..., 4].any()  # what ends a line is certain
+    assert not wanted.view(2, 4, 5)[..., 4].any()  # a line end is certain
     frame = measure_ambiguity(target, encoder, tokens, ["0", "1"], cfg_scales=[2.0])
     assert sorted(set(frame["position"])) == list(range(16)) and frame["top1"].max() < 1
 

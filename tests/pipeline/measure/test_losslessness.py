@@ -65,7 +65,7 @@ def test_row_by_hand():
     assert row["substitution_rate"] == 0.25
     assert row["substitution_rate_low"] == 0 and row["substitution_rate_high"] == 0.5
     assert row["substitution_distance"] == pytest.approx(5)
-    ends = torch.full((2, 1), 3)  # what ends a line is no code: the rate is that of codes alone
+    ends = torch.full((2, 1), 3)  # a line end is no code, so the rate is over codes only
     lined, drawn = torch.cat([codes, ends], dim=1), torch.cat([drawn, ends], dim=1)
     row = substitution_row(make_records(lined, lined != drawn), drawn, codebook, {"num_resamples": 20, "seed": 0})
     assert row["substitution_rate"] == 0.25

@@ -274,7 +274,7 @@ def test_the_recorder_keeps_visited_nodes_of_every_image_at_the_same_positions()
         decoder.observer = recorder
         generation = decoder.generate(features, mask, [decoder.make_noise(7, f"p{i}") for i in ids])
         nodes = recorder.collect()
-        # the prefill's token and a full chain's bonus token are drawn where no draft was verified
+        # the prefill's token and a full chain's bonus token are sampled without a verified draft
         num_bonus = int((generation.accepted_lengths == 3).sum())
         assert 5 * 15 - num_bonus <= len(nodes) <= 5 * 15
         assert len(nodes.image.unique()) == 5
@@ -339,7 +339,7 @@ def test_nodes_in_float32_are_averaged_in_float64():
     assert found == {name: pytest.approx(float(values[0]), rel=1e-6) for name in found}
 
 
-# --- lines in parallel, beside the target in full context
+# --- lines in parallel, compared with the target in full context
 
 PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass"])]
 

@@ -150,7 +150,7 @@ def test_every_published_metric_is_in_the_rows_with_what_it_was_measured_with(me
     assert (row.prc_extractor, row.prc_weights_sha256) == ("colours/3", "b" * 64)
     assert row.clip_extractor == 'tiny-clip, prefix "A photo depicts "' and row.hps_extractor == "tiny-clip"
     assert row.clip_weights_sha256 != row.hps_weights_sha256 and len(row.reference_sha256) == 64
-    rows = measure(reference="statistics.npz", fidelity="inception")[0]  # statistics alone give FID alone
+    rows = measure(reference="statistics.npz", fidelity="inception")[0]  # with statistics only, FID is the only metric
     assert np.isfinite(rows["fid"]).all()
     assert rows["num_reference"].isna().all()
     assert not {"kid", "kid_std", "precision", "recall"} & set(rows)

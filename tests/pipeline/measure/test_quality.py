@@ -98,7 +98,7 @@ def test_one_row_per_method_and_ceiling_and_equal_codes_have_equal_numbers(measu
     assert rows.tokens_equal_autoregressive.tolist()[:4] == pytest.approx([1, 1, 4 / 6, 4 / 6])
     counts = images.groupby("method_id").substitutions.sum(min_count=1)
     assert (counts["proximity-k5"], counts["coupled"]) == (2, 0)
-    assert math.isnan(counts["pp"])  # verification by rejection draws no token of the target's own
+    assert math.isnan(counts["pp"])  # with rejection sampling, the target samples no token
     assert math.isnan(rows.loc["real", "nll"])  # real images have no codes, and reconstructions have
     assert rows.loc["reconstruction", "nll"] > 0
 

@@ -102,7 +102,7 @@ def test_every_choice_names_a_function_beside_the_table():
     assert loading_modules(OFF.model_copy(update={"hps": True})) == ["measure/clip_score.py"]
 
 
-# --- what a config chooses ---------------------------------------------------------------------------
+# --- metrics of a config ------------------------------------------------------------------------------
 
 
 def test_the_embedded_data_set_trains_what_measures_and_needs_nothing_else():

@@ -22,7 +22,7 @@ PAIRS = ((0,), (1,), (0, 0), (1, 0))
 DYNAMIC = DynamicTreeOptions(num_nodes=6, depth=2, top_k=3)
 NEAR = {"acceptance": "additive", "neighbours": "l2", "k": 3, "delta": 0.3}
 CLOSE = {"acceptance": "proximity", "neighbours": "l2", "k": 3}
-# Method -> how its total variation is found; whether the target draws a token of its own at every node.
+# Method -> how its total variation is computed; whether the target samples a token at every node.
 METHODS = {
     "autoregressive": (make_method("autoregressive"), "none", False),
     "lines": (make_method("zipar", window=2), "enumeration", False),

@@ -11,7 +11,7 @@ from lantern_pipeline.pages.race import MAX_BYTES
 DECODED = (
     "() => Promise.all(data.prompts[race.prompt].runs.map((run) => pictureOf(run).decode())).then(() => show(true))"
 )
-READING = "using getImageData"  # a hint about what tests alone do
+READING = "using getImageData"  # a hint about something that only tests do
 START, END = "goTo(0)", "goTo(Infinity)"
 
 
@@ -39,7 +39,7 @@ def visit(browser, address):
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda message: errors.append(message.text) if READING not in message.text else None)
         page.goto(address)
-        page.clock.pause_at(3600)  # seconds; from here on time stands still unless it is told to go on
+        page.clock.pause_at(3600)  # seconds; from here on, time stops until the clock is advanced
         page.evaluate(DECODED)
         page.evaluate(START)
         return page
@@ -122,7 +122,7 @@ def test_the_end_gives_time_speed_up_and_equality_to_readers_and_screen_readers(
     page = visit()
     assert facts(page, "speed-up") == ["–"] * 4 and page.inner_text("#news") == ""
     page.evaluate("goTo(0.25)")
-    assert bars(page) == [12.5, 25, 37.5, 25]  # tokens drawn
+    assert bars(page) == [12.5, 25, 37.5, 25]  # tokens shown
     page.evaluate(END)
     assert facts(page, "tokens") == ["16", "all 16 equal", "3 of 16 differ", "16 of 16 differ"]
     assert facts(page, "rate") == ["1.00", "3.20", "4.00", "4.00"] and bars(page) == [100] * 4

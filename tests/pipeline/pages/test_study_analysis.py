@@ -80,7 +80,7 @@ def test_a_planted_preference_is_found_and_none_where_there_is_none(tmp_path):
     assert (far["num_readers"], far["num_judgements"]) == (12, 192)
     assert (about["num_readers"], about["num_files"]) == (12, 12)
     assert analyse(paths, key)[0].equals(table)
-    # the same readers, with what is the autoregressive image turned round in every pair of "far"
+    # the same participants, with the autoregressive image exchanged in every pair of "far"
     for trial in key["trials"].values():
         trial["baseline"] = trial["baseline"] ^ (trial["method_id"] == "far")
     assert analyse(paths, key)[0]["preferred"].tolist() == ["none", "relaxed"]

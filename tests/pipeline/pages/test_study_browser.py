@@ -109,7 +109,7 @@ def test_readers_answer_by_keyboard_and_their_files_give_back_what_they_prefer(b
     # Drawn in the browser: 60 fair coins fall outside 10 to 50 once in ten million runs.
     assert len({tuple(number for number, _ in one) for one in shown}) == 3
     assert 10 <= sum(is_left for one in shown for _, is_left in one) <= 50
-    file = json.loads(paths[0].read_text())  # what was shown where, and nothing else
+    file = json.loads(paths[0].read_text())  # only which image was shown on which side
     assert set(file) == {"format", "version", "study", "reader", "download", "answers"}
     for (number, is_left), answer in zip(shown[0], file["answers"], strict=True):
         assert set(answer) == {"trial", "left", "choice", "milliseconds"}
@@ -189,7 +189,7 @@ def test_the_policy_would_stop_requests_and_foreign_scripts(browser, study):
             }"""
         )
         assert stopped == ["connect-src", "img-src", "script-src-elem"] and visit.page.title() != "stolen"
-        visit.errors.clear()  # what was stopped is told there
+        visit.errors.clear()  # blocked requests are reported there
         visit.requests[:] = [visit.address]
 
 

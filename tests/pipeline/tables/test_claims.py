@@ -60,7 +60,7 @@ def find(summary, curves=None, images=None, reports=None):
 def test_the_rows_of_most_tokens_per_forward(table):
     found = find(table)
     assert found["tokens"] == {"num_rows": 1, "num_equal": 1, "num_near_ties": 0}
-    # EAGLE-1 and coupled emit the same number; the first row stands.
+    # EAGLE-1 and coupled emit the same number, so the first row is chosen.
     assert (found["exact"]["label"], found["exact"]["speedup"]) == ("EAGLE-1 (chain5)", pytest.approx(1 / 0.8))
     assert found["exact"]["relative_step_cost"] == pytest.approx(0.8 * 64 / 32)
     longer = find(change(table, "coupled", mean_accepted_length=2.1, speedup=0.9))
@@ -167,7 +167,7 @@ def test_claims_survive_a_csv_file_and_fill_a_table(table, tmp_path):
     assert cells["tokens: num_rows"] == "1" and "exact: speedup_low" not in cells
 
 
-# --- whose distribution is the target's, and the frontier ------------------------------------------
+# --- methods with the target's distribution, and frontier ------------------------------------------
 
 
 def make_peers(costs):

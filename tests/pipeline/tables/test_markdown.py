@@ -52,7 +52,7 @@ def test_the_full_table(table):
     # 3.2 tokens per forward, a draft model: a GPU's step costs 1.19 to 1.45 steps of autoregressive decoding.
     assert lantern[1:5] == ["3.20", "1.92", "1.67", "2.2 to 2.7"]
     free = method_cells(table.assign(prompt_accuracy=np.nan, hps=0.28, hps_low=0.27, hps_high=0.29))[0]
-    assert "HPS" in free and "prompt accuracy (%)" not in free  # what was not measured has no column
+    assert "HPS" in free and "prompt accuracy (%)" not in free  # a metric that was not measured has no column
     pooled = shown(join(make_tables(), make_tables(repeat="s1n0")))
     assert len(pooled) == len(METHODS) + 1 and set(pooled["repeat"]) == {"pooled"}
 
@@ -172,7 +172,7 @@ def test_a_page_breaks_lines_before_intervals_and_folds_what_few_readers_want():
     page = html_page("title", [["method", "x"], ["a", "1.5 [1.0, 2.0]"]], folded=folded)
     assert "<td>1.5 <span>[1.0, 2.0]</span></td>" in page
     cells = claim_cells({"exact": {"speedup": 1.5, "speedup_low": 1.0, "speedup_high": 2.0}})
-    assert cells[1:] == [["exact: speedup", "1.5 [1, 2]"]]  # the ends stand in the value's own cell
+    assert cells[1:] == [["exact: speedup", "1.5 [1, 2]"]]  # the ends of the interval are in the cell of the value
     head, tail = page.split("<details><summary>all numbers</summary>")
     assert "exact: speedup" not in head and "<td>exact: tv_mean</td><td>–</td>" in tail
     assert "prefers-color-scheme: dark" in page

@@ -107,12 +107,12 @@ def test_pooled_rows_come_first_and_hold_the_means_of_the_repeats(repeated):
 
 
 def test_an_interval_over_repeats_holds_their_spread(repeated):
-    # the repeats' NLLs differ by 0.4, each known to about 0.1; what changes against autoregressive decoding does not
+    # the repeats' NLLs differ by 0.4, each known to about 0.1; the change from autoregressive decoding does not
     rows = repeated.set_index(["method_id", "repeat"])
     width = rows.nll_high - rows.nll_low
     assert width[("lantern-a", "pooled")] > 1.5 * width[("lantern-a", "s0n0")]
     assert rows.loc[("coupled", "pooled"), "prompt_accuracy_change_high"] == 0.0
-    # All images equal, whose resamples do not differ: the exact interval is the wider one.
+    # All images are equal, so resamples do not differ, and the exact interval is wider.
     assert rows.loc[("coupled", "pooled"), "tokens_equal_autoregressive_low"] == pytest.approx(0.025 ** (1 / (2 * NUM)))
     tv = rows.loc[("lantern-a", "pooled"), ["tv_mean_low", "tv_mean_high"]]
     error = math.hypot(0.1 / 1.959964, math.sqrt(0.08)) / math.sqrt(2)

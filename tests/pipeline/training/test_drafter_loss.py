@@ -98,5 +98,5 @@ def test_without_guidance_every_row_of_the_guided_loss_counts():
     trainer, _ = make_parts(cfg_scale=1.0)
     codes, mask, hidden, _ = trainer._batch(0)
     other = hidden.clone()
-    other[len(codes) :] += 1  # what the draft model sees of the null caption's rows
+    other[len(codes) :] += 1  # inputs of the draft model in the null branch
     assert trainer.loss(codes, mask, hidden, other)[1].tolist() != trainer.loss(codes, mask, hidden, hidden)[1].tolist()

@@ -40,7 +40,7 @@ def step() -> SimpleNamespace:
     fill_draft(draft, before, reference, has_bias=True)
     draft.token_embedding.requires_grad_(False)
     # Row r of theirs holds hidden state r and token r + 1: 7 zeros, the 16 image tokens, a zero. They also train the
-    # hidden state behind the last token, which predicts nothing: for ours, an image of one token more.
+    # hidden state after the last token, which predicts nothing; Lantern needs an image with one more token.
     codes = stored["in.input_ids"][:, NUM_TEXT - 1 :].long()
     noisy = stored["in.hidden_states"]
     wanted = stored["in.target"][:, NUM_TEXT - 1 : -1]  # row n predicts token n + 1
