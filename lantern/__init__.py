@@ -7,10 +7,12 @@ __all__ = ["Images", "Model", "custom_generate", "from_transformers", "load"]  #
 
 
 def __getattr__(name: str):
-    """Import a public name when it is first used, since planning a workflow imports this package without torch.
+    """Import a public name of the package when it is first used.
 
-    The module is named by a string. An import statement would make that module part of the code fingerprint of every
-    stage that imports this package.
+    Snakemake imports this package when it plans the workflow. This import must not load torch.
+
+    A stage of the workflow runs again if a module that it imports has changed. The module that holds the name is given
+    as a string here. Stages that import this package therefore do not import that module.
     """
     homes = {
         "custom_generate": "lantern.within_generate",

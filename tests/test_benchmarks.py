@@ -88,7 +88,7 @@ def test_whole_images_of_a_finished_run_are_measured(tmp_path):
 
     methods = [{"name": "autoregressive"}, {"name": "proximity", "k": 10, "tree": "chain2"}, {"name": "unheard"}]
     bench = decode.Bench(json.loads(json.dumps(case | {"methods": methods})))
-    assert list(bench.decoders) == ["autoregressive", "proximity-chain2"]  # a version leaves out methods that it does not know
+    assert list(bench.decoders) == ["autoregressive", "proximity-chain2"]  # unknown methods are left out
     rows = decode.summarise({name: {"this": [bench.decode(name, 0, None)]} for name in bench.decoders})
     assert rows["autoregressive"]["this"]["speedup"] == rows["autoregressive"]["this"]["mean_accepted_length"] == 1
     relaxed = rows["proximity-chain2"]["this"]

@@ -1,4 +1,4 @@
-"""The residual distribution in the LANTERN authors' code, needed to reproduce their numbers."""
+"""The residual distribution in the LANTERN authors' code, which is needed to reproduce their numbers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ def official_residual(
     merged: MergedSet,
     draft_probs: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the residual of the authors' code, (..., vocab).
+    """Return the residual distribution of the LANTERN authors' code after a rejected draft, (..., vocab).
 
-    It differs from the paper's in two ways. First, if any prefix of neighbours qualified, the first k + 1 neighbours
-    are set to 0, merged or not. They are set to 0 in t for deterministic drafts and for Lumina-mGPT, but in p for
-    LlamaGen's sampled drafts. Second, if no probability is left, the residual is uniform over all codes.
+    Some of the draft's nearest codes are merged into it: their target probabilities count for the draft. In the paper,
+    the residual is 0 at the merged codes. The code differs from this in two ways. First, if at least one code is
+    merged, the first k + 1 nearest codes are set to 0, merged or not. They are set to 0 in the target distribution t
+    for deterministic drafts and for Lumina-mGPT, and in the draft distribution p for LlamaGen's sampled drafts. Second,
+    if no probability is left, the residual is uniform over all codes.
 
     Args:
-        sets: relaxed sets with a table of k + 1 columns.
+        sets: acceptance that computed `merged`. Its table of nearest codes needs k + 1 columns.
         is_llamagen: True for LlamaGen's residual, False for Lumina-mGPT's.
         probs: target distribution t, (..., vocab).
-        merged: relaxed set of the rejected draft.
+        merged: the rejected drafts and the codes that are merged into them.
         draft_probs: distribution p that the draft was sampled from, (..., vocab). None for a deterministic draft.
 
     Source: jadohu/LANTERN models/kv_variants/utils.py (evaluate_posterior, evaluate_posterior_v1).

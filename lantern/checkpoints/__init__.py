@@ -1,1 +1,4 @@
-"""Checkpoint files in Lantern's layout and in published layouts, whose tensors are renamed."""
+"""Reading and writing of checkpoint files.
+
+They have either Lantern's layout or a published one. Tensors of published files are renamed.
+"""

@@ -83,6 +83,14 @@ def test_right_proposals_draw_the_images_of_one_by_one_decoding(models):
     assert torch.equal(found.codes, expected.codes) and (found.target_forwards < 16).any()
 
 
+def test_a_drafter_may_leave_drafts_out(models, monkeypatch):
+    expected = generate(models, MethodSpec.of("autoregressive"), rows=range(2))
+    only_the_root = with_tokens(lambda tokens: tokens.masked_fill(torch.arange(4) > 0, -1))
+    monkeypatch.setattr(Guesses, "change", staticmethod(only_the_root))
+    found = draw(models, "Guesses")
+    assert torch.equal(found.codes, expected.codes) and (found.target_forwards == 16).all()
+
+
 @pytest.mark.parametrize(
     ("drafts", "sentence"),
     [

@@ -66,7 +66,7 @@ for name, figure in RUN.figures.items():
             f"draw_{name}"
         input:
             **{key: shards_of(files) if key == "records" else files for key, files in figure.files.items()},
-            # Captions of figures of the summary take their numbers from the claims, other captions from the config.
+            # If a figure reads the summary, the numbers in its caption come from the claims, else from the config.
             claims="<results>/claims.json" if "summary" in figure.files else [],
         output:
             png=in_report(
@@ -123,7 +123,7 @@ rule build_race:
         "../scripts/build_race.py"
 
 
-# The file that `lantern.load` reads from a finished run.
+# Writes card.json, the file that `lantern.load` reads from a finished run.
 rule write_card:
     input:
         target=target_of(PLAN.first["training_seed"]),

@@ -1,4 +1,7 @@
-"""Join the results of all targets of the run into one table and one page."""
+"""Join the results of the run and of its variants into one table and one page.
+
+A variant is a repetition of the run with some config keys changed, such as the sizes of the target model.
+"""
 
 import pandas as pd
 

@@ -1,4 +1,7 @@
-"""Time all methods at batch 1, interleaved image by image; keep the images of the headline setting."""
+"""Measure the time per image of all methods at batch size 1, and store the images of the headline setting.
+
+Methods take turns image by image, so that a change in the speed of the machine affects all of them.
+"""
 
 import pandas as pd
 import torch

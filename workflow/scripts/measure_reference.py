@@ -1,4 +1,4 @@
-"""Measure the real images of FID, KID, precision and recall, once for all methods."""
+"""Compute features of the real images with which FID, KID, precision and recall compare, once for all methods."""
 
 from lantern.io import save_tensors
 from lantern_pipeline.fetch.manifest import resource_path

@@ -1,4 +1,7 @@
-"""Measure the total variation from the target, per method and per acceptance."""
+"""Measure the total variation between the distributions of the emitted token and of the target's token.
+
+It is measured for each method, and for each kind of relaxed acceptance as a function of its bound delta.
+"""
 
 import pandas as pd
 

@@ -1,4 +1,7 @@
-"""Join quality, latency and total variation into the table of results, and derive the claims."""
+"""Join quality, latency and total variation into the table of results.
+
+The script also computes the claims: numbers that sentences in the report and in the documentation state.
+"""
 
 import math
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -45,6 +46,20 @@ def test_wrong_files_and_weights_are_named(tmp_path):
     torch.nn.init.constant_(broken.final_norm.weight, torch.nan)
     save_model(path, broken)
     assert "final_norm.weight should hold finite numbers, found 32" in refusal(lambda: load_model(path, TargetModel))
+
+
+def test_a_model_that_another_thread_makes_meanwhile_keeps_its_weights(tmp_path):
+    path, made = tmp_path / "t.safetensors", []
+    save_model(path, TargetModel(CONFIG))
+
+    class SlowTarget(TargetModel):
+        def __init__(self, config):
+            super().__init__(config)
+            with ThreadPoolExecutor(1) as pool:
+                made.append(pool.submit(TargetModel, config).result())
+
+    loaded = load_model(path, SlowTarget)
+    assert not any(part.is_meta for model in (loaded, *made) for part in model.parameters())
 
 
 class LiveBytes(TorchDispatchMode):

@@ -12,9 +12,11 @@ from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels, Generation
 from lantern.methods import PRESETS, drafts_of, keeps_tokens, make_method
+from lantern.models import adapter
 from lantern.models.adapter import TransformersTarget, adapt
 from lantern.models.draft import DraftModel
 from lantern.models.families import family_of
+from lantern.models.transformer import attend
 from lantern.sampling import SamplingConfig
 
 NULL = {
@@ -67,6 +69,24 @@ def test_methods_without_a_draft_model_run_and_exact_ones_keep_every_token(targe
     assert torch.equal(decode(target, family, "jacobi", temperature, tree="chain5k3d2").codes, expected)
     relaxed = decode(target, family, "proximity", temperature, drafts="jacobi", tree="chain3", k=4)
     assert relaxed.codes.shape == expected.shape and relaxed.codes.max() < target.config.vocab_size
+
+
+def test_heads_that_share_keys_and_values_read_them_once_and_the_model_keeps_its_attention(monkeypatch):
+    model, grids = make_tiny("emu3")
+    target = adapt(model, "emu3", num_text_tokens=6, **NULL["emu3"], **grids)
+    text, found = target.layers.config, []
+
+    def recording_attend(query, keys, values, mask):
+        found.append((query.shape[2], keys.shape[1]))
+        return attend(query, keys, values, mask)
+
+    monkeypatch.setattr(adapter, "attend", recording_attend)
+    grouped = decode(target, "emu3", "jacobi", 1.0).codes
+    assert set(found) == {(text.num_attention_heads, text.num_key_value_heads)}
+    assert text.num_key_value_heads < text.num_attention_heads and text._attn_implementation == "sdpa"
+    found.clear()
+    model.set_attn_implementation("eager")
+    assert torch.equal(decode(target, "emu3", "jacobi", 1.0).codes, grouped) and not found
 
 
 def test_every_preset_without_a_draft_model_runs(target, family):

@@ -68,6 +68,8 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_the_default
     "path, value, words",
     [
         ("sampling.top_pp", 0.9, ["sampling.top_pp", "unknown", "did you mean top_p?"]),
+        ("top_k", 50, ["config key top_k is unknown; did you mean sampling.top_k?"]),
+        ("metrics.fidelity", "fid", ["must be one of attribute_classifier, inception, null, got 'fid'"]),
         ("sampling.xyzzy", 1, ["sampling.xyzzy", "known are cfg_scale"]),
         ("sampling.top_p", 0, ["sampling.top_p must be greater than 0, got 0"]),
         ("sampling.cfg_scale", 0.5, ["sampling.cfg_scale", "at least 1", "0.5"]),

@@ -71,11 +71,11 @@ def test_a_config_value_is_an_entry_or_a_path(tmp_path):
 def test_the_hubs_address_has_no_slash_at_its_end(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example.org/")
     address = "https://mirror.example.org/someone/model/resolve"
-    assert entry_of(REPO).address("a.pt") == f"{address}/{COMMIT}/a.pt"
-    assert entry_of({**REPO, "revision": None}).address("a.pt") == f"{address}/main/a.pt"
+    assert entry_of(REPO).download_url("a.pt") == f"{address}/{COMMIT}/a.pt"
+    assert entry_of({**REPO, "revision": None}).download_url("a.pt") == f"{address}/main/a.pt"
     monkeypatch.setenv("HF_ENDPOINT", "")
-    assert entry_of(REPO).address("a.pt").startswith("https://huggingface.co/someone/model")
-    assert entry_of(URL).address("model.pt") == URL["url"]
+    assert entry_of(REPO).download_url("a.pt").startswith("https://huggingface.co/someone/model")
+    assert entry_of(URL).download_url("model.pt") == URL["url"]
 
 
 def test_a_server_on_this_machine_may_be_asked_without_encryption(tmp_path):

@@ -204,7 +204,7 @@ def test_without_network_one_sentence_says_what_to_do(server, monkeypatch, kind)
         resource,
         ConnectionError,
         "127.0.0.1 is out of reach (Connection refused)",
-        *(resource.address(file), nowhere, f"download it by hand to resources/weights/{file}"),
+        *(resource.download_url(file), nowhere, f"download it by hand to resources/weights/{file}"),
         "set config key resources.weights.path",
     )
     assert time.monotonic() - start < 10

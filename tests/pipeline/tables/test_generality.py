@@ -52,7 +52,7 @@ def test_gains_are_over_the_exact_method_on_the_same_drafts_and_tree():
     rows = make_target("base", 0.8).set_index("method_id")
     assert rows["gain"].dropna().to_dict() == pytest.approx({"lantern-a": 32 / 20, "lantern-b": 2.0})
     assert rows["gain_over"].dropna().unique().tolist() == ["eagle1"]
-    assert (rows.loc["lantern-a", ["gain_low", "gain_high"]] == 1.6).all()  # every image takes this number of forward passes
+    assert (rows.loc["lantern-a", ["gain_low", "gain_high"]] == 1.6).all()  # all images take equally many passes
     changes = {"eagle1": 0, "coupled": 0, "lantern-a": 0.5, "lantern-b": 1}
     assert rows["nll_change"].dropna().to_dict() == pytest.approx(changes)
     alone = make_rows(20)[["method_id", "is_exact", "drafts", "tree"]]

@@ -1,4 +1,4 @@
-"""Figure (h): total variation from the target against the bound delta."""
+"""Figure (h): total variation (TV) from the target against delta, the bound of the relaxation."""
 
 from __future__ import annotations
 
@@ -36,11 +36,13 @@ def draw_total_variation(
 ) -> Figure:
     """Draw TV against delta for every acceptance (top), and the TV of this run's relaxed methods (bottom).
 
-    The figure has page width. Bands and bars are 95 % intervals, thin lines 95th percentiles over nodes.
+    An acceptance states the probability with which a draft is accepted.
+
+    Bands and bars are 95 % intervals. Thin lines are 95th percentiles over nodes. The figure has page width.
 
     Args:
-        curves: total_variation/curves.csv, every acceptance and delta at the same nodes.
-        methods: total_variation/methods.csv, one row per method, prompt set, temperature and repeat.
+        curves: total_variation/curves.csv, with one row per acceptance and delta, all at the same nodes.
+        methods: total_variation/methods.csv, with one row per method, prompt set, temperature and repeat.
         summary: table of results.
         settings: config section `metrics`.
     """
@@ -62,7 +64,7 @@ def draw_total_variation(
 
 
 def _select_relaxed(methods: pd.DataFrame, headline: pd.DataFrame) -> pd.DataFrame:
-    """Select relaxed methods of the headline whose TV was computed or bounded, with label, method and delta."""
+    """Select the relaxed headline methods whose TV was computed or bounded, with columns label, method and delta."""
     keys = headline.iloc[0]
     rows = methods[(methods["prompt_set"] == keys["prompt_set"]) & (methods["temperature"] == keys["temperature"])]
     rows = preferred_rows(rows)[lambda kept: kept["kind"] != "none"].drop(columns=["delta"], errors="ignore")
@@ -86,7 +88,10 @@ def _draw_curves(axes: Axes, everything: pd.DataFrame, rows: pd.DataFrame) -> No
 
 
 def _set_scales(axes: Axes, everything: pd.DataFrame) -> float:
-    """Make both axes logarithmic, and return the lower end of the vertical axis. Smaller values are drawn there."""
+    """Make both axes logarithmic, and return the lower end of the vertical axis.
+
+    Smaller values are drawn at that end.
+    """
     deltas, distances = np.sort(everything["delta"].unique()), everything["tv_mean"].to_numpy()
     floor = max(LOWEST, 0.5 * min(deltas.min(), distances[distances > 0].min(initial=1.0)))
     axes.set(xscale="log", yscale="log", xlabel="bound δ asked for")
@@ -98,7 +103,7 @@ def _set_scales(axes: Axes, everything: pd.DataFrame) -> float:
 
 
 def _draw_methods(axes: Axes, methods: pd.DataFrame) -> None:
-    """Draw one line per method of this run: its TV, and its bound delta."""
+    """Draw one line per method of this run, with its TV and its bound delta."""
     axes.set_title("this run's relaxed methods, over the tokens that they met", loc="left")
     axes.set_xlabel("TV from the target, per token (mean)")
     style.name_rows(axes, methods["label"])
@@ -114,7 +119,7 @@ def _draw_methods(axes: Axes, methods: pd.DataFrame) -> None:
 
 
 def _method_marks(methods: pd.DataFrame) -> list[Line2D]:
-    """Return the legend of the marks that some method has."""
+    """Return the legend entries of the markers that occur in the lower panel."""
     is_coupling = methods["kind"] == "coupling"
     measured, bound, delta = (
         Line2D([], [], marker=marker, linestyle="none", color=colour)

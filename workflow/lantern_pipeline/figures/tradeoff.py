@@ -1,4 +1,4 @@
-"""Figure (b): the cost of speed in quality: speed-up and tokens per forward against NLL and prompt accuracy."""
+"""Figure (b): the loss of quality at higher speed, as NLL and prompt accuracy against two measures of speed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,14 @@ FILLS = ("full", "open", "bottom", "left")  # fills of the markers, one per curv
 
 
 def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
-    """Draw 2 x 2 panels: columns are measures of speed, rows are measures of quality.
+    """Draw quality against speed in 2 x 2 panels.
 
-    The figure has page width. Bars are 95 % intervals. A method without a grid is a single point.
+    The columns are speed-up and tokens per forward pass, the rows NLL and prompt accuracy. A line connects the rows of
+    one method with different parameter values. A method with a single row is a point. Bars are 95 % intervals. The
+    figure has page width.
 
     Args:
-        summary: table of `lantern_pipeline.tables.summary.build_summary`.
+        summary: table of results, as `build_summary` returns it.
         settings: config section `metrics`.
     """
     rows = select_headline(summary, settings)
@@ -59,11 +61,12 @@ def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
 
 
 def split_curves(rows: pd.DataFrame) -> pd.DataFrame:
-    """Sort the headline rows by curves, and add the columns `curve` and `place`.
+    """Sort the headline rows into curves, and add the columns `curve` and `place`.
 
-    A curve has the rows of one family along the first parameter that varies in it; k comes last. If further parameters
-    vary (such as k besides delta), each of their values gives another curve of the same colour. `curve` is the name of
-    the curve ("LANTERN: k 20, δ 0.03–0.4"), and `place` its number among the curves of its method.
+    A curve has rows of methods with the same tree, drafts and acceptance that differ in one parameter. This is the
+    first parameter that varies, where k is the last to be considered. If further parameters vary, such as k besides
+    delta, each of their values gives another curve of the same colour. `curve` is the name of the curve ("LANTERN: k
+    20, δ 0.03–0.4"). `place` is its number among the curves of its method.
     """
     symbols = SYMBOLS | custom_parameters(rows)
     grid_order = sorted(symbols, key=lambda name: name == "k")
@@ -90,7 +93,15 @@ def _label(curve: pd.DataFrame, along: str | None, symbols: Mapping[str, str]) -
 
 
 def _draw_curve(axes: Axes, curve: pd.DataFrame, speed: str, quality: str, factor: float) -> None:
-    """Draw a curve. Line style and fill of the markers distinguish curves of one method."""
+    """Draw a curve. Its line style and the fill of its markers distinguish it from other curves of the same method.
+
+    Args:
+        axes: the panel.
+        curve: rows of the curve.
+        speed: column of the horizontal axis.
+        quality: column of the vertical axis.
+        factor: factor by which the quality is multiplied.
+    """
     if curve.empty:
         return
     method, place = curve["method"].iloc[0], curve["place"].iloc[0]
@@ -109,7 +120,10 @@ def _draw_curve(axes: Axes, curve: pd.DataFrame, speed: str, quality: str, facto
 
 
 def _draw_baseline(axes: Axes, rows: pd.DataFrame, quality: str, factor: float) -> None:
-    """Mark the quality of autoregressive decoding, and the band of prompt accuracy that counts as kept."""
+    """Mark the quality of autoregressive decoding.
+
+    For prompt accuracy, also mark the band of values that count as unchanged.
+    """
     level = factor * rows.loc[rows["method_id"] == BASELINE, quality].iloc[0]
     if pd.isna(level):
         return

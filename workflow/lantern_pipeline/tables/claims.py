@@ -1,9 +1,10 @@
 """Claims: the conclusions of a run's tables, in numbers.
 
-They state which methods are exact, which one emits most tokens per forward pass, which one is fastest, at what cost,
-and which claims hold. Tokens per forward carry over to other machines; speed-ups do not.
+They state which methods are exact, which one emits the most tokens per forward pass of the target, which one is
+fastest, and at what cost. Tokens per forward pass are the same on other machines; speed-ups are not.
 
-Sentences about them are written by hand in README.md and docs/results.md. A test compares their numbers with these.
+README.md and docs/results.md have sentences about the claims, which are written by hand. A test compares the numbers in
+these sentences with the claims.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from lantern_pipeline.tables.comparisons import NUM_LENGTHS, compare_at_equal_le
 from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
 ACCURACY_TOLERANCE = 0.02  # prompt accuracy that a relaxed method may lose and still be ranked
-IDLE = 0.1  # busy cores up to which a machine counts as idle
-MIN_TIMED = 6  # prompts; with fewer, not even the range of all their ratios contains the median with 95 % confidence
-LEVEL = 0.05  # significance level of all tests of the output distribution together, divided equally among them
+IDLE = 0.1  # a machine counts as idle if at most this number of cores is busy
+MIN_TIMED = 6  # prompts: the range of fewer ratios contains their true median with less than 95 % confidence
+LEVEL = 0.05  # significance level of all tests of the output distribution together; each test has an equal part of it
 PUBLISHED_RULES = ("sampled_paper", "top_children", "top_official")
-# Columns of a row that a claim reports.
+# Columns that claims about a row report.
 CLAIM_COLUMNS = (
     *("method_id", "label"),
     *with_ends(
@@ -34,7 +35,7 @@ CLAIM_COLUMNS = (
     ),
     *(*with_ends("tv_mean", "substitution_rate"), "num_timed", "num_repeats", "tokens_equal_autoregressive"),
 )
-# Acceptance -> acceptances to compare it with, on the same tree and drafts.
+# Acceptance -> acceptances that it is compared with, with the same tree and drafts.
 OF_ACCEPTANCE = {
     "annealed": ("constant", "reversed"),
     "group": ("additive", "multiplicative"),
@@ -53,15 +54,18 @@ def find_claims(
     settings: MetricsSection,
     seed: int,
 ) -> dict[str, object]:
-    """Compute all claims of a run as JSON values. Claims about methods that did not run are left out.
+    """Compute all claims of a run.
 
     Args:
-        summary: table of results.
-        curves: total variation against delta, total_variation/curves.csv.
+        summary: table of results, as `build_summary` returns it.
+        curves: total variation as a function of delta, from total_variation/curves.csv.
         images: one row per method and image.
-        reports: model -> training report.
+        reports: model -> its training report.
         settings: config section `metrics`.
         seed: random seed of the bootstrap.
+
+    Returns:
+        Name of the claim -> its numbers, as JSON values. Claims about methods that did not run are left out.
     """
     rows = select_headline(summary, settings)
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
@@ -82,10 +86,12 @@ def find_claims(
 
 
 def claims_of_rows(rows: pd.DataFrame) -> dict[str, object]:
-    """Compute the claims that need the headline rows only.
+    """Compute those claims that need only the headline rows.
 
-    `exact` and `relaxed` are the rows with most tokens per forward, `exact_fastest` and `relaxed_fastest` those with
-    the highest speed-up. A relaxed row is ranked only if it keeps its prompt accuracy within ACCURACY_TOLERANCE.
+    These are the rows of the prompt set and the temperature for which conclusions are drawn, see `select_headline`.
+    `exact` and `relaxed` are the rows with the most tokens per forward pass, `exact_fastest` and `relaxed_fastest`
+    those with the highest speed-up. A relaxed row is ranked only if its prompt accuracy is at most ACCURACY_TOLERANCE
+    below that of autoregressive decoding.
     """
     baseline = rows[rows["method_id"] == BASELINE].iloc[0]
     lossless, is_relaxed = rows[_is_lossless(rows)], ~rows["is_exact"].eq(True)
@@ -106,7 +112,13 @@ def claims_of_rows(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def describe_setting(rows: pd.DataFrame) -> dict[str, str]:
-    """Return the setting of the headline rows, as texts for captions."""
+    """Return the setting of the headline rows as texts for captions.
+
+    Returns:
+        Name -> text: number of prompts, prompt set, temperature, guidance scale, numbers of methods and of timed
+        prompts, and latency of autoregressive decoding in milliseconds. If methods were timed, it also has the name of
+        the machine and the number of cores that were busy with other work.
+    """
     row = rows.set_index("method_id").loc[BASELINE]
     is_timed, num_repeats = not pd.isna(row["speedup"]), int(row["num_repeats"])
     prompts = f"{int(row['num_images']) // num_repeats} prompts"
@@ -126,7 +138,7 @@ def describe_setting(rows: pd.DataFrame) -> dict[str, str]:
 
 
 def describe_run(setting: Mapping[str, str]) -> str:
-    """Write the result of `describe_setting` as sentences."""
+    """Write the result of `describe_setting` as two sentences."""
     timed = "none" if setting["num_timed"] == "no" else setting["num_timed"]
     machine, busy = setting.get("machine", "the machine that made this run"), setting.get("busy_elsewhere", "0")
     others = f", and it was not idle: other work kept {busy} cores busy meanwhile" if float(busy) > IDLE else ""
@@ -138,28 +150,35 @@ def describe_run(setting: Mapping[str, str]) -> str:
 
 
 def num_timed(rows: pd.DataFrame | Mapping[str, Any]) -> Any:
-    """Return the timed prompts of each row, or of one row. Each prompt is timed in every repeat."""
+    """Return the number of timed prompts of each row, or of one row.
+
+    It is num_timed / num_repeats, because each prompt is timed in every repeat.
+    """
     return rows["num_timed"] / rows["num_repeats"]
 
 
 def needs_draft_model(rows: pd.DataFrame) -> pd.Series:
-    """Return which rows are of methods with a draft model."""
+    """Return whether each row's method needs a draft model, with the index of `rows`."""
     found = [drafts_of(name).needs_draft_model for name in rows["drafts"]]
     return pd.Series(found, rows.index, dtype=bool)
 
 
 def _is_lossless(rows: pd.DataFrame) -> pd.Series:
-    """Return which rows except the baseline are exact: by proof, and by equal tokens if these must be equal."""
+    """Return which rows are exact, without autoregressive decoding itself.
+
+    A row counts if its method is proven exact. If its tokens must equal those of autoregressive decoding, they must
+    also have been equal in the run.
+    """
     is_equal = (rows["tokens_equal_autoregressive"] == 1) | ~_must_be_equal(rows)
     return rows["is_exact"].eq(True) & is_equal & (rows["method_id"] != BASELINE)
 
 
 def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
-    """Return which rows must have the tokens of autoregressive decoding, one for one.
+    """Return which rows must have the same tokens as autoregressive decoding.
 
-    Rejection sampling without relaxation keeps the distribution, not the tokens. In bfloat16 a forward pass over
-    several nodes rounds differently from one over a single node. Tokens then differ wherever two candidates are closer
-    than the rounding.
+    Rejection sampling without relaxation keeps the distribution, but not the tokens. In bfloat16 a forward pass over
+    several nodes rounds differently from a pass over a single node. Tokens may then differ if the gap between two
+    candidates is smaller than the rounding error. So only float32 rows are included.
     """
     return _keeps_tokens(rows) & (rows["dtype"] == "float32")
 
@@ -167,7 +186,8 @@ def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
 def add_distance(rows: pd.DataFrame) -> pd.DataFrame:
     """Add the columns `distance` and `has_draft_model`.
 
-    `distance` is the total variation from the target, or else its upper bound, the share of substitutions.
+    `distance` is the total variation from the target. If it is unknown, `distance` is its upper bound, the share of
+    substitutions.
     """
     distance = rows["tv_mean"].fillna(rows["substitution_rate"]).mask(rows["method_id"] == BASELINE, 0.0)
     distance = distance.mask(distance < ROUNDING, 0.0)
@@ -180,7 +200,7 @@ def _keeps_tokens(rows: pd.DataFrame) -> pd.Series:
 
 
 def _longest(rows: pd.DataFrame) -> dict[str, object] | None:
-    """Return the numbers of the row with most tokens per forward, or None if there are no rows."""
+    """Return the numbers of the row with the most tokens per forward pass, or None if there are no rows."""
     return None if rows.empty else _numbers_of_row(rows.loc[rows["mean_accepted_length"].idxmax()])
 
 
@@ -191,15 +211,16 @@ def _fastest(rows: pd.DataFrame) -> dict[str, object] | None:
 
 
 def _numbers_of_row(row: pd.Series) -> dict[str, object]:
-    """Return the cells CLAIM_COLUMNS of a row; an empty cell gives None."""
+    """Return the values of a row in the columns CLAIM_COLUMNS. An empty cell gives None."""
     cells = ((name, row.get(name, np.nan)) for name in CLAIM_COLUMNS)
     return {name: None if pd.isna(cell) else cell if isinstance(cell, str) else float(cell) for name, cell in cells}
 
 
 def _count_equal_rows(summary: pd.DataFrame) -> dict[str, float]:
-    """Count the rows that must have the baseline's tokens, over all repeats, and those that do.
+    """Count the rows whose tokens must equal those of autoregressive decoding, and how many of them do so.
 
-    For bfloat16, return the mean share of images with equal tokens.
+    All repeats count. For bfloat16 rows, whose tokens need not be equal, the mean share of images with equal tokens is
+    returned.
     """
     kept = summary[summary["repeat"] != POOLED]
     kept = kept[_keeps_tokens(kept)]
@@ -217,8 +238,10 @@ def _count_equal_rows(summary: pd.DataFrame) -> dict[str, float]:
 def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
     """Return the claim `distribution`: results of the tests of the output distribution.
 
-    A method without relaxation is refuted by the test of whole images, by total variation at nodes, or by unequal
-    tokens. For relaxed methods, the claim states how many the test of whole images can tell from the target.
+    An exact method is refuted by one of three findings. The test of whole images rejects it. Its total variation at
+    nodes exceeds the rounding error. Its tokens differ from those of autoregressive decoding, although they must be
+    equal. For relaxed methods, the claim states for how many the test of whole images detects a difference from the
+    target.
     """
     others = rows[rows["method_id"] != BASELINE]
     tested, is_claimed = others["law_p"].notna(), others["is_exact"].eq(True)
@@ -245,9 +268,15 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def _frontier(rows: pd.DataFrame) -> dict[str, object]:
-    """Return the Pareto frontier of tokens per forward and distance from the target, most tokens first.
+    """Return the Pareto frontier of tokens per forward pass and distance from the target, most tokens first.
 
-    There are two: of all methods, and of methods without a draft model.
+    Returns:
+        An empty dict if the distance of fewer than two methods is known. Otherwise:
+
+        - all: frontier of all methods.
+        - without_draft_model: frontier of the methods without a draft model.
+        - num_rows: number of rows with a known distance.
+        - not_measured: labels of the other rows.
     """
     placed = add_distance(rows)
     known = placed[placed["distance"].notna()]
@@ -262,9 +291,10 @@ def _frontier(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def _bound(curves: pd.DataFrame) -> dict[str, object]:
-    """Return whether delta bounds the total variation.
+    """Return the claim `delta`: whether delta bounds the total variation.
 
-    Published acceptances are checked at the delta nearest to 0.1, Lantern's `bounded` at every delta.
+    Published acceptances are checked at the delta nearest to 0.1. Lantern's acceptance `bounded` is checked at every
+    delta.
     """
     if curves.empty:  # the run has no draft model
         return {}
@@ -284,10 +314,18 @@ def _bound(curves: pd.DataFrame) -> dict[str, object]:
 def _compare_acceptance(
     rows: pd.DataFrame, images: pd.DataFrame, first: str, others: tuple[str, ...], options: Mapping[str, int]
 ) -> dict[str, object]:
-    """Compare acceptances with the same drafts and tree by likelihood and total variation.
+    """Compare acceptances by likelihood and total variation, at equal tokens per forward pass.
+
+    Args:
+        rows: headline rows, as from `select_headline`.
+        images: one row per method and image.
+        first: acceptance that is compared with the others. Its drafts and tree select the rows.
+        others: the other acceptances.
+        options: num_resamples and seed of the bootstrap.
 
     Returns:
-        first -> other acceptance -> numbers, or None if the two reach no common length.
+        first -> other acceptance -> numbers, or None if the two do not reach a common number of tokens per forward
+        pass. Empty if `first` did not run.
     """
     # the acceptance "weighted" has three variants, by its parameter `fall`
     falls = rows["fall"].map({0.7: "annealed", 0.0: "constant", -0.7: "reversed"})
@@ -316,7 +354,10 @@ def _compare_acceptance(
 
 
 def _numbers_of_models(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return numbers of training reports: model -> name -> number. The accuracy of a split is `<split>_accuracy`."""
+    """Return the numbers in training reports: model -> name -> number.
+
+    The accuracy on a split is named `<split>_accuracy`.
+    """
     found = {}
     for name, report in reports.items():
         splits = {f"{key}_accuracy": part["accuracy"] for key, part in report.items() if key in ("val", "unseen")}
