@@ -221,8 +221,11 @@ def test_static_tree_structure(name):
 def renumber(paths: torch.Tensor) -> tuple[torch.Tensor, dict[int, int]]:
     """Return parents (1, nodes) of a tree that is given by the paths to its leaves, and the new number of each node.
 
-    Args: paths: rows of node numbers, padded with -1. New numbers are ordered by depth, then by first appearance:
-    siblings in the order in which the reference tries them.
+    New numbers are ordered by depth, then by first appearance. Siblings are thus in the order in which the reference
+    tries them.
+
+    Args:
+        paths: rows of node numbers, padded with -1.
     """
     number: dict[int, int] = {}
     for column in paths.T.tolist():

@@ -280,7 +280,11 @@ def test_the_distribution_of_whole_images_of_cool_is_the_references(row):
 
     @cache
     def images_behind(tokens: tuple[int, ...], place: int) -> torch.Tensor:
-        """Return the distribution of images after these tokens, of which `place` are drafts accepted in this step."""
+        """Return the distribution of whole images that begin with these tokens.
+
+        Args:
+            place: how many of the tokens are drafts that were accepted in this step.
+        """
         if len(tokens) == count:
             return torch.ones(1, dtype=torch.float64)
         if place == min(3, count - len(tokens) + place - 1):

@@ -27,7 +27,12 @@ FOLDER = DATA / "peers"
 
 
 def make_parts(world: TableWorld, name: str, embedding: torch.Tensor | None = None, **parts):
-    """Return drafter and verifier of a preset on a table world, whose target has this embedding of its codes."""
+    """Return drafter and verifier of a preset.
+
+    Args:
+        world: table world that serves as target.
+        embedding: code embeddings of this target.
+    """
     spec = make_method(name, **parts)
     config = TargetConfig(vocab_size=world.vocab_size, grid=world.width)
     return SpeculativeJacobiDrafter(static_tree(spec.tree_shape), spec, config), make_verifier(

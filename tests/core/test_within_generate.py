@@ -45,7 +45,10 @@ def emu3_inputs(processor, texts=PROMPTS, **options):
 
 
 def constraint(model, processor, height, width):
-    """Return the prefix function of the class's documentation: codes and line ends of an image, then what follows."""
+    """Return the prefix function from the documentation of the class.
+
+    It allows the codes and line ends of an image, and then the tokens that follow an image.
+    """
     tokenizer, words = processor.tokenizer, model.model.vocabulary_mapping
     behind = [tokenizer.eof_token_id, tokenizer.eoi_token_id, tokenizer.eos_token_id]
 

@@ -358,7 +358,10 @@ def test_nothing_is_missing_with_a_window_of_a_line(models):
 
 
 def test_the_first_line_misses_nothing_and_what_follows_does(models):
-    """All positions except 0, in order. The distributions that were used give the sampled tokens."""
+    """Nodes are all positions except 0, in order.
+
+    Their distributions, from which the tokens were sampled, give these tokens again.
+    """
     generation, nodes, found = measure_lines(models, 2)
     tv = found.tv_from(nodes.target_probs).view(3, 15)
     assert float(tv[:, :3].max()) < 1e-4 and float(tv[:, 3:].mean()) > 0.01

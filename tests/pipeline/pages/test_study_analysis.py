@@ -90,9 +90,10 @@ def test_a_planted_preference_is_found_and_none_where_there_is_none(tmp_path):
 
 
 def simulate(generator, num_readers, num_prompts, shift, reader_scatter, prompt_scatter):
-    """Simulate choices of participants and prompts that differ, (readers, prompts) bool.
+    """Simulate choices, (readers, prompts) bool, with random effects of participants and prompts.
 
-    A shift of 0 gives a share of one half.
+    Args:
+        shift: preference for the autoregressive image; 0 means that it is chosen in half of the pairs.
     """
     scores = shift + generator.logistic(size=(num_readers, num_prompts))
     scores = scores + reader_scatter * generator.normal(size=(num_readers, 1))

@@ -1,4 +1,8 @@
-"""Tests of imports: jobs on tables start without torch, which takes seconds; others without optional packages."""
+"""Tests of the imports of jobs.
+
+Jobs on tables start without torch, whose import takes seconds. Other jobs do not import packages that they may not
+need.
+"""
 
 import ast
 import subprocess

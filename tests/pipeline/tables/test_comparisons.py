@@ -1,4 +1,7 @@
-"""Tests of paired differences, equal accepted length and published numbers: by hand, and by coverage."""
+"""Tests of paired differences, comparisons at equal accepted length, and published numbers.
+
+Expected values are computed by hand, and intervals are tested by simulated coverage.
+"""
 
 from __future__ import annotations
 

@@ -160,7 +160,10 @@ def test_the_largest_total_variation_of_all_repeats_is_theirs_together():
 
 
 def test_a_share_that_prompts_decide_is_as_unsure_as_its_prompts():
-    """Four prompts in two repeats are right or wrong in both, so a resample of wrong ones only is not rare."""
+    """Each of four prompts is right in both repeats or wrong in both.
+
+    A resample with only wrong prompts is therefore not rare, and the interval must be wide.
+    """
     hits, options = np.array([[1.0, 1.0, 0.0, 0.0]] * 2), {"num_resamples": 500, "seed": 0}
     found = _share_with_interval("x", hits, np.ones((2, 4), dtype=bool), options)
     assert found == {"x": 0.5, "x_low": 0.0, "x_high": 1.0}
