@@ -43,8 +43,8 @@ class ImageTest:
     def p_value(self, codes: torch.Tensor, sampling: SamplingConfig) -> float:
         """Return the p-value of the chi-square test of some images.
 
-        It is the probability that as many images sampled from the target would deviate from its distribution at least
-        as much as these images.
+        It is the probability that images sampled from the target would deviate from its distribution at least as much
+        as these images do.
 
         Args:
             codes: tokens of the images, (images, tokens), in the order of the prompts.

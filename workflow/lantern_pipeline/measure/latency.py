@@ -119,7 +119,7 @@ class _Watch:
 
     Attributes:
         marks: start of each forward pass, as `_now` returns it, prefill first.
-        core_seconds: core-seconds from the first forward pass to the end, as (this process, whole machine).
+        core_seconds: core-seconds from the first forward pass to the end, shaped like those of `_core_seconds`.
     """
 
     marks: list[float | torch.cuda.Event] = field(default_factory=list)

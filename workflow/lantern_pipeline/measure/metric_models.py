@@ -70,7 +70,7 @@ class MetricModels:
     fidelity: ClassifierFidelity | PublishedFidelity | None = None
 
     def describe(self) -> dict[str, str | None]:
-        """Return the columns of all metrics' `describe`, which identify the metric models and the preprocessing."""
+        """Return the columns that identify all metric models and the preprocessing, from `describe` of each metric."""
         parts = [part.describe() for part in (self.fidelity, *self.scores) if part is not None]
         return {name: value for part in parts for name, value in part.items()}
 

@@ -280,7 +280,7 @@ def distribution_given_children(
 def distribution_of_one_sampled_draft(
     target_probs: torch.Tensor, draft_probs: torch.Tensor, rejection: Rejection
 ) -> OutputDistribution:
-    """Compute the exact output distribution if each node has one draft, sampled from p.
+    """Compute the exact output distribution if each node has one draft, sampled from the draft model.
 
     The result is a sum over all codes x with p(x) > 0 as drafts, weighted by p(x). If the residual distribution is the
     same for all rejected drafts, a closed formula replaces the sum.

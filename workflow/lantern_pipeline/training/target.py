@@ -100,7 +100,7 @@ def evaluate_target(model: TargetModel, dataset: CodeDataset, batch_size: int = 
     """Compute the target's mean cross-entropy on images given their captions, in nats per token.
 
     Args:
-        model: the target, in evaluation mode.
+        model: the target.
         dataset: held-out images.
         batch_size: images per batch.
     """

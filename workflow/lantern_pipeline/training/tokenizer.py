@@ -34,7 +34,7 @@ class TokenizerTraining:
         learning_rate: highest learning rate of AdamW.
         continuous_steps: number of steps without quantisation at the beginning, at most half of all steps.
         codebook_decay: decay per step of the moving averages of latents, from which the codes are computed.
-        dead_share: a code is moved to a random latent if it is used less than this share of the mean use of a code.
+        dead_share: a code is moved to a random latent if its use falls below this share of the mean use of all codes.
         commitment_weight: weight of the loss that pulls latents to their codes.
         gradient_weight: weight of the loss for sharp edges.
         perceptual_weight: weight of the distance between the attribute classifier's activations.
