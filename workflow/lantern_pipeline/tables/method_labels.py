@@ -66,7 +66,7 @@ def method_marker(method: str) -> str:
 
 
 def label_family(method: Mapping[str, object]) -> str:
-    """Write a method's label without parameters: "LANTERN (chain9, sjd)".
+    """Write a method's label without parameters, such as "LANTERN (chain9, sjd)" with tree chain9 and drafts sjd.
 
     Args:
         method: a row of a table.
@@ -77,7 +77,11 @@ def label_family(method: Mapping[str, object]) -> str:
 
 
 def describe_parameters(method: Mapping[str, object]) -> str:
-    """Write a row's parameters: "k 20, δ 0.1". Values that equal those of the preset are left out."""
+    """Write a method's parameters, such as "k 20, δ 0.1". Values that equal those of the preset are left out.
+
+    Args:
+        method: a row of a table, whose columns include the parameters.
+    """
     usual = _base_of(method)[1]
     symbols = SYMBOLS | custom_parameters(pd.DataFrame([dict(method)]))
     told = [(symbol, method[name]) for name, symbol in symbols.items() if _is_told(method, name, usual)]
@@ -120,9 +124,12 @@ def label_rows(table: pd.DataFrame) -> pd.Series:
 
 
 def _base_of(method: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
-    """Return the name that a label begins with, and the tree, drafts, acceptance and parameters that it implies.
+    """Return the name with which a method's label begins, and the values that this name implies.
 
-    A label does not repeat the implied values.
+    The values are tree, drafts, acceptance and parameters. The label does not repeat them.
+
+    Args:
+        method: a row of a table.
     """
     base = preset_of(str(method["method"]))
     if base == "lantern" and method.get("drafts") == "sampled":
