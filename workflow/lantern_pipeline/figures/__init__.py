@@ -1,1 +1,1 @@
-"""Figures, one file each: from a table or arrays to a matplotlib figure."""
+"""Figures of a run. Each module draws one figure, and takes a table or arrays as input."""
