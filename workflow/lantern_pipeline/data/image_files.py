@@ -221,7 +221,7 @@ def resize_and_crop(image: Image.Image, image_size: int) -> Image.Image:
 
 
 def decode_images(tokenizer: ImageModel, codes: Tensor, num_at_once: int | None = None) -> Tensor:
-    """Decode codes to images. Tokens that end a line of codes are dropped first.
+    """Decode codes to images. If an image has line-end tokens, they are dropped first.
 
     Args:
         tokenizer: image tokenizer.

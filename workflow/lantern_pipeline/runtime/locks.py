@@ -138,9 +138,12 @@ def _wait_until(attempt: Callable[[], T | None], reason: Callable[[], str], term
 
 
 def _write_holder(file: IO[str]) -> None:
-    """Replace the contents of a locked file by the process that holds the lock.
+    """Write into a locked file which process holds the lock: this one.
 
-    An example is "process 123 on <host>, Slurm job 62".
+    An example is "process 123 on <host>, Slurm job 62". Another process that waits for the lock shows this text.
+
+    Args:
+        file: the locked file. Its contents are replaced.
     """
     job = os.environ.get("SLURM_JOB_ID")
     file.truncate(0)

@@ -207,7 +207,7 @@ def _read(path: Path) -> str:
 
 
 def set_job_environment(root: Path | str) -> None:
-    """Set the environment variables that jobs inherit. A variable that the user has set is not changed.
+    """Set the environment variables in JOB_ENVIRONMENT, which all jobs inherit, unless the user has set them.
 
     PYTHONPATH is extended, so that scripts can import the packages below `root` even if they are not installed.
 
