@@ -53,7 +53,11 @@ def draw_ablations(table: pd.DataFrame) -> Figure:
 
 
 def _label(rows: pd.DataFrame) -> pd.DataFrame:
-    """Sort the variants of one ablation, and add column `label`, which names their differences."""
+    """Sort the variants of one ablation, and add column `label`, which names what distinguishes a variant from others.
+
+    Args:
+        rows: one row per variant.
+    """
     shown = rows.assign(**{part: rows[part].astype(object).where(rows[part].notna(), "none") for part in PARTS})
     # in the order of first appearance
     shown = shown.sort_values(["method", *PARTS], key=lambda column: pd.factorize(column)[0], kind="stable")

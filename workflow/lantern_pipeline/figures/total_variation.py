@@ -30,7 +30,7 @@ COLOURS = {
     "sampled_js": style.ORANGE,
 }
 UPPER_HEIGHT = 3.75  # inches
-LOWEST = 1e-3  # smaller distances are drawn at this value
+LOWEST = 1e-3  # smaller TVs are drawn at this value
 PANELS = ("sampled drafts", "deterministic (top) drafts")
 WRAP = 58  # letters in a line of the legend
 

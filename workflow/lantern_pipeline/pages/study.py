@@ -70,13 +70,14 @@ def select_trials(
 ) -> tuple[list[Trial], list[StudyMethod]]:
     """Choose and decode the pairs of images of a study, and then the attention checks.
 
-    Each method gets the next `num_trials` prompts of the set. After the last prompt, the set begins again. An
-    autoregressive image therefore appears twice only if there are too few prompts; readers would recognise it. If the
-    two images of a pair are equal in every token, the pair is not shown but counted in `num_ties`.
+    The first method gets the first `num_trials` prompts, and each further method the prompts that follow. After the
+    last prompt comes the first again. Readers would recognise an autoregressive image that they have seen, so it
+    appears twice only if there are too few prompts. If the two images of a pair are equal in every token, the pair is
+    not shown but counted in `num_ties`.
 
     Args:
         records: method id -> codes of its images, in the order of `prompts`.
-        prompts: prompts of the set.
+        prompts: all prompts of the headline prompt set.
         tokenizer: image tokenizer, which decodes codes to images.
         settings: config section `study`.
 

@@ -113,7 +113,7 @@ def _take_gpu(names: list[str], folder: Path, stack: ExitStack) -> str | None:
         stack: the lock ends when this stack is closed.
     """
     for name in names:
-        # The name of a GPU may be the same in several Slurm jobs: 0 may be the first GPU of each. The key has the job.
+        # Several Slurm jobs may use the same name for different GPUs, so the key contains the number of the Slurm job.
         key = re.sub(r"[^A-Za-z0-9-]", "_", f"{name}-{os.environ.get('SLURM_JOB_ID', '')}")
         with ExitStack() as attempt:
             if try_lock(attempt.enter_context(open(folder / key, "a", encoding="utf-8"))):

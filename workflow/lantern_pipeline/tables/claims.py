@@ -24,10 +24,10 @@ from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
 ACCURACY_TOLERANCE = 0.02  # prompt accuracy that a relaxed method may lose and still be ranked
 IDLE = 0.1  # a machine counts as idle if at most this number of cores is busy
-MIN_TIMED = 6  # prompts: the range of fewer ratios contains their true median with less than 95 % confidence
+MIN_TIMED = 6  # prompts: below that, the true median is outside the measured range with a probability above 5 %
 LEVEL = 0.05  # significance level of all tests of the output distribution together; each test has an equal part of it
 PUBLISHED_RULES = ("sampled_paper", "top_children", "top_official")
-# Columns that claims about a row report.
+# Columns of the table of results that a claim about one method contains.
 CLAIM_COLUMNS = (
     *("method_id", "label"),
     *with_ends(
@@ -148,7 +148,11 @@ def describe_setting(rows: pd.DataFrame) -> dict[str, str]:
 
 
 def describe_run(setting: Mapping[str, str]) -> str:
-    """Write the result of `describe_setting` as two sentences."""
+    """Write how the results were measured, as two sentences.
+
+    Args:
+        setting: result of `describe_setting`.
+    """
     timed = "none" if setting["num_timed"] == "no" else setting["num_timed"]
     machine, busy = setting.get("machine", "the machine that made this run"), setting.get("busy_elsewhere", "0")
     others = f", and it was not idle: other work kept {busy} cores busy meanwhile" if float(busy) > IDLE else ""

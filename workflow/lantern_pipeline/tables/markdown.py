@@ -29,7 +29,7 @@ README_COLUMNS = ("mean_accepted_length", "relative_step_cost", "speedup", "nll"
 README_PLAIN = ("mean_accepted_length", "relative_step_cost", "tv_mean")
 PREDICTED = "speed-up on GPUs (predicted)"  # title of the column after the measured speed-up
 PLAIN = ("substitutions", "tokens_equal_autoregressive")  # metrics that are shown without intervals everywhere
-# Numbers of rows in the README, at most: exact methods with a draft model (and one without it), and relaxed methods.
+# Largest numbers of exact methods with a draft model and of relaxed methods in the README.
 NUM_EXACT, NUM_RELAXED = 2, 4
 # Table of targets: column -> (title, format, factor). OF_TARGET describes the target, OF_METHOD each method on it.
 OF_TARGET = {

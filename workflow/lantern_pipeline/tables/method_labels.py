@@ -31,7 +31,7 @@ WORDS = tuple(name for name, parameter in PARAMETERS.items() if parameter.choice
 PARTS = ("tree", "drafts", "acceptance", "residual", "neighbours", *WORDS)
 SYMBOLS = {name: parameter.symbol for name, parameter in PARAMETERS.items() if name not in WORDS}
 STATIC_TREE = "chain3"  # tree that "static" in a preset means: draft_tree.static in config.yaml
-# Values that labels leave out: those of every method, and further ones of methods with SJD drafts.
+# Values that labels leave out because they are usual: for all methods, and in addition for methods with SJD drafts.
 _USUAL = {"residual": "paper", "neighbours": "l2_normalised"}
 _USUAL_SJD = {"coupling": "none", "labels": "point"}
 
@@ -114,12 +114,12 @@ def label_method(method: Mapping[str, object]) -> str:
 
 
 def label_families(table: pd.DataFrame) -> pd.Series:
-    """Return the label of each row without parameters, as `label_family` writes it, with the table's index."""
+    """Return the label of each row's method without parameters, see `label_family`. The index is that of `table`."""
     return pd.Series([label_family(row) for _, row in table.iterrows()], table.index, dtype=object)
 
 
 def label_rows(table: pd.DataFrame) -> pd.Series:
-    """Return the label of each row, as `label_method` writes it, with the table's index."""
+    """Return the label of each row's method, see `label_method`. The index is that of `table`."""
     return pd.Series([label_method(row) for _, row in table.iterrows()], table.index, dtype=object)
 
 
