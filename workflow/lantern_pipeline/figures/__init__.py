@@ -1,1 +1,1 @@
-"""Figures of a run. Each module draws one figure, and takes a table or arrays as input."""
+"""Figures of a run, drawn from tables or arrays. There is one module per figure, and modules with shared parts."""

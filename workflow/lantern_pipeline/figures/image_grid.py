@@ -36,7 +36,7 @@ def wrap_prompt(text: str, width: int = WRAP, max_lines: int = MAX_LINES) -> str
 
 
 class Pictures(TypedDict):
-    """Arguments of `draw_pictures`, as a dict. They are explained there."""
+    """Arguments of `draw_pictures`, as a dict. The docstring of that function explains them."""
 
     images: np.ndarray
     row_titles: Sequence[str]

@@ -1,8 +1,8 @@
 """Analysis of the preference study: answer files, preference rates with intervals, and conclusions.
 
 The preference rate of a method is the share of choices of the autoregressive image. Its interval regards both readers
-and prompts as random samples, so the conclusion is not limited to those of the study. If the interval excludes one
-half, readers prefer one of the two kinds of images.
+and prompts as random samples, so it also holds for readers and prompts that are not in the study. If the interval
+excludes one half, readers prefer one of the two kinds of images.
 
 The *key* of a study is a file that states which image of each trial is the autoregressive one. The page hides this.
 """

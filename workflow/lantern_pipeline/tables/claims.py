@@ -99,7 +99,7 @@ def claims_of_rows(rows: pd.DataFrame) -> dict[str, object]:
         - exact_without_draft_model: the same for exact methods without a draft model.
         - relaxed: numbers of the relaxed method with the most tokens. Methods that lose more than ACCURACY_TOLERANCE
           of prompt accuracy are left out.
-        - relaxed_and_slow: labels of relaxed methods whose measured speed-up is clearly below 1.
+        - relaxed_and_slow: labels of the relaxed methods for which the whole interval of the speed-up is below 1.
         - distribution: see `_judge_distributions`.
         - frontier: see `_frontier`.
     """
@@ -180,8 +180,8 @@ def needs_draft_model(rows: pd.DataFrame) -> pd.Series:
 def _is_lossless(rows: pd.DataFrame) -> pd.Series:
     """Return whether the method of each row is exact, bool. The row of autoregressive decoding gets False.
 
-    A method is exact if a proof says so (column is_exact), and the run does not contradict the proof. The run does so
-    if tokens differ from those of autoregressive decoding in a row that `_must_be_equal` selects.
+    A method is exact if a proof says so (column is_exact), and the run does not contradict the proof. The run
+    contradicts it if tokens must equal those of autoregressive decoding (see `_must_be_equal`), but differ.
     """
     is_equal = (rows["tokens_equal_autoregressive"] == 1) | ~_must_be_equal(rows)
     return rows["is_exact"].eq(True) & is_equal & (rows["method_id"] != BASELINE)
@@ -190,9 +190,11 @@ def _is_lossless(rows: pd.DataFrame) -> pd.Series:
 def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
     """Return whether each row must have the same tokens as autoregressive decoding, bool.
 
-    Two kinds of exact methods get False. Exact rejection sampling keeps the distribution, but not the tokens. In
-    bfloat16 a forward pass over several nodes rounds differently from a pass over a single node. Tokens may then differ
-    if the gap between two candidates is smaller than the rounding error.
+    Relaxed methods get False, and so do exact methods in two cases:
+
+    - The method uses rejection sampling, which keeps the distribution, but not the tokens.
+    - The dtype is bfloat16. A forward pass over several nodes then rounds differently from a pass over a single node.
+      If the gap between two candidates is smaller than the rounding error, the tokens may differ.
     """
     return _keeps_tokens(rows) & (rows["dtype"] == "float32")
 
@@ -362,9 +364,8 @@ def _compare_acceptance(
         options: num_resamples and seed of the bootstrap.
 
     Returns:
-        `first` -> other acceptance -> numbers of `compare_at_equal_length` with the mean total variations tv_first and
-        tv_second. The numbers are None if no number of tokens per forward pass is reached by both. The dict is empty if
-        `first` or all others did not run.
+        `first` -> other acceptance -> result of `compare_at_equal_length`. If that is not None, the mean total
+        variations tv_first and tv_second are added. The dict is empty if `first` or all others did not run.
     """
     # the acceptance "weighted" has three variants, by its parameter `fall`
     falls = rows["fall"].map({0.7: "annealed", 0.0: "constant", -0.7: "reversed"})

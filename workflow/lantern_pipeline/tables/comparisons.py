@@ -2,6 +2,7 @@
 
 *Length* is the number of tokens per forward pass. Methods use the same noise, so their difference on the same prompts
 is known much more precisely than the two means.
+
 Conclusions are drawn from separate 95 % intervals, without a correction for their number. If there is no true
 difference, about one interval in twenty still excludes 0.
 """
@@ -119,8 +120,8 @@ def _row(
         metric: the metric.
         counts: (number of repeats, number of prompts).
         interval: values of the columns INTERVAL: difference from autoregressive decoding, lower end and upper end.
-        shown: (lower end, upper end) from which the conclusion is drawn. They are those of `interval`, except for
-            distances, whose conclusion depends on the largest distance of an image.
+        shown: (lower end, upper end) from which the conclusion is drawn. For most metrics they equal the ends of
+            `interval`. For a distance, both are the largest distance of an image.
     """
     num_repeats, num_prompts = counts
     conclusion = conclude(*shown, num_prompts, num_repeats, metric=metric)

@@ -123,8 +123,8 @@ def bound_cells(found: Mapping[str, Any]) -> Cells:
     """Make the table of claim `delta`: whether an acceptance's parameter delta bounds its total variation.
 
     The table has the total variation between the target's distribution and the distribution of emitted tokens. It is
-    shown for published acceptances at one value of delta. For Lantern's `bounded`, the table says whether it ever
-    exceeds delta.
+    shown for published acceptances at one value of delta. For Lantern's `bounded`, the table only says whether the
+    total variation ever exceeds delta.
 
     Args:
         found: the claim, as `find_claims` returns it.
@@ -141,8 +141,8 @@ def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
     Each line compares two acceptances by the difference of their NLL, and by their total variations from the target.
 
     Args:
-        found: first acceptance -> second acceptance -> numbers of the comparison, or None if no number of tokens per
-            forward pass is reached by both.
+        found: first acceptance -> second acceptance -> numbers of the comparison, or None if the two have no common
+            range of tokens per forward pass.
     """
     rows = []
     for first, others in found.items():
