@@ -109,7 +109,10 @@ def distribution_cells(found: Mapping[str, Any]) -> Cells:
     """
     refuted = ", ".join(f"{label} (p {p:.4f})" for label, p in found["refuted"].items())
     return [
-        ["exact methods", "not refuted", "refuted", "tests", "p must be below", "relaxed rows", "told from the target"],
+        [
+            *("exact methods", "not rejected", "rejected", "tests", "level of each test"),
+            *("relaxed methods", "distinguished from the target"),
+        ],
         [
             *(str(found[name]) for name in ("num_claims", "num_confirmed")),
             refuted or "none",
@@ -132,7 +135,7 @@ def bound_cells(found: Mapping[str, Any]) -> Cells:
     rows = [[title, with_interval(found["published"][rule], "tv_mean")] for rule, title in _RULES.items()]
     bounded = "above" if found["ours_is_above"] else "never above"
     rows.append(["`bounded`", f"{bounded} delta on {found['num_nodes']} nodes at {found['num_deltas']} values of it"])
-    return [["rule", f"TV from the target at delta {found['delta']:g}"], *rows]
+    return [["acceptance", f"TV from the target at delta {found['delta']:g}"], *rows]
 
 
 def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
@@ -158,7 +161,7 @@ def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
 
 
 def trend_cells(claims: Mapping[str, Mapping[str, Any]]) -> Cells:
-    """Make the table that shows whether methods are faster on more ambiguous targets, with one line per method.
+    """Make the table that shows whether methods gain more on more ambiguous targets, with one line per method.
 
     A line shows the range of the method's measure over all targets, and how the measure correlates with the ambiguity
     of the target. The measure is the gain, or tokens per forward pass if the method has no gain.
