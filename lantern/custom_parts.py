@@ -129,7 +129,8 @@ def watch_acceptance(acceptance: Any, spec: MethodSpec) -> None:
 def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Tensor]:
     """Return the function `admits` of a user's bound, with a check of its result.
 
-    The result states which sets of nearest codes are within the bound. After the first False all must be False.
+    The result states which sets of nearest codes are within the bound. After the first False all must be False. The
+    last entry is exempt, since it is about a set with the draft itself, see `RelaxedSets.admits`.
     """
     admits = acceptance.admits
 
