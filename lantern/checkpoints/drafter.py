@@ -1,6 +1,6 @@
-"""Reading of draft models, in Lantern's layout or in the layout of the LANTERN authors.
+"""Functions that read draft models, in Lantern's layout or in the layout of the LANTERN authors.
 
-A draft model can be used only with the target for which it was trained, so that its sizes are compared with the
+A draft model can be used only with the target for which it was trained. Its sizes are therefore compared with the
 target's.
 
 Source: key lists and modelling code of jadohu/LANTERN@3a56e45, models/drafters/cnets_llamagen.py.

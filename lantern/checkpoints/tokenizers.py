@@ -1,4 +1,4 @@
-"""Reading of image tokenizers: Lantern's, VQ-16, Chameleon's, Emu3's, and those inside models of transformers."""
+"""Functions that read image tokenizers: VQ-16, Lantern's, Chameleon's, Emu3's, and those in models of transformers."""
 
 from __future__ import annotations
 

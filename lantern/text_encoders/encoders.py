@@ -32,8 +32,8 @@ def make_text_encoder(
         prompts: description of the model's prompts, with the name of the encoder.
         file: for the encoder "t5", the folder of a T5. For a family of transformers models, a tokenizer.json or its
             folder. Not needed for other encoders.
-        large: side of the image in codes, if the model's prompts state it.
-        small: side in codes of a smaller image that is generated first. 0 if there is none.
+        large: side of the image in codes. Only needed if the model's prompts state it, as Emu3's and GLM-Image's do.
+        small: side in codes of a smaller image that the model generates first. 0 if it generates none.
         device: device of a T5.
 
     Raises:
