@@ -20,8 +20,8 @@ def official_residual(
     """Return the residual distribution of the LANTERN authors' code after a rejected draft, (..., vocab).
 
     Some of the draft's nearest codes are merged into it: their target probabilities count for the draft. Let t be the
-    target distribution and p the distribution that the draft was sampled from. The residual is normalise(max(0, t -
-    p)). For a deterministic draft it is t without the draft, normalised.
+    target distribution and p the distribution that the draft was sampled from. If no code is merged, the residual is
+    normalise(max(0, t - p)). For a deterministic draft it is t without the draft, normalised.
 
     In the paper, the residual is 0 at the merged codes. The authors' code differs from the paper in two ways. First, if
     at least one code is merged, it changes all of the k + 1 nearest codes, merged or not. For LlamaGen's sampled drafts

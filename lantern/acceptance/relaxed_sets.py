@@ -314,8 +314,7 @@ class MultiplicativeBound(RelaxedSets):
     the distance of the output distribution from the target's, since the bound is wider for more probable drafts.
 
     Attributes:
-        lambda_: lambda, an upper bound of s(x) / t(x). This is the factor by which relaxation raises the probability of
-            x.
+        lambda_: lambda, an upper bound of the factor s(x) / t(x) by which relaxation raises the probability of x.
 
     Source: LANTERN++ (arXiv 2502.06352), section 3.
     """
@@ -465,10 +464,10 @@ class GreedyWithinBound(Verifier):
         self.takes_first_leaf = takes_first_leaf
 
     def order_of_nodes(self, tree: DraftTree) -> torch.Tensor | None:
-        """Return for each node the number of the first leaf that is reached through it, or of the node if it is a leaf.
+        """Return for each node the number of the lowest-numbered leaf below it, and for a leaf its own number.
 
-        Of several longest accepted paths, the one that leads to the lowest-numbered leaf then wins. None if
-        `takes_first_leaf` is False. For the argument see `Verifier.order_of_nodes`.
+        Of several longest accepted paths, the one that leads to the lowest-numbered leaf then wins. The result is None
+        if `takes_first_leaf` is False. For the argument see `Verifier.order_of_nodes`.
         """
         return first_leaf(tree) if self.takes_first_leaf else None
 

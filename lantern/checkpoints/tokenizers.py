@@ -141,8 +141,8 @@ def _sizes(weights: WeightFile, blocks: str, image_size: int | None, grid: int |
 
     Args:
         weights: the weights.
-        blocks: name of the encoder's blocks at a resolution level, with {} in place of the level:
-            "encoder.conv_blocks.{}.res.".
+        blocks: prefix of the names of the encoder's blocks at one resolution level, with {} in place of the number of
+            the level. An example is "encoder.conv_blocks.{}.res.".
         image_size: side of an image in pixels. Needed if `grid` is not given.
         grid: side of an image in codes.
 

@@ -167,7 +167,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         """Return random first drafts, and their draft distributions.
 
         The window consists of the positions that are drafted, from the one after the last emitted token on. At the end
-        of a line the only possible token is drafted.
+        of a line the line-end token is drafted, since the target allows no other token there.
 
         Args:
             state: the state of the drafter.

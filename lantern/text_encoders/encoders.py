@@ -78,12 +78,12 @@ def describe_features(encoder: str) -> dict[str, str | int]:
 
 
 def compare_features(path: Path, report: Mapping[str, Any], encoder: str) -> None:
-    """Check that a target was trained with the features of its text encoder.
+    """Check that a text encoder makes the same features of prompts as in the training of a target.
 
     Args:
         path: file of the target.
         report: JSON values in that file that describe the training. The settings of the features are under "text".
-        encoder: name of the text encoder.
+        encoder: name of the text encoder that will be used with the target.
 
     Raises:
         ValueError: the settings differ, so that the target would ignore the prompt.
