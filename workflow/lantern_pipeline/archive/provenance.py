@@ -255,7 +255,7 @@ def render_page(provenance: Provenance) -> str:
         "seeds": ", ".join(f"{name} {value}" for name, value in provenance["seeds"].items()),
         "checked by": f"SHA-256 of {num_files} files and of {len(provenance['resources'])} resources from elsewhere",
     }
-    return html_page("What made these results", *(f"{name}: {text}" for name, text in facts.items()))
+    return html_page("Provenance of these results", *(f"{name}: {text}" for name, text in facts.items()))
 
 
 def _publishable(value: object) -> object:

@@ -148,7 +148,7 @@ METRICS = (
         image_column="is_equal",
     ),
     Metric("tv_mean", "share of probability", "TV from the target", DECODING, LOWER, 3, is_share=True),
-    Metric("law_p", "probability", "p of the target's law", DECODING, NEITHER, 3, is_share=True),
+    Metric("law_p", "probability", "p of the chi-square test", DECODING, NEITHER, 3, is_share=True),
     Metric("pixel_mse", "squared intensity, of 1", "pixel MSE", IMAGES, NEITHER, 4, is_distance=True),
     # measured only on the attribute classifier's features
     Metric(

@@ -1,7 +1,7 @@
 """Claims: the conclusions of a run's tables, in numbers.
 
-They state which methods are exact, which one emits the most tokens per forward pass of the target, and at what cost.
-Methods are ranked by tokens per forward pass, which are the same on other machines, and not by speed-up.
+They state which methods are exact, which one emits the most tokens per forward pass of the target, which one is
+fastest, and at what cost. Tokens per forward pass are the same on other machines; speed-ups are not.
 
 README.md and docs/results.md have sentences about the claims, which are written by hand. A test compares the numbers in
 these sentences with the claims.
@@ -88,19 +88,23 @@ def find_claims(
 def claims_of_rows(rows: pd.DataFrame) -> dict[str, object]:
     """Compute those claims that need only the headline rows.
 
-    These are the rows of the prompt set and the temperature for which conclusions are drawn, see `select_headline`. A
-    relaxed row is ranked only if its prompt accuracy is at most ACCURACY_TOLERANCE below that of autoregressive
-    decoding.
+    These are the rows of the prompt set and the temperature for which conclusions are drawn, see `select_headline`.
+    `exact` and `relaxed` are the rows with the most tokens per forward pass, `exact_fastest` and `relaxed_fastest`
+    those with the highest speed-up. A relaxed row is ranked only if its prompt accuracy is at most ACCURACY_TOLERANCE
+    below that of autoregressive decoding.
     """
     baseline = rows[rows["method_id"] == BASELINE].iloc[0]
     lossless, is_relaxed = rows[_is_lossless(rows)], ~rows["is_exact"].eq(True)
     loses = baseline["prompt_accuracy"] - rows["prompt_accuracy"] > ACCURACY_TOLERANCE + 1e-9
+    relaxed = rows[is_relaxed & ~loses]
     is_slow = is_relaxed & (rows["speedup_high"] < 1) & (num_timed(rows) >= MIN_TIMED)
     return {
         "baseline": _numbers_of_row(baseline),
         "exact": _longest(lossless),
+        "exact_fastest": _fastest(lossless),
         "exact_without_draft_model": _longest(lossless[~needs_draft_model(lossless)]),
-        "relaxed": _longest(rows[is_relaxed & ~loses]),
+        "relaxed": _longest(relaxed),
+        "relaxed_fastest": _fastest(relaxed),
         "relaxed_and_slow": list(rows.loc[is_slow, "label"]),
         "distribution": _judge_distributions(rows),
         "frontier": _frontier(rows),
@@ -198,6 +202,12 @@ def _keeps_tokens(rows: pd.DataFrame) -> pd.Series:
 def _longest(rows: pd.DataFrame) -> dict[str, object] | None:
     """Return the numbers of the row with the most tokens per forward pass, or None if there are no rows."""
     return None if rows.empty else _numbers_of_row(rows.loc[rows["mean_accepted_length"].idxmax()])
+
+
+def _fastest(rows: pd.DataFrame) -> dict[str, object] | None:
+    """Return the numbers of the row with the highest speed-up, or None if no row is timed."""
+    timed = rows[rows["speedup"].notna()]
+    return None if timed.empty else _numbers_of_row(timed.loc[timed["speedup"].idxmax()])
 
 
 def _numbers_of_row(row: pd.Series) -> dict[str, object]:

@@ -106,7 +106,10 @@ def distribution_cells(found: Mapping[str, Any]) -> Cells:
     """
     refuted = ", ".join(f"{label} (p {p:.4f})" for label, p in found["refuted"].items())
     return [
-        ["exact methods", "not refuted", "refuted", "tests", "p must be below", "relaxed rows", "told from the target"],
+        [
+            *("exact methods", "not rejected", "rejected", "tests", "level of each test"),
+            *("relaxed methods", "distinguished from the target"),
+        ],
         [
             *(str(found[name]) for name in ("num_claims", "num_confirmed")),
             refuted or "none",
@@ -121,7 +124,7 @@ def bound_cells(found: Mapping[str, Any]) -> Cells:
     rows = [[title, with_interval(found["published"][rule], "tv_mean")] for rule, title in _RULES.items()]
     bounded = "above" if found["ours_is_above"] else "never above"
     rows.append(["`bounded`", f"{bounded} delta on {found['num_nodes']} nodes at {found['num_deltas']} values of it"])
-    return [["rule", f"TV from the target at delta {found['delta']:g}"], *rows]
+    return [["acceptance", f"TV from the target at delta {found['delta']:g}"], *rows]
 
 
 def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
