@@ -356,7 +356,10 @@ class Verifier:
 
 
 def _outcome_of_root(scores: Scores, proposal: Proposal) -> Outcome:
-    """Return the outcome of a step without drafts, which emits one token that the target samples."""
+    """Return the outcome of a step without drafts. The target samples one token, which is emitted.
+
+    For the arguments see `Verifier.verify`.
+    """
     best, sampled = scores.keys.max(-1)
     none = torch.zeros_like(sampled, dtype=torch.bool)
     root = torch.zeros_like(sampled)

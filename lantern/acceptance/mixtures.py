@@ -66,7 +66,7 @@ class Ensemble(Mixture):
     weight: float
 
     def share(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> float:
-        """Return the constant weight w of the target distribution."""
+        """Return the constant weight w of the target distribution, see `Mixture.share`."""
         return self.weight
 
 

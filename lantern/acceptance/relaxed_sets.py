@@ -372,7 +372,10 @@ class Proximity(RelaxedSets):
         return torch.ones_like(mass, dtype=torch.bool)
 
     def make_verifier(self, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
-        """Make the verifier that looks for the target's sampled token among the nearest codes of each draft."""
+        """Make the verifier that looks for the target's sample among the nearest codes of each draft.
+
+        For the arguments see `Acceptance.make_verifier`.
+        """
         return ByProximity(self)
 
 

@@ -57,10 +57,12 @@ class DraftWeights(Acceptance):
         return self.weights[:, None] * probs.gather(-1, tokens)
 
     def relaxed_prob_of_all(self, probs: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:
-        """Return omega_i t(x) for every code x, where omega_i is the weight of the position.
+        """Return omega_i t(x) for every code x, with the weight omega_i of the position and the target distribution t.
+
+        For the arguments see `Acceptance.relaxed_prob_of_all`.
 
         Returns:
-            (..., nodes, vocab), with the same nodes as in `relaxed_prob`.
+            (..., nodes, vocab), with the same nodes as in the result of `relaxed_prob`.
         """
         return self.weights[:, None] * probs
 

@@ -34,7 +34,9 @@ _UNUSED = (
 
 
 def is_pretrained(weights: WeightFile) -> bool:
-    """Return whether config.json names a transformers class that generates images. False for LlamaGen.
+    """Return whether config.json names a transformers class that generates images.
+
+    The result is False for LlamaGen, for which transformers has no class.
 
     Raises:
         ValueError: config.json names a class that is not known to generate images.

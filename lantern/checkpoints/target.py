@@ -196,7 +196,11 @@ def map_target_parameters(model: TargetModel, is_hugging_face: bool) -> dict[str
 
 
 def _read_config(weights: WeightFile, expected: TargetConfig) -> TargetConfig:
-    """Return the sizes of a LlamaGen target in Hugging Face's layout, after comparing them with the expected ones.
+    """Return the sizes of a LlamaGen target in Hugging Face's layout, after comparing them with the expected sizes.
+
+    Args:
+        weights: weights and config.json of the target.
+        expected: expected sizes of the target.
 
     Raises:
         ValueError: a size in config.json differs, or the target does not read captions.
@@ -221,9 +225,13 @@ def _read_config(weights: WeightFile, expected: TargetConfig) -> TargetConfig:
 def _check_original(weights: WeightFile, expected: TargetConfig) -> None:
     """Check that an original LlamaGen file holds the expected model.
 
-    Different models have tensors of the same names and shapes: models for captions or classes, models of stage 1 (256
-    pixels) or 2 (512 pixels), and models with different numbers of heads. The check therefore also uses the file's name
-    and the training arguments in it.
+    Tensors of the same names and shapes occur in different models: in models of stage 1 (256 pixels) and stage 2 (512
+    pixels), and in models with different numbers of heads. The check therefore also uses the name of the file, and the
+    arguments of the training program if they are in the file.
+
+    Args:
+        weights: content of the file.
+        expected: expected sizes of the model.
 
     Raises:
         ValueError: the file holds another model.

@@ -115,7 +115,7 @@ class NoDrafter(Drafter[None]):
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> NoDrafter:
-        """Make the drafter on the target's device."""
+        """Make the drafter on the target's device, see `Drafter.make`."""
         return cls(models.target.device)
 
     def propose(self, state: None, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:

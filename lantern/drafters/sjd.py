@@ -115,9 +115,10 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
-        """Make the drafter of a method.
+        """Make the drafter of a method, see `Drafter.make`.
 
-        At temperature 0 it is a Jacobi drafter with the same tree, since both draft the most probable tokens.
+        At temperature 0 the result is a Jacobi drafter with the same tree. Both kinds of drafter then draft the tokens
+        that were most probable in the previous step.
         """
         tree = static_tree(spec.static_choices, models.target.device)
         if sampling.is_greedy:
