@@ -3,7 +3,7 @@
 #   make reproduce   run the workflow on config.yaml, and write results/<experiment>/report.html
 #   make sample      generate PROMPT="a large red circle on grass" by five methods
 #   make train       train the models of the shapes dataset for hours and write models/embedded/ (for maintainers)
-#   make test        run the tests
+#   make test        run the tests; SLOW=1 adds those that are marked slow
 #   make figures     draw the figures again from stored results, without generating images
 #   make readme      write the results of a run into README.md and docs/ (for maintainers)
 #   make report      write results/<experiment>/report.html from stored results
@@ -74,15 +74,16 @@ readme: arguments $(STAMP)
 	$(SNAKEMAKE) $(ARGS) --forcerun publish_readme -- publish_readme
 
 # Three parallel processes. The outputs of the second and third are printed last. The third runs Slurm on one node and mostly waits.
-# Jobs that are forks of a test process inherit GOMP_SPINCOUNT.
+# Jobs that are forks of a test process inherit GOMP_SPINCOUNT. `.ci/run` sets SLOW.
 WORKFLOW_TESTS := $(filter-out %/test_families.py,$(wildcard tests/workflow/test_*.py))
 CLUSTER_TESTS := tests/cluster
+PYTEST := $(BIN)/python -m pytest $(if $(SLOW),,-m "not slow")
 test: $(STAMP)
 	@folder=$$(mktemp -d); trap 'rm -rf $$folder' EXIT; code=0; \
 	export OMP_NUM_THREADS=1 GOMP_SPINCOUNT=2000 LANTERN_TINY_RUN=$$folder; \
-	set -m; $(BIN)/python -m pytest $(WORKFLOW_TESTS) > $$folder/workflow.log 2>&1 & workflow=$$!; \
-	$(BIN)/python -m pytest $(CLUSTER_TESTS) > $$folder/cluster.log 2>&1 & cluster=$$!; \
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(WORKFLOW_TESTS) $(CLUSTER_TESTS)) & others=$$!; set +m; \
+	set -m; $(PYTEST) $(WORKFLOW_TESTS) > $$folder/workflow.log 2>&1 & workflow=$$!; \
+	$(PYTEST) $(CLUSTER_TESTS) > $$folder/cluster.log 2>&1 & cluster=$$!; \
+	$(PYTEST) $(addprefix --ignore=,$(WORKFLOW_TESTS) $(CLUSTER_TESTS)) & others=$$!; set +m; \
 	trap 'kill -- -$$others -$$workflow -$$cluster 2>/dev/null; wait; exit 130' INT TERM; \
 	for process in $$others $$workflow $$cluster; do wait $$process || code=1; done; \
 	cat $$folder/cluster.log $$folder/workflow.log; exit $$code
