@@ -35,15 +35,15 @@ def assisted_generation(world: World, prompts: torch.Tensor, seeds: torch.Tensor
     logging.set_verbosity_error()  # of warnings that `generate` gives about calls of its own
     target = language_model(world, world.target)
     draft = language_model(world, world.draft)
+    options = {"assistant_model": draft, "do_sample": True, "top_k": 0, "max_new_tokens": world.num_tokens}
     tokens = []
-    with torch.random.fork_rng(devices=[]):
-        for prompt, seed in zip(prompts[:, None, None], seeds.tolist(), strict=True):
-            torch.manual_seed(seed)
-            sequence = target.generate(
-                prompt, assistant_model=draft, do_sample=True, top_k=0, max_new_tokens=world.num_tokens
-            )
-            tokens.append(sequence[:, 1:])
-    logging.set_verbosity(verbosity)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            for prompt, seed in zip(prompts[:, None, None], seeds.tolist(), strict=True):
+                torch.manual_seed(seed)
+                tokens.append(target.generate(prompt, **options)[:, 1:])
+    finally:
+        logging.set_verbosity(verbosity)
     return torch.cat(tokens)
 
 
