@@ -51,8 +51,8 @@ class DraftsRow:
             so, they are verified by rejection sampling above temperature 0.
         is_coupled: whether drafts are sampled with the target's noise.
         has_twins: whether two siblings may hold the same token.
-        is_exact: whether decoding with exact acceptance has the target's distribution. False also means that drafts do
-            not follow the recorded draft distributions.
+        is_exact: whether decoding with exact acceptance has the target's distribution. If False, the drafts are not
+            distributed as `Proposal.draft_probs` states either, so total variation is not measured.
         loop: class of the decoder, "module:Class".
         paper: source of the method.
     """
@@ -316,8 +316,8 @@ def load_class(path: str) -> type:
     """Import a class.
 
     Args:
-        path: "module:Class". The module is on Python's path, or in a folder that the environment variable CLASS_FOLDERS
-            lists.
+        path: "module:Class". The module is on Python's path, or in a folder that the environment variable
+            LANTERN_CLASSES lists.
 
     Raises:
         ValueError: the module or class does not exist, the module cannot be imported, or the name is not that of a
@@ -467,7 +467,8 @@ class MethodSpec:
 
         Args:
             name: name of the method.
-            parts: attributes of `MethodSpec`, and parameters such as k=100. `neighbours` is "l2_normalised" by default.
+            parts: attributes of `MethodSpec`, and parameters such as k=100. If the method reads
+                a table of nearest codes, `neighbours` (its measure of distance) is "l2_normalised" by default.
 
         Raises:
             ValueError: the parts do not fit each other, or a parameter is missing, unknown or out of range.

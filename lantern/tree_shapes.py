@@ -170,11 +170,12 @@ def check_choices(choices: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """Check the choices of a static tree, and sort them by depth, then lexicographically.
 
     Args:
-        choices: a path from the root per node.
+        choices: one path per node. A path gives for each step from the root the child's rank, its index among its
+            siblings.
 
     Raises:
-        ValueError: the list is empty, contains a path twice, has a rank of MAX_SIBLINGS or more, or lacks a parent or a
-            lower sibling of a path.
+        ValueError: the list is empty, contains a path twice, or has a rank of MAX_SIBLINGS or more. Or a path is in it
+            without its parent, or without a sibling of lower rank.
     """
     paths = [tuple(path) for path in choices]
     if strange := [rank for path in paths for rank in path if not isinstance(rank, int)]:

@@ -27,6 +27,18 @@ def _rotate_and_write(
     """Process one head of one token.
 
     Queries and keys are rotated. A query is written back in place. A key or a value is written to a slot of the cache.
+
+    Args:
+        qkv: as in `lantern.fused.rotate_and_write`.
+        rotary: as there, but a pair of real numbers in place of each complex number.
+        vectors: as there.
+        flat_slots: as there.
+        num_rotary: number of rotations.
+        num_queries: number of query heads.
+        num_turned: number of query and key heads.
+        num_heads: number of query, key and value heads.
+        half: head_dim / 2.
+        block: `half`, rounded up to a power of 2.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pair = tl.arange(0, block)

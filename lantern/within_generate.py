@@ -55,14 +55,14 @@ def custom_generate(
 ) -> Callable[..., torch.Tensor | GenerateDecoderOnlyOutput]:
     """Make a function for the `custom_generate` argument of a transformers model.
 
-    It generates images by a method without a draft model. `generate` then returns the same as before: the prompt's ids,
-    the ids of the image's tokens with line ends, and the tokens that the model puts after an image, as far as
-    `max_new_tokens` allows. Tokens that are impossible at a position are never sampled. A `streamer` and an
+    It generates images by a method without a draft model. The result of `generate` has the usual form. It holds the
+    prompt's ids, the ids of the image's tokens with line ends, and the tokens that the model puts after an image, as
+    far as `max_new_tokens` allows. Tokens that are impossible at a position are never sampled. A `streamer` and an
     `assistant_model` are ignored, since transformers does not pass them on.
 
     Args:
         method: name of a preset.
-        family: key of FAMILIES, which groups models of the same prompts. Needed only if the model's class has several
+        family: key of FAMILIES, a model class with one form of prompts. Needed only if the model's class has several
             families.
         grid: side of an image in codes, or (height, width). Needed only if the prompt does not state it.
         seed: seed of the noise. None takes one from torch's generator, which `torch.manual_seed` determines.
@@ -246,7 +246,10 @@ def _shape_of(model: PreTrainedModel, family: str, ids: torch.Tensor, grid: dict
 
 
 def _size_in(prompt: str) -> tuple[int, int] | None:
-    """Read "height*width" from the end of Emu3's prompt, after the last start of an image. None if it is missing."""
+    """Return the (height, width) with which a prompt of Emu3 ends, between the tokens that begin an image, or None.
+
+    An example of such an end is "<|image start|>90*90<|image token|>". Height and width are in codes.
+    """
     match = re.search(r"<\|image start\|>(\d+)\*(\d+)<\|image token\|>$", prompt)
     return None if match is None else (int(match[1]), int(match[2]))
 
@@ -316,7 +319,9 @@ def _check_prefix(
     ids: torch.Tensor,
     ends: torch.Tensor,
 ) -> None:
-    """Check that `prefix_allowed_tokens_fn` allows at each position exactly the tokens that are sampled there.
+    """Check that `prefix_allowed_tokens_fn` allows at each position exactly the tokens that Lantern may sample there.
+
+    These are all codes within a line, the line end after a line, and the ending tokens after the image.
 
     Args:
         processor: the logits processor with that function.
@@ -326,7 +331,7 @@ def _check_prefix(
         ends: ids of the tokens that follow an image.
 
     Raises:
-        ValueError: it allows fewer or other tokens.
+        ValueError: the function allows fewer, more or other tokens at a position.
     """
     config = target.config
     codes = words[: config.num_codes]

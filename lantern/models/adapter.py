@@ -232,8 +232,10 @@ def _attend_grouped(
 def grid_positions(config: TargetConfig) -> torch.Tensor:
     """Return the times, rows and columns that GLM-Image's rotary embedding reads.
 
-    In the prompt all three are the position in the sequence. A grid of codes that begins at sequence position p has
-    time p, rows p + row and columns p + column. The next grid begins after the longer side of this one.
+    Each token has three numbers: time, row and column. For a prompt token, all three are its position. Two images
+    follow: the smaller one, if there is one, and the large one. Let p be the number at which an image begins. The code
+    in row r and column c of the image has time p, row p + r and column p + c. The first image begins at the length of
+    the prompt. What follows an image begins at p plus its longer side.
 
     Returns:
         int64 (3, num_text_tokens + image tokens + OVERSHOOT).
@@ -248,9 +250,9 @@ def grid_positions(config: TargetConfig) -> torch.Tensor:
 
 
 def _settings(config: PreTrainedConfig) -> dict[str, object]:
-    """Return a transformers config as keyword arguments, without the vocabulary.
+    """Return a transformers config as keyword arguments, with an empty vocabulary.
 
-    The vocabulary takes megabytes and is no longer needed.
+    The config of Chameleon's class holds the words of the tokenizer, which take megabytes. The layers do not read them.
     """
     return {name: {} if name == "vocabulary_map" else value for name, value in config.to_diff_dict().items()}
 

@@ -79,9 +79,9 @@ class PreparedLinear(nn.Module):
 
 
 def can_pack() -> bool:
-    """Return whether weights can be packed.
+    """Return whether weights can be packed, that is, converted to the layout of oneDNN's fast matrix product.
 
-    This is so on AMD's CPUs, if the installed torch has oneDNN's products of packed weights.
+    This is so on AMD's CPUs, if the installed torch has that product.
     """
     return is_amd() and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 

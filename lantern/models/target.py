@@ -181,10 +181,10 @@ class Target(StoredModel):
 
         Args:
             features: caption features or ids of the prompts, (batch, ...).
-            mask: bool (batch, num_text_tokens).
+            mask: True for prompt tokens, False for padding, bool (batch, num_text_tokens).
 
         Returns:
-            (features, mask), each with a leading axis of two branches.
+            (features, mask), each with a leading axis of two branches: prompts, then null prompts.
         """
         null, null_mask = self.null_prompt(mask)
         return torch.stack([features, null.to(features.dtype)]), torch.stack([mask, null_mask])

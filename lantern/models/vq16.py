@@ -22,7 +22,7 @@ _PIXELS = 8 * 256 * 256  # number of pixels that run together; more would need g
 class VQ16Config:
     """Sizes of the tokenizer. The defaults are those of LlamaGen's `vq_ds16_t2i.pt` for images of 256 pixels.
 
-    A *level* has one resolution. The first level has the resolution of the image, and each further one half the side.
+    A *level* has one resolution. The first level has the resolution of the image. The side halves from level to level.
 
     Attributes:
         grid: side of the image in tokens. The same weights work for other sizes, for example 32 for 512 pixels.
@@ -31,7 +31,8 @@ class VQ16Config:
         channels: channels of the first convolution.
         channel_multipliers: channels of each level, as multiples of `channels`.
         num_blocks: residual blocks per level of the encoder. The decoder has one more per level.
-        latent_channels: channels between the autoencoder and the projections to `code_dim`.
+        latent_channels: channels of the encoder's output and the decoder's input. 1 x 1 convolutions project between
+            them and `code_dim`.
         has_attention: whether the level of the lowest resolution has attention. If not, as in Chameleon, only the
             middle block has it.
         is_normalised: whether latent vectors and codes have unit length. False for Chameleon.

@@ -66,7 +66,8 @@ class Run:
     def has_held_out_images(self) -> bool:
         """Whether the run has captioned images that no model was trained on.
 
-        They give the best values that metrics can reach, and the ambiguity of the target.
+        Metrics of these images show the best values that a model can reach. The target's distributions at their tokens
+        show how many codes it finds plausible (its ambiguity).
         """
         reads_captions = self.config.text.encoder in ("words", "word_ids", "classes")
         return reads_captions and self.config.data.source in ("scenes", "folder")

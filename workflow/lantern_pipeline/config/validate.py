@@ -120,7 +120,7 @@ class _StrictLoader(_SafeLoader):
 def main() -> None:
     """Check the syntax of the YAML files named on the command line.
 
-    Snakemake reads them first, and its error names neither file nor line.
+    It is called before Snakemake, whose error about a broken config file names neither the file nor the line.
     """
     try:
         check_config_files(sys.argv[1:])
