@@ -211,8 +211,8 @@ class Model:
     def _table(self, spec: MethodSpec) -> torch.Tensor | None:
         """Return the table of nearest codes for a method, or None if the method has no parameter k.
 
-        The table has k + 1 columns, since the residuals of the LANTERN authors' code read one code more. It has only k
-        columns if there are no more other codes.
+        The table lists k + 1 codes for each code, since the residuals of the LANTERN authors' code read one code more
+        than k. It lists k if the codebook has only k + 1 codes.
 
         Raises:
             ValueError: k exceeds the number of other codes in the codebook.

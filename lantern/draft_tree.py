@@ -136,7 +136,7 @@ def static_structure(parents: Sequence[int], device: torch.device | str = "cpu")
 
 
 def first_ranks(tree: DraftTree) -> torch.Tensor:
-    """Return the chain of first children from the root to the deepest one, int64 (max_depth + 1,).
+    """Return the numbers of the root, its first child, the first child of that, and so on, int64 (n,).
 
     Args:
         tree: a static tree.

@@ -344,6 +344,12 @@ def _adopt(model: PreTrainedModel, family: str, encoder: TokenPromptEncoder, ima
 
     Sampling follows its `generation_config`. If that does not set `do_sample`, the published settings of the family
     apply.
+
+    Args:
+        model: the transformers model.
+        family: key of FAMILIES.
+        encoder: text encoder of the family. It is changed to refuse long prompts.
+        images: image tokenizer. Its config states the size of images in codes.
     """
     card = card_of_family(family)
     sampling = sampling_of(model.generation_config)

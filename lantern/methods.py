@@ -344,7 +344,8 @@ def drafts_of(name: object) -> DraftsRow:
     """Return the declaration of a kind of drafts.
 
     Args:
-        name: key of DRAFTS, or "module:Class" of a custom drafter. None or nan for no drafts.
+        name: key of DRAFTS, or "module:Class" of a custom drafter. None for no drafts. So is nan, which
+            pandas makes of None in a table.
 
     Raises:
         ValueError: the name is unknown. The message lists the known ones.
@@ -724,7 +725,7 @@ def _as_choices(paths: Iterable[Iterable[int]]) -> Choices:
 
 
 def _is_chain(shape: object) -> bool:
-    """Return whether a shape is a static tree without siblings."""
+    """Return whether a tree's shape, as in `MethodSpec.tree_shape`, is a static tree without siblings."""
     return isinstance(shape, tuple) and not any(any(path) for path in shape)
 
 

@@ -129,7 +129,7 @@ def choose_window(num_positions: int, vocab_size: int, device: torch.device | st
 
 
 def is_made_by(device: torch.device | str) -> bool:
-    """Return whether a device makes the noise of its images itself. This is so for GPUs."""
+    """Return whether noise for a device is computed on that device. So it is on GPUs; a CPU uses numpy's threads."""
     return torch.device(device).type == "cuda"
 
 

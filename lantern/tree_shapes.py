@@ -96,8 +96,9 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
 
     Args:
         tree: name of the tree. "chain3" is a chain of three drafts; any other length is allowed. "chain9k3d2" is a
-            chain of nine drafts with 3 siblings instead of one at the first 2 depths. "chain11x2" is two chains of
-            eleven drafts below one root. "naive_extend_57", "mc_sim_7b_63", "jacobi_50" and the keys of `named` are
+            tree in which the root and every node of depth 1 have 3 children, so that the first 2 depths are complete.
+            A chain through first children extends it to depth 9. "chain11x2" is two chains of eleven drafts below one
+            root. "naive_extend_57", "mc_sim_7b_63", "jacobi_50" and the keys of `named` are
             lists of paths.
         named: further trees, from the config.
 

@@ -80,7 +80,16 @@ def _silu_times(gate_up, product, width, block: tl.constexpr):
 
 @triton.jit
 def _noise(key, noise, first, num_values, is_gumbel: tl.constexpr, block: tl.constexpr):
-    """Process a block of counters of numpy's Philox generator, see `lantern.philox`. A counter gives four values."""
+    """Process a block of counters of numpy's Philox generator, see `lantern.philox`. A counter gives four values.
+
+    Args:
+        key: as in `lantern.fused.make_noise`.
+        noise: the output, float32 (num_values,).
+        first: as in `lantern.fused.make_noise`.
+        num_values: as in `lantern.fused.make_noise`.
+        is_gumbel: as in `lantern.fused.make_noise`.
+        block: number of counters in the block.
+    """
     index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     a = (first // 4 + 1 + index).to(tl.uint64)
     b = tl.full([block], 0, tl.uint64)

@@ -295,11 +295,11 @@ def _check_mask(mask: torch.Tensor | None, ids: torch.Tensor, name: str) -> torc
 
 
 def _ends_within(target: TransformersTarget, max_new_tokens: int | None) -> tuple[int, ...]:
-    """Return the ids of the tokens that follow an image.
+    """Return the ids of the tokens that follow an image, as many as `max_new_tokens` allows.
 
     Args:
         target: the target.
-        max_new_tokens: largest number of tokens of the image and of those after it. None for no limit.
+        max_new_tokens: limit on the number of tokens of the image and of those after it. None for no limit.
 
     Raises:
         ValueError: `max_new_tokens` is too small for the image.

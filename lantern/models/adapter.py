@@ -165,6 +165,9 @@ def adapt(model: PreTrainedModel, family: str, *, grid: int, **sizes: Any) -> Tr
 def _device_of(parts: Parts) -> torch.device:
     """Return the device of a model's parts, and check that their attention takes a mask of a draft tree.
 
+    Args:
+        parts: layers, input embedding and head of a transformers model.
+
     Raises:
         ValueError: the parts are on several devices or offloaded, or the attention takes no such mask.
     """
@@ -186,16 +189,17 @@ def _device_of(parts: Parts) -> torch.device:
 
 @contextmanager
 def _grouped_attention(config: PreTrainedConfig) -> Iterator[int]:
-    """Make layers of transformers use `_attend_grouped` within the block, if query heads share key/value heads.
+    """Context manager: within its block, the layers of a model compute attention with `_attend_grouped`.
 
-    Without this, transformers copies keys and values for every query head, in each pass over more than one token.
+    This applies only if query heads share key/value heads. Without it, transformers copies keys and values for every
+    query head, in each pass over more than one token.
 
     Args:
         config: config of the layers. It is changed within the block.
 
     Yields:
-        Number of query heads per key/value head, by which the caller repeats the attention mask, see `group_mask`. It
-            is 1 if the attention of transformers is kept: if no heads are shared, or the implementation is not "sdpa".
+        Number of query heads per key/value head. The caller repeats the attention mask by it, see `group_mask`. It is 1
+            if the attention of transformers is kept: if no heads are shared, or the implementation is not "sdpa".
     """
     from transformers import AttentionInterface  # an optional part of the package
 

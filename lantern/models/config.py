@@ -230,7 +230,8 @@ def target_parameters(config: TargetConfig) -> int:
 
     Let d be the width, V the vocabulary, t the number of prompt positions, and c the channels of caption features. The
     number is the sum of the layers, the code embedding (V d), the head, the last norm (d), and the prompt embedding.
-    That is i d for i prompt ids. For caption features it is d^2 + (d + t) c, including the null caption.
+    The prompt embedding has i d parameters for i prompt ids. For caption features it has d^2 + (d + t) c, including the
+    null caption.
     """
     c = config
     prompt = c.num_prompt_ids * c.dim or (c.dim + c.num_text_tokens) * c.caption_dim + c.dim**2
@@ -248,8 +249,8 @@ def head_parameters(config: TargetConfig) -> int:
 def draft_parameters(config: DraftConfig) -> int:
     """Return the number of parameters of a draft model.
 
-    Let d be the width. The number is the sum of the embeddings of V tokens and i prompt ids, (V + i) d, the first
-    linear map, 2 d^2 + d, and the transformer layer.
+    Let d be the width. The number is the sum of the embeddings of V tokens and i prompt ids, (V + i) d, the linear
+    map of embedding and hidden state, 2 d^2 + d, and the transformer layer.
     """
     c = config
     return (c.vocab_size + c.num_embedded_ids + 2 * c.dim + 1) * c.dim + _layer_parameters(c, 1 + c.has_attention_norm)

@@ -81,7 +81,7 @@ class Emu3Tokenizer(StoredModel):
 
     @property
     def decoded_codebook(self) -> Tensor:
-        """The code vectors as they are decoded, float32 (codebook_size, code_dim)."""
+        """The code vectors that the decoder gets, float32 (codebook_size, code_dim)."""
         return self.codebook.float()
 
     @torch.no_grad()

@@ -63,7 +63,7 @@ class VQ16Config:
 
 
 class _Codes(nn.Module):
-    """The codebook, under its name in LlamaGen's file."""
+    """Module that only holds the codebook, so that its weight has the same name as in LlamaGen's file."""
 
     def __init__(self, config: VQ16Config) -> None:
         super().__init__()
@@ -103,7 +103,10 @@ class VQ16(StoredModel):
 
     @property
     def decoded_codebook(self) -> Tensor:
-        """The code vectors as they are decoded, float32 (codebook_size, code_dim)."""
+        """The code vectors that the decoder gets, float32 (codebook_size, code_dim).
+
+        They have unit length if the config's `is_normalised` is set.
+        """
         return self._normalise(self.codebook.float())
 
     def latents(self, images: Tensor) -> Tensor:

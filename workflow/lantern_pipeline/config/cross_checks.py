@@ -113,8 +113,8 @@ def metric_checkpoints(config: RunConfig) -> dict[str, str | None]:
     The attribute classifier is also needed if the run trains an image tokenizer, for the perceptual loss.
 
     Returns:
-        Name of the model and of its config section ("attribute_classifier", "clip") -> its checkpoint, None if the run
-        trains the model.
+        Config section of the metric model, "attribute_classifier" or "clip" -> its checkpoint, None if the run trains
+        the model.
     """
     needed = set(trained_models(config.metrics))
     if not config.tokenizer.checkpoint:

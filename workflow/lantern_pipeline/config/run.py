@@ -40,9 +40,9 @@ class Run:
 
     @property
     def is_variant(self) -> bool:
-        """Whether this is a variant of the run.
+        """Whether this object is a variant, that is, the run repeated with some config keys changed.
 
-        The results of a variant are compared with those of the run, but the report does not show them separately.
+        The results of variants are compared with those of the run. The report has no sections about a single variant.
         """
         return self.config.variant is not None
 

@@ -58,7 +58,7 @@ def _local_path(value: str | None, resources: Mapping[str, Resource]) -> Path | 
         resources: name -> entry.
 
     Returns:
-        The path, or None if the value is None or the file is downloaded only later.
+        The path. None if the value is None, or names an entry whose file is not yet on this machine.
     """
     resource = resources.get(value or "")
     return value if resource is None else resource.path

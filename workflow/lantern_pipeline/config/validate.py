@@ -310,7 +310,7 @@ def _schema_of(path: tuple[str | int, ...]) -> dict[str, Any]:
 
 
 def _keys_named(name: str) -> list[str]:
-    """Return the keys of the config's sections that have a name, such as "generation.temperatures"."""
+    """Return all config keys with a given name and their sections, such as "target.num_steps" for "num_steps"."""
     from lantern_pipeline.config.editor_schema import json_schema
 
     sections = json_schema(RunConfig)["properties"]
