@@ -241,7 +241,14 @@ def _refills(num_prompts: int, device: torch.device) -> list[slice]:
 def _with_noise(
     decoder: Decoder, prompts: Sequence[Prompt], run_seed: int, num_ahead: int
 ) -> Generator[tuple[Prompt, ImageNoise], None, None]:
-    """Yield prompts with their noise. Threads make the noise of the next `num_ahead` prompts ahead of time."""
+    """Yield prompts with their noise, which threads make ahead of time.
+
+    Args:
+        decoder: decoder that will read the noise.
+        prompts: the prompts.
+        run_seed: seed of the noise.
+        num_ahead: number of prompts whose noise is made before the caller asks for it.
+    """
     pool = ThreadPoolExecutor(torch.get_num_threads())
     coming: deque[tuple[Prompt, Future[ImageNoise]]] = deque()
     try:

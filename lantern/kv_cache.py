@@ -137,7 +137,7 @@ class KVCache:
 
         Args:
             window: mask of the nodes among one another, from `window_table`, (batch or 1, nodes, slots of the nodes +
-                2). The first of the two further columns stands for all earlier slots, the last for all later ones.
+                2). The first column represents all earlier slots, and the last one all later slots.
             begin: first slot of the nodes, int64 (batch,).
 
         Returns:

@@ -332,7 +332,13 @@ def _load_pretrained(folder: Path, given: Mapping[str, Path], device: torch.devi
 def _read_draft(files: Mapping[str, Path], target: Target, dtype: torch.dtype) -> DraftModel | None:
     """Read the draft model of a target, and prepare it for decoding on the target's device.
 
-    None if `files` has no draft model.
+    Args:
+        files: paths of the model's files, by their keys in the card. The key of the draft model is "drafter".
+        target: the target.
+        dtype: dtype of the weights.
+
+    Returns:
+        The draft model, or None if `files` has none.
     """
     if "drafter" not in files:
         return None

@@ -108,7 +108,10 @@ def _uniform_blocks(
 
 
 def _key_of(run_seed: int, prompt_id: str, stream: str) -> tuple[int, int]:
-    """Return the key of the generator for a stream of an image, two integers below 2^64."""
+    """Return the key of the random number generator for a stream of an image, as two integers below 2^64.
+
+    The key is a hash of the three arguments.
+    """
     digest = hashlib.blake2b(f"{run_seed}\n{stream}\n{prompt_id}".encode(), digest_size=16).digest()
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 

@@ -168,7 +168,7 @@ def joint_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None
 
 
 def check_choices(choices: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Check the choices of a static tree, and sort them by depth, then lexicographically.
+    """Check the choices of a static tree, and return them sorted by depth, then lexicographically.
 
     Args:
         choices: one path per node. A path gives for each step from the root the child's rank, its index among its

@@ -68,6 +68,12 @@ def _silu_times(gate_up, product, width, block: tl.constexpr):
     """Process a block of one row.
 
     SiLU and then the product are rounded to the dtype of the result, as two separate PyTorch operations would do.
+
+    Args:
+        gate_up: as in `lantern.fused.silu_times`.
+        product: the output, (rows, width).
+        width: number of columns of `product`.
+        block: number of columns that one call processes.
     """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)

@@ -159,6 +159,10 @@ def _sampling_of(processors: Mapping[str, LogitsProcessor], do_sample: bool) -> 
     """Read guidance and filters from the logits processors of `generate`.
 
     The processors combine the user's arguments and the model's config.
+
+    Args:
+        processors: the processors, by class name.
+        do_sample: False for greedy decoding, in which filters are not read.
     """
 
     def read(kind: str, name: str, otherwise: T) -> T:
@@ -180,7 +184,15 @@ def _grids_of(
     sampling: SamplingConfig,
     given: dict[str, int] | None,
 ) -> dict[str, int]:
-    """Return the sizes of GLM-Image's two grids, from `image_grid_thw`, which has the large grid first.
+    """Return the sizes of GLM-Image's two images, the smaller of which is generated first.
+
+    Args:
+        model: the transformers model.
+        ids: ids of the prompts, int64 (batch, tokens).
+        model_kwargs: further arguments of `generate`. `image_grid_thw` lists both grids of codes, the large one first.
+        config: generation config of the call.
+        sampling: filters and guidance.
+        given: the grid that was passed to `custom_generate`, or None.
 
     Raises:
         ValueError: guidance is on, a grid was passed to `custom_generate`, several images per prompt are requested, or
@@ -224,6 +236,12 @@ def _shape_of(model: PreTrainedModel, family: str, ids: torch.Tensor, grid: dict
     They are `grid` if it is given. Otherwise Emu3's prompts state them, as in "90*90". Other models have their
     published size.
 
+    Args:
+        model: the transformers model.
+        family: key of FAMILIES.
+        ids: ids of the prompts, int64 (batch, tokens).
+        grid: the size that was passed to `custom_generate`, or None.
+
     Raises:
         ValueError: Emu3's prompts state no size, or different sizes.
     """
@@ -258,6 +276,12 @@ def _prompts_of(
     ids: torch.Tensor, mask: torch.Tensor | None, guidance: UnbatchedClassifierFreeGuidanceLogitsProcessor | None
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
     """Pad prompts and negative prompts on the left to the same length.
+
+    Args:
+        ids: ids of the prompts, int64 (batch, tokens).
+        mask: True for prompt tokens, shaped like `ids`. None if no position is padding.
+        guidance: logits processor that holds the negative prompts. None without guidance. If it holds no negative
+            prompt, the last token of each prompt is used, as transformers does.
 
     Returns:
         (ids, mask, (negative ids, negative mask) or None without guidance).

@@ -262,7 +262,7 @@ def _settings(config: PreTrainedConfig) -> dict[str, object]:
 
 
 def _empty_parts(config: AdapterConfig) -> Parts:
-    """Make layers, token table and head of the given sizes, whose weights are to be loaded later."""
+    """Make the layers, input embedding and head that a config describes. Their weights are random until loaded."""
     import transformers  # an optional part of the package
 
     layers_class = getattr(transformers, config.layers_class)
@@ -298,6 +298,9 @@ class _Slots:
             keys: (branches * batch, heads, nodes, head_dim).
             values: shaped like `keys`.
             layer_idx: index of the layer.
+
+        Returns:
+            (keys, values) of all used slots, each (branches * batch, heads, slots, head_dim).
         """
         past = self._layers[layer_idx]
         both = torch.cat([keys, values], dim=1).transpose(1, 2)  # (rows, nodes, 2 * heads, head_dim)

@@ -211,7 +211,7 @@ class DraftConfig(CommonSizes):
 
     @classmethod
     def of(cls, target: TargetConfig) -> DraftConfig:
-        """Return the sizes of Lantern's draft model for a target."""
+        """Return the sizes of the draft model that Lantern trains for a target."""
         return pick(cls, {**asdict(target), "has_qk_norm": False}, ffn_hidden=target.ffn_hidden)
 
     @classmethod

@@ -96,9 +96,10 @@ class DraftModel(StoredModel):
         """Run a teacher-forced pass over whole images.
 
         Args:
-            tokens: int64 (sequences, n). They are 0 at the num_text_tokens - 1 positions of the prompt.
+            tokens: the token that follows each hidden state, int64 (sequences, n). 0 at the first num_text_tokens - 1
+                positions, which belong to the prompt. Image tokens follow.
             hidden: hidden states from which the target predicted the tokens, (sequences, n, dim).
-            mask: additive mask, (sequences, 1, n, n).
+            mask: additive mask, causal and with hidden padding, (sequences, 1, n, n).
 
         Returns:
             Predicted next hidden states, (sequences, n, dim).

@@ -144,7 +144,7 @@ class ImageTokenizer(StoredModel):
             codes: (images, grid * grid).
 
         Raises:
-            ValueError: an image has not grid * grid codes, or a code is out of range.
+            ValueError: an image does not have grid * grid codes, or a code is out of range.
         """
         check_codes(codes, self.config.grid, self.config.codebook_size)
         codebook = self.codebook

@@ -106,7 +106,7 @@ class Target(StoredModel):
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
-        """(number of layers, number of key/value heads, channels of a head)."""
+        """Sizes of a key/value cache: (number of layers, number of key/value heads, channels of a head)."""
         raise NotImplementedError
 
     @property

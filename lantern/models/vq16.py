@@ -158,7 +158,7 @@ class VQ16(StoredModel):
             codes: (images, grid * grid).
 
         Raises:
-            ValueError: an image has not grid * grid codes, or a code is out of range.
+            ValueError: an image does not have grid * grid codes, or a code is out of range.
         """
         config = self.config
         check_codes(codes, config.grid, config.codebook_size)
@@ -319,6 +319,10 @@ def middle(width: int) -> nn.ModuleList:
 def check_images(images: Tensor, size: int) -> None:
     """Check that images have the shape (n, 3, size, size).
 
+    Args:
+        images: the images.
+        size: side of an image in pixels.
+
     Raises:
         ValueError: the images have another shape.
     """
@@ -328,6 +332,11 @@ def check_images(images: Tensor, size: int) -> None:
 
 def check_codes(codes: Tensor, grid: int, codebook_size: int) -> None:
     """Check that codes have the shape (n, grid * grid) and are in [0, codebook_size).
+
+    Args:
+        codes: codes of n images.
+        grid: side of an image in codes.
+        codebook_size: number of codes of the tokenizer.
 
     Raises:
         ValueError: the codes have another shape or are out of range.
