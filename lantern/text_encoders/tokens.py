@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class NullPrompt(TypedDict):
     """The null prompt of classifier-free guidance: the prompt without a caption.
 
-    The keys `null_ids` and `null_filler` are fields of a `TargetConfig`, which describes them.
+    It consists of two fields of a `TargetConfig`, where they are described.
     """
 
     null_ids: tuple[int, ...]
@@ -80,7 +80,7 @@ class TokenPromptEncoder:
             family: key of `FAMILIES`, such as "janus".
             given: the file, or its folder.
             max_tokens: length of the longest prompt in tokens.
-            sides: the arguments `large` and `small` of `fill_form`: sides of the images in codes.
+            sides: the arguments `large` and `small` of `fill_form`, which are sides of images in codes.
 
         Raises:
             FileNotFoundError: the file or folder does not exist.
@@ -149,9 +149,10 @@ def fill_form(form: PromptForm, names: Mapping[str, object], *, large: int, smal
 
     Args:
         form: the text and tokens, see `PromptForm`.
-        names: the tokenizer's names of its tokens, by placeholder.
+        names: names of the tokenizer's special tokens, by placeholder such as "grid_bos_token". Values that are not
+            strings are ignored.
         large: side of the image in codes.
-        small: side in codes of a smaller image that is generated first.
+        small: side in codes of a smaller image that the model generates first. 0 if it generates none.
 
     Raises:
         ValueError: the tokenizer has no name for a placeholder.
@@ -173,8 +174,8 @@ def fill_form(form: PromptForm, names: Mapping[str, object], *, large: int, smal
 def _check_codes(path: Path, ids: Mapping[str, int]) -> None:
     """Check that Chameleon's words for image codes have the ids that the target expects.
 
-    A word spells the digits of the code in letters, with A for 0: "IMGIMGBDZ" is the word for code 13. Other tokenizers
-    have no such words.
+    A word consists of "IMGIMG", the digits of the code as letters with A for 0, and "Z". The word for code 13 is
+    "IMGIMGBDZ". Other tokenizers have no such words.
 
     Args:
         path: file of the tokenizer, for error messages.
