@@ -58,7 +58,7 @@ def make_decoder(
         spec: the method.
         sampling: temperature, filters and guidance.
         records_margins: whether to record the margin of each token, the gap between the scores of its two best codes.
-            This is slower. Only autoregressive decoding to which other methods are compared needs it.
+            This is slower. Only autoregressive decoding needs it, if other methods are compared with it.
         stepping: how steps are run: "auto", "eager" or "graph", see `StepRunner`.
 
     Raises:
@@ -286,7 +286,7 @@ class Decoder:
                     step(state)
 
     def _limit_slots(self, state: DecodingState, tokens_per_step: int) -> int:
-        """Restrict attention to little more than the used slots of the cache.
+        """Restrict attention to the used slots of the cache, and to the slots that the next steps will fill.
 
         Args:
             state: the state, changed in place.
@@ -324,7 +324,7 @@ class Decoder:
     def _log_step(
         self, state: DecodingState, num_accepted: torch.Tensor, node: torch.Tensor, is_finite: torch.Tensor
     ) -> None:
-        """Record a step, and add its tokens to the lengths of the images.
+        """Add a step to `state.step_log`, and the number of its tokens to `state.lengths`.
 
         Args:
             state: the state, changed in place.

@@ -30,7 +30,7 @@ class DraftTree:
         parents: parent of each node, int64 (rows, nodes). The root is its own parent.
         depths: number of drafts from the root to each node, int64 (rows, nodes).
         ranks: rank of each node among its siblings, int64 (rows, nodes). 0 for the first sibling and for the root.
-        ancestors: bool (rows, nodes, nodes). Entry [:, n, m] is True if m is n or an ancestor of n.
+        ancestors: bool (rows, nodes, nodes). Entry [:, n, a] is True if a is n or an ancestor of n.
         paths: nodes from the root to each node n, then n repeated, int64 (rows, nodes, max_depth + 1).
         children: children of each inner node, int64 (rows, inner, m). -1 marks a missing one.
         parent_nodes: numbers of the inner nodes, in the order of `children`, int64 (inner,). None if all nodes are

@@ -148,8 +148,8 @@ class AcceptanceRow:
     Attributes:
         path: class of the acceptance, "module:Class".
         parameters: parameters by name. An acceptance with the parameter k reads the table of nearest codes.
-        drafts: kinds of drafts that the acceptance supports. None for all.
-        reason: end of the error message about other drafts.
+        drafts: keys of DRAFTS that the acceptance supports. None for all.
+        reason: end of the error message if a method has drafts of another kind.
         exact_at: parameter values at which no other code adds to s(x), so that decoding is exact.
         has_official: whether LANTERN's public code has this acceptance. If not, the residuals "official" and
             "official_lumina" are not allowed.
@@ -344,8 +344,8 @@ def drafts_of(name: object) -> DraftsRow:
     """Return the declaration of a kind of drafts.
 
     Args:
-        name: key of DRAFTS, or "module:Class" of a custom drafter. None for no drafts. So is nan, which
-            pandas makes of None in a table.
+        name: key of DRAFTS, or "module:Class" of a custom drafter. None for no drafts. nan means
+            the same, since pandas reads an empty cell of a table as nan.
 
     Raises:
         ValueError: the name is unknown. The message lists the known ones.
@@ -468,8 +468,8 @@ class MethodSpec:
 
         Args:
             name: name of the method.
-            parts: attributes of `MethodSpec`, and parameters such as k=100. If the method reads
-                a table of nearest codes, `neighbours` (its measure of distance) is "l2_normalised" by default.
+            parts: attributes of `MethodSpec`, and parameters such as k=100. If the method reads a table of nearest
+                codes, `neighbours` (the table's measure of distance) is "l2_normalised" by default.
 
         Raises:
             ValueError: the parts do not fit each other, or a parameter is missing, unknown or out of range.

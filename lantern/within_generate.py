@@ -264,9 +264,9 @@ def _shape_of(model: PreTrainedModel, family: str, ids: torch.Tensor, grid: dict
 
 
 def _size_in(prompt: str) -> tuple[int, int] | None:
-    """Return the (height, width) with which a prompt of Emu3 ends, between the tokens that begin an image, or None.
+    """Return the (height, width) in codes that is stated at the end of a prompt of Emu3.
 
-    An example of such an end is "<|image start|>90*90<|image token|>". Height and width are in codes.
+    Such a prompt ends like "<|image start|>90*90<|image token|>". The result is None if it ends in another way.
     """
     match = re.search(r"<\|image start\|>(\d+)\*(\d+)<\|image token\|>$", prompt)
     return None if match is None else (int(match[1]), int(match[2]))

@@ -54,7 +54,9 @@ class PromptForm:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a transformers model that generate image tokens. Among these tokens, the line end comes last.
+    """The parts of a transformers model with which Lantern generates images. Other parts are not used.
+
+    A token below is an image token. If there is a line end, it is the last one.
 
     Attributes:
         layers: the model without its head.

@@ -68,7 +68,9 @@ def _prompt_set(name: str, entry: PromptSet, config: RunConfig) -> Iterator[str]
 
 
 def _resources(config: RunConfig) -> Iterator[str]:
-    """Check the entries of `resources`, the keys that name an entry, and the keys that pretrained weights require.
+    """Check the entries of config section `resources`, and the keys that may name an entry.
+
+    Also check whether the keys agree with finished weights. For example, a finished target needs its image tokenizer.
 
     Yields:
         One sentence per error.
