@@ -196,8 +196,8 @@ def _stream_sizes(streams: Sequence[str], vocab_size: int) -> dict[str, int]:
 class NoiseField:
     """The noise of a batch of images in fixed buffers.
 
-    A row is one image of the batch. For each row, the noise of `window` positions is kept in memory, that of position p
-    at index p % window.
+    A row is one image of the batch. For each row, the noise of `window` positions is kept in memory. The noise of
+    position p is at index p % window.
 
     Args:
         num_rows: number of rows.

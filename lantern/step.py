@@ -68,7 +68,9 @@ class Proposal:
 
 @dataclass
 class Scores:
-    """The target's logits at some nodes, and values derived from them. These are computed when they are first read.
+    """The target's logits at some nodes, and values derived from them.
+
+    A derived value is computed when it is first read.
 
     Attributes:
         hidden: hidden states of the target, (branches, batch, nodes, dim). None if `at` made these scores.

@@ -26,7 +26,7 @@ Step = Callable[[DecodingState], None]  # changes the state in place
 
 
 class StepRunner:
-    """Runs decoding steps eagerly or as a CUDA graph.
+    """Runner of decoding steps, eagerly or as a CUDA graph.
 
     A state has one graph per number of cache slots that attention may read, see `KVCache.limit`. The graphs of a state
     share a stream and a memory pool. This is safe, because steps run one after the other and leave no data there.
@@ -145,7 +145,7 @@ def capture(step: Step, state: DecodingState, limits: Sequence[int]) -> dict[int
 def slot_limits(num_slots: int, num_least: int) -> list[int]:
     """Return the numbers of cache slots to which attention may be restricted. A step is captured once per number.
 
-    There are at most `MAX_GRAPHS` limits. They are multiples of `GRAPH_SLOTS`, or of a larger number for very long
+    There are at most `MAX_GRAPHS` such limits. They are multiples of `GRAPH_SLOTS`, or of a larger number for very long
     images. The last limit is the number of all slots.
 
     Args:

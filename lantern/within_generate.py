@@ -56,8 +56,8 @@ def custom_generate(
     """Make a function for the `custom_generate` argument of a transformers model.
 
     It generates images by a method without a draft model. The result of `generate` has the usual form. It holds the
-    prompt's ids, the ids of the image's tokens with line ends, and the tokens that the model puts after an image, as
-    far as `max_new_tokens` allows. Tokens that are impossible at a position are never sampled. A `streamer` and an
+    ids of the prompt, of the image's tokens with line ends, and of the tokens after an image. The last ones are cut off
+    at `max_new_tokens`. Tokens that are impossible at a position are never sampled. A `streamer` and an
     `assistant_model` are ignored, since transformers does not pass them on.
 
     Args:

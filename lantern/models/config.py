@@ -249,8 +249,8 @@ def head_parameters(config: TargetConfig) -> int:
 def draft_parameters(config: DraftConfig) -> int:
     """Return the number of parameters of a draft model.
 
-    Let d be the width. The number is the sum of the embeddings of V tokens and i prompt ids, (V + i) d, the linear
-    map of embedding and hidden state, 2 d^2 + d, and the transformer layer.
+    Let d be the width. The embeddings of V tokens and i prompt ids have (V + i) d parameters. The linear map of
+    embedding and hidden state has 2 d^2 + d. The parameters of the transformer layer are added.
     """
     c = config
     return (c.vocab_size + c.num_embedded_ids + 2 * c.dim + 1) * c.dim + _layer_parameters(c, 1 + c.has_attention_norm)

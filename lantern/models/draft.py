@@ -78,9 +78,9 @@ class DraftModel(StoredModel):
         return draft.to(target.device)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the share of the tokens in the output of the linear map `fc`.
+        """Return what tokens contribute to the output of the linear map `fc`: their embedding times one half of `fc`.
 
-        `fc` maps the concatenation of token embedding and hidden state. The caller adds the share of the hidden state.
+        `fc` maps the concatenation of token embedding and hidden state. The caller adds the half for the hidden state.
 
         Args:
             tokens: image tokens, int64 (...). They are embedded here.
