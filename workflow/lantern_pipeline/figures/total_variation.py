@@ -41,9 +41,9 @@ def draw_total_variation(
     """Draw the total variation (TV) from the target: by delta (top), and of this run's relaxed methods (bottom).
 
     The TV is between the distributions of the emitted token and of the target's token. The top has a line for every
-    acceptance, the rule that states the probability with which a draft is accepted. Lines with markers are the mean TV over nodes
-    of draft trees. Thin lines are the 95th percentile over nodes. Bands and bars are 95 % intervals. The figure has
-    page width.
+    acceptance, the rule that states the probability with which a draft is accepted. Lines with markers are the mean TV
+    over nodes of draft trees. Thin lines are the 95th percentile over nodes. Bands and bars are 95 % intervals. The
+    figure has page width.
 
     Args:
         curves: total_variation/curves.csv, with one row per acceptance and delta, all at the same nodes.
