@@ -23,11 +23,13 @@ def make_models(
     scale: float = 6.0,
     line_end: int | None = None,
     is_prepared: bool = True,
+    **sizes: int,
 ) -> DecodingModels:
     """A random target, a random draft model and a random codebook's nearest codes.
 
     The heads are scaled up so that distributions are far from uniform, and the vocabulary is small, so that drafts of
     a random draft model are accepted now and then. With a `line_end`, the last token ends lines of codes.
+    `sizes` are more fields of the target's config.
     """
     torch.manual_seed(seed)
     config = TargetConfig(
@@ -40,6 +42,7 @@ def make_models(
         caption_dim=16,
         ffn_multiple=16,
         line_end=line_end,
+        **sizes,
     )
     target = TargetModel(config).eval()
     draft = DraftModel(DraftConfig.of(config)).eval()
