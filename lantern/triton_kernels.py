@@ -1,4 +1,4 @@
-"""Kernels that Triton compiles for a GPU. `lantern.fused` decides when they replace PyTorch's operations."""
+"""GPU kernels in Triton. `lantern.fused` decides when they replace PyTorch's operations."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def _rotate_and_write(
     half: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Process one head of one row.
+    """Process one head of one token.
 
-    Queries and keys are rotated. A query is written in flat_slot, a key or a value to a slot of the cache.
+    Queries and keys are rotated. A query is written back in place. A key or a value is written to a slot of the cache.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pair = tl.arange(0, block)
@@ -53,7 +53,10 @@ def _rotate_and_write(
 
 @triton.jit
 def _silu_times(gate_up, product, width, block: tl.constexpr):
-    """Process a block of one row. SiLU and then the product are rounded, as by two PyTorch operations."""
+    """Process a block of one row.
+
+    SiLU and then the product are rounded to the dtype of the result, as two separate PyTorch operations would do.
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     is_column = column < width
@@ -65,7 +68,7 @@ def _silu_times(gate_up, product, width, block: tl.constexpr):
 
 @triton.jit
 def _noise(key, noise, first, num_values, is_gumbel: tl.constexpr, block: tl.constexpr):
-    """Process a block of counters of numpy's Philox generator, which give four values each. See `lantern.philox`."""
+    """Process a block of counters of numpy's Philox generator, see `lantern.philox`. A counter gives four values."""
     index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     a = (first // 4 + 1 + index).to(tl.uint64)
     b = tl.full([block], 0, tl.uint64)

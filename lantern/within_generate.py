@@ -1,6 +1,6 @@
-"""Generation within the `generate` of a transformers model, which calls the function passed as `custom_generate`.
+"""Generation inside the `generate` of a transformers model, which takes a function as its argument `custom_generate`.
 
-Every argument of `generate` is either applied, or refused by name before a token is sampled.
+Every argument of `generate` is either applied, or refused before a token is sampled. The message then names it.
 """
 
 from __future__ import annotations
@@ -54,22 +54,24 @@ def custom_generate(
     seed: int | None = None,
     **parts: object,
 ) -> Callable[..., torch.Tensor | GenerateDecoderOnlyOutput]:
-    """Make the `custom_generate` of a transformers model, which generates by a method without a draft model.
+    """Make a function for the `custom_generate` argument of a transformers model.
 
-    It returns the same as `generate`: the prompt's ids, then the ids of the image's tokens with line ends, then the
-    words that the model puts after an image, as far as `max_new_tokens` allows. Tokens that are impossible at a
-    position are never sampled. A `streamer` and an `assistant_model` are ignored, since transformers does not pass them
-    on.
+    It generates images by a method without a draft model. `generate` then returns the same as before: the prompt's ids,
+    the ids of the image's tokens with line ends, and the tokens that the model puts after an image, as far as
+    `max_new_tokens` allows. Tokens that are impossible at a position are never sampled. A `streamer` and an
+    `assistant_model` are ignored, since transformers does not pass them on.
 
     Args:
         method: name of a preset.
-        family: key of FAMILIES. Needed only if the model's class has several families.
-        grid: side of an image in codes, or (height, width), if the prompt does not state it.
+        family: key of FAMILIES, which groups models of the same prompts. Needed only if the model's class has several
+            families.
+        grid: side of an image in codes, or (height, width). Needed only if the prompt does not state it.
         seed: seed of the noise. None takes one from torch's generator, which `torch.manual_seed` determines.
         parts: parts and parameters of the method, such as tree="chain15".
 
     Returns:
-        The function to pass as `custom_generate`. It raises a ValueError for anything that it does not support.
+        The function to pass as `custom_generate`. It raises a ValueError for each argument of `generate` that it does
+            not support.
 
     Raises:
         ValueError: the method or a part is unknown.
@@ -156,7 +158,10 @@ def _refuse_what_is_not_done(
 
 
 def _sampling_of(processors: Mapping[str, LogitsProcessor], do_sample: bool) -> SamplingConfig:
-    """Read guidance and filters from the logits processors, which include the user's and those of the config."""
+    """Read guidance and filters from the logits processors of `generate`.
+
+    The processors combine the user's arguments and the model's config.
+    """
 
     def read(kind: str, name: str, otherwise: T) -> T:
         return getattr(processors[kind], name) if kind in processors else otherwise
@@ -177,7 +182,13 @@ def _shapes_of(
     sampling: SamplingConfig,
     given: tuple[int, int] | None,
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Read height and width of GLM-Image's two grids from `image_grid_thw`, which has the large grid first."""
+    """Return height and width of GLM-Image's two grids, from `image_grid_thw`, which has the large grid first.
+
+    Raises:
+        ValueError: guidance is on, a grid was passed to `custom_generate`, several images per prompt are requested, or
+            a prompt has a source image. Also if `image_grid_thw` is missing or is not two grids that are the same for
+            all prompts.
+    """
     name = type(model).__name__
     grids = model_kwargs.get("image_grid_thw")
     if sampling.is_guided:
@@ -203,9 +214,13 @@ def _shapes_of(
 
 
 def _shape_of(model: PreTrainedModel, family: str, ids: torch.Tensor, grid: tuple[int, int] | None) -> tuple[int, int]:
-    """Find the height and width of the image, in codes.
+    """Return the height and width of the image in codes.
 
-    They are `grid` if it is given, else stated by Emu3's prompts, as in "90*90", or else the published ones.
+    They are `grid` if it is given. Otherwise Emu3's prompts state them, as in "90*90". Other models have their
+    published size.
+
+    Raises:
+        ValueError: Emu3's prompts state no size, or different sizes.
     """
     if grid is not None:
         return grid
@@ -237,7 +252,11 @@ def _prompts_of(
     """Pad prompts and negative prompts on the left to the same length.
 
     Returns:
-        (ids, mask, (negative ids, negative mask) or None).
+        (ids, mask, (negative ids, negative mask) or None without guidance).
+
+    Raises:
+        ValueError: there are no ids, a mask does not describe left padding, or the number of negative prompts is
+            neither 1 nor the number of prompts.
     """
     if ids.shape[1] == 0:
         raise ValueError("prompts must be input_ids, got none (inputs_embeds are not supported)")
@@ -268,7 +287,15 @@ def _check_mask(mask: torch.Tensor | None, ids: torch.Tensor, name: str) -> torc
 
 
 def _ends_within(target: TransformersTarget, max_new_tokens: int | None) -> tuple[int, ...]:
-    """Return the ids of the tokens that follow an image, as many as `max_new_tokens` allows; all if it is None."""
+    """Return the ids of the tokens that follow an image.
+
+    Args:
+        target: the target.
+        max_new_tokens: largest number of tokens of the image and of those after it. None for no limit.
+
+    Raises:
+        ValueError: `max_new_tokens` is too small for the image.
+    """
     needed = target.config.num_image_tokens
     if max_new_tokens is None:
         return target.ends
@@ -284,10 +311,17 @@ def _check_prefix(
     ids: torch.Tensor,
     ends: torch.Tensor,
 ) -> None:
-    """Compare the tokens that `prefix_allowed_tokens_fn` allows at each position with those that are sampled there.
+    """Check that `prefix_allowed_tokens_fn` allows at each position exactly the tokens that are sampled there.
+
+    Args:
+        processor: the logits processor with that function.
+        target: the target.
+        words: id of each token of the target in the model's vocabulary, int64 (vocab,).
+        ids: ids of the prompts, int64 (batch, tokens).
+        ends: ids of the tokens that follow an image.
 
     Raises:
-        ValueError: they differ.
+        ValueError: it allows fewer or other tokens.
     """
     config = target.config
     codes = words[: config.num_codes]
@@ -313,7 +347,7 @@ def _check_prefix(
 
 
 def _words_in(allowed: Iterable[int | torch.Tensor]) -> set[int]:
-    """Collect the ids that a `prefix_allowed_tokens_fn` returns, as numbers or as tensors."""
+    """Return the set of ids that a `prefix_allowed_tokens_fn` has returned, as numbers or as tensors."""
     found: set[int] = set()
     for part in [allowed] if isinstance(allowed, torch.Tensor) else allowed:
         found.update(part.flatten().tolist() if isinstance(part, torch.Tensor) else [int(part)])

@@ -1,4 +1,4 @@
-"""The base class of models that can be stored in a checkpoint."""
+"""Base class of models that can be stored in a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class StoredModel(nn.Module):
-    """A model that `lantern.checkpoints.native` writes and reads.
+    """Base class of models that `lantern.checkpoints.native` writes and reads.
 
     Attributes:
         kind: name of the class in checkpoints.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 import lantern
 from helpers.tiny_models import generate, make_models
@@ -15,6 +17,7 @@ from helpers.tiny_transformers import NUM_CODES, make_tiny
 from lantern.methods import make_method
 from lantern.models.config import TargetConfig, shape_fields
 from lantern.models.families import FAMILIES
+from lantern_pipeline.cli_sample import draw_samples, sample_prompt
 
 PROMPTS = ["a red fox in the snow", "cat", "the low snow"]
 PROCESSORS = {
@@ -183,6 +186,19 @@ def test_glm_image_draws_its_processors_default_and_its_cards_example(tiny, heig
         model, inputs["input_ids"], large, attention_mask=torch.ones_like(inputs["input_ids"]), do_sample=False
     )
     assert torch.equal(images.codes.long(), theirs) and images.pixels.shape == (1, height, width, 3)
+
+
+def test_a_sample_of_an_image_that_is_no_square_is_saved_as_it_is(tiny, few_codes, tmp_path):
+    model = lantern.from_transformers(*tiny["glm_image"], grid=4)
+    images = model.generate(PROMPTS, size=(64, 192))
+    images.save(tmp_path / "images.png")
+    saved = torch.from_numpy(np.asarray(Image.open(tmp_path / "images.png")))
+    assert saved.shape == (64, 3 * 192, 3) and torch.equal(saved[:, 192:384], torch.from_numpy(images.pixels[1]))
+    assert [picture.size for picture in images.pictures()] == [(192, 64)] * 3
+    samples = sample_prompt(model, PROMPTS[0], ["jacobi"], (64, 192))
+    assert [sample.pixels.shape for sample in samples] == [(64, 192, 3)] * 2 and samples[1].is_equal
+    shown = draw_samples(PROMPTS[0], samples).axes[0].images[0]
+    assert shown.get_array().shape == (64, 192, 3)
 
 
 def test_small_grids_are_those_of_the_processor(tiny):

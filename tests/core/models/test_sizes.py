@@ -54,6 +54,7 @@ def test_published_sizes():
     assert draft_parameters(DraftConfig.of(XL)) == 44_567_040
     anole = TargetConfig(4096, 32, 32, 8192, 32, 128, num_prompt_ids=65536, ffn_width=11008, has_qk_norm=True)
     assert draft_parameters(DraftConfig.of_chameleon(anole)) == 504_393_728 + 8192 * 4096
+    assert all(sizes["dim"] % (4 * sizes["num_heads"]) == 0 for sizes in LLAMAGEN_SIZES.values())
     billions = {name: target_parameters(replace(XL, **sizes)) / 1e9 for name, sizes in LLAMAGEN_SIZES.items()}
     stated = {"B": 0.111, "L": 0.343, "XL": 0.775, "XXL": 1.4, "XXXL": 3.9, "1B": 1.2, "3B": 3.1, "7B": 6.6}
     assert billions == pytest.approx(stated, rel=0.05)
@@ -67,7 +68,7 @@ def test_named_sizes():
     found = TargetConfig(**target_fields(typed_config(config)))
     assert (found.dim, found.num_layers, found.num_heads, found.ffn_hidden) == (1280, 36, 20, XL.ffn_hidden)
     config["target"]["size"] = "XM"
-    with pytest.raises(ValueError, match=r"target\.size must be one of None, B, L, XL, .* got 'XM'"):
+    with pytest.raises(ValueError, match=r"target\.size must be one of null, B, L, XL, .* got 'XM'"):
         typed_config(config)
 
 

@@ -64,6 +64,12 @@ def test_speedup_is_the_ratio_of_sums_of_the_least_times_whatever_the_order_of_r
         assert result.loc["autoregressive", names].tolist() == [1.0, 1.0, 1.0, 1.0, 1.0]
 
 
+def test_the_machines_of_a_method_are_named_in_order():
+    table = latency_table({"autoregressive": [[1.0, 1.0]]})
+    table["machine"] = ["the second", "another"]
+    assert summarise_latency(table)["machine"].tolist() == ["another, the second"]
+
+
 def test_intervals_of_the_speedup_are_over_prompts_and_over_rounds():
     prompts = {"autoregressive": [[1.0, 2.0]], "fast": [[1.0, 1.0]]}
     rounds = {"autoregressive": [[1.0, 1.0], [2.0, 2.0]], "fast": [[1.0, 1.0], [1.0, 1.0]]}
