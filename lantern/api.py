@@ -20,6 +20,7 @@ from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.generation import generate_images
+from lantern.likelihood import token_log_probs
 from lantern.methods import MethodSpec, make_method, preset_of
 from lantern.models.config import TargetConfig, shape_fields, target_parameters
 from lantern.models.families import FAMILIES
@@ -55,11 +56,14 @@ class Images:
         records: tokens of the images, and how they were decoded.
         grids: codes of the images by line and column, int32 (images, lines, columns). They are the tokens without line
             ends, and without those of a smaller image that comes first.
+        log_probs: log-probability of each token under the target, float32 (images, tokens), see `token_log_probs`. None
+            unless `generate` was asked for them.
     """
 
     pixels: np.ndarray
     records: GenerationRecords
     grids: torch.Tensor
+    log_probs: torch.Tensor | None = None
 
     @property
     def codes(self) -> torch.Tensor:
@@ -133,6 +137,8 @@ class Model:
         *,
         seed: int = 0,
         size: int | tuple[int, int] | None = None,
+        num_images: int = 1,
+        with_log_probs: bool = False,
         temperature: float | None = None,
         cfg_scale: float | None = None,
         batch_size: int = 16,
@@ -140,8 +146,8 @@ class Model:
     ) -> Images:
         """Generate an image for each prompt.
 
-        The noise depends only on the seed and on the index of the prompt. Images of different methods can therefore be
-        compared one by one.
+        The noise depends only on the seed, on the index of the prompt, and on the number of the image among those of
+        the prompt. Images of different methods can therefore be compared one by one.
 
         Args:
             prompts: one text or several.
@@ -149,6 +155,8 @@ class Model:
             seed: seed of the noise.
             size: height and width of the images in pixels, or the side of square ones, instead of the model's own size.
                 Models whose prompts state the size allow others: Emu3 every multiple of 8, GLM-Image of 32.
+            num_images: number of images of each prompt. Those of the first prompt come first.
+            with_log_probs: whether the result has the attribute `log_probs`. This takes a forward pass over each image.
             temperature: temperature instead of the model's default. 0 is greedy decoding.
             cfg_scale: guidance scale instead of the model's default. 1 switches guidance off.
             batch_size: number of images that are generated together.
@@ -161,6 +169,7 @@ class Model:
         texts = _texts_of(prompts)
         _WHOLE.check("seed", seed, "generate")
         _COUNT.check("batch_size", batch_size, "generate")
+        _COUNT.check("num_images", num_images, "generate")
         given = {"temperature": temperature, "cfg_scale": cfg_scale}
         sampling = replace(self.sampling, **{name: value for name, value in given.items() if value is not None})
         spec = self._method(method, parts)
@@ -168,10 +177,14 @@ class Model:
         models = replace(models, nearest_codes=self._table(spec))
         with _threads.limited(models.target.config):
             decoder = self._take_decoder(models, spec, sampling) or make_decoder(models, spec, sampling)
-            todo = [Prompt(str(index), text) for index, text in enumerate(texts)]
+            todo = _prompts_of(texts, num_images)
             records, pixels = generate_images(decoder, todo, encoder, self.tokenizer.decode, seed, batch_size)
+            log_probs = None
+            if with_log_probs:
+                texts = [prompt.text for prompt in todo]
+                log_probs = token_log_probs(models.target, encoder, texts, records.codes, sampling)
         self._keep_decoder(decoder)
-        return Images(pixels.numpy(), records, models.target.config.code_grids(records.codes))
+        return Images(pixels.numpy(), records, models.target.config.code_grids(records.codes), log_probs)
 
     def _of_size(self, size: int | tuple[int, int]) -> tuple[DecodingModels, TextEncoder]:
         """Return the models and the text encoder for images of a size.
@@ -298,6 +311,15 @@ def _texts_of(prompts: str | Sequence[str]) -> list[str]:
     if not texts or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"prompts must be a text or a list of one or more, got {prompts!r:.60}")
     return texts
+
+
+def _prompts_of(texts: Sequence[str], num_images: int) -> list[Prompt]:
+    """Return a prompt per image. The first image of a text has the same id for any number of images."""
+    return [
+        Prompt(f"{index}/{number}" if number else str(index), text)
+        for index, text in enumerate(texts)
+        for number in range(num_images)
+    ]
 
 
 class _Threads:
