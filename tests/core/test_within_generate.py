@@ -59,7 +59,7 @@ def constraint(model, processor, height, width):
 
 
 @pytest.mark.parametrize("negative", ["none", "short", "longer", "a row each", "one row"])
-@pytest.mark.parametrize("ratio", ["1:1", "2:1"])
+@pytest.mark.parametrize("ratio", ["1:1", "2:1", "1:2"])
 def test_emu3_draws_the_tokens_of_its_own_generate(emu3, negative, ratio):
     """Its documentation's call, prompts of two lengths, and the next line, which makes pixels."""
     model, processor = emu3
