@@ -44,9 +44,10 @@ def add_line_ends(codes: torch.Tensor, grid: int, line_end: int) -> torch.Tensor
 
 
 def with_line_end(table: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Pad a table of nearest codes with rows for the tokens that are no codes, such as the line-end token.
+    """Pad a table of nearest codes with a row for each token that is not a code, such as the line-end token.
 
-    The values of these rows, 0, do not matter: at the end of a line no other token has probability.
+    These rows hold code 0 in all columns. This has no effect: wherever a line-end token is drafted, the target
+    gives code 0 the probability 0.
 
     Args:
         table: nearest codes, (codes, columns).
@@ -66,8 +67,7 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
         k: number of nearest codes in the table, from 1 to vocab - 1.
         neighbours: measure of distance. "l2" compares the vectors as they are stored, like the LANTERN authors' table.
             "l2_normalised" compares the vectors at unit length, which is what a tokenizer with a normalised codebook
-            decodes. Cosine distance gives the same order. "random" is no distance, but a random order of the other
-            codes, as a control.
+            decodes. Cosine distance gives the same order. "random" sorts the other codes at random, as a control.
         seed: random seed of "random".
 
     Returns:

@@ -129,7 +129,8 @@ def watch_acceptance(acceptance: Any, spec: MethodSpec) -> None:
 def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Tensor]:
     """Return the function `admits` of a user's bound, with a check of its result.
 
-    The result states which sets of nearest codes are within the bound. After the first False all must be False.
+    The result states which sets of nearest codes are within the bound. After the first False all must be False. The
+    last entry is exempt, since it is about a set with the draft itself, see `RelaxedSets.admits`.
     """
     admits = acceptance.admits
 
@@ -205,14 +206,15 @@ def _check_tensor(
     Args:
         found: the returned value.
         shape: shape that it must have.
-        part: object of the user's class.
+        part: the drafter or acceptance to which the function belongs.
         call: name of the function.
         spec: the decoding method.
         dtype: dtype that the tensor must have. None allows any floating-point dtype.
-        what: start of the description of the tensor in the error message.
+        what: name of the tensor with a comma, such as "tokens, ", for the error message. Empty if the function returns
+            only this tensor.
 
     Raises:
-        CustomPartError: the value is no tensor, or has another shape or dtype.
+        CustomPartError: the value is not a tensor, or has another shape or dtype.
     """
     kind = "a tensor of a floating dtype" if dtype is None else f"a tensor of {dtype}"
     wanted = f"{what}{kind} of shape {tuple(shape)}"
@@ -237,8 +239,8 @@ def _error(part: object, call: str, spec: MethodSpec, wanted: str, found: object
 
 
 def _is_readable(tensor: torch.Tensor) -> bool:
-    """Return whether the values of a tensor can be read now.
+    """Return whether the host can read the values of a tensor now.
 
-    This is impossible while a CUDA graph is captured.
+    It cannot read values on a GPU while a CUDA graph is captured.
     """
     return tensor.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()

@@ -6,10 +6,10 @@ tested. A *verifier* (`Verifier` and its subclasses) tests the draft. It either 
 samples from t, or uses rejection sampling. The *bonus token* is the token that is emitted after the last accepted
 draft.
 
-A verifier decides each node of the draft tree independently. Usually it verifies all nodes at once. A CPU does less if
-the tree has many more nodes than levels. The verifier then starts at the root and follows the accepted drafts. It
-verifies only one node per level. This saves the filters and the noise of all other nodes. On a GPU the shapes of
-tensors are fixed, and no result is copied to the host.
+A verifier decides each node of the draft tree independently. A GPU verifies all nodes at once, so that the shapes of
+tensors are fixed and no result is copied to the host. A CPU usually does the same. If the tree has many more nodes than
+levels, a CPU starts at the root instead, follows the accepted drafts, and verifies one node per level. It then computes
+no filters and no noise for the other nodes.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Acceptance:
         Args:
             probs: target distribution t, (..., vocab).
             draft_probs: distribution p that x was sampled from, (..., vocab). None for deterministic drafts.
-            codes: codes of the drafts from `codes_of`, int64 (..., n).
+            codes: codes that determine s(x), then x, from `codes_of`, int64 (..., n).
         """
         return Merged(codes, self.relaxed_prob(probs, draft_probs, codes))
 
@@ -134,7 +134,8 @@ class Acceptance:
 
         Args:
             probs: target distribution t, (..., vocab).
-            merged: relaxed probability of one draft x per node. It may be None only if `has_one_residual` returns True.
+            merged: relaxed probability of one draft x per node. It may be None if `has_one_residual()` returns True,
+                since the result then does not depend on x.
 
         Returns:
             The changed distribution, (..., vocab).
@@ -188,11 +189,12 @@ class Choice:
     """The decisions of a verifier at n nodes of each image.
 
     Attributes:
-        chosen: token of the accepted child of each node, int64 (batch, n). All children that hold this token are
-            accepted.
+        chosen: token that a child of each node must hold to be accepted, int64 (batch, n). All children that hold it
+            are accepted. If no child holds it, none is accepted.
         bonus: token that is emitted after the node if no child is accepted, int64 (batch, n).
-        best: the largest score of all codes at the node, which is the score of `bonus`, (batch, n). It is not finite if
-            the target's logits are not finite, so that callers can detect broken logits.
+        best: score of `bonus`, which is the largest of all codes at the node, (batch, n). A score is a log-probability,
+            plus noise above temperature 0. `best` is not finite if the target's logits are not finite, so that callers
+            can detect broken logits.
     """
 
     chosen: torch.Tensor
@@ -220,10 +222,10 @@ class Verifier:
     has_twins: bool = True
 
     def follows_path(self, sampling: SamplingConfig) -> bool:
-        """Return whether it is enough to verify the nodes of the accepted path, one after the other.
+        """Return whether this verifier can follow the accepted drafts from the root, and skip all other nodes.
 
         Args:
-            sampling: temperature and filters. At temperature 0 all nodes are verified.
+            sampling: temperature and filters. At temperature 0 the result is False.
         """
         has_verify_nodes = type(self).verify_nodes is not Verifier.verify_nodes
         return has_verify_nodes and not self.has_twins and not sampling.is_greedy
@@ -232,7 +234,7 @@ class Verifier:
         """Find the accepted path and the emitted tokens.
 
         Args:
-            scores: the target's scores of all nodes.
+            scores: the target's logits after each node, and values derived from them.
             proposal: the tree of drafts.
         """
         tree = proposal.tree
@@ -259,13 +261,13 @@ class Verifier:
         """Verify all nodes at once.
 
         Args:
-            scores: the target's scores of all nodes.
+            scores: the target's logits after each node, and values derived from them.
             proposal: the tree of drafts.
 
         Returns:
             Three tensors of shape (batch, nodes). The first states whether each node is accepted as a child of its
             parent, bool. The second holds the token that is emitted after each node if no child is accepted, int64. The
-            third holds the largest score of all codes at each node, see `Choice.best`.
+            third holds the score of that token, see `Choice.best`.
         """
         tree = proposal.tree
         choice = self.verify_nodes(scores, of_all_nodes(proposal.children, tree, -1), proposal.draft_probs)
@@ -276,7 +278,7 @@ class Verifier:
         """Verify the children of n nodes of each image.
 
         Args:
-            scores: the target's scores of the nodes.
+            scores: the target's logits after these n nodes, and values derived from them.
             children: tokens of the nodes' children, int64 (batch, n, m), with m children per node. -1 marks a missing
                 child.
             draft_probs: distributions that the children were sampled from, (batch, n, vocab). None for deterministic
@@ -285,21 +287,22 @@ class Verifier:
         raise NotImplementedError
 
     def order_of_nodes(self, tree: DraftTree) -> torch.Tensor | None:
-        """Return the numbers by which one of several longest accepted paths is chosen.
+        """Return a number per node, by which one of several longest accepted paths is chosen.
+
+        The path whose last node has the smallest number wins.
 
         Args:
             tree: structure of the tree.
 
         Returns:
-            The argument `order` of `longest_path`, int64 (batch or 1, nodes). None if the path with the lowest node
-            number is chosen, which is the default.
+            int64 (batch or 1, nodes). None, the default, for the indices of the nodes in the tree.
         """
         return None
 
     def _verify_path(self, scores: Scores, proposal: Proposal) -> Outcome:
         """Verify the root's children, then the children of the accepted child, and so on.
 
-        This requires that no two siblings hold the same token.
+        No two siblings may hold the same token, since both would be accepted, and only one can be followed.
         """
         tree = proposal.tree
         tokens = proposal.tokens
@@ -353,7 +356,10 @@ class Verifier:
 
 
 def _outcome_of_root(scores: Scores, proposal: Proposal) -> Outcome:
-    """Return the outcome of a step without drafts, which emits one token that the target samples."""
+    """Return the outcome of a step without drafts. The target samples one token, which is emitted.
+
+    For the arguments see `Verifier.verify`.
+    """
     best, sampled = scores.keys.max(-1)
     none = torch.zeros_like(sampled, dtype=torch.bool)
     root = torch.zeros_like(sampled)

@@ -14,11 +14,15 @@ class ProbabilityGroups(Acceptance):
     """GSD's acceptance: the draft x is accepted with probability min(1, t(G) / p(G)).
 
     t is the target distribution and p the distribution that x was sampled from. G is a group of codes that are similar
-    to x. It is found in three steps. First, sort all codes by t, and codes of equal probability by their number.
-    Second, take 2 h neighbours in this order: h less probable codes, x itself, and h - 1 more probable codes, or all if
-    there are fewer of those. Third, keep the codes c with |t(c) - t(x)| < p_max whose embedding has a squared L2
-    distance below d_max from the embedding of x. If fewer than h codes are less probable than x, G holds only x. The
-    emitted token is x itself.
+    to x. It is found in three steps:
+
+    1. Sort all codes by t, least probable first, and codes of equal probability by their number.
+    2. Take the h codes before x in this order, x itself, and the h - 1 codes after x. If fewer codes come after x, take
+       all of those. If fewer than h codes come before x, G holds only x.
+    3. Of these codes, keep each code c that is close to x: |t(c) - t(x)| < p_max, and the squared L2 distance between
+       their embeddings is below d_max.
+
+    If x is accepted, the emitted token is x itself, not another code of G.
 
     No parameter bounds the distance of the output distribution from the target's. Since groups overlap, x may be
     emitted more often than t(x), whatever the code.
@@ -30,8 +34,8 @@ class ProbabilityGroups(Acceptance):
         d_max: upper bound of the squared L2 distance of embeddings.
 
     Source: GSD (arXiv 2508.07747; junhyukso/GSD@4216c7c). The authors' code ignores distances if any id of a group
-    exceeds 10,000. This separates codes from words in Lumina's vocabulary. The vocabularies of this project hold only
-    codes, so that distances always count.
+    exceeds 10,000, in order to separate codes from words in Lumina's vocabulary. Lantern's vocabularies hold no words,
+    and distances always count.
     """
 
     def __init__(self, embedding: torch.Tensor, h: int, p_max: float, d_max: float) -> None:

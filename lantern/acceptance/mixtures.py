@@ -41,9 +41,10 @@ class Mixture(Acceptance):
         return share * probs.gather(-1, tokens) + (1 - share) * draft_probs.gather(-1, tokens)
 
     def of_next_sibling(self) -> Acceptance:
-        """Return the exact acceptance, which tests the next sibling after a rejection.
+        """Return the exact acceptance, which tests the siblings that follow a rejected draft.
 
-        The siblings are tested against the residual distribution. If that test is exact, the node emits the mixture s.
+        Only the first sibling is tested with the mixture s. Later siblings are tested exactly against the residual
+        distribution. The token that is emitted after the node then has the distribution s.
         """
         return _EXACT
 
@@ -65,7 +66,7 @@ class Ensemble(Mixture):
     weight: float
 
     def share(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> float:
-        """Return the constant weight w of the target distribution."""
+        """Return the constant weight w of the target distribution, see `Mixture.share`."""
         return self.weight
 
 

@@ -97,8 +97,8 @@ class Rejection:
 
         Args:
             probs: target distribution, (..., vocab).
-            merged: relaxed probability of one draft x per node. It may be None only if the drafts are sampled and
-                `has_one_residual` is True.
+            merged: relaxed probability of one draft x per node. It may be None if the drafts are sampled and all
+                rejected drafts have the same residual, see `has_one_residual`.
             draft_probs: distribution that x was sampled from, (..., vocab). None for a deterministic draft.
             is_tried: nodes that had a draft to try, bool (..., 1). The other nodes keep `probs`. None if all nodes had
                 one.

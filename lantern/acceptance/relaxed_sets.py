@@ -1,11 +1,11 @@
 """Relaxed sets: the nearest codes of a draft whose target probabilities count for the draft.
 
-The relaxed set A(x) of a draft x consists of the first n of its k nearest codes. The relaxed probability s(x) is the
-total target probability of x and of the codes in A(x). A *bound* determines n. It is an upper limit of the total target
-probability of A(x), which is called the mass of A(x).
+The relaxed set A(x) of a draft x consists of the first n of its k nearest codes. It does not contain x. The relaxed
+probability s(x) is the total target probability of x and of the codes in A(x). A *bound* determines n. It is an upper
+limit of the total target probability of A(x), which is called the mass of A(x).
 
-The docstrings of some bounds also state an upper limit of the total variation (TV), the distance of the output
-distribution from the target's. The pipeline measures this distance.
+The docstrings of some bounds also state an upper limit of the total variation (TV) between the distribution of the
+emitted token and the target's.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class MergedSet:
 
     @property
     def mass(self) -> torch.Tensor:
-        """Total target probability of the relaxed set A(x), the nearest codes that count for a draft x, (..., 1)."""
+        """Total target probability of the relaxed set A(x), without the draft x itself, (..., 1)."""
         if not self.codes.shape[-1]:
             return torch.zeros_like(self.token_probs)
         return (self.cumulative * self.is_member).amax(-1, keepdim=True)
@@ -93,7 +93,7 @@ class RelaxedSets(Acceptance):
 
     @classmethod
     def make(cls, spec: MethodSpec, read: Readings) -> RelaxedSets:
-        """Make the acceptance of a method. It keeps only the columns of the table of nearest codes that it needs.
+        """Make the acceptance of a method, with only those columns of the table of nearest codes that it needs.
 
         Args:
             spec: the method, with k and the parameters of the bound.
@@ -111,13 +111,14 @@ class RelaxedSets(Acceptance):
         return cls(table[:, :columns].contiguous(), **spec.parameters)
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
-        """Return which sets of nearest codes are within the bound, bool (..., k).
+        """Return which sets of the nearest codes of a draft x are within the bound, bool (..., sets).
 
-        Entry i is about the set of the i + 1 nearest codes. After the first False all entries are False.
+        Entry i is about the set of the i + 1 nearest codes. After the first False all entries are False. An entry after
+        the k-th may follow, for the set of the k nearest codes and x itself. Its result is ignored.
 
         Args:
-            mass: total target probability of each set, (..., k).
-            token_probs: target probability of the draft x, (..., 1).
+            mass: total target probability of each set, (..., sets).
+            token_probs: target probability t(x), (..., 1).
             spent: total target probability of the relaxed sets of earlier siblings of x, (..., 1).
         """
         raise NotImplementedError
@@ -158,14 +159,14 @@ class RelaxedSets(Acceptance):
         return MergedSet(taken, codes[..., :-1], is_member[..., :-1], cumulative[..., :-1], token_probs)
 
     def merge(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, codes: torch.Tensor) -> MergedSet:
-        """Return the relaxed set of one draft x per node, the nearest codes that count for x.
+        """Return the relaxed set A(x) of one draft x per node.
 
         For the arguments see `Acceptance.merge`.
         """
         return self.grow(codes, probs.gather(-1, codes))
 
     def move_mass(self, probs: torch.Tensor, merged: Merged) -> torch.Tensor:
-        """Move the target probability of a draft's relaxed set, the nearest codes that count for it, onto the draft.
+        """Move the target probability of the relaxed set A(x) onto the draft x.
 
         For arguments and result see `Acceptance.move_mass`.
         """
@@ -215,8 +216,9 @@ class RelaxedSets(Acceptance):
         Yields:
             For each sibling, three values. The first is its token, int64 (...), or -1 if there is none or it may not be
             accepted. The second is its relaxed set. If there is no token, all codes of the set are `vocab`, which is no
-            code. The third is the target probability of each code outside all sets so far, (..., vocab + 1). Its last
-            entry is 0 and belongs to `vocab`. The next iteration changes this tensor in place.
+            code. The third holds the remaining target probabilities, (..., vocab + 1). They are 0 for this sibling, for
+            all earlier ones, and for the codes in their sets. The last entry is 0 and belongs to `vocab`. The next
+            iteration changes this tensor in place.
         """
         if not self.leaves_filters:
             is_removed = probs.gather(-1, children.clamp(min=0)) == 0
@@ -295,7 +297,7 @@ class JensenShannonBound(RelaxedSets):
         """Return for each set of nearest codes whether the Jensen-Shannon divergence is <= delta.
 
         The divergence compares the target distribution before and after the set's probability c has moved onto the
-        draft. The codes of the set have probability only before, so that they add c / 2 to the divergence. The draft
+        draft. Afterwards the codes of the set have probability 0, and therefore add c / 2 to the divergence. The draft
         adds the rest. For the arguments see `RelaxedSets.admits`.
         """
         before = token_probs.expand_as(mass)
@@ -312,7 +314,7 @@ class MultiplicativeBound(RelaxedSets):
     the distance of the output distribution from the target's, since the bound is wider for more probable drafts.
 
     Attributes:
-        lambda_: upper bound of s(x) / t(x), the factor by which the relaxed set raises the probability of x.
+        lambda_: lambda, an upper bound of the factor s(x) / t(x) by which relaxation raises the probability of x.
 
     Source: LANTERN++ (arXiv 2502.06352), section 3.
     """
@@ -322,7 +324,8 @@ class MultiplicativeBound(RelaxedSets):
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
         """Return for each set of nearest codes whether its total probability is <= (lambda - 1) t(x).
 
-        t(x) is the target probability of the draft. For the arguments see `RelaxedSets.admits`.
+        t(x) is the target probability of the draft x, and lambda the attribute `lambda_`. For the arguments see
+        `RelaxedSets.admits`.
         """
         return mass <= (self.lambda_ - 1) * token_probs
 
@@ -331,11 +334,11 @@ class BudgetBound(RelaxedSets):
     """A bound that Lantern adds to the papers' bounds: all children of a node share one budget of probability.
 
     The relaxed sets of the children have a total target probability of at most delta. They use up this budget in
-    drafting order. With deterministic drafts, at most the probability delta moves to other codes. The total variation
-    (TV) from the target is then at most delta at every node.
+    drafting order. With deterministic drafts, at most the probability delta moves to other codes. At every node, the
+    total variation (TV) between the distribution of the emitted token and the target's is then at most delta.
 
-    This does not hold at temperature 0. The target then emits one token with certainty, so that emitting any other
-    token is a TV of 1. At temperature 0 every draft has a separate budget, see `GreedyWithinBound`.
+    This does not hold at temperature 0. The target then emits one token with certainty. If another token is emitted,
+    the TV is 1. At temperature 0 every draft has a separate budget, see `GreedyWithinBound`.
 
     Attributes:
         delta: the budget, a probability.
@@ -346,7 +349,10 @@ class BudgetBound(RelaxedSets):
     leaves_filters = False
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
-        """Return for each set of nearest codes whether it fits into the remaining budget, see `RelaxedSets.admits`."""
+        """Return for each set of nearest codes whether its total probability is <= delta - spent.
+
+        This difference is the budget that earlier siblings have left. For the arguments see `RelaxedSets.admits`.
+        """
         return mass <= self.delta - spent
 
 
@@ -366,15 +372,19 @@ class Proximity(RelaxedSets):
         return torch.ones_like(mass, dtype=torch.bool)
 
     def make_verifier(self, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
-        """Make the verifier that looks for the target's sampled token among the nearest codes of each draft."""
+        """Make the verifier that looks for the target's sample among the nearest codes of each draft.
+
+        For the arguments see `Acceptance.make_verifier`.
+        """
         return ByProximity(self)
 
 
 class ByProximity(Verifier):
-    """The verifier of `Proximity`: a draft is accepted if it or one of its nearest codes is the target's sample.
+    """The verifier of `Proximity`, in which all k nearest codes count for a draft, whatever their probability.
 
-    The target's sample is the token y that the target samples at the draft's parent. A draft that equals y is preferred
-    to a draft that has y among its nearest codes. Drafts that top-k or top-p filtering removed are not accepted.
+    Let y be the token that the target samples at the draft's parent. A draft is accepted if it equals y or if one of
+    its nearest codes does. A draft that equals y is preferred. Drafts that top-k or top-p filtering removed are not
+    accepted.
 
     Args:
         sets: the acceptance, with the table of nearest codes.
@@ -457,14 +467,15 @@ class GreedyWithinBound(Verifier):
         self.takes_first_leaf = takes_first_leaf
 
     def order_of_nodes(self, tree: DraftTree) -> torch.Tensor | None:
-        """Return the lowest-numbered leaf below each node if `takes_first_leaf`, else None.
+        """Return for each node the number of the lowest-numbered leaf below it, and for a leaf its own number.
 
-        See `Verifier.order_of_nodes`.
+        Of several longest accepted paths, the one that leads to the lowest-numbered leaf then wins. The result is None
+        if `takes_first_leaf` is False. For the argument see `Verifier.order_of_nodes`.
         """
         return first_leaf(tree) if self.takes_first_leaf else None
 
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Compare the relaxed probability s(x) of every draft x with the most probable token at its parent.
+        """Accept every draft x whose relaxed probability s(x) makes x the most probable token after its parent.
 
         Several siblings may be accepted. For arguments and results see `Verifier.verify_all`.
         """

@@ -46,6 +46,10 @@ def _make_acceptance(spec: MethodSpec, read: Readings) -> Acceptance:
     """Make the acceptance of a method.
 
     If a parameter has a value that makes the acceptance exact, such as delta = 0, the result is `Exact`.
+
+    Args:
+        spec: the method.
+        read: the inputs from which the acceptance is made, such as the table of nearest codes.
     """
     row = spec.acceptance_row
     if any(spec[name] == value for name, value in row.exact_at.items()):

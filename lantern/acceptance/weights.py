@@ -14,15 +14,15 @@ class DraftWeights(Acceptance):
     """COOL-SD's acceptance, in which each position i of a chain of drafts has a weight omega_i.
 
     Let t be the target distribution and p the draft distribution. The draft x at position i is accepted with
-    probability f(x) = min(1, omega_i t(x) / p(x)). The residual must be "matched", see `Rejection`. The total variation
-    (TV) from the target at a node is then sum max(0, p f - t). No other residual leads to a lower one with this f. It
-    is 0 if omega_i <= 1, and otherwise at most 1 - 1 / omega_i.
+    probability f(x) = min(1, omega_i t(x) / p(x)). The residual must be "matched", see `Rejection`. No other residual
+    leads to a lower total variation (TV) between the distribution of the emitted token and t. The TV is then the sum of
+    max(0, p(x) f(x) - t(x)) over all codes x. It is 0 if omega_i <= 1, and otherwise at most 1 - 1 / omega_i.
 
     Args:
         weights: omega_i of each position, first to last, (drafts,).
 
-    Source: COOL-SD (arXiv 2601.09212), which has no public code. That the parameter omega is the mean of the weights is
-    second-hand knowledge.
+    Source: COOL-SD (arXiv 2601.09212), which has no public code. It is only known at second hand that the
+    parameter omega is the mean of the weights.
     """
 
     def __init__(self, weights: torch.Tensor) -> None:
@@ -51,16 +51,18 @@ class DraftWeights(Acceptance):
         For the arguments see `Acceptance.relaxed_prob`.
 
         Returns:
-            (..., nodes, n). The axis `nodes` holds the nodes of the chain that have a draft after them, in order. After
-            `at` it holds the nodes that were passed there.
+            (..., nodes, n). The axis `nodes` holds all nodes of the chain that have a draft after them, in order. If
+            the acceptance was made by `at`, it holds the nodes that `at` was called with.
         """
         return self.weights[:, None] * probs.gather(-1, tokens)
 
     def relaxed_prob_of_all(self, probs: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:
-        """Return omega_i t(x) for every code x, where omega_i is the weight of the position.
+        """Return omega_i t(x) for every code x, with the weight omega_i of the position and the target distribution t.
+
+        For the arguments see `Acceptance.relaxed_prob_of_all`.
 
         Returns:
-            (..., nodes, vocab), with the same nodes as in `relaxed_prob`.
+            (..., nodes, vocab), with the same nodes as in the result of `relaxed_prob`.
         """
         return self.weights[:, None] * probs
 

@@ -1,4 +1,4 @@
-"""Reading and writing of checkpoint files.
+"""Functions that read and write checkpoint files.
 
-They have either Lantern's layout or a published one. Tensors of published files are renamed.
+These files have either Lantern's layout or a published one. Tensors of published files are renamed.
 """

@@ -1,6 +1,6 @@
-"""Reading of draft models, in Lantern's layout or in the layout of the LANTERN authors.
+"""Functions that read draft models, in Lantern's layout or in the layout of the LANTERN authors.
 
-A draft model can be used only with the target for which it was trained, so that its sizes are compared with the
+A draft model can be used only with the target for which it was trained. Its sizes are therefore compared with the
 target's.
 
 Source: key lists and modelling code of jadohu/LANTERN@3a56e45, models/drafters/cnets_llamagen.py.
@@ -152,7 +152,7 @@ def _llamagen_config(weights: WeightFile, target: TargetConfig, sizes: Mapping[s
     Args:
         weights: tensors and config.json of the draft model.
         target: sizes of the target.
-        sizes: expected values of further keys of config.json.
+        sizes: expected values of those keys of config.json that draft models for all targets have.
 
     Raises:
         ValueError: a value in config.json differs, or the draft model is for class prompts.

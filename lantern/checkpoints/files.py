@@ -1,4 +1,4 @@
-"""Reading of published weight files: PyTorch pickles and safetensors, in one or several files.
+"""Functions that read published weight files: PyTorch pickles and safetensors, in one or several files.
 
 Code in a file is never executed.
 """
@@ -69,7 +69,7 @@ class WeightFile:
         return self.path.parent / "config.json"
 
     def setting(self, key: str, kind: type[T] = int, default: T | None = None) -> T:
-        """Return a value of config.json, which must be a text or a number above 0.
+        """Return a value of config.json, which must be a string or a number above 0.
 
         Args:
             key: key of config.json.

@@ -40,7 +40,7 @@ def save_model(path: Path | str, model: StoredModel, metadata: Mapping[str, obje
     Args:
         path: the file to write.
         model: the model.
-        metadata: further JSON values to store in the file, by name.
+        metadata: JSON values to store in the file besides the config, by name.
     """
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     save_tensors(path, state, {**(metadata or {}), "kind": model.kind, "config": asdict(model.config)})
@@ -76,9 +76,10 @@ def load_model(
 
 @contextmanager
 def _without_storage() -> Iterator[None]:
-    """Give parameters that modules register within the block no storage (device "meta"), in this thread only.
+    """Context manager: within its `with` block, new parameters of modules get no storage (device "meta").
 
-    The hook of PyTorch serves all threads, but the parameters of other threads' modules keep their storage.
+    This applies only to modules that this thread makes. PyTorch calls the hook in all threads, but in other threads the
+    hook changes nothing.
     """
     thread = threading.get_ident()
 
@@ -156,7 +157,7 @@ def read_metadata(path: Path | str) -> dict[str, Any] | None:
 
 
 def read_report(path: Path | str) -> dict[str, Any]:
-    """Return the further JSON values that `save_model` stored in a file, by name.
+    """Return the argument `metadata` of the call of `save_model` that wrote a file: JSON values by name.
 
     The result is empty if the file has another layout.
     """

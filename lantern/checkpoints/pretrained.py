@@ -1,4 +1,4 @@
-"""Reading of models of transformers' classes from their folders, and of Chameleon in Meta's layout.
+"""Functions that read models of the package transformers from their folders, and Chameleon in Meta's layout.
 
 Lantern reads the weights itself, so that no code in a pickle runs and every damaged file leads to one clear error
 message. The package transformers provides the classes, the dtypes, and the names that tensors have in older files. No
@@ -34,7 +34,9 @@ _UNUSED = (
 
 
 def is_pretrained(weights: WeightFile) -> bool:
-    """Return whether config.json names a transformers class that generates images. False for LlamaGen.
+    """Return whether config.json names a transformers class that generates images.
+
+    The result is False for LlamaGen, for which transformers has no class.
 
     Raises:
         ValueError: config.json names a class that is not known to generate images.
@@ -49,7 +51,8 @@ def is_pretrained(weights: WeightFile) -> bool:
 def read_config(weights: WeightFile) -> PreTrainedConfig:
     """Make the config object of transformers from config.json.
 
-    If the config of a Chameleon model has no vocabulary, it gets the published ids of the image codes.
+    The config of a Chameleon model must state which ids are image codes (`vocabulary_map`). If it does not, the
+    published ids are added.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
@@ -159,7 +162,8 @@ def complete_meta(weights: WeightFile, expected: TargetConfig) -> WeightFile:
 def _code_words(num_codes: int) -> dict[str, int]:
     """Return the ids of the words for image codes in Chameleon's vocabulary, by word.
 
-    A word spells the digits of the code in letters, with A for 0: "IMGIMGBDZ" is the word for code 13.
+    A word consists of "IMGIMG", the digits of the code as letters with A for 0, and "Z". The word for code 13 is
+    "IMGIMGBDZ".
     """
     digits = {code: "".join(_LETTERS[int(digit)] for digit in str(code)) for code in range(num_codes)}
     return {f"IMGIMG{letters}Z": FIRST_CODE + code for code, letters in digits.items()}

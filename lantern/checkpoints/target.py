@@ -1,10 +1,10 @@
-"""Reading of target models, in Lantern's layout or in a published one.
+"""Functions that read target models, in Lantern's layout or in a published one.
 
 The published layouts are these:
 
 - LlamaGen for captions or for classes, in LlamaGen's original layout
 - LlamaGen for captions, in the LANTERN authors' Hugging Face layout
-- models of transformers' classes
+- models of the package transformers
 - Chameleon in Meta's layout
 
 The sizes in a file are compared with the expected sizes before a model is made from it.
@@ -53,15 +53,15 @@ log = logging.getLogger(__name__)
 def read_target(path: Path, expected: TargetConfig, dtype: torch.dtype = torch.float32, family: str = "") -> Target:
     """Read a target in any layout, in evaluation mode. The layout is recognised from the files.
 
-    The eps of the norms, the base of the rotary embedding and the width of the feed-forward layers need not be known.
-    If the file or its config.json states them, these values replace the ones in `expected`.
+    `expected` need not have the right eps of the norms, base of the rotary embedding and width of the feed-forward
+    layers. If the file or its config.json states these values, they replace the values in `expected`.
 
     Args:
         path: the file or folder.
         expected: expected sizes of the model.
         dtype: dtype of the weights. Weights whose names begin with a prefix in `wide` of the model's class are float32.
-        family: key of `FAMILIES`, such as "janus", if the model is one of transformers' classes. Not needed for other
-            models.
+        family: key of `FAMILIES`, such as "janus", if the model belongs to the package transformers. Not needed for
+            other models.
 
     Raises:
         FileNotFoundError: the file or its config.json is missing.
@@ -95,7 +95,7 @@ def load_target(path: Path | str, dtype: torch.dtype | None = None, device: torc
 
 
 def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.dtype, family: str) -> Target:
-    """Read a target that is a model of transformers' classes.
+    """Read a target that is a model of the package transformers.
 
     Its config.json states all sizes except those of the image grid and of the prompt, which are taken from `expected`.
 
@@ -134,11 +134,11 @@ def load_native(file: Path, cls: type[Stored], target: TargetConfig, dtype: torc
     Args:
         file: the file.
         cls: class of the model.
-        target: expected sizes of the target, to which the draft model belongs.
+        target: expected sizes of the target. A draft model must have been made for a target of these sizes.
         dtype: dtype of the weights.
 
     Raises:
-        ValueError: the model has another size than `target`, or the file cannot be read, see `load_model`.
+        ValueError: the model does not fit the sizes in `target`, or the file cannot be read, see `load_model`.
     """
     model = load_model(file, cls, dtype)
     for name in (*COMPARED_SIZES, "num_prompt_ids"):
@@ -198,7 +198,11 @@ def map_target_parameters(model: TargetModel, is_hugging_face: bool) -> dict[str
 
 
 def _read_config(weights: WeightFile, expected: TargetConfig) -> TargetConfig:
-    """Return the sizes of a LlamaGen target in Hugging Face's layout, after comparing them with the expected ones.
+    """Return the sizes of a LlamaGen target in Hugging Face's layout, after comparing them with the expected sizes.
+
+    Args:
+        weights: weights and config.json of the target.
+        expected: expected sizes of the target.
 
     Raises:
         ValueError: a size in config.json differs, or the target does not read captions.
@@ -223,9 +227,13 @@ def _read_config(weights: WeightFile, expected: TargetConfig) -> TargetConfig:
 def _check_original(weights: WeightFile, expected: TargetConfig) -> None:
     """Check that an original LlamaGen file holds the expected model.
 
-    Different models have tensors of the same names and shapes: models for captions or classes, models of stage 1 (256
-    pixels) or 2 (512 pixels), and models with different numbers of heads. The check therefore also uses the file's name
-    and the training arguments in it.
+    Tensors of the same names and shapes occur in different models: in models of stage 1 (256 pixels) and stage 2 (512
+    pixels), and in models with different numbers of heads. The check therefore also uses the name of the file, and the
+    arguments of the training program if they are in the file.
+
+    Args:
+        weights: content of the file.
+        expected: expected sizes of the model.
 
     Raises:
         ValueError: the file holds another model.

@@ -1,4 +1,4 @@
-"""Reading of image tokenizers: Lantern's, VQ-16, Chameleon's, Emu3's, and those inside models of transformers."""
+"""Functions that read image tokenizers: VQ-16, Lantern's, Chameleon's, Emu3's, and those in models of transformers."""
 
 from __future__ import annotations
 
@@ -141,8 +141,8 @@ def _sizes(weights: WeightFile, blocks: str, image_size: int | None, grid: int |
 
     Args:
         weights: the weights.
-        blocks: name of the encoder's blocks at a resolution level, with {} in place of the level:
-            "encoder.conv_blocks.{}.res.".
+        blocks: prefix of the names of the encoder's blocks at one resolution level, with {} in place of the number of
+            the level. An example is "encoder.conv_blocks.{}.res.".
         image_size: side of an image in pixels. Needed if `grid` is not given.
         grid: side of an image in codes.
 

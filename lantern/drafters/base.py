@@ -35,7 +35,7 @@ class Drafter(Generic[State]):
         noise_streams: names of the streams of random numbers that the drafter reads, in addition to the stream
             "target".
         keeps_probs: whether proposals hold the distributions `draft_probs` even if the verifier does not need them.
-            `with_draft_probs` sets it. A drafter that does not know these distributions ignores it.
+            `with_draft_probs` sets it. A drafter that cannot compute these distributions ignores it.
         verifier: decides which drafts are accepted. None if the method's acceptance makes the verifier.
     """
 
@@ -72,7 +72,7 @@ class Drafter(Generic[State]):
 
         Args:
             num_rows: number of images in the batch.
-            noise: random numbers of the images.
+            noise: random numbers of the images, from which a drafter may sample drafts.
         """
         return None  # type: ignore[return-value]
 
@@ -106,7 +106,7 @@ class Drafter(Generic[State]):
 
 
 class NoDrafter(Drafter[None]):
-    """The drafter of autoregressive decoding, which proposes only the root: no drafts."""
+    """The drafter of autoregressive decoding. Its tree consists of the root, which is not a draft."""
 
     max_depth = 0
 
@@ -115,7 +115,7 @@ class NoDrafter(Drafter[None]):
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> NoDrafter:
-        """Make the drafter on the target's device."""
+        """Make the drafter on the target's device, see `Drafter.make`."""
         return cls(models.target.device)
 
     def propose(self, state: None, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:

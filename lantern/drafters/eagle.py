@@ -39,7 +39,7 @@ class EagleState:
 
     Attributes:
         cache: the draft model's key/value cache.
-        noise: random numbers of the images.
+        noise: random numbers of the images, from which "sampled" and "coupled" drafts are sampled.
         tokens: emitted tokens that the draft model has not processed, int64 (batch, most_pending). Only the first
             `counts` entries of an image have a meaning.
         hidden: the target's hidden states that predicted these tokens, (branches, batch, most_pending, dim).
@@ -298,8 +298,8 @@ class EagleDrafter(Drafter[EagleState]):
         """Return a tree of the candidates that have the most probable paths.
 
         Its nodes are in the order in which the candidates were found. The score of a candidate is the log-probability
-        of its path. It never exceeds the score of its parent, and the parent is found first. With a stable sort, every
-        parent is therefore kept if one of its children is.
+        of its path. It never exceeds the score of its parent, and the parent is found first. Candidates are ranked by a
+        stable sort of the scores. Every parent is therefore kept if one of its children is.
 
         Args:
             root: last emitted token of each image, int64 (batch, 1).
@@ -368,9 +368,10 @@ class _Layout:
     Attributes:
         slots: slots of the nodes in the key/value cache, relative to the first new slot, int64 (nodes,) or (batch,
             nodes).
-        steps: image positions of the nodes, relative to the position of the first new token, int64 (nodes,). One number
-            if all nodes have the same position.
-        window: attention mask of the nodes among one another, from `window_table`.
+        steps: image positions of the nodes, relative to the position of the first new token, int64 (nodes,). An int if
+            all nodes have the same position.
+        window: additive attention mask, which states for each node which other new nodes it sees. A result of
+            `window_table`.
     """
 
     slots: torch.Tensor
@@ -385,9 +386,9 @@ class _LevelRun:
     Inner nodes are nodes that have children.
 
     Attributes:
-        tokens: indices of the level's nodes among all nodes of their depth, int64.
-        parents: indices of their parents among the nodes of the previous level, int64.
-        layout: positions of the nodes.
+        tokens: index of each node of the level among all nodes of its depth, int64.
+        parents: index of each node's parent among the inner nodes of the parent's depth, int64.
+        layout: positions of the nodes in the image and in the key/value cache.
     """
 
     tokens: torch.Tensor
@@ -403,8 +404,9 @@ class _LevelPlan:
 
     Attributes:
         width: largest number of children of a node of the level.
-        drafted: indices that select the tokens of the next depth, int64. `width` tokens are drafted for each node of
-            the level. Entry i is the index, among all these tokens, of the token of node i of the next depth.
+        drafted: indices that select the children's tokens, int64 (children of the level,). `width` tokens are drafted
+            for each node of the level, but a node may have fewer children. Entry i is the index of child i's token
+            among all drafted tokens.
         run: pass of the draft model over the level. None for the root, which the first pass of the step has already
             processed.
     """

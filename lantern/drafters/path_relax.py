@@ -28,15 +28,15 @@ from lantern.tree_shapes import MAX_SIBLINGS, tree_choices
 
 @dataclass
 class ChainNoise:
-    """Noise for a batch in which every chain is a row, although several chains belong to one image.
+    """Noise for a batch in which every row is a chain of drafts, and several chains belong to one image.
 
-    Its values are read from the noise of the images. A slot is the index of a random number at a position of an image.
-    Each chain of an image reads separate slots.
+    Its values are read from the noise of the images. A position of an image has several random numbers, and a *slot* is
+    the index of one of them. Each chain of an image reads separate slots.
 
     Attributes:
-        noise: random numbers of the images.
+        noise: random numbers of the images, from which new drafts are sampled.
         num_chains: number of chains per image.
-        num_slots: number of slots per chain and position.
+        num_slots: number of slots that one chain may read at a position.
     """
 
     noise: NoiseField
@@ -65,12 +65,11 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
     Args:
         tree: the tree, which consists of chains of the same length below the root.
         chain: the drafter of one chain.
-        delta: fraction of the mean probability of the other chains' tokens that is added to the probability of a draft,
-            see `LongestChain`.
+        delta: factor of the relaxation, see `LongestChain`.
 
     Raises:
-        ValueError: the tree is too large. Counting a root for each chain, it may have at most `MAX_SIBLINGS` nodes,
-            since a position has noise for that number.
+        ValueError: the tree is too large. Each chain needs a random number at a position for every node, including the
+            root. A position has `MAX_SIBLINGS` random numbers for all chains together.
     """
 
     tree: StaticTree
@@ -91,9 +90,10 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
-        """Make the drafter of a method.
+        """Make the drafter of a method, see `Drafter.make`.
 
-        At temperature 0 it is a Jacobi drafter with the same tree, since both draft the most probable tokens.
+        At temperature 0 the result is a Jacobi drafter with the same tree. Both kinds of drafter then draft the tokens
+        that were most probable in the previous step.
         """
         tree = static_tree(spec.static_choices, models.target.device)
         if sampling.is_greedy:
@@ -102,7 +102,7 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
         return cls(tree, SpeculativeJacobiDrafter(chain, spec, models.target.config), spec["delta"])
 
     def allocate(self, num_rows: int, noise: NoiseField) -> SpeculativeJacobiState:
-        """Make the state of a batch of images. Each chain of an image has a separate row in it.
+        """Make the state of a batch of images, with a separate row for each chain of an image.
 
         For the arguments see `Drafter.allocate`.
         """
@@ -118,8 +118,9 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
     def propose(self, state: SpeculativeJacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         """Return the drafts of all chains, see `Drafter.propose`.
 
-        In this proposal `draft_probs` has one distribution per draft, (batch, nodes - 1, vocab). In proposals of other
-        drafters it has one per inner node, which is a node with children.
+        In this proposal `draft_probs` has one distribution per draft, (batch, nodes - 1, vocab), since the root's
+        children are sampled from different distributions. In proposals of other drafters all children of a node are
+        sampled from the same distribution, and `draft_probs` has one per node with children.
         """
         chains = self.chain.propose(state, self._repeat(root), self._repeat(lengths))
         assert chains.draft_probs is not None
@@ -146,16 +147,18 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
 class LongestChain(ByRejection):
     """The verifier of parallel chains: each chain is verified separately, and the longest accepted one is emitted.
 
-    If several chains have the largest number of accepted drafts, the first of them is taken. Let t be the target
-    distribution and p the distribution that a draft x was sampled from. x is accepted with probability min(1, (t(x) +
-    m) / p(x)). Here m is `delta` times the mean probability t of the other chains' tokens at that position. The
-    residual distribution after a rejection is normalise(max(0, t - p)).
+    If several chains have the largest number of accepted drafts, the first of them is taken.
+
+    Let x be a draft, t the target distribution after the drafts before x in its chain, and p the distribution that x
+    was sampled from. x is accepted with probability min(1, (t(x) + m) / p(x)). Here m is `delta` times the mean of t(y)
+    over the drafts y of all other chains at the position of x. The residual distribution after a rejection is
+    normalise(max(0, t - p)).
 
     This is not exact. The total variation between the distribution of the images and the target's grows with the number
     of chains and with delta. No upper limit is known.
 
     Args:
-        delta: fraction of the mean probability of the other chains' tokens that is added to the probability of a draft.
+        delta: factor of the mean in m. With 0, each chain is verified exactly.
 
     Source: PathRelax (arXiv 2606.10492; Haodong-Lei-Ray/PathSpec@8a3df48).
     """

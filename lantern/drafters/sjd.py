@@ -43,7 +43,7 @@ class SpeculativeJacobiState:
     Window index 0 is the position after the last emitted token.
 
     Attributes:
-        noise: random numbers of the images.
+        noise: random numbers of the images, from which drafts are sampled.
         drafts: drafts of the window, int64 (batch, window). Only the first `counts` entries of an image have a meaning.
         draft_probs: distributions that the drafts were sampled from, (batch, window, vocab).
         counts: number of positions of the window that have a draft, int64 (batch, 1).
@@ -66,8 +66,8 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
       probability.
     - `threshold` (SJD++): the old draft is kept if t(x) / p(x) is larger than the threshold, where t is the target
       distribution and p the draft distribution. None switches this off.
-    - `labels`: the draft distribution of a random first draft. "point" is a point mass at the draft, "uniform" is
-      uniform over all codes.
+    - `labels`: the draft distribution of the first draft of a position, which is a random code. "point" is a point mass
+      at this code, "uniform" is uniform over all codes.
 
     Decoding is exact with every coupling, but not with a threshold. A draft that is kept because of the threshold was
     not sampled from its new draft distribution.
@@ -115,9 +115,10 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
-        """Make the drafter of a method.
+        """Make the drafter of a method, see `Drafter.make`.
 
-        At temperature 0 it is a Jacobi drafter with the same tree, since both draft the most probable tokens.
+        At temperature 0 the result is a Jacobi drafter with the same tree. Both kinds of drafter then draft the tokens
+        that were most probable in the previous step.
         """
         tree = static_tree(spec.static_choices, models.target.device)
         if sampling.is_greedy:
@@ -167,7 +168,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         """Return random first drafts, and their draft distributions.
 
         The window consists of the positions that are drafted, from the one after the last emitted token on. At the end
-        of a line the only possible token is drafted.
+        of a line the line-end token is drafted, since the target allows no other token there.
 
         Args:
             state: the state of the drafter.
@@ -194,9 +195,9 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         The window consists of the positions that are drafted, from the one after the last emitted token on.
 
         Args:
-            noise: random numbers of the images.
-            drafts: first drafts of the window, int64 (batch, window).
-            draft_probs: distributions that they were sampled from, (batch, window, vocab).
+            noise: random numbers of the images, from which the further drafts are sampled.
+            drafts: the first sibling at each position of the window, int64 (batch, window).
+            draft_probs: distributions that the first siblings were sampled from, (batch, window, vocab).
             positions: image positions of the window, int64 (batch, window).
 
         Yields:
@@ -214,18 +215,15 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
             remaining = remaining.scatter(-1, token.clamp(min=0)[..., None], 0.0)
 
     def _resample(self, noise: NoiseField, outcome: Outcome, probs: torch.Tensor) -> torch.Tensor:
-        """Return new drafts for the position after each node of the chain of first drafts.
+        """Return a new draft for the position after each node of a chain, int64 (batch, window + 1).
 
-        This chain is the root, then one draft for each of the `window` positions.
+        The chain consists of the root, then the first sibling at each of the `window` drafted positions.
 
         Args:
-            noise: random numbers of the images.
+            noise: random numbers of the images, from which the new drafts are sampled.
             outcome: result of the step's verification.
-            probs: target distributions after these nodes, (batch, window + 1, vocab). They become the draft
-                distributions.
-
-        Returns:
-            int64 (batch, window + 1).
+            probs: target distributions after the nodes of the chain, (batch, window + 1, vocab). They become the draft
+                distributions of the new drafts.
         """
         positions = outcome.positions.index_select(1, self._chain)
         if self.coupling == "gumbel":
@@ -249,20 +247,20 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         draft_probs: torch.Tensor,
         positions: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Decide which drafts remain the drafts of their positions.
+        """Decide which drafts of this step are drafted again in the next step, at the same positions.
 
         The window consists of the positions that were drafted, from the one after the last emitted token on.
 
         Args:
-            noise: random numbers of the images.
-            probs: target distribution at each position, (batch, window, vocab).
-            drafts: the drafts, int64 (batch, window).
-            draft_probs: distributions that they were sampled from, (batch, window, vocab).
+            noise: random numbers of the images, which decide with the coupling "maximal".
+            probs: target distributions of this step at the positions of the window, (batch, window, vocab).
+            drafts: drafts of this step, int64 (batch, window).
+            draft_probs: distributions that `drafts` were sampled from, (batch, window, vocab).
             positions: image positions of the window, int64 (batch, window).
 
         Returns:
             Two tensors. The first states whether each draft is kept, bool (batch, window). The second holds the
-            distributions from which new drafts replace the others, (batch, window, vocab).
+            distributions from which the drafts that are not kept must be replaced, (batch, window, vocab).
         """
         if self.threshold is not None:
             target_prob = probs.gather(-1, drafts[..., None]).squeeze(-1)

@@ -32,8 +32,9 @@ def make_text_encoder(
         prompts: description of the model's prompts, with the name of the encoder.
         file: for the encoder "t5", the folder of a T5. For a family of transformers models, a tokenizer.json or its
             folder. Not needed for other encoders.
-        shape: height and width of the image in codes, if the model's prompts state them.
-        small_shape: the same of a smaller image that is generated first. (0, 0) if there is none.
+        shape: height and width of the image in codes. Only needed if the model's prompts state them, as Emu3's and
+            GLM-Image's do.
+        small_shape: height and width of a smaller image that the model generates first. (0, 0) if it generates none.
         device: device of a T5.
 
     Raises:
@@ -78,12 +79,12 @@ def describe_features(encoder: str) -> dict[str, str | int]:
 
 
 def compare_features(path: Path, report: Mapping[str, Any], encoder: str) -> None:
-    """Check that a target was trained with the features of its text encoder.
+    """Check that a text encoder makes the same features of prompts as in the training of a target.
 
     Args:
         path: file of the target.
         report: JSON values in that file that describe the training. The settings of the features are under "text".
-        encoder: name of the text encoder.
+        encoder: name of the text encoder that will be used with the target.
 
     Raises:
         ValueError: the settings differ, so that the target would ignore the prompt.

@@ -83,7 +83,7 @@ class T5TextEncoder:
 
 
 def rotate_to_left_padding(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Move the tokens of each text to the end of its line, and the padding to the start.
+    """Move the tokens of each text to the end of the axis `tokens`, and the padding to the start.
 
     Args:
         features: features of the tokens, (texts, tokens, dim), padded on the right.

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class NullPrompt(TypedDict):
     """The null prompt of classifier-free guidance: the prompt without a caption.
 
-    The keys `null_ids` and `null_filler` are fields of a `TargetConfig`, which describes them.
+    It consists of two fields of a `TargetConfig`, where they are described.
     """
 
     null_ids: tuple[int, ...]
@@ -45,8 +45,8 @@ class TokenPromptEncoder:
         max_tokens: length of the longest prompt in tokens.
         path: file of the tokenizer, for error messages.
         names: the tokenizer's names of its tokens, by placeholder.
-        shape: height and width of an image in codes, if the form states them.
-        small_shape: the same of a smaller image that is generated first.
+        shape: height and width of an image in codes. Only needed if the form states them.
+        small_shape: height and width of a smaller image that the model generates first.
 
     Attributes:
         refuses_long: whether a prompt that is too long raises a ValueError instead of being cut.
@@ -95,7 +95,7 @@ class TokenPromptEncoder:
             family: key of `FAMILIES`, such as "janus".
             given: the file, or its folder.
             max_tokens: length of the longest prompt in tokens.
-            shapes: `shape` and `small_shape`, see the class.
+            shapes: the arguments `shape` and `small_shape` of the class.
 
         Raises:
             FileNotFoundError: the file or folder does not exist.
@@ -113,7 +113,7 @@ class TokenPromptEncoder:
 
         Args:
             shape: height and width of an image in codes.
-            small_shape: the same of a smaller image that is generated first.
+            small_shape: height and width of a smaller image that the model generates first. (0, 0) if there is none.
         """
         other = TokenPromptEncoder(
             self._unfilled,
@@ -186,9 +186,10 @@ def fill_form(
 
     Args:
         form: the text and tokens, see `PromptForm`.
-        names: the tokenizer's names of its tokens, by placeholder.
+        names: names of the tokenizer's special tokens, by placeholder such as "grid_bos_token". Values that are not
+            strings are ignored.
         shape: height and width of the image in codes.
-        small_shape: the same of a smaller image that is generated first.
+        small_shape: height and width of a smaller image that the model generates first. (0, 0) if it generates none.
 
     Raises:
         ValueError: the tokenizer has no name for a placeholder.
@@ -212,8 +213,8 @@ def fill_form(
 def _check_codes(path: Path, ids: Mapping[str, int]) -> None:
     """Check that Chameleon's words for image codes have the ids that the target expects.
 
-    A word spells the digits of the code in letters, with A for 0: "IMGIMGBDZ" is the word for code 13. Other tokenizers
-    have no such words.
+    A word consists of "IMGIMG", the digits of the code as letters with A for 0, and "Z". The word for code 13 is
+    "IMGIMGBDZ". Other tokenizers have no such words.
 
     Args:
         path: file of the tokenizer, for error messages.

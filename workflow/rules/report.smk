@@ -24,7 +24,7 @@ rule summarise:
             "<results>/results.html",
             caption="../report/results.rst",
             category="Overview",
-            labels={"page": "What came out"},
+            labels={"page": "Main results"},
         ),
     log:
         "<logs>/summarise.log",
@@ -107,7 +107,7 @@ rule build_race:
             "<results>/race.html",
             caption="../report/race.rst",
             category="Overview",
-            labels={"page": "Watch the methods draw"},
+            labels={"page": "Watch the methods generate images"},
         ),
         picture="<results>/race.png",
     log:
@@ -165,12 +165,12 @@ rule write_provenance:
         figures=[*figure_files(), *rules.build_race.output],
         resources=PLAN.files_from_elsewhere(),
     output:
-        provenance=result_table("<results>/provenance.json", "provenance", "What made these results, whole"),
+        provenance=result_table("<results>/provenance.json", "provenance", "Provenance, complete"),
         page=in_report(
             "<results>/provenance.html",
             caption="../report/provenance.rst",
             category="Overview",
-            labels={"page": "What made these results"},
+            labels={"page": "Provenance"},
         ),
     log:
         "<logs>/write_provenance.log",

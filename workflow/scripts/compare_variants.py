@@ -31,4 +31,4 @@ with job_log(snakemake):
     table = pd.concat(parts, ignore_index=True).reindex(columns=list(COLUMNS))
     write_table(snakemake.output.table, table)
     claims = claim_cells(find_generality_claims(table))
-    write_text(snakemake.output.page, html_page("Many targets", target_cells(table), claims))
+    write_text(snakemake.output.page, html_page("Results on other targets", target_cells(table), claims))

@@ -1,6 +1,7 @@
-"""Measure the time per image of all methods at batch size 1, and store the images of the headline setting.
+"""Measure the time per image of all methods at batch size 1.
 
-Methods take turns image by image, so that a change in the speed of the machine affects all of them.
+Methods take turns image by image, so that a change in the speed of the machine affects all of them. The timed images at
+the headline temperature (config key metrics.headline_temperature) are stored, so that pages can replay them.
 """
 
 import pandas as pd

@@ -1,4 +1,7 @@
-"""Compute features of the real images with which FID, KID, precision and recall compare, once for all methods."""
+"""Compute features of the real images, once for all methods.
+
+FID, KID, precision and recall compare the features of generated images with them.
+"""
 
 from lantern.io import save_tensors
 from lantern_pipeline.fetch.manifest import resource_path

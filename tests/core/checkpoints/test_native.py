@@ -1,4 +1,4 @@
-"""Checkpoints of our own: what is written is read, what is wrong is named, and weights stand in memory once."""
+"""Tests of Lantern's checkpoint format: files are read as written, errors are named, weights are in memory once."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def test_a_model_that_another_thread_makes_meanwhile_keeps_its_weights(tmp_path)
 
 
 class LiveBytes(TorchDispatchMode):
-    """Adds up the storages that operations allocate, while they live; what is mapped from a file is none of them.
+    """Sum of the storages that operations allocate, as long as they live. Memory-mapped files do not count.
 
-    `peak` is the most at any one time.
+    `peak` is the largest sum at any time.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def write_published(family: str, folder) -> None:
-    """Random weights of a family in float32, in its published layout."""
+    """Write random float32 weights of a family in its published layout."""
     torch.manual_seed(0)
     if family == "llamagen":
         places = map_target_parameters(TargetModel(FAMILIES[family]), False)
@@ -103,7 +103,7 @@ def size_of(model: torch.nn.Module) -> int:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_published_target_stands_in_memory_once(tmp_path, family):
-    """In the number format of the run, in which it is what was cast after reading."""
+    """The dtype is that of the run. If the file has another one, the cast copy is the only one."""
     write_published(family, tmp_path)
     models = {}
     for dtype in (torch.float32, torch.bfloat16):

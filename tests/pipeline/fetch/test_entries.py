@@ -1,4 +1,4 @@
-"""Entries of the config section `resources`: what is malformed is named, and no name leads out of its folder."""
+"""Tests of entries of the config section `resources`: malformed ones are named, and no name leaves its folder."""
 
 import pytest
 
@@ -81,5 +81,5 @@ def test_the_hubs_address_has_no_slash_at_its_end(monkeypatch):
 def test_a_server_on_this_machine_may_be_asked_without_encryption(tmp_path):
     for host in ("127.0.0.1", "localhost", "[::1]"):
         assert entry_of({**URL, "url": f"http://{host}:8000/model.pt"}).url
-    own = entry_of({**URL, "path": str(tmp_path)})  # stands in for what a url names
+    own = entry_of({**URL, "path": str(tmp_path)})  # replaces the file that a url names
     assert own.path == tmp_path and own.inputs == [tmp_path.as_posix()] and entry_of(URL).inputs == []

@@ -18,7 +18,7 @@ ONE = Scene(BACKGROUNDS[1], (("small", "green", "triangle"),))
 
 
 def logits_that_read(scenes):
-    """Logits of a attribute classifier that reads exactly these scenes."""
+    """Return logits of an attribute classifier that reads exactly these scenes."""
     targets = attribute_targets(scenes)
     return {
         head: torch.nn.functional.one_hot(targets[head].clamp(min=0), len(HEADS[head])).float() * 5 for head in HEADS

@@ -112,13 +112,13 @@ class Provenance(TypedDict):
 def publishable_config(config: Mapping[str, object]) -> dict[str, object]:
     """Return the config without machine-specific data.
 
-    Only the last part of paths outside the project is kept. User names and passwords are removed from URLs.
+    If a path is outside the project, only its last part is kept. User names and passwords are removed from URLs.
     """
     return {key: _publishable(value) for key, value in config.items()}
 
 
 def results_config(config: Mapping[str, object]) -> dict[str, object]:
-    """Return the part of the publishable config that affects results.
+    """Return the part of a config that affects results, without machine-specific data.
 
     Keys that only decide how jobs run, such as batch sizes, are left out.
     """
@@ -255,7 +255,7 @@ def render_page(provenance: Provenance) -> str:
         "seeds": ", ".join(f"{name} {value}" for name, value in provenance["seeds"].items()),
         "checked by": f"SHA-256 of {num_files} files and of {len(provenance['resources'])} resources from elsewhere",
     }
-    return html_page("What made these results", *(f"{name}: {text}" for name, text in facts.items()))
+    return html_page("Provenance of these results", *(f"{name}: {text}" for name, text in facts.items()))
 
 
 def _publishable(value: object) -> object:

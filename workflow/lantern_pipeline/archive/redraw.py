@@ -98,6 +98,9 @@ def choose_records(folder: Path, num: int, draw: random.Random) -> list[str]:
 def _parts_of(name: str) -> tuple[str, ...]:
     """Return method id, prompt set, temperature, training seed and noise seed from the name of a record file.
 
+    Args:
+        name: name of a file of generated images, relative to the folder of the results.
+
     Raises:
         ValueError: the name does not have the form of a record file's name.
     """

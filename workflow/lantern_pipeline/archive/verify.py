@@ -101,7 +101,11 @@ def files_outside(folder: Path, provenance: Provenance) -> list[str]:
 
 
 def sums_of(provenance: Provenance) -> dict[str, str]:
-    """Return the SHA-256 of each file that a provenance lists, keyed by its name relative to the folder."""
+    """Return the SHA-256 of each file of the results that a provenance lists.
+
+    Returns:
+        File name, relative to the folder of the results -> SHA-256.
+    """
     return {name: entry["sha256"] for part in FILE_PARTS for name, entry in provenance[part].items()}
 
 
@@ -140,6 +144,10 @@ def _unpack(path: Path, workplace: Path) -> Path:
 
     No file is written outside `workplace`: `zipfile` makes sure of that.
 
+    Args:
+        path: the zip file.
+        workplace: folder into which it is unpacked.
+
     Raises:
         ValueError: the zip file is damaged, has no or several provenance files, or does not fit on the disk.
     """
@@ -159,10 +167,15 @@ def _unpack(path: Path, workplace: Path) -> Path:
 
 
 def _foreign_models(config: Mapping[str, Any]) -> str:
-    """Return a regular expression that matches the names of models that were converted from published weights.
+    """Return a regular expression for the files of those models that a run converted from published weights.
+
+    `check_files` lets these files be missing, since their licence may forbid distribution.
 
     Args:
         config: config of the run.
+
+    Returns:
+        A pattern for file names relative to the folder of the results. If the run converted no model, it matches none.
     """
     checkpoints = {section: config[section]["checkpoint"] for section in ("tokenizer", "target", "drafter")}
     foreign = [section for section, path in checkpoints.items() if path and not Path(path).is_relative_to("models")]

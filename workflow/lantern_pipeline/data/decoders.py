@@ -58,8 +58,8 @@ def load_job_decoders(
 
     Args:
         snakemake: the object that Snakemake gives to the script.
-        runs: as in `load_decoders`.
-        stepping: as in `load_decoders`.
+        runs: one pair per decoder: all fields of a `MethodSpec` as a dict, and the temperature.
+        stepping: how a decoding step runs: "auto", "eager" or "graph" (a CUDA graph).
     """
     params, files = snakemake.params, snakemake.input
     return load_decoders(

@@ -151,7 +151,7 @@ class Preprocessing:
 
     @property
     def _parts(self) -> tuple[str, int] | None:
-        """Name of the filter and size in pixels; None if images are left unchanged."""
+        """(name of the resampling filter, side in pixels), taken from `name`. None if images are left unchanged."""
         match = re.fullmatch(rf"centre_({'|'.join(FILTERS)})_([1-9][0-9]*)", self.name)
         return None if match is None else (match[1], int(match[2]))
 
@@ -221,7 +221,7 @@ def resize_and_crop(image: Image.Image, image_size: int) -> Image.Image:
 
 
 def decode_images(tokenizer: ImageModel, codes: Tensor, num_at_once: int | None = None) -> Tensor:
-    """Decode codes to images. Tokens that end a line of codes are dropped first.
+    """Decode codes to images. If an image has line-end tokens, they are dropped first.
 
     Args:
         tokenizer: image tokenizer.

@@ -1,8 +1,9 @@
 """Sources of captioned images, with one interface: the shapes dataset, or a folder of images and captions.
 
-A source divides its images into splits. Split "train" has the training images, and "val" held-out images. Splits "seen"
-and "unseen" serve as prompts: "seen" has combinations of shape and colour that occur in training images, and "unseen"
-has other combinations.
+A source divides its images into splits. Split "train" has the training images, and "val" held-out images. The captions
+of splits "seen" and "unseen" serve as prompts. In the shapes dataset, "seen" has combinations of shape and colour that
+occur in training images, and "unseen" has other combinations. In a folder, "seen" is the same as "val", and there is no
+"unseen".
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ _SPLIT_STRIDE = 1 << 40  # added per split to the indices of images, so that no 
 class SceneSource:
     """The shapes dataset: images of coloured shapes with captions, generated on demand.
 
-    Split "train" has `num_train` distinct images with indices in [0, num_train). The other splits have no last image.
-    Split "val" has the same distribution as "train". Split "unseen" has the combinations of shape and colour that no
-    other split has.
+    Split "train" has `num_train` distinct images with indices in [0, num_train). The other splits have practically
+    unlimited images. Splits "val" and "seen" have the same distribution as "train". Every image of split "unseen" has
+    an object whose combination of shape and colour occurs in no other split.
 
     Attributes:
         splits: names of the splits.
-        vocabulary: all words of the captions. It is None for sources whose captions may contain any word.
+        vocabulary: all words of the captions.
         seed: random seed of all images.
         image_size: side of the images in pixels.
         num_train: number of training images.
@@ -92,9 +93,9 @@ class FolderSource:
     """A folder of images name.png (or .jpg), each with a caption in name.txt.
 
     Images are scaled until their short side has `image_size` pixels, then cropped to the centre square. A tenth of
-    them, chosen by `seed`, is held out: both split "val" and split "seen" consist of these images. If an index exceeds
-    a split, its images repeat from the first, and one warning is logged. Captions with more than `max_words` words are
-    cut.
+    them, chosen by `seed`, is held out: both split "val" and split "seen" consist of these images. Indices beyond the
+    end of a split begin again with its first image, and one warning is logged. Captions with more than `max_words`
+    words are cut.
 
     Attributes:
         splits: names of the splits.
@@ -250,7 +251,8 @@ class DataSection(TypedDict):
     """Values of config section `data` that describe the image source, as a dict.
 
     Attributes:
-        source: "scenes" (the shapes dataset), "folder", "captions" or "none".
+        source: "scenes" (the shapes dataset), "folder" (images with captions), "captions" (a file of captions without
+            images) or "none".
         image_size: side of the images in pixels.
         num_train: number of training images of the shapes dataset.
         folder: path of the image folder.

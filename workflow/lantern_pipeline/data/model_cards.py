@@ -72,9 +72,13 @@ def hub_entries() -> dict[str, dict[str, object]]:
 
 
 def prompt_settings(text: PromptReading) -> PromptSettings:
-    """Return the part of a model card that describes prompts, from config section `text`.
+    """Build the part of a model card that describes how prompts are encoded.
 
-    The vocabulary is left empty.
+    The words of a fixed vocabulary are not included, because config section `text` does not state them. `scene_prompts`
+    adds them.
+
+    Args:
+        text: config section `text`.
     """
     if text.encoder == "classes":
         return PromptSettings(text.encoder, num_classes=text.num_classes)
@@ -101,7 +105,7 @@ def card_of(config: RunConfig) -> ModelCard:
 def target_fields(config: RunConfig) -> dict[str, Any]:
     """Return the fields of `TargetConfig` that config section `target` sets.
 
-    If the target belongs to a model family, the number of its prompt ids is added.
+    If the target belongs to a family of published models (FAMILIES), num_prompt_ids is added from the family's card.
     """
     encoder = config.text.encoder
     target = config.target

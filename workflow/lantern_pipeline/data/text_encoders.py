@@ -67,11 +67,10 @@ def make_text_encoder(text: TextSettings, data_source: str, features: str | Sequ
     """Build the text encoder of config section `text`.
 
     Args:
-        text: the section, with the grid sizes of images.
-        data_source: config key data.source. The shapes dataset has a fixed vocabulary; captions of a folder may contain
-            any word.
-        features: files of stored T5 features, or the tokenizer.json of the target's prompts. If empty, the
-            tokenizer.json is the one that text.checkpoint names.
+        text: the section, and the grid sizes of images, which prompts of some model families state.
+        data_source: config key data.source. If it is "scenes", the vocabulary is that of the shapes dataset.
+        features: files that the encoder reads. An encoder of T5 reads files of stored features. An encoder of a model
+            family reads a tokenizer.json; if `features` is empty, text.checkpoint names it. Other encoders read none.
 
     Raises:
         ValueError: the encoder needs text.checkpoint, which is not set.

@@ -62,7 +62,11 @@ class Resource:
         return [self.path.as_posix()] if self.path is not None else []
 
     def download_url(self, file: str) -> str:
-        """Return the URL of one of the files."""
+        """Return the URL from which a file is downloaded.
+
+        Args:
+            file: name of the file, a key of `files`.
+        """
         return self.url or f"{hub_endpoint()}/{self.repo}/resolve/{self.revision or 'main'}/{file}"
 
 
@@ -86,9 +90,14 @@ def parse_entries(entries: Mapping[str, ResourceEntry]) -> dict[str, Resource]:
 def parse_entry(name: str, entry: ResourceEntry) -> Resource:
     """Check an entry of config section `resources` and convert it.
 
+    Args:
+        name: name of the entry.
+        entry: its values.
+
     Raises:
-        ValueError: the entry has no path, and neither or both of url and repo. Or its name, URL, repository, commit,
-            file name or checksum has the wrong form. Or its path does not exist.
+        ValueError: one of these is true. The entry has neither a path, a url nor a repo. It has no path, but both url
+            and repo. Its path does not exist. Its name, URL, repository, commit, a file name or a checksum has the
+            wrong form.
     """
     key = f"config key resources.{name}"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
@@ -158,7 +167,11 @@ def _check_repo(key: str, repo: str, revision: str | None, files: Mapping[str, o
 
 
 def how_to_find_commit(repo: str) -> str:
-    """Return the end of an error message: the command that prints the newest commit of a repository on the hub."""
+    """Return the end of an error message: the command that prints the newest commit of a repository on the hub.
+
+    Args:
+        repo: the repository, "owner/name".
+    """
     return f"`git ls-remote {hub_endpoint()}/{repo} HEAD` prints the newest one"
 
 

@@ -104,7 +104,7 @@ def _shards_beside(resource: Resource) -> dict[str, None]:
     They are the files that an index of sharded weights (*.index.json) in the resource lists.
 
     Returns:
-        File name -> None, because the checksum is not known.
+        File name -> None, the value that `Resource.files` has for an unknown checksum.
     """
     found = {}
     for index in [file for file in resource.files if file.endswith(".index.json")]:
@@ -245,7 +245,11 @@ def _locate_by_url(url: str) -> RemoteFile:
 def _ask(question: Callable[[], T]) -> T:
     """Call a function that sends a request, and call it again if the server is busy or ends the connection.
 
-    It is called at most four times. If the server cannot be reached or does not respond, the first error is raised.
+    There are at most four calls; the error of the fourth is raised. Other errors, such as a server that cannot be
+    reached or does not respond, are raised without a further call.
+
+    Args:
+        question: the function.
     """
     for wait in WAITS_S:
         try:

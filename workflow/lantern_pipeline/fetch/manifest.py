@@ -161,7 +161,14 @@ def describe_path(path: Path) -> dict[str, FileDescription]:
 
 
 def read_manifest(given: Path | str) -> Manifest | None:
-    """Read a manifest, or return None if the file is not a manifest but, for example, weights."""
+    """Read a manifest.
+
+    Args:
+        given: path of a file or folder, which need not be a manifest.
+
+    Returns:
+        Contents of the manifest, or None if the path is something else, for example weights.
+    """
     path = Path(given)
     if path.suffix != ".json" or not path.is_file():
         return None

@@ -53,7 +53,11 @@ def draw_ablations(table: pd.DataFrame) -> Figure:
 
 
 def _label(rows: pd.DataFrame) -> pd.DataFrame:
-    """Sort the variants of one ablation, and add column `label`, which names their differences."""
+    """Sort the variants of one ablation, and add column `label`, which names what distinguishes a variant from others.
+
+    Args:
+        rows: one row per variant.
+    """
     shown = rows.assign(**{part: rows[part].astype(object).where(rows[part].notna(), "none") for part in PARTS})
     # in the order of first appearance
     shown = shown.sort_values(["method", *PARTS], key=lambda column: pd.factorize(column)[0], kind="stable")
@@ -70,9 +74,13 @@ def _label(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _is_told(name: str, value: float) -> bool:
-    """Return whether a label shows a number.
+    """Return whether the label of a variant shows a number in which variants differ.
 
-    An empty number is shown only for drafter_steps, where it means the draft model of the run.
+    A label does not show empty numbers, except drafter_steps: if it is empty, the variant uses the run's draft model.
+
+    Args:
+        name: key of NUMBERS.
+        value: the variant's number; nan if it is empty.
     """
     return name == "drafter_steps" or not pd.isna(value)
 
@@ -84,7 +92,11 @@ def _title(name: str, rows: pd.DataFrame) -> str:
 
 
 def _height(rows: pd.DataFrame) -> float:
-    """Return the height of a panel's lines in inches."""
+    """Return the height in inches of a panel without its title.
+
+    Args:
+        rows: the variants of the ablation, with column `label`.
+    """
     return ROW_HEIGHT * len(rows) * (int(rows["label"].str.count("\n").max()) + 1)
 
 
@@ -113,7 +125,12 @@ def _draw_side(part: SubFigure, side: Sequence[Panel], height: float, limits: di
 
 
 def _limits(rows: pd.DataFrame, name: str) -> tuple[float, float]:
-    """Return the ends of an axis that shows every value, every interval, and the value of autoregressive decoding."""
+    """Return the ends of an axis that shows every value, every interval, and the value of autoregressive decoding.
+
+    Args:
+        rows: the variants of all ablations.
+        name: key of MEASURES, the column that the axis shows.
+    """
     values = [MEASURES[name][1], *rows[[name, f"{name}_low", f"{name}_high"]].stack()]
     margin = 0.06 * (max(values) - min(values))
     return min(values) - margin, max(values) + margin

@@ -19,8 +19,8 @@ LINES = ("-", "--", "-.", ":")
 def draw_ambiguity(ambiguity: pd.DataFrame) -> Figure:
     """Draw histograms of the target's top-1 and top-10 probability, in two panels.
 
-    Each guidance scale has an outline in every panel. The vertical lines and the text above a panel show the means. The
-    figure has column width.
+    Each panel has one histogram per guidance scale, drawn as an outline. The vertical lines and the text above a panel
+    show the means. The figure has column width.
 
     Args:
         ambiguity: one row per guidance scale, image and position, with columns cfg_scale, top1 and top10 (probabilities

@@ -70,15 +70,16 @@ def draw_frontier(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
 
 
 def _draw_curves(axes: Axes, rows: pd.DataFrame, speed: str, is_list: bool = False) -> None:
-    """Draw curves. Markers are filled for methods with a draft model and open for the others.
+    """Draw the total variation of methods against a measure of speed, with one marker per row.
 
-    Larger markers distinguish a method's further curves from its first.
+    A line connects the rows of a curve, see `split_curves`. Markers are filled if the method has a draft model, else
+    open. If a method has several curves, the markers of the first are small and those of the others are large.
 
     Args:
         axes: the panel.
-        rows: rows with the columns of `split_curves` and `add_distance`.
+        rows: rows with the columns of `split_curves` and `add_distance`. Column distance is the vertical position.
         speed: column of the horizontal axis.
-        is_list: whether the panel is a list, in which markers are not connected.
+        is_list: True to leave out the lines, because the vertical axis lists methods instead of total variations.
     """
     for (method, place), curve in rows.groupby(["method", "place"], sort=False):
         look = style.method_look(method, is_open=not curve["has_draft_model"].iloc[0])

@@ -55,7 +55,7 @@ def _draw_method(axes: Axes, line: pd.DataFrame, name: str) -> None:
 
 
 def _name_targets(axes: Axes, rows: pd.DataFrame) -> None:
-    """Write the names of the targets above the panel. A line connects each name with its position on the axis.
+    """Write the names of the targets above a panel. A line connects each name with the target's ambiguity on the axis.
 
     Names are moved apart until they do not overlap.
     """

@@ -36,7 +36,7 @@ def wrap_prompt(text: str, width: int = WRAP, max_lines: int = MAX_LINES) -> str
 
 
 class Pictures(TypedDict):
-    """Arguments of `draw_pictures`, which explains them."""
+    """Arguments of `draw_pictures`, as a dict. The docstring of that function explains them."""
 
     images: np.ndarray
     row_titles: Sequence[str]
@@ -55,10 +55,10 @@ def draw_pictures(
     """Draw a grid of images. It is wider than a page only if it has more than eight columns.
 
     Args:
-        images: uint8 (rows, columns, S, S, 3).
-        row_titles: prompts.
-        column_titles: methods or variants.
-        notes: text under each image, one sequence per row; may be "".
+        images: the images by row and column, uint8 (rows, columns, S, S, 3).
+        row_titles: the prompt of each row.
+        column_titles: the method or variant of each column.
+        notes: for each row, the short texts under its images. An empty text leaves the place under the image blank.
         note_title: meaning of the notes, written to the left of the notes of the last row.
     """
     rows, columns = len(row_titles), len(column_titles)

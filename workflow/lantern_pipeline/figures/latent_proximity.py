@@ -57,7 +57,8 @@ def select_proximity(
 
     The first column is the original image. Then every token is replaced by its 1st, 10th and 100th nearest code, or by
     the last code in the table if that is shorter. In the last column, every token is replaced by a random other code.
-    The notes of the last row are the mean PSNR to the original in dB, over all images used.
+    Under each image of the last row is a note: the mean PSNR in dB between the images of this column and the originals.
+    The mean is over all images used, not only over the images shown.
 
     Args:
         codes: tokens of the images, (images, tokens), in the order of `prompts`. Only the first images are used, with

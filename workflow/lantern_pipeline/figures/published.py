@@ -70,10 +70,14 @@ def draw_published(summary: pd.DataFrame, settings: MetricsSection, published: p
 
 
 def _shifts(speedups: pd.Series) -> pd.Series:
-    """Return how far each marker is moved up or down, in lines. 0 if no other marker is near.
+    """Compute how far each marker on a line is moved up or down, so that markers do not hide each other.
 
     Args:
-        speedups: all speed-ups on one line.
+        speedups: the speed-ups that are drawn on this line, which are the horizontal positions of the markers.
+
+    Returns:
+        Vertical shift of each marker, with the index of `speedups`. The distance from a line to the next is 1. A marker
+        without a close neighbour has shift 0.
     """
     ordered = speedups.sort_values(kind="stable")
     near = ordered.groupby((ordered.diff() >= OVERLAP).cumsum())
@@ -82,7 +86,10 @@ def _shifts(speedups: pd.Series) -> pd.Series:
 
 
 def _setting(row: pd.Series) -> str:
-    """Write the setting of a published number on two lines: "VVS, A40" and "LlamaGen-XL stage I, T 1"."""
+    """Write the setting of a published number on two lines: "VVS, A40" and "LlamaGen-XL stage I, T 1".
+
+    The first line has the source and the GPU, the second line the model and the temperature.
+    """
     is_best_case = str(row["note"]).startswith("up to")
     first = [str(row["source"]), *(["best case"] if is_best_case else []), row["gpu"]]
     second = ["model not given" if pd.isna(row["model"]) else str(row["model"])]

@@ -22,7 +22,7 @@ def draw_samples(
     tokenizer: ImageModel,
     settings: MetricsSection,
 ) -> Figure:
-    """Draw images of the first prompts by several methods, as `select_samples` selects them."""
+    """Draw images of the first prompts by several methods. `select_samples` chooses them and explains the arguments."""
     return draw_pictures(**select_samples(records, prompts, tokenizer, settings))
 
 
@@ -34,7 +34,7 @@ def select_samples(
 ) -> Pictures:
     """Decode the images of the first prompts by several methods, and return the arguments of `draw_pictures`.
 
-    The notes are tokens per forward pass.
+    Under each image is a note: its number of tokens per forward pass of the target.
 
     Args:
         records: method id -> records of one prompt set and temperature, in the order of `prompts`.

@@ -134,7 +134,13 @@ def method_look(method: str, is_open: bool = False) -> dict[str, Any]:
 
 
 def name_rows(axes: Axes, labels: Iterable[str], **options: Any) -> None:
-    """Label the lines of a panel on the vertical axis, with the first label on top."""
+    """Label the lines of a panel on the vertical axis, with the first label on top.
+
+    Args:
+        axes: the panel, in which line i (from 0) is at height i.
+        labels: the label of each line.
+        options: options of the labels' text, such as fontsize.
+    """
     labels = list(labels)
     axes.set_yticks(range(len(labels)), labels, **options)
     axes.set_ylim(len(labels) - 0.4, -0.6)
@@ -157,12 +163,24 @@ def draw_rows(axes: Axes, rows: pd.DataFrame, name: str, **look: Any) -> None:
 
 
 def draw_band(axes: Axes, x: np.ndarray, low: np.ndarray, high: np.ndarray, colour: str) -> None:
-    """Shade the interval around a curve."""
+    """Shade the interval around a curve.
+
+    Args:
+        axes: the panel.
+        x: horizontal positions, (points,).
+        low: lower ends of the interval, (points,).
+        high: upper ends of the interval, (points,).
+        colour: colour of the curve.
+    """
     axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0, zorder=1)
 
 
 def first_of_each_preset(records: Mapping[str, GenerationRecords]) -> list[str]:
-    """Return the id of the first method of each preset, with autoregressive decoding first."""
+    """Return the id of the first method of each preset, with autoregressive decoding first.
+
+    Args:
+        records: method id -> records. Their order decides which method of a preset is the first.
+    """
     first: dict[str, str] = {BASELINE: BASELINE}
     for method_id, record in records.items():
         first.setdefault(record.metadata["method"]["name"], method_id)
@@ -170,7 +188,11 @@ def first_of_each_preset(records: Mapping[str, GenerationRecords]) -> list[str]:
 
 
 def column_titles(records: Sequence[GenerationRecords]) -> list[str]:
-    """Write the title of each method: its label without parameters, and its parameters, on separate lines."""
+    """Write the title of a column of images for each method: its label, with each word on a line, then its parameters.
+
+    Args:
+        records: the records of each method.
+    """
     methods = [record.metadata["method"] for record in records]
     table = pd.DataFrame([{**method, "method": method["name"]} for method in methods])
     titles = []

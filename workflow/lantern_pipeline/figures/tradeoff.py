@@ -61,12 +61,18 @@ def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
 
 
 def split_curves(rows: pd.DataFrame) -> pd.DataFrame:
-    """Sort the headline rows into curves, and add the columns `curve` and `place`.
+    """Divide the headline rows into curves: lists of rows that a line connects, because only one parameter differs.
 
-    A curve has rows of methods with the same tree, drafts and acceptance that differ in one parameter. This is the
-    first parameter that varies, where k is the last to be considered. If further parameters vary, such as k besides
-    delta, each of their values gives another curve of the same colour. `curve` is the name of the curve ("LANTERN: k
-    20, δ 0.03–0.4"). `place` is its number among the curves of its method.
+    The rows of a curve have the same method, tree, drafts and acceptance. The parameter along the curve is the first
+    one with several values in these rows. Parameter k is used only if no other parameter has several values. If a
+    second parameter has several values, each of them gets a curve of its own.
+
+    Args:
+        rows: headline rows, as `select_headline` returns them.
+
+    Returns:
+        The rows, sorted by curve and along each curve, with two more columns. `curve` is the name of the curve, such as
+        "LANTERN: k 20, δ 0.03–0.4". `place` counts the curves of a method from 0.
     """
     symbols = SYMBOLS | custom_parameters(rows)
     grid_order = sorted(symbols, key=lambda name: name == "k")
@@ -120,9 +126,15 @@ def _draw_curve(axes: Axes, curve: pd.DataFrame, speed: str, quality: str, facto
 
 
 def _draw_baseline(axes: Axes, rows: pd.DataFrame, quality: str, factor: float) -> None:
-    """Mark the quality of autoregressive decoding.
+    """Draw the quality of autoregressive decoding as a horizontal line.
 
-    For prompt accuracy, also mark the band of values that count as unchanged.
+    If the quality is prompt accuracy, a band below the line shows which losses are tolerated (ACCURACY_TOLERANCE).
+
+    Args:
+        axes: the panel.
+        rows: headline rows, as `select_headline` returns them.
+        quality: column of the vertical axis.
+        factor: factor by which the quality is multiplied.
     """
     level = factor * rows.loc[rows["method_id"] == BASELINE, quality].iloc[0]
     if pd.isna(level):

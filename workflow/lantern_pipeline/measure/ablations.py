@@ -41,7 +41,8 @@ class AblationStudy:
     Attributes:
         models: number of training steps of the draft model -> models for decoding. Key None has the draft model of the
             run, or no draft model if no point needs one.
-        tables: kind of neighbours -> table of nearest codes, int64 (vocab, columns).
+        tables: distance that defines nearest codes (`MethodSpec.neighbours`) -> table of nearest codes, int64 (vocab,
+            columns).
         measuring: the metric models, which include the target model.
         cross_entropy: cross-entropy of the target on held-out images, in nats per token. None if unknown.
         prompts: prompts of the images.
@@ -75,9 +76,9 @@ class AblationStudy:
             (rows, images). `rows` has one row per point, with means and 95 % intervals over prompts. `images` has one
             row per point and prompt. Two columns of `rows` need an explanation:
 
-            - nll_change: paired difference of the negative log-likelihood from autoregressive decoding.
+            - nll_change: negative log-likelihood (nll), minus that of the autoregressive image of the same prompt.
             - tv_mean: total variation from the target's distribution. It is measured only for relaxed methods whose
-              drafts use the target's noise. The main table of the run has it for other methods.
+              drafts use the target's noise. For other methods, see the run's table of total variations.
         """
         groups: dict[tuple, list[AblationPoint]] = {}
         for point in points:
@@ -108,9 +109,10 @@ class AblationStudy:
         return make_decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=self.stepping)
 
     def _total_variation(self, point: AblationPoint) -> dict[str, float]:
-        """Measure `tv_mean` and its interval over images, at nodes of the first prompts.
+        """Measure column tv_mean of `run` and its interval over images.
 
-        The values are nan for exact methods, at temperature 0, and if `knows_drafts` is false.
+        The images of the first `total_variation.num_images` prompts are generated for it. The values are nan for exact
+        methods, at temperature 0, and if `knows_drafts` is False for the method.
         """
         if not (not point.spec.is_exact and point.temperature > 0 and knows_drafts(point.spec)):
             return dict.fromkeys(("tv_mean", "tv_mean_low", "tv_mean_high"), np.nan)

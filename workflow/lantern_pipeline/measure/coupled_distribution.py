@@ -9,7 +9,7 @@ are tokens that the target sampled for this position in earlier steps and that w
 distribution that the target had in that earlier step. Which draft is taken from the pool does not depend on the noise
 of its own position.
 
-Shapes: nodes = verified nodes, pairs = nodes x possible drafts.
+Shapes: nodes = verified nodes.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ from lantern_pipeline.measure.output_distribution import (
 
 
 def knows_drafts(spec: MethodSpec) -> bool:
-    """Return whether the distributions that a method's drafts are sampled from can be recorded.
+    """Return whether the target's noise selects a method's drafts, from distributions that can be recorded.
 
-    This is true if the target's noise selects the drafts: coupled and Jacobi drafts in a tree of fixed shape. Hybrid
-    drafts come from two distributions below the root. The shape of a dynamic tree depends on the noise itself. So both
-    are excluded.
+    This is true for coupled and Jacobi drafts in a tree of fixed shape. Hybrid drafts are excluded, because below the
+    root they come from two distributions. Dynamic trees are excluded, because their shape depends on the noise itself.
+
+    Args:
+        spec: the method.
     """
     return spec.drafts in ("coupled", "jacobi") and not isinstance(spec.tree_shape, DynamicTreeOptions)
 
@@ -48,14 +50,16 @@ def knows_drafts(spec: MethodSpec) -> bool:
 def measure_coupled_drafts(
     decoder: TreeDecoder, prompts: Sequence[Prompt], encoder: TextEncoder, *, num_samples: int, **options: Any
 ) -> tuple[VerifiedNodes, str, OutputDistribution]:
-    """Measure the output distribution of a method for which `knows_drafts` is true.
+    """Measure the output distribution of a method whose drafts are selected by the target's noise.
+
+    The function `knows_drafts` must return True for the method.
 
     Args:
         decoder: decoder of the method.
         prompts: prompts of the images that are decoded.
         encoder: text encoder of the prompts.
-        num_samples: number of samples of the noise. Not used if the distribution is enumerated.
-        options: arguments of `record_nodes`.
+        num_samples: number of samples of the target's noise per node. Not used if the distribution is enumerated.
+        options: further arguments of `record_nodes`.
 
     Returns:
         (nodes, kind, output distribution). kind is "enumeration" if there is one draft per node and the verifier has
@@ -131,11 +135,13 @@ def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -
 
 
 class _GivenScores(Scores):
-    """The target's scores of nodes, for one sample of the noise.
+    """Scores of all codes at some nodes, computed from given log-probabilities and one given sample of Gumbel noise.
+
+    Each node is a batch row with a single node, so the second axis has length 1.
 
     Attributes:
-        given_weights: log-probabilities of the target, (nodes, 1, vocab).
-        given_keys: log-probabilities plus noise, (nodes, 1, vocab).
+        given_weights: the target's log-probabilities of all codes, (nodes, 1, vocab).
+        given_keys: the same plus the noise, (nodes, 1, vocab).
     """
 
     def __init__(self, weights: torch.Tensor, keys: torch.Tensor) -> None:
@@ -144,12 +150,12 @@ class _GivenScores(Scores):
 
     @property
     def weights(self) -> torch.Tensor:
-        """Log-probabilities of the target, (nodes, 1, vocab)."""
+        """The target's log-probabilities of all codes, (nodes, 1, vocab), as `Scores.weights`."""
         return self.given_weights
 
     @property
     def keys(self) -> torch.Tensor:
-        """Log-probabilities plus noise, (nodes, 1, vocab)."""
+        """The log-probabilities plus Gumbel noise, (nodes, 1, vocab). The largest key selects the target's sample."""
         return self.given_keys
 
 
@@ -160,14 +166,14 @@ def distribution_of_coupled_siblings(
 
     In each sample, the method's verifier decides which token is emitted. The estimate is the target's distribution plus
     the mean difference between the emitted token and the target's sample, as one-hot vectors. The two tokens differ
-    only at substitutions. Monte Carlo noise makes the estimated total variation (TV) too large. But the estimated TV
-    never exceeds the share of substitutions.
+    only if the verifier substitutes one for the other. Monte Carlo noise makes the estimated total variation (TV) too
+    large. But the estimated TV never exceeds the share of substitutions.
 
     Args:
-        nodes: nodes of the method. At nodes where `drawn_from` is all 0, no drafts are sampled, and the recorded
-            children are used.
+        nodes: nodes of the method. The drafts are sampled from `nodes.drawn_from`. If its values at a node are all 0,
+            the drafts do not depend on the noise, and `nodes.children` are used in every sample.
         verifier: the verifier of the method.
-        num_samples: number of samples of the noise, at least 2.
+        num_samples: number of samples of the target's Gumbel noise per node, at least 2.
         seed: random seed of the noise.
 
     Returns:

@@ -92,9 +92,14 @@ def measure_kid(
 
 
 def subset_size_of(wanted: int, num_generated: int, num_reference: int) -> int:
-    """Return the number of images per subset.
+    """Return the number of images per random subset that KID uses.
 
-    It is `wanted`, or the size of the smaller set if that has fewer images. torch-fidelity accepts no more.
+    It is `wanted`, but at most the number of images of the smaller set. torch-fidelity refuses larger subsets.
+
+    Args:
+        wanted: number of images per subset in the settings.
+        num_generated: number of generated images.
+        num_reference: number of reference images.
     """
     return min(wanted, num_generated, num_reference)
 

@@ -80,7 +80,7 @@ class MethodScores:
 
 
 def save_scores(path: Path, found: MethodScores) -> None:
-    """Write scores to one safetensors file, atomically."""
+    """Write the scores of a method to one safetensors file, atomically."""
     columns = {f"columns.{name}": column for name, column in found.scores.columns.items()}
     tensors = {"prompts": found.prompts, "features": found.scores.features, **columns}
     metadata = {"kind": "image_scores", "method_id": found.method_id, "columns": [*found.scores.columns]}
@@ -184,7 +184,11 @@ def score_images(images: Tensor, prompts: Sequence[Prompt], models: MetricModels
 
 
 def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:
-    """Join the scores of several batches. If there is no batch, the result has no images."""
+    """Join the scores of several batches of images.
+
+    Args:
+        parts: scores of each batch. If there is no batch, the result has no images and no columns.
+    """
     if not parts:
         return ImageScores(torch.empty(0, 0), {})
     return ImageScores(

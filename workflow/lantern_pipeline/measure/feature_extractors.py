@@ -52,9 +52,9 @@ def describe_weights(metric: str, name: str, sha256: str | None) -> dict[str, st
     """Return the columns that identify the model of a metric: its name and the SHA-256 of its weights.
 
     Args:
-        metric: prefix of the column names.
-        name: name of the model: architecture, layer and prefix of prompts, as far as the model has them.
-        sha256: SHA-256 of the weights.
+        metric: prefix of the column names, such as "clip".
+        name: name of the model, with the layer or the prompt prefix if it has one.
+        sha256: SHA-256 of the weights. None if unknown.
     """
     return {f"{metric}_extractor": name, f"{metric}_weights_sha256": sha256}
 
@@ -150,7 +150,7 @@ def load_extractors(
         device: device of the extractors.
 
     Returns:
-        INCEPTION or VGG16 -> extractor.
+        A dict with the extractors, whose keys are INCEPTION and VGG16.
     """
     inception = load_extractor("inception-v3-compat", "2048", files["inception_weights"], device)
     return {INCEPTION: inception, VGG16: load_extractor("vgg16", vgg16_layer, files["vgg16_weights"], device)}

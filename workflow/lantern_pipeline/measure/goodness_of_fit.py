@@ -21,17 +21,17 @@ NUM_BINS = 20
 
 
 class ImageTest:
-    """Goodness-of-fit test of images of given prompts. Images that several methods share are tested only once.
+    """Goodness-of-fit test of images of given prompts. If several methods have identical images, it runs only once.
 
     Each token is mapped to a point in [0, 1], see `points_of`. A chi-square test checks whether the points are uniform.
     A float32 target is run in float64. Otherwise rounding in the CPU's kernels would decide which of two almost equally
-    probable codes comes first, and this would move the point of a token.
+    probable codes comes first. This would move the point of a token.
 
     Attributes:
         target: the target model.
         encoder: text encoder of the target.
         prompts: prompts of the images.
-        seed: random seed of the points.
+        seed: random seed of the uniform numbers that `points_of` uses.
     """
 
     def __init__(self, target: Target, encoder: TextEncoder, prompts: Sequence[Prompt], seed: int) -> None:
@@ -41,10 +41,10 @@ class ImageTest:
 
     @torch.inference_mode()
     def p_value(self, codes: torch.Tensor, sampling: SamplingConfig) -> float:
-        """Return the p-value of the test.
+        """Return the p-value of the chi-square test of some images.
 
-        It is the probability that samples of the target, generated with the same settings, fit its distribution no
-        better than these images.
+        It is the probability that images sampled from the target would deviate from its distribution at least as much
+        as these images do.
 
         Args:
             codes: tokens of the images, (images, tokens), in the order of the prompts.

@@ -73,8 +73,8 @@ def crossed_resamples(
         seed: random seed.
 
     Yields:
-        For each block, (indices of repeats, int64 (resamples, num_repeats); indices of prompts, int64 (resamples,
-        num_prompts)).
+        For each block, (repeats, prompts): indices of the sampled repeats, int64 (resamples, num_repeats), and of the
+        sampled prompts, int64 (resamples, num_prompts).
     """
     of_prompts = np.random.Generator(np.random.PCG64(seed))
     of_repeats = np.random.Generator(np.random.PCG64([seed, 1]))
@@ -126,13 +126,14 @@ def normal_interval(share: float, error: float) -> tuple[float, float]:
 
 
 def mean_with_interval(name: str, column: np.ndarray, **options: int) -> dict[str, float]:
-    """Compute the mean over prompts and its 95 % interval.
+    """Compute the mean of a column and its 95 % interval.
 
-    Prompts with a value that is not finite are left out.
+    The mean is over prompts, or over repeats and prompts. A prompt is left out if its value is not finite, in any of
+    the repeats.
 
     Args:
         name: name of the column.
-        column: values, (prompts,) or (repeats, prompts).
+        column: values of the column, (prompts,) or (repeats, prompts).
         options: num_resamples and seed of `bootstrap_interval`.
 
     Returns:

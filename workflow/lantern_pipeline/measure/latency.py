@@ -64,9 +64,9 @@ def measure_latency(
     """Time several decoders at batch 1. They take turns image by image.
 
     A round decodes every prompt once with each decoder. The order of the decoders rotates by one from image to image,
-    so that no decoder always follows the same one. The first `num_warmup` images of each decoder are not counted. CUDA
-    graphs need at least one. Decoders that run as CUDA graphs are also timed with eager steps, but the images of those
-    runs are not returned.
+    so that no decoder always starts. The first `num_warmup` images of each decoder are not counted. CUDA graphs need at
+    least one such image. Decoders that run as CUDA graphs are also timed with eager steps, but the images of those runs
+    are not returned.
 
     Args:
         decoders: the decoders.
@@ -115,11 +115,11 @@ def measure_latency(
 
 @dataclass
 class _Watch:
-    """Times of one image.
+    """Times of the decoding of one image.
 
     Attributes:
-        marks: start time of each forward pass, prefill first.
-        core_seconds: (this process, whole machine): seconds of work, summed over all cores.
+        marks: start of each forward pass, as `_now` returns it, prefill first.
+        core_seconds: core-seconds from the first forward pass to the end, shaped like those of `_core_seconds`.
     """
 
     marks: list[float | torch.cuda.Event] = field(default_factory=list)
@@ -128,10 +128,13 @@ class _Watch:
 
 @contextmanager
 def _watching(decoder: Decoder) -> Iterator[_Watch]:
-    """Measure the decoding of one image: the start of each forward pass, and the core-seconds from the first pass on.
+    """Context manager: measure the times of one image, which is decoded within its `with` block.
+
+    Args:
+        decoder: decoder of the image.
 
     Yields:
-        The times. They are complete when the context ends.
+        The times. They are complete at the end of the block.
     """
     watch = _Watch()
 
@@ -161,7 +164,7 @@ def _core_seconds() -> np.ndarray:
 
 
 def _now(device: torch.device) -> float | torch.cuda.Event:
-    """Return the current time in seconds. On a GPU, return a CUDA event instead, which needs no synchronisation."""
+    """Return the current time in seconds. On a GPU, record and return a CUDA event, which needs no synchronisation."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -173,7 +176,7 @@ def _step_seconds(marks: Sequence[float | torch.cuda.Event], seconds: float) -> 
     """Return the seconds of each forward pass of an image. The last pass lasts to the end of the image.
 
     Args:
-        marks: start of each forward pass, all of one type.
+        marks: start of each forward pass, as `_now` returns it.
         seconds: seconds of the whole image.
     """
     events = [mark for mark in marks if isinstance(mark, torch.cuda.Event)]

@@ -38,7 +38,8 @@ def select_codes(target_model: Target, tokens: Tensor, logits: Tensor) -> tuple[
         logits: logits of every position, (images, tokens, vocab).
 
     Returns:
-        (tokens, (images, codes); logits, (images, codes, num_codes)).
+        (tokens, logits) of the other positions, (images, codes) and (images, codes, num_codes). Logits of tokens that
+        are not codes are removed, too.
     """
     config = target_model.config
     if config.line_end is None:
@@ -71,8 +72,8 @@ def walk_logits(
         batch_size: largest number of images per batch.
 
     Yields:
-        (slice of the images; their codes, int64 (batch, tokens); logits, float32 (batch, tokens, vocab)). The tensors
-        are on the device of the target.
+        (rows, codes, logits) for each batch. rows is the slice of the images in the batch. codes are their tokens,
+        int64 (batch, tokens). logits are float32 (batch, tokens, vocab). Both tensors are on the target's device.
     """
     device = target_model.device
     most = min(batch_size, IMAGES_ON_CPU) if device.type == "cpu" else batch_size
@@ -116,8 +117,8 @@ def score_tokens(
     """Compute the negative log-likelihood of the codes of images under the target, given their prompts.
 
     The target's distribution is taken after guidance, at temperature 1 and without top-k and top-p, regardless of the
-    settings with which the images were sampled. Images that the target itself sampled have a mean close to its entropy.
-    Greedy images have a much lower mean, and images of relaxed decoding deviate as well.
+    settings with which the images were sampled. Images sampled from this same distribution have a mean close to its
+    entropy. Greedy images have a much lower mean, and images of relaxed decoding deviate as well.
 
     Args:
         target_model: the target.

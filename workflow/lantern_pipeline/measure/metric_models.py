@@ -33,7 +33,7 @@ class ImageScore(Protocol):
     """Interface of a metric of single images, such as `ClipScore`."""
 
     def describe(self) -> dict[str, str | None]:
-        """Return columns with the name of the metric's model and the SHA-256 of its weights."""
+        """Return the columns that identify the metric's model: column -> its name, or the SHA-256 of its weights."""
         ...
 
     def score(self, images: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
@@ -70,7 +70,7 @@ class MetricModels:
     fidelity: ClassifierFidelity | PublishedFidelity | None = None
 
     def describe(self) -> dict[str, str | None]:
-        """Return columns with the names of the metric models, the SHA-256 of their weights, and the preprocessing."""
+        """Return the columns that identify all metric models and the preprocessing, from `describe` of each metric."""
         parts = [part.describe() for part in (self.fidelity, *self.scores) if part is not None]
         return {name: value for part in parts for name, value in part.items()}
 
@@ -161,16 +161,16 @@ def load_part(loader: str, metrics: MetricChoices, files: Mapping[str, str], dev
 
 
 def check_metric_weights(metrics: MetricChoices, files: Mapping[str, str]) -> dict[str, str]:
-    """Load every published metric model once, and open the first real images, so that errors appear early.
+    """Load every published metric model once, to find errors before hours of image generation.
 
-    Otherwise they would appear only after hours of generation.
+    If the reference set is a folder of real images, the first few of these are opened as well.
 
     Args:
         metrics: config section `metrics`.
         files: name -> path, as from `registry.published_files`.
 
     Returns:
-        Key of config section metrics.published -> SHA-256 of the weights.
+        Key of config section metrics.published -> SHA-256 of the model's weights.
     """
     hashes = {}
     for choice in chosen(metrics).values():

@@ -5,7 +5,7 @@ the children of the node. Verification emits a random token. This module compute
 it with t in total variation (TV). Some acceptances bound the probability mass that a relaxation may move to a draft.
 This does not bound the TV: see docs/methods.md.
 
-Shapes: nodes = verified nodes, m = largest number of children of a node, pairs = nodes x possible first drafts.
+Shapes: nodes = verified nodes, m = largest number of children of a node.
 """
 
 from __future__ import annotations
@@ -90,15 +90,17 @@ class OutputDistribution:
 
 
 class NodeRecorder:
-    """Observer of a decoder. It records the nodes that predict some randomly chosen positions of every image.
+    """Observer of a decoder, which records some of the nodes at which drafts are verified.
 
-    The positions depend on the seed only, so they are the same for every method.
+    It chooses random positions of every image. A node is recorded if it predicts the token at a chosen position. The
+    positions depend on the seed only, so they are the same for every method.
 
     Args:
         num_images: number of images of the whole measurement.
         config: config of the target.
-        max_nodes: largest number of positions, spread evenly over the images. Each image has at least one position.
-        seed: random seed of the positions.
+        max_nodes: largest number of chosen positions, spread evenly over the images. However, at least one position of
+            each image is chosen.
+        seed: random seed of the choice of positions.
 
     Attributes:
         first_image: index of the first image in the batch that is being decoded.
@@ -155,17 +157,17 @@ def record_nodes(
     max_nodes: int,
     batch_size: int,
 ) -> VerifiedNodes:
-    """Generate images and record some of the verified nodes.
+    """Generate images and record some of the nodes at which drafts are verified.
 
-    The choice of nodes depends on the seed, not on the batch size. Every batch has a separate recorder.
+    Nodes are recorded if they predict a token at one of some randomly chosen positions, see `NodeRecorder`. The choice
+    depends on the seed, not on the batch size.
 
     Args:
         decoder: the decoder.
         prompts: prompts of the images.
         encoder: text encoder of the prompts.
-        run_seed: random seed of the noise and of the choice of nodes.
-        max_nodes: largest number of positions whose nodes are recorded. If there are more prompts, one position of each
-            image is used.
+        run_seed: random seed of the noise and of the choice of positions.
+        max_nodes: largest number of chosen positions. If there are more prompts, one position of each image is chosen.
         batch_size: number of images that are decoded together.
 
     Returns:
@@ -206,7 +208,7 @@ def measure_missing_context(
     """
 
     def keep(scores: Scores) -> None:
-        """Record the positions that a step samples, (images, positions), and their distributions."""
+        """Append the positions that a decoding step samples, and their distributions, to `steps`."""
         steps.append((scores.positions, scores.weights.softmax(-1)))
 
     is_chosen = NodeRecorder(len(prompts), decoder.target.config, max_nodes, run_seed).is_chosen.to(decoder.device)
@@ -233,12 +235,15 @@ def measure_missing_context(
 
 
 def _in_order(steps: Sequence[tuple[torch.Tensor, torch.Tensor]], num_tokens: int) -> torch.Tensor:
-    """Return the distribution that each token was sampled from, ordered by position, (images, tokens, vocab).
+    """Return the distribution that each token was sampled from, ordered by position in the image.
 
     Args:
-        steps: for each step, (positions, (images, cells); distributions, (images, cells, vocab)), where cells are the
-            positions that a step samples.
+        steps: one pair (positions, distributions) per decoding step. `positions` are those that the step samples,
+            int64 (images, n). `distributions` are what it samples their tokens from, (images, n, vocab).
         num_tokens: number of tokens of an image.
+
+    Returns:
+        (images, tokens, vocab).
     """
     positions, probs = (torch.cat(part, dim=1) for part in zip(*steps, strict=True))
     ordered = probs.new_zeros(len(probs), int(positions.max()) + 1, probs.shape[-1])
@@ -248,16 +253,17 @@ def _in_order(steps: Sequence[tuple[torch.Tensor, torch.Tensor]], num_tokens: in
 def distribution_given_children(
     target_probs: torch.Tensor, draft_probs: torch.Tensor | None, children: torch.Tensor, rejection: Rejection
 ) -> OutputDistribution:
-    """Compute the output distribution of rejection sampling if the children are given.
+    """Compute the exact output distribution of rejection sampling for given children.
 
-    Every child may be accepted or rejected. The result sums over these cases, weighted by their probabilities.
+    The first child may be accepted; if not, the second may be accepted, and so on. The result is a sum over these
+    cases, weighted by their probabilities.
 
     Args:
         target_probs: the target's distribution t, (nodes, vocab).
         draft_probs: distribution that the children were sampled from without replacement, (nodes, vocab). None for
             deterministic drafts.
         children: drafts, int64 (nodes, m), tried in this order. -1 marks a missing draft.
-        rejection: test of a draft, with its relaxed probability s(x) and its residual distribution.
+        rejection: rejection test of the method, as in `distribution_of_one_sampled_draft`.
     """
     emitted, weight = torch.zeros_like(target_probs), torch.ones_like(target_probs[:, :1])
     probs, tiny = target_probs, torch.finfo(target_probs.dtype).tiny
@@ -274,15 +280,16 @@ def distribution_given_children(
 def distribution_of_one_sampled_draft(
     target_probs: torch.Tensor, draft_probs: torch.Tensor, rejection: Rejection
 ) -> OutputDistribution:
-    """Compute the exact output distribution with one sampled draft per node.
+    """Compute the exact output distribution if each node has one draft, sampled from the draft model.
 
-    The result is a sum over all drafts that are possible under p, weighted by p. If all drafts have the same residual
-    distribution, a closed formula replaces the sum.
+    The result is a sum over all codes x with p(x) > 0 as drafts, weighted by p(x). If the residual distribution is the
+    same for all rejected drafts, a closed formula replaces the sum.
 
     Args:
         target_probs: the target's distribution t, (nodes, vocab).
         draft_probs: the draft model's distribution p, (nodes, vocab).
-        rejection: test of a draft, with its relaxed probability s(x) and its residual distribution.
+        rejection: rejection test of the method. It determines the relaxed probability s(x) of a draft, and the residual
+            distribution from which a token is sampled if the draft is rejected.
     """
     if rejection.has_one_residual:
         accepted = rejection.accepted_mass(target_probs, draft_probs)
@@ -340,9 +347,9 @@ def distribution_of_relaxed_sets(
 ) -> OutputDistribution:
     """Compute the exact output distribution of relaxed sets with deterministic drafts and one sample of the target.
 
-    A draft x is accepted if the target's sample is x or is in its relaxed set A(x). So the target probability of {x}
-    and A(x) moves to x. Siblings are processed in order. A code in several sets counts only for the first of these
-    drafts, as in `WithinBound`.
+    A draft x is accepted if the target's sample is x or is in x's relaxed set A(x), the codes that x may replace. So
+    the target probability of {x} and A(x) moves to x. Siblings are processed in order. If a code is in the sets of
+    several drafts, its probability moves to the first of these drafts, as in `WithinBound`.
 
     Args:
         target_probs: the target's distribution t, (nodes, vocab).

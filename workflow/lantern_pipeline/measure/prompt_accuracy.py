@@ -28,7 +28,7 @@ class AccuracyScore:
         self.classifier, self.sha256 = classifier, sha256
 
     def describe(self) -> dict[str, str | None]:
-        """Return columns with the name of the classifier and the SHA-256 of its weights."""
+        """Return the columns that identify the classifier: column -> its name, or the SHA-256 of its weights."""
         return describe_weights("accuracy", "attribute_classifier", self.sha256)
 
     def score(self, images: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
@@ -78,8 +78,8 @@ def score_attributes(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor]
         targets: head -> correct class, int64 (images,). -1 if the prompt does not state this attribute.
 
     Returns:
-        (share of correct attributes; 1 if all are correct, else 0), both float32 (images,). nan for a prompt without
-        attributes.
+        (share, is_all_correct), both float32 (images,). share: share of correct attributes. is_all_correct: 1 if all
+        are correct, else 0. Both are nan for a prompt without attributes.
     """
     is_right, is_asked = attribute_matches(logits, targets)  # (images, heads)
     num_asked = is_asked.sum(dim=1)

@@ -50,16 +50,17 @@ def measure_quality(
 
     Two kinds of images that no method generated are measured as well, as *ceilings*. Real images ("real") are held out
     from training. Reconstructions ("reconstruction") are the same images after the tokenizer has encoded and decoded
-    them. There is one of each per prompt, with their captions as prompts.
+    them. There are as many of each kind as prompts, if the source has enough. Their captions serve as their prompts.
 
-    With the attribute classifier's features, sets of images are compared with reconstructions of further held-out
-    images of `split`. These belong to no prompt. If an image folder has too few held-out images, they are repeated.
+    FID and other metrics of sets of images need a reference set. If they use the attribute classifier's features, it
+    consists of reconstructions of further held-out images of `split`, which belong to no prompt. If an image folder has
+    too few held-out images, they are repeated. If the metrics use Inception's features, `models` has the reference set.
 
     Args:
         records: method id -> records, at one temperature and guidance scale, in the order of `prompts`.
         scores: method id -> scores, of the same methods.
         prompts: prompts of the images.
-        source: source of held-out images. None if the run has none; then ceilings are left out.
+        source: source of held-out images. None if the run has no such images. Then ceilings are left out.
         models: the metric models.
         settings: settings of FID, KID, precision and recall.
         prompt_set: name of the prompt set.
@@ -68,13 +69,14 @@ def measure_quality(
         seed: random seed of KID's subsets.
 
     Returns:
-        Two tables, (rows, images):
+        The tables `rows` and `images`:
 
-        - rows: one row per method and ceiling. The columns are the method and its parameters, the quality metrics that
-          are on, tokens_equal_autoregressive and num_near_ties. Further columns identify the prompts, the reference,
-          and the metric models with the SHA-256 of their weights.
-        - images: one row per prompt and method or ceiling, with the values of that image. Columns pixel_mse and
-          feature_distance are distances from the autoregressive image of the same prompt and noise.
+        - rows: one row per method and ceiling. The columns are the method and its parameters, and the quality metrics
+          that are on. Two columns compare with autoregressive decoding, see `Equality`: tokens_equal_autoregressive
+          (share of images with the same tokens) and num_near_ties. Further columns identify the prompts, the reference
+          set, and the metric models with the SHA-256 of their weights.
+        - images: one row per image of a method or ceiling. Columns pixel_mse and feature_distance are distances from
+          the autoregressive image of the same prompt and noise.
     """
     baseline, of_baseline = records[BASELINE], scores[BASELINE].scores
     reference = _make_reference(source, models, split, len(prompts), settings)
@@ -117,9 +119,16 @@ def hash_prompts(prompts: Sequence[Prompt]) -> dict[str, str]:
 def _make_reference(
     source: ImageSource | None, models: MetricModels, split: str, first: int, settings: FidelitySettings
 ) -> Reference | None:
-    """Return the reference of metrics of sets of images, or None if these metrics are off.
+    """Return the reference set of FID and other metrics of sets of images, or None if these metrics are off.
 
-    Held-out images of `split` with index `first` and above are used. Those before belong to the prompts.
+    For the attribute classifier, it consists of reconstructions of held-out images.
+
+    Args:
+        source: source of the held-out images, or None.
+        models: the metric models.
+        split: split of the held-out images.
+        first: index of the first image of the reference set. The images before it belong to the prompts.
+        settings: settings of the reference set.
 
     Raises:
         ValueError: the attribute classifier compares sets of images, and there is no source of held-out images.
@@ -138,7 +147,18 @@ def _make_reference(
 def _reconstruct(
     source: ImageSource, models: MetricModels, split: str, first: int, settings: FidelitySettings
 ) -> Iterator[Tensor]:
-    """Encode and decode held-out images, and yield batches of the results, (images, 3, S, S) in [-1, 1]."""
+    """Encode and decode the held-out images from index `first` on, `settings.num_reference` in number.
+
+    Args:
+        source: source of the images.
+        models: the metric models, which include the tokenizer.
+        split: split of the images.
+        first: index of the first image.
+        settings: settings of the reference set.
+
+    Yields:
+        Batches of reconstructions, (images, 3, S, S) in [-1, 1].
+    """
     for indices in chunks(first, first + settings.num_reference, models.batch_size, "reference"):
         codes = models.tokenizer.encode(source.images(split, indices).to(models.device))
         yield decode_images(models.tokenizer, codes, len(codes))
@@ -147,7 +167,14 @@ def _reconstruct(
 def _score_ceilings(
     source: ImageSource, prompts: Sequence[Prompt], models: MetricModels, split: str, cfg_scale: float
 ) -> dict[str, ImageScores]:
-    """Score held-out images and their reconstructions, with their captions as prompts.
+    """Score the first held-out images of a split, and the tokenizer's reconstructions of these images.
+
+    Args:
+        source: source of the images.
+        prompts: captions of the images, as prompts. Their number is the number of images.
+        models: the metric models.
+        split: split of the images.
+        cfg_scale: guidance scale of the likelihood under the target.
 
     Returns:
         "real" and "reconstruction" -> scores.
@@ -190,7 +217,10 @@ def _parameters(record: GenerationRecords) -> dict[str, object]:
 
 
 def _speed_columns(record: GenerationRecords) -> dict[str, Tensor]:
-    """Return counts and times per image. Column seconds_in_batch is the image's share of the decoding time."""
+    """Return columns with one value per image: numbers of tokens, forward passes and substitutions, and the time.
+
+    Column seconds_in_batch is the image's share of the decoding time of its batch.
+    """
     return {
         "num_tokens": torch.full((len(record),), record.codes.shape[1]),
         "target_forwards": record.target_forwards,

@@ -49,10 +49,10 @@ class Reference:
         of_distances: features for the kernel distance (KID), (images, width). None if only mean and covariance are
             known. Then there is no KID.
         of_prc: features for precision and recall, (images, width). None if unknown. Then these metrics are left out.
-        scale: (mean, standard deviation), (width,) each, with which generated features are standardised. None for raw
-            features.
-        names: names of the columns with the Fréchet distance and the kernel distance. With Inception's features these
-            are FID and KID.
+        scale: (mean, standard deviation), (width,) each, with which the features of generated images are standardised.
+            None if raw features are compared.
+        names: names of the columns with the Fréchet distance and the kernel distance. With Inception's features they
+            are "fid" and "kid".
     """
 
     columns: Mapping[str, object]
@@ -64,17 +64,17 @@ class Reference:
     _measured: dict[bytes, dict[str, float]] = field(default_factory=dict)
 
     def compare(self, features: Tensor, settings: FidelitySettings, seed: int) -> dict[str, float]:
-        """Compare a set of generated images with the reference.
+        """Compare a set of generated images with the reference set.
 
-        Methods with identical images are measured only once.
+        Results are kept: if several methods have identical images, they are measured only once.
 
         Args:
-            features: raw features of the images, float32 (n, width), on the CPU.
+            features: raw features of the generated images, float32 (n, width), on the CPU.
             settings: settings of FID, KID, precision and recall.
             seed: random seed of KID's subsets.
 
         Returns:
-            Column -> value, for the metrics that this reference allows.
+            Column -> value. Metrics for which this reference set lacks features are left out.
         """
         key = hashlib.sha256(features.numpy().tobytes()).digest()
         if key not in self._measured:
@@ -82,16 +82,16 @@ class Reference:
         return self._measured[key]
 
     def distances(self, features: Tensor, others: Tensor) -> dict[str, Tensor]:
-        """Return column feature_distance, the distance between each image and its partner in another set.
+        """Compute the distance of each image from the image with the same index in another set.
 
         The distance is the root mean square difference of standardised features.
 
         Args:
             features: raw features of the images, (n, width).
-            others: raw features of their partners, (n, width).
+            others: raw features of the images of the other set, (n, width).
 
         Returns:
-            {"feature_distance": (n,)}, in standard deviations. Empty if features are not standardised.
+            {"feature_distance": (n,)}, in standard deviations. Empty if `scale` is None, so that features are raw.
         """
         if self.scale is None:
             return {}

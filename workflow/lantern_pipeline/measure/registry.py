@@ -7,10 +7,11 @@ To add a metric of single images, write a module in this folder and add an entry
 should switch the metric on, give the entry a `key` instead, and name the loader in CHOICES. No other code needs to
 change:
 
-- Quality: the table of images has a column `per_image`, and the row of a method has its mean. A metric of sets of
-  images is only in the rows. A metric that is off has no column.
-- Summary: the columns are in the order of METRICS. Each has its interval in columns `_low` and `_high`, except metrics
-  of sets of images. The interval of an `is_yes_no` column is exact, the others are bootstrapped.
+- Quality: there is a table with one row per image and a table with one row per method. The first has the metric's value
+  in the column that `Metric.per_image` names, the second has the mean over a method's images. A metric of sets of
+  images is only in the second table. A metric that is off has no column.
+- Summary: the columns are in the order of METRICS. The interval of column x is in the columns x_low and x_high. Metrics
+  of sets of images have none. The interval of an `is_yes_no` metric is exact, the others are bootstrapped.
 - Comparisons: every metric of single images, except yes-or-no metrics, is compared with autoregressive decoding, prompt
   by prompt. `better` states which sign is an improvement. Values of an `is_distance` metric are already differences.
 - Tables and figures: values are shown under `title` with `digits` decimals, in per cent if the title contains "%".
@@ -51,21 +52,21 @@ class Metric:
     """A measured quantity, which is one column of the tables.
 
     Attributes:
-        column: name of the column in the rows of quality and in the summary.
+        column: name of the column in the quality table with one row per method, and in the summary.
         unit: unit of the column's values.
         title: title in tables and on axes, with the unit that a reader sees.
-        over: object of the metric: IMAGES (single images; a row has their mean), SETS of images, or DECODING (how the
-            images were generated).
+        over: what the metric measures: IMAGES for single images, SETS for sets of images, or DECODING for the way in
+            which images are generated.
         better: which values are better: HIGHER, LOWER or NEITHER.
         digits: number of decimals in tables. If `title` contains "%", they are decimals of the percentage.
         key: key of config section `metrics` that switches the metric on. None if it is always measured.
         is_share: whether values are in [0, 1].
         is_yes_no: whether the value of an image is 0 or 1.
-        is_distance: whether the metric is a distance from the autoregressive image of the same prompt. It is then 0 for
-            autoregressive decoding, and the rows have no mean.
-        image_column: column in the table of images. Empty if it equals `column`.
-        loader: function that loads the metric, as in `Choice`, if it is always measured. Empty if no extra model is
-            needed.
+        is_distance: whether the metric is a distance from the autoregressive image of the same prompt. Then it is 0 for
+            autoregressive decoding, and the quality table with one row per method does not have it.
+        image_column: name of the column in the quality table with one row per image. Empty if it equals `column`.
+        loader: function that loads the metric, as in `Choice`. Only for a metric without `key` that needs a model, else
+            empty.
     """
 
     column: str
@@ -83,7 +84,7 @@ class Metric:
 
     @property
     def per_image(self) -> str:
-        """Name of the column in the table of images."""
+        """Name of the metric's column in the table with one row per image."""
         return self.image_column or self.column
 
     @property
@@ -148,7 +149,7 @@ METRICS = (
         image_column="is_equal",
     ),
     Metric("tv_mean", "share of probability", "TV from the target", DECODING, LOWER, 3, is_share=True),
-    Metric("law_p", "probability", "p of the target's law", DECODING, NEITHER, 3, is_share=True),
+    Metric("law_p", "probability", "p of the chi-square test", DECODING, NEITHER, 3, is_share=True),
     Metric("pixel_mse", "squared intensity, of 1", "pixel MSE", IMAGES, NEITHER, 4, is_distance=True),
     # measured only on the attribute classifier's features
     Metric(
@@ -165,19 +166,23 @@ METRICS = (
 
 
 def metrics_over(what: str) -> tuple[Metric, ...]:
-    """Return the metrics of one kind of object: IMAGES, SETS or DECODING."""
+    """Return the metrics of one kind.
+
+    Args:
+        what: value of `Metric.over`: IMAGES, SETS or DECODING.
+    """
     return tuple(metric for metric in METRICS if metric.over == what)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """An allowed value of a key in config section `metrics`. It selects the models that compute a metric.
+    """What a metric needs if a key of config section `metrics` has a certain value, see CHOICES.
 
     Attributes:
         loader: "<module of measure>:<function>". The function loads the metric from three arguments: config section
             `metrics`, the files of `metric_files`, and a device.
-        trained: names in TRAINED of the models that the run trains for it.
-        weights: keys of config section metrics.published with the files of published models.
+        trained: metric models that the run trains and the metric needs, as names in TRAINED.
+        weights: keys of config section metrics.published. Each names a file of weights that the metric needs.
         has_reference: whether the metric compares with the real images of metrics.published.reference.
     """
 
@@ -209,7 +214,8 @@ def chosen(metrics: MetricChoices) -> dict[str, Choice]:
         metrics: config section `metrics`.
 
     Returns:
-        Config key -> its `Choice`. For a metric that is always measured, the key is its column.
+        Key of config section `metrics` -> the `Choice` for its value. A metric that is always measured has no such key,
+        so its column is the key of the dict.
     """
     found = {}
     for key, choices in CHOICES.items():
@@ -220,12 +226,12 @@ def chosen(metrics: MetricChoices) -> dict[str, Choice]:
 
 
 def loading_modules(metrics: MetricChoices) -> list[str]:
-    """Return the module files with the loaders of the chosen metrics, relative to the pipeline's folder."""
+    """Return the paths of the modules that load the chosen metrics, relative to the pipeline's folder."""
     return sorted({f"measure/{choice.loader.split(':')[0]}.py" for choice in chosen(metrics).values()})
 
 
 def trained_models(metrics: MetricChoices) -> tuple[str, ...]:
-    """Return the names in TRAINED of the metric models that the run has to train."""
+    """Return which of the metric models in TRAINED the chosen metrics need."""
     needed = {name for choice in chosen(metrics).values() for name in choice.trained}
     return tuple(name for name in TRAINED if name in needed)
 
@@ -237,9 +243,9 @@ def published_sources(metrics: MetricChoices) -> dict[str, str | None]:
         metrics: config section `metrics`.
 
     Returns:
-        Name -> name of an entry of config section `resources`, or path, or None if the config names nothing. Names are
-        `<key>_weights` for each needed key of metrics.published, and reference_images or reference_statistics for the
-        real images.
+        A dict with key `<key>_weights` for each needed key of metrics.published, and with key reference_images or
+        reference_statistics if real images are needed. A value is the name of an entry of config section `resources`,
+        or a path, or None if the config names nothing.
     """
     published = metrics.published
     choices = chosen(metrics).values()
@@ -251,14 +257,16 @@ def published_sources(metrics: MetricChoices) -> dict[str, str | None]:
 
 
 def published_files(metrics: MetricChoices, resources: Mapping[str, Resource]) -> dict[str, str]:
-    """Return the external files that can be checked before anything is generated.
+    """Return the paths of the external files that the chosen metrics need, as far as the config names them.
+
+    Unlike trained models, they exist before anything is generated, so they can be checked early.
 
     Args:
         metrics: config section `metrics`.
         resources: the entries of config section `resources`.
 
     Returns:
-        Name, as in `published_sources` -> path, or manifest that `fetch_resource` writes.
+        Key, as in `published_sources` -> path of the file, or of the manifest that `fetch_resource` writes for it.
     """
     return {
         name: resource_of(value, resources) for name, value in published_sources(metrics).items() if value is not None
@@ -268,17 +276,19 @@ def published_files(metrics: MetricChoices, resources: Mapping[str, Resource]) -
 def metric_files(
     metrics: MetricChoices, trained: Mapping[str, str], resources: Mapping[str, Resource], measured_reference: str
 ) -> dict[str, str]:
-    """Return the files that measurements need. They are inputs of the Snakemake rule and arguments of the loaders.
+    """Return the files of the metric models and of the reference set that the chosen metrics need.
+
+    Snakemake rules that measure images have them as inputs. The functions that load metrics receive them as an
+    argument.
 
     Args:
         metrics: config section `metrics`.
-        trained: name in TRAINED -> file of the model.
+        trained: name of a metric model, one of TRAINED -> its file.
         resources: the entries of config section `resources`.
-        measured_reference: file with the features of the real images, if the config names a folder of images.
+        measured_reference: file with the features of the real images. Used if the config names a folder of such images.
 
     Returns:
-        Name -> file. Names are those in TRAINED, those of `published_files` that end in _weights, and `reference` for
-        the reference set.
+        Name -> file. A name is one of TRAINED, `<key>_weights` for a key of metrics.published, or `reference`.
     """
     files = {name: trained[name] for name in trained_models(metrics)} | published_files(metrics, resources)
     if files.pop("reference_images", None):

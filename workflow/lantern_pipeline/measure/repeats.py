@@ -24,14 +24,16 @@ def training_seed(repeat: str) -> int:
 
 
 def repeat_groups(table: pd.DataFrame) -> Iterator[tuple[tuple[str, str, float, str], pd.DataFrame]]:
-    """Split a table into groups of rows. Each group becomes one row of a summary.
+    """Split a table into groups of rows, from each of which a summary computes one row.
+
+    A group has the rows of one method, prompt set, temperature and repeat. If there are several repeats, a group with
+    the rows of all repeats comes before these groups.
 
     Args:
-        table: a table with the columns KEYS.
+        table: a table with the columns that KEYS lists.
 
     Yields:
-        (values of KEYS, rows of the group). Groups with all repeats of a method, prompt set and temperature come first.
-        Their repeat is POOLED, and they exist only if there are several repeats. Groups with a single repeat follow.
+        (values of KEYS, rows of the group). In a group with all repeats, the value of key "repeat" is POOLED.
     """
     for key, rows in table.groupby(list(RUN_KEYS), sort=False):
         if rows["repeat"].nunique() > 1:

@@ -63,8 +63,8 @@ def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed:
         repeats. The first three columns have 95 % intervals (`_low`, `_high`) over prompts, rounds and repeats.
 
         - latency_s: mean time of an image in seconds.
-        - relative_step_cost: time per forward pass, divided by that of autoregressive decoding.
-        - speedup: total time of autoregressive decoding, divided by that of the method.
+        - relative_step_cost: time per forward pass, divided by the time per forward pass of autoregressive decoding.
+        - speedup: total time of autoregressive decoding, divided by the total time of the method.
         - speedup_cpu: speed-up in core-seconds of the process instead of wall-clock time.
         - num_timed: number of timed images.
         - busy_elsewhere: mean number of cores that other processes kept busy.
@@ -94,7 +94,15 @@ def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed:
 
 
 def _stack_rounds(rows: pd.DataFrame, name: str) -> np.ndarray:
-    """Arrange a column of one method's timings as an array, float64 (repeats, rounds, prompts)."""
+    """Arrange a column of timings as an array.
+
+    Args:
+        rows: timings of one method, prompt set and temperature.
+        name: name of the column.
+
+    Returns:
+        float64 (repeats, rounds, prompts).
+    """
     table = rows.pivot(index=["repeat", "round"], columns="prompt_id", values=name)
     return table.to_numpy(np.float64).reshape(rows["repeat"].nunique(), -1, table.shape[1])
 
@@ -102,13 +110,16 @@ def _stack_rounds(rows: pd.DataFrame, name: str) -> np.ndarray:
 def _speeds(
     seconds: np.ndarray, baseline: np.ndarray, forwards: np.ndarray, baseline_forwards: np.ndarray
 ) -> tuple[float, float, float]:
-    """Compute the values of SPEEDS from the fastest round of each prompt.
+    """Compute mean latency, relative step cost and speed-up, from the fastest round of each prompt.
 
     Args:
         seconds: times of the method. All four arrays are (repeats, rounds, prompts).
         baseline: times of autoregressive decoding.
         forwards: numbers of forward passes of the method.
         baseline_forwards: numbers of forward passes of autoregressive decoding.
+
+    Returns:
+        The values of the columns that SPEEDS lists, in its order.
     """
     least, baseline = seconds.min(axis=1), baseline.min(axis=1)
     step_cost = (least.sum() / forwards[:, 0].sum()) / (baseline.sum() / baseline_forwards[:, 0].sum())
@@ -122,12 +133,12 @@ def pair_latency(latency: pd.DataFrame) -> pd.DataFrame:
     as a CUDA graph, only the timing of the graph is kept.
 
     Args:
-        latency: a table with the columns KEYS, prompt_id, round, seconds, cpu_seconds and target_forwards. Column
-            stepping ("eager" or "graph") is optional.
+        latency: a table with the columns prompt_id, round, seconds, cpu_seconds and target_forwards, and those that
+            `repeats.KEYS` lists. Column stepping ("eager" or "graph") is optional.
 
     Returns:
-        The table with three more columns for autoregressive decoding: baseline (seconds), cpu_baseline (core-seconds)
-        and baseline_forwards.
+        The table with three more columns, which have the values of autoregressive decoding: baseline (seconds),
+        cpu_baseline (cpu_seconds) and baseline_forwards (target_forwards).
     """
     if "stepping" in latency.columns:
         is_eager = latency["stepping"] == "eager"

@@ -1,7 +1,7 @@
 """Total variation (TV) between the emitted token and the target's token.
 
 Each method is measured at the nodes of the draft trees that it visits. *Acceptances*, which state the probability of
-accepting a draft, are also compared with each other at common nodes.
+accepting a draft, are also compared with each other, all at the same nodes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ RULES = {
 
 @dataclass(frozen=True)
 class TotalVariationStudy:
-    """Models, prompts and settings that all rows of the table share.
+    """Measurement of total variation: the models, prompts and settings that are the same for all methods.
 
     Attributes:
         target_model: the target, in evaluation mode.
@@ -135,14 +135,17 @@ class TotalVariationStudy:
         return {"run_seed": self.options["seed"], "max_nodes": max_nodes, "batch_size": self.batch_size}
 
     def _measure_nodes(self, decoder: Decoder) -> tuple[str, tuple[VerifiedNodes, OutputDistribution] | None]:
-        """Compute the distribution of the token that a method emits at its nodes.
+        """Compute the distribution of the token that a method emits at the nodes of its draft trees.
 
-        If the method generates lines in parallel, its nodes are tokens. They are compared with the target's
-        distribution given all previous tokens of the image.
+        A method that generates lines in parallel has no draft trees. In this case there is one node per token, with the
+        target's distribution given all previous tokens of the image.
+
+        Args:
+            decoder: decoder of the method.
 
         Returns:
-            (kind as in `measure_methods`, (nodes, distribution)). The second is None if the distribution is not
-            computed.
+            (kind, measured). kind is a value of the column that `measure_methods` explains. measured is (nodes,
+            distribution of the emitted token), or None if the distribution is not computed.
         """
         spec, arguments = decoder.spec, (decoder, self.prompts, self.encoder)
         num_samples = self.settings.num_samples
@@ -181,9 +184,9 @@ def distribution_of_method(
 ) -> tuple[str, OutputDistribution]:
     """Compute the output distribution of a method at the nodes that it visits.
 
-    For relaxed sets and for rejection sampling, it is enumerated. There is one exception: with several sampled drafts
-    per node, it is a mean over samples of the drafts. For any other verifier, it is a mean over samples of the target's
-    noise.
+    For relaxed sets and for rejection sampling, the distribution is computed exactly. There is one exception: with
+    several sampled drafts per node, it is a mean over samples of the drafts. For any other verifier, it is a mean over
+    samples of the target's noise.
 
     Args:
         nodes: nodes of the method.
@@ -192,7 +195,7 @@ def distribution_of_method(
         seed: random seed of the samples.
 
     Returns:
-        (kind, distribution). kind is "enumeration" or "monte_carlo".
+        (kind, distribution). kind is "enumeration" if it is exact, else "monte_carlo".
     """
     if isinstance(verifier, WithinBound):
         return "enumeration", distribution_of_relaxed_sets(nodes.target_probs, nodes.children, verifier.sets)
@@ -211,17 +214,18 @@ def distribution_of_method(
 def tv_row(
     nodes: VerifiedNodes, found: OutputDistribution, delta: float | None, options: Mapping[str, int]
 ) -> dict[str, float]:
-    """Summarise total variation over nodes.
+    """Summarise, over nodes, the total variation (TV) of the emitted token from the target's distribution.
 
     Args:
         nodes: the nodes.
         found: distribution of the emitted token at these nodes.
-        delta: the method's bound of the relaxation. None for a method without a delta.
+        delta: the method's parameter delta, which bounds the probability that a relaxation may move to a draft. None
+            for a method without this parameter.
         options: num_resamples and seed of the bootstrap.
 
     Returns:
-        Column -> value. tv_share_above_delta is the share of nodes whose total variation exceeds `delta`, nan without a
-        delta. Intervals of means come from a bootstrap over images, because the nodes of one image are dependent.
+        Column -> value. tv_share_above_delta is the share of nodes whose TV exceeds `delta`, nan if `delta` is None.
+        Intervals of means come from a bootstrap over images, because the nodes of one image are dependent.
     """
     tv, image = found.tv_from(nodes.target_probs).double().cpu(), nodes.image.cpu()
     above = (tv > delta + ROUNDING).double() if delta is not None else torch.full_like(tv, torch.nan)

@@ -78,14 +78,14 @@ def build_page(timed: TimedImages, prompts: Sequence[Prompt], draw: Callable[[Te
 
 
 class RaceMethod(TypedDict):
-    """A method of the race, as data for the page.
+    """A method that takes part in the race, as data for the script of the page.
 
     Attributes:
         id: id of the method.
         label: name of the method for readers.
-        kind: "baseline", "exact" or "relaxed", the last two with "_rejection" if drafts are verified by rejection
-            sampling.
-        seconds: total time of all its timed images.
+        kind: "baseline" for autoregressive decoding. For methods that verify drafts by rejection sampling,
+            "exact_rejection" or "relaxed_rejection". For all others "exact" or "relaxed".
+        seconds: total time of the method's timed images.
     """
 
     id: str

@@ -72,15 +72,16 @@ def _choose_methods(timed: TimedImages) -> list[str]:
 
 
 def _state_at(timed: TimedImages, row: int, now: float) -> tuple[int, int, float]:
-    """Return the progress of an image at a time.
+    """Return how much of an image is generated after a given time.
 
     Args:
         timed: the timed images.
         row: index of the image.
-        now: seconds since the start of the image.
+        now: the time, in seconds since the generation of the image began.
 
     Returns:
-        (number of tokens so far, number of forward passes so far, seconds until the whole image is complete).
+        (number of tokens at this time, number of forward passes at this time, seconds that the whole image takes from
+        its beginning to its end).
     """
     lengths = timed.step_lengths[row][timed.step_lengths[row] > 0].long()
     ends = timed.step_seconds[row][: len(lengths)].double().cumsum(0)
@@ -106,7 +107,7 @@ def _draw_frame(
         pixels: complete image of each method.
         grid: tokens along a side of an image.
         states: result of `_state_at` for each method.
-        now: seconds since the start.
+        now: seconds since the race began, which the clock shows.
     """
     frame = Image.new("RGB", (GAP + (SIDE + GAP) * len(pixels), HEAD + SIDE + FOOT), PAPER)
     pen, font = ImageDraw.Draw(frame), ImageFont.truetype(FONT, 12)

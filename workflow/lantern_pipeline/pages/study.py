@@ -30,11 +30,11 @@ SHOWN_WIDTH = 336  # CSS pixels, rounded to a multiple of the image's side
 
 
 class Trial(NamedTuple):
-    """Two images and a caption, between which a reader of the study chooses.
+    """One question of the study: a caption and two images, of which a reader chooses one.
 
     Attributes:
-        kind: PAIR for an autoregressive image and the image of a method. CHECK (attention check) for an image of this
-            caption and an image of another caption, both autoregressive.
+        kind: PAIR or CHECK. A pair has an autoregressive image and the image of a method. A check (attention check) has
+            an image of this caption and an image of another caption, both autoregressive.
         caption: prompt of the images, always shown as plain text.
         prompt_id: id of the prompt.
         method_id: id of the method; empty for a check.
@@ -70,13 +70,14 @@ def select_trials(
 ) -> tuple[list[Trial], list[StudyMethod]]:
     """Choose and decode the pairs of images of a study, and then the attention checks.
 
-    Each method gets the next `num_trials` prompts of the set. After the last prompt, the set begins again. An
-    autoregressive image therefore appears twice only if there are too few prompts; readers would recognise it. If the
-    two images of a pair are equal in every token, the pair is not shown but counted in `num_ties`.
+    The first method gets the first `num_trials` prompts, and each further method the prompts that follow. After the
+    last prompt comes the first again. Readers would recognise an autoregressive image that they have seen, so it
+    appears twice only if there are too few prompts. If the two images of a pair are equal in every token, the pair is
+    not shown but counted in `num_ties`.
 
     Args:
         records: method id -> codes of its images, in the order of `prompts`.
-        prompts: prompts of the set.
+        prompts: all prompts of the headline prompt set.
         tokenizer: image tokenizer, which decodes codes to images.
         settings: config section `study`.
 
@@ -193,14 +194,14 @@ def build_page(
 def _make_trials(
     tokenizer: ImageModel, kind: str, method_id: str, prompts: Sequence[Prompt], codes: Tensor
 ) -> list[Trial]:
-    """Decode pairs of codes to images and build a trial from each pair.
+    """Decode pairs of images from their codes, and build a trial from each pair.
 
     Args:
         tokenizer: image tokenizer.
         kind: PAIR or CHECK.
         method_id: id of the compared method; empty for checks.
         prompts: one prompt per pair.
-        codes: integer (pairs, 2, tokens).
+        codes: integer (pairs, 2, tokens). The first image of each pair is the autoregressive image of the prompt.
     """
     if not len(codes):
         return []

@@ -1,7 +1,10 @@
 """Analysis of the preference study: answer files, preference rates with intervals, and conclusions.
 
-The preference rate of a method is the share of choices of the autoregressive image. Its interval holds for other
-readers and other prompts. If the interval excludes one half, readers prefer one of the two kinds of images.
+The preference rate of a method is the share of choices of the autoregressive image. Its interval regards both readers
+and prompts as random samples, so it also holds for readers and prompts that are not in the study. If the interval
+excludes one half, readers prefer one of the two kinds of images.
+
+The *key* of a study is a file that states which image of each trial is the autoregressive one. The page hides this.
 """
 
 from __future__ import annotations
@@ -73,7 +76,7 @@ class StudyMethod(TypedDict):
     Attributes:
         method_id: id of the method.
         label: name of the method for readers.
-        num_pairs: number of its pairs.
+        num_pairs: number of pairs of the method, with those that are not shown.
         num_ties: number of pairs that are not shown, because both images are equal.
     """
 
@@ -84,7 +87,7 @@ class StudyMethod(TypedDict):
 
 
 class StudyKey(TypedDict):
-    """Key of a study, which identifies the images of its page.
+    """Contents of the key of a study, which states which image of each trial is the autoregressive one.
 
     Attributes:
         format: KEY_FORMAT, by which the file is recognised.
@@ -102,16 +105,18 @@ class StudyKey(TypedDict):
 
 
 class Reader(NamedTuple):
-    """The answers in one file that a reader saved. Names of trials are those in the key, "t001" and so on.
+    """The answers of one reader of the page, from a file that the reader saved.
+
+    The page names its trials (pairs and attention checks) "t001" and so on, and so does the key of the study.
 
     Attributes:
         path: the file.
         reader: random id of the reader.
         download: 1 for the reader's first file, 2 for the second, and so on.
-        is_baseline: name of a trial -> whether the reader chose the autoregressive image; in a check, the image that
-            fits the caption.
+        is_baseline: name of a trial -> whether the reader chose the autoregressive image. If the trial is an attention
+            check: whether the reader chose the image that fits the caption.
         is_left: name of a trial -> whether the reader chose the image on the left.
-        seconds: median time from the appearance of a pair to its answer.
+        seconds: median time from the appearance of a trial to its answer.
     """
 
     path: Path
@@ -131,13 +136,16 @@ def analyse_answers(
 
     Args:
         paths: the answer files.
-        key: key of the study.
+        key: key of the study, as `read_key` returns it.
         min_checks: fraction of the attention checks that a reader must pass to be counted.
 
     Returns:
-        (table with one row per method, facts about the readers). Among the facts, `left` is the share of choices of the
-        left image, with its exact interval for independent choices. `seconds` is the median over readers of their
-        median time per pair.
+        (table with one row per method, facts about the readers). The facts are counts of files, readers and checks, and
+        two results:
+
+        - left: (share, low, high). The share is that of answers in which the reader chose the left image. Low and high
+          are the ends of the 95 % interval that is exact if answers are independent.
+        - seconds: median over readers of their median time per trial.
 
     Raises:
         ValueError: no reader passed enough attention checks, or an answer file is refused (see `read_answers`).
@@ -165,10 +173,11 @@ def analyse_answers(
 
 
 def preference_interval(chosen: np.ndarray) -> tuple[float, float]:
-    """Compute the 95 % interval of a share of choices, for other readers and other prompts.
+    """Compute the 95 % interval of the share of choices of the autoregressive image.
 
-    The interval extends 1.96 standard errors to either side. It is never narrower than the exact interval of the same
-    number of independent choices.
+    Both readers and prompts are regarded as random samples, so that the interval also holds for readers and prompts
+    that are not in the study. It extends 1.96 standard errors (of `_standard_error`) to either side of the share. It is
+    never narrower than the exact interval for the same number of independent choices.
 
     Args:
         chosen: whether a reader chose the autoregressive image, bool (readers, prompts).
@@ -267,7 +276,7 @@ def _check_pairs(path: Path, answered: Sequence[str], known: Mapping[str, object
 
 
 def _measure(method: StudyMethod, key: StudyKey, readers: Sequence[Reader]) -> dict[str, object]:
-    """Compute the preference rate of one method, as one row of the table.
+    """Compute the preference rate of one method, as one row of the table that `analyse_answers` returns.
 
     Args:
         method: the method.
@@ -289,14 +298,14 @@ def _measure(method: StudyMethod, key: StudyKey, readers: Sequence[Reader]) -> d
 
 
 def _standard_error(chosen: np.ndarray) -> float:
-    """Compute the standard error of the mean choice, if both readers and prompts are random samples.
+    """Compute the standard error of the share of true values, if both readers and prompts are random samples.
 
     The variance is clustered in two ways (Cameron, Gelbach and Miller 2011): variance of reader means plus variance of
     prompt means, minus the residual variance. The result is multiplied by the ratio of Student's to the normal
     quantile, with Satterthwaite's degrees of freedom (1946).
 
     Args:
-        chosen: bool (readers, prompts).
+        chosen: whether a reader chose the autoregressive image, bool (readers, prompts).
     """
     num_readers, num_prompts = chosen.shape
     reader_means, prompt_means = chosen.mean(axis=1, keepdims=True), chosen.mean(axis=0, keepdims=True)

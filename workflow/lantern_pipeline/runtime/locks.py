@@ -113,7 +113,7 @@ def _take_gpu(names: list[str], folder: Path, stack: ExitStack) -> str | None:
         stack: the lock ends when this stack is closed.
     """
     for name in names:
-        # The name of a GPU may be the same in several Slurm jobs: 0 may be the first GPU of each. The key has the job.
+        # Several Slurm jobs may use the same name for different GPUs, so the key contains the number of the Slurm job.
         key = re.sub(r"[^A-Za-z0-9-]", "_", f"{name}-{os.environ.get('SLURM_JOB_ID', '')}")
         with ExitStack() as attempt:
             if try_lock(attempt.enter_context(open(folder / key, "a", encoding="utf-8"))):
@@ -138,9 +138,12 @@ def _wait_until(attempt: Callable[[], T | None], reason: Callable[[], str], term
 
 
 def _write_holder(file: IO[str]) -> None:
-    """Replace the contents of a locked file by the process that holds the lock.
+    """Write into a locked file which process holds the lock: this one.
 
-    An example is "process 123 on <host>, Slurm job 62".
+    An example is "process 123 on <host>, Slurm job 62". Another process that waits for the lock shows this text.
+
+    Args:
+        file: the locked file. Its contents are replaced.
     """
     job = os.environ.get("SLURM_JOB_ID")
     file.truncate(0)

@@ -129,10 +129,10 @@ def memory_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
 
 
 def limit_memory(workflow: Workflow) -> None:
-    """Limit the memory of all jobs that run on this machine at the same time to the memory that it has.
+    """Limit the total memory of the jobs that run at the same time to the memory of this machine.
 
-    A job that requests more runs while no other job does. Nothing is limited if jobs run on other machines, or if the
-    user has set a limit for `mem_mb`.
+    If a single job requests more memory than the machine has, it runs while no other job runs. Nothing is limited if
+    jobs run on other machines, or if the user has set a limit for `mem_mb`.
 
     Args:
         workflow: Snakemake's workflow object.
@@ -207,7 +207,7 @@ def _read(path: Path) -> str:
 
 
 def set_job_environment(root: Path | str) -> None:
-    """Set the environment variables that jobs inherit. A variable that the user has set is not changed.
+    """Set the environment variables in JOB_ENVIRONMENT, which all jobs inherit, unless the user has set them.
 
     PYTHONPATH is extended, so that scripts can import the packages below `root` even if they are not installed.
 

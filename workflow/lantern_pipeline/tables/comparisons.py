@@ -1,6 +1,8 @@
-"""Comparisons of methods with autoregressive decoding, of relaxations at equal length, and with published numbers.
+"""Comparisons of methods with autoregressive decoding, with each other at equal length, and with published numbers.
 
-Methods use the same noise, so their difference on the same prompts is known much more precisely than the two means.
+*Length* is the number of tokens per forward pass. Methods use the same noise, so their difference on the same prompts
+is known much more precisely than the two means.
+
 Conclusions are drawn from separate 95 % intervals, without a correction for their number. If there is no true
 difference, about one interval in twenty still excludes 0.
 """
@@ -111,14 +113,15 @@ def _row(
     interval: tuple[float, float, float],
     shown: tuple[float, float],
 ) -> dict[str, object]:
-    """Build a row of the table.
+    """Build a row of the table that `build_paired` returns.
 
     Args:
         key: values of KEYS.
         metric: the metric.
         counts: (number of repeats, number of prompts).
-        interval: (difference, lower end, upper end), for the columns.
-        shown: (lower end, upper end) from which the conclusion is drawn.
+        interval: values of the columns INTERVAL: difference from autoregressive decoding, lower end and upper end.
+        shown: (lower end, upper end) from which the conclusion is drawn. For most metrics they equal the ends of
+            `interval`. For a distance, both are the largest distance of an image.
     """
     num_repeats, num_prompts = counts
     conclusion = conclude(*shown, num_prompts, num_repeats, metric=metric)
@@ -162,7 +165,10 @@ def compare_at_equal_length(
 
 
 def _stack(rows: pd.DataFrame) -> tuple[np.ndarray, ...]:
-    """Arrange columns of one family of methods as arrays.
+    """Convert the rows of a family's images to arrays with one line per method and one column per prompt.
+
+    Args:
+        rows: one row per method of the family and image, see `compare_at_equal_length`.
 
     Returns:
         (num_tokens, target_forwards, nll), each (methods, prompts).
@@ -175,11 +181,14 @@ def _stack(rows: pd.DataFrame) -> tuple[np.ndarray, ...]:
 def _read_off(
     curves: Sequence[tuple[np.ndarray, ...]], prompts: slice | np.ndarray
 ) -> tuple[float, float, float, float]:
-    """Compute the mean NLL of two curves over the lengths (tokens per forward pass) that both reach.
+    """Compute the mean NLL of two curves over the lengths that both reach.
+
+    A curve is the NLL as a function of length (tokens per forward pass). It is piecewise linear, with one point per
+    method of a family.
 
     Args:
-        curves: for each curve, the result of `_stack`.
-        prompts: indices of the prompts that count.
+        curves: for each of the two families, the arrays that `_stack` returns.
+        prompts: indices of the prompts over which lengths and NLLs are averaged.
 
     Returns:
         (shortest common length, longest common length, mean NLL of the first curve, mean NLL of the second curve).
@@ -207,7 +216,7 @@ def compare_with_published(
     them. Numbers are comparable only if column is_same_model is true.
 
     Args:
-        published: table of published numbers, as from `read_published`.
+        published: table of published numbers, as `read_published` returns it.
         summary: table of results of this run.
         settings: config section `metrics`.
         model: name of this run's model as in column model of `published`, or None if it has none.

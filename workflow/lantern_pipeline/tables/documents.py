@@ -54,13 +54,13 @@ _PAPERS: dict[str, tuple[str | None, str, str, str, dict[str, str]]] = {
 
 
 def publish(root: Path) -> list[str]:
-    """Write all tables between their markers.
+    """Update every generated table in README.md and docs/results.md.
 
     Args:
         root: folder of the repository.
 
     Returns:
-        The names of the pages that changed.
+        Paths of those pages that changed, relative to `root`.
     """
     tables = {name: read_table(root / "docs" / f"{name}.csv") for name in ("results", "peers", "generality")}
     claims = read_json(root / "docs" / "claims.json")
@@ -90,8 +90,8 @@ def claim_tables(claims: Mapping[str, Any], names: Sequence[str]) -> list[Cells]
     """Make the tables of some claims.
 
     Args:
-        claims: claims of a run.
-        names: names of the claims to show: "distribution", "delta" or "equal_length". Claims that the run lacks are
+        claims: claims of a run, as `find_claims` returns them.
+        names: names of the claims to show: "distribution", "delta" or "equal_length". Names that `claims` lacks are
             left out.
     """
     makers = {"distribution": distribution_cells, "delta": bound_cells, "equal_length": curve_cells}
@@ -99,14 +99,20 @@ def claim_tables(claims: Mapping[str, Any], names: Sequence[str]) -> list[Cells]
 
 
 def distribution_cells(found: Mapping[str, Any]) -> Cells:
-    """Make the table of claim `distribution`.
+    """Make the table of claim `distribution`, with one line.
 
-    It shows how many exact methods no test refutes, and for how many relaxed rows the test of whole images detects a
-    difference from the target.
+    It shows the number of exact methods, and how many of them passed all tests. It also shows the number of relaxed
+    methods, and for how many of them the test of whole images detects a difference from the target.
+
+    Args:
+        found: the claim, as `find_claims` returns it.
     """
     refuted = ", ".join(f"{label} (p {p:.4f})" for label, p in found["refuted"].items())
     return [
-        ["exact methods", "not refuted", "refuted", "tests", "p must be below", "relaxed rows", "told from the target"],
+        [
+            *("exact methods", "not rejected", "rejected", "tests", "level of each test"),
+            *("relaxed methods", "distinguished from the target"),
+        ],
         [
             *(str(found[name]) for name in ("num_claims", "num_confirmed")),
             refuted or "none",
@@ -117,15 +123,30 @@ def distribution_cells(found: Mapping[str, Any]) -> Cells:
 
 
 def bound_cells(found: Mapping[str, Any]) -> Cells:
-    """Make the table of claim `delta`: total variation of the published acceptances at one value of delta."""
+    """Make the table of claim `delta`: whether an acceptance's parameter delta bounds its total variation.
+
+    The table has the total variation between the target's distribution and the distribution of emitted tokens. It is
+    shown for published acceptances at one value of delta. For Lantern's `bounded`, the table only says whether the
+    total variation ever exceeds delta.
+
+    Args:
+        found: the claim, as `find_claims` returns it.
+    """
     rows = [[title, with_interval(found["published"][rule], "tv_mean")] for rule, title in _RULES.items()]
     bounded = "above" if found["ours_is_above"] else "never above"
     rows.append(["`bounded`", f"{bounded} delta on {found['num_nodes']} nodes at {found['num_deltas']} values of it"])
-    return [["rule", f"TV from the target at delta {found['delta']:g}"], *rows]
+    return [["acceptance", f"TV from the target at delta {found['delta']:g}"], *rows]
 
 
 def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
-    """Make the table of claim `equal_length`: the NLL of two acceptances at equal tokens per forward pass."""
+    """Make the table of claim `equal_length`, which compares acceptances at equal tokens per forward pass.
+
+    Each line compares two acceptances by the difference of their NLL, and by their total variations from the target.
+
+    Args:
+        found: first acceptance -> second acceptance -> numbers of the comparison, or None if the two have no common
+            range of tokens per forward pass.
+    """
     rows = []
     for first, others in found.items():
         for second, part in others.items():
@@ -140,10 +161,13 @@ def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
 
 
 def trend_cells(claims: Mapping[str, Mapping[str, Any]]) -> Cells:
-    """Make the table of claims about many targets.
+    """Make the table that shows whether methods gain more on more ambiguous targets, with one line per method.
 
-    For each method it shows the range of a measure over all targets, and how the measure correlates with the ambiguity
-    of the target.
+    A line shows the range of the method's measure over all targets, and how the measure correlates with the ambiguity
+    of the target. The measure is the gain, or tokens per forward pass if the method has no gain.
+
+    Args:
+        claims: method id -> claim, as `find_generality_claims` returns them.
     """
     rows = []
     for found in claims.values():
@@ -174,8 +198,8 @@ def paper_cells(tables: Mapping[str, pd.DataFrame], published: pd.DataFrame) -> 
     """Make the table of this project's speed-ups and tokens per forward pass next to published ones.
 
     Args:
-        tables: section of docs/results.md -> its table.
-        published: table of published numbers, as from `read_published`.
+        tables: section of docs/results.md -> its table of this project's results.
+        published: table of published numbers, as `read_published` returns it.
     """
     rows = []
     for title, (section, label, source, method, columns) in _PAPERS.items():

@@ -33,11 +33,11 @@ COLUMNS = (
 def target_rows(
     summary: pd.DataFrame, paired: pd.DataFrame, images: pd.DataFrame, settings: MetricsSection, seed: int
 ) -> pd.DataFrame:
-    """Return the headline rows of the run on one target, see `select_headline`, with the change of NLL and the gain.
+    """Select the headline rows of one target's run (see `select_headline`), and add the change of NLL and the gain.
 
     Args:
         summary: table of results.
-        paired: comparisons with autoregressive decoding, as from `build_paired`.
+        paired: comparisons with autoregressive decoding, as `build_paired` returns them.
         images: one row per method and image, of the headline rows.
         settings: config section `metrics`.
         seed: random seed of the bootstrap.
@@ -67,7 +67,7 @@ def measure_masses(ambiguity: pd.DataFrame, cfg_scale: float, options: Mapping[s
     """Compute the mean top-1 and top-10 probability of the target, with intervals over images.
 
     Args:
-        ambiguity: rows as from `measure_ambiguity`.
+        ambiguity: top1 and top10 per guidance scale, image and position, as `measure_ambiguity` returns them.
         cfg_scale: guidance scale of decoding. Rows with other guidance scales are ignored.
         options: num_resamples and seed of the bootstrap.
 
@@ -80,16 +80,18 @@ def measure_masses(ambiguity: pd.DataFrame, cfg_scale: float, options: Mapping[s
 
 
 def measure_gains(rows: pd.DataFrame, images: pd.DataFrame, options: Mapping[str, int]) -> pd.DataFrame:
-    """Compute the gain of each relaxed row.
+    """Compute the gain of each relaxed method over the exact method with the same drafts and tree.
+
+    The gain is the method's tokens per forward pass divided by those of the exact method.
 
     Args:
-        rows: headline rows, as from `select_headline`.
+        rows: headline rows, as `select_headline` returns them.
         images: one row per method and image, with target_forwards.
         options: num_resamples and seed of the bootstrap.
 
     Returns:
-        Columns gain, gain_low, gain_high, and gain_over, the id of the exact method. Empty for other rows, and if no
-        exact method has the same drafts and tree.
+        A table with the index of `rows`. Columns are gain, gain_low, gain_high, and gain_over, the id of the exact
+        method. Cells are empty if the row's method is exact, or if no exact method has the same drafts and tree.
     """
     forwards = images.pivot(index="prompt_id", columns="method_id", values="target_forwards")
     is_exact = rows["is_exact"].eq(True)
@@ -107,9 +109,12 @@ def measure_gains(rows: pd.DataFrame, images: pd.DataFrame, options: Mapping[str
 
 
 def find_generality_claims(table: pd.DataFrame) -> dict[str, object]:
-    """Compute the claims about each method from a table with the columns COLUMNS.
+    """Compute one claim per method: how its gain varies over all targets, and whether it grows with the ambiguity.
 
-    A claim summarises the gain over all targets. If a method has no gain, it summarises the tokens per forward pass.
+    If a method has no gain, as all exact methods, its claim is about tokens per forward pass instead.
+
+    Args:
+        table: a table with the columns COLUMNS.
 
     Returns:
         Method id -> its claim.

@@ -29,7 +29,7 @@ README_COLUMNS = ("mean_accepted_length", "relative_step_cost", "speedup", "nll"
 README_PLAIN = ("mean_accepted_length", "relative_step_cost", "tv_mean")
 PREDICTED = "speed-up on GPUs (predicted)"  # title of the column after the measured speed-up
 PLAIN = ("substitutions", "tokens_equal_autoregressive")  # metrics that are shown without intervals everywhere
-# Numbers of rows in the README, at most: exact methods with a draft model (and one without it), and relaxed methods.
+# Largest numbers of exact methods with a draft model and of relaxed methods in the README.
 NUM_EXACT, NUM_RELAXED = 2, 4
 # Table of targets: column -> (title, format, factor). OF_TARGET describes the target, OF_METHOD each method on it.
 OF_TARGET = {
@@ -95,9 +95,11 @@ def results_table(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFra
 def select_few(table: pd.DataFrame) -> pd.DataFrame:
     """Select at most nine rows of `results_table` for the README.
 
-    They are autoregressive decoding, real images, and some methods. Of each preset, the method with the most tokens per
-    forward pass is considered. The README has the best two exact ones with a draft model, the best exact one without
-    it, and the first four relaxed ones.
+    The best method of each preset is the one with the most tokens per forward pass. The selected rows are:
+
+    - autoregressive decoding and real images,
+    - the best two exact methods with a draft model, and the best exact method without one,
+    - the best methods of the first four relaxed presets.
     """
     is_end = table["method"].isin((BASELINE, REAL))
     decoded = table[table["acceptance"].notna() & ~is_end]
@@ -118,7 +120,7 @@ def method_cells(table: pd.DataFrame, columns: Sequence[str] = COLUMNS, plain: S
     published step costs on GPUs.
 
     Args:
-        table: rows, as from `results_table`.
+        table: rows, as `results_table` returns them.
         columns: metrics to show. Metrics without any value are left out.
         plain: metrics to show without intervals.
     """
@@ -154,23 +156,40 @@ def target_cells(table: pd.DataFrame) -> Cells:
 
 
 def best_cells(claims: Mapping[str, Any]) -> Cells:
-    """Make a table of the exact method and the relaxed method with the most tokens per forward pass.
+    """Make a table of the best exact and the best relaxed methods, with the reason of each choice, speed and cost.
+
+    Of each kind, two methods are best: the one with the most tokens per forward pass, and the one with the highest
+    speed-up. If both are the same method, it has one line. Relaxed methods that lose too much prompt accuracy are left
+    out.
 
     Args:
-        claims: claims of a run. "exact", "relaxed" and "baseline" are used.
+        claims: claims of a run, as `find_claims` returns them. "exact", "relaxed", "exact_fastest", "relaxed_fastest"
+            and "baseline" are used.
     """
-    cells = [["", "method", "tokens / forward", "speed-up on this machine", "cost"]]
+    cells = [["chosen by", "method", "tokens / forward", "speed-up on this machine", "cost"]]
     for name in ("exact", "relaxed"):
-        row = claims.get(name)
-        if row is None:
+        longest, fastest = claims.get(name), claims.get(f"{name}_fastest")
+        if longest is None:
             cells.append([name, "none was run that keeps the prompt accuracy", EMPTY, EMPTY, EMPTY])
             continue
-        speed = with_interval(row, "speedup")
-        if row["speedup"] is not None and num_timed(row) < MIN_TIMED:
-            speed += f" (only {num_timed(row):.0f} prompts timed: too few to tell)"
-        cost = _exact_cost(row) if name == "exact" else _relaxed_cost(row, claims.get("baseline"))
-        cells.append([name, row["label"], with_interval(row, "mean_accepted_length"), speed, cost])
+        chosen = {"most tokens / forward": longest, "highest speed-up": fastest}
+        if fastest is None:
+            del chosen["highest speed-up"]
+        elif fastest["method_id"] == longest["method_id"]:
+            chosen = {"most tokens / forward and highest speed-up": longest}
+        for reason, row in chosen.items():
+            cost = _exact_cost(row) if name == "exact" else _relaxed_cost(row, claims.get("baseline"))
+            length, speed = with_interval(row, "mean_accepted_length"), _timed_speed(row)
+            cells.append([f"{name}: {reason}", row["label"], length, speed, cost])
     return cells
+
+
+def _timed_speed(row: Mapping[str, Any]) -> str:
+    """Write the speed-up of a row, with a remark if it was measured on too few prompts."""
+    speed = with_interval(row, "speedup")
+    if row["speedup"] is not None and num_timed(row) < MIN_TIMED:
+        speed += f" (only {num_timed(row):.0f} prompts timed: too few to tell)"
+    return speed
 
 
 def _exact_cost(row: Mapping[str, Any]) -> str:
@@ -180,7 +199,12 @@ def _exact_cost(row: Mapping[str, Any]) -> str:
 
 
 def _relaxed_cost(row: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> str:
-    """Write what a relaxed method changes: total variation from the target, NLL and prompt accuracy."""
+    """Write what a relaxed method changes: total variation from the target, NLL and prompt accuracy.
+
+    Args:
+        row: claim about the method, with the columns CLAIM_COLUMNS.
+        baseline: claim about autoregressive decoding, whose NLL is written as well. None leaves out the NLL.
+    """
     if row["tv_mean"] is None:
         bound = "" if row["substitution_rate"] is None else "≤ "
         parts = [f"TV {bound}{with_interval(row, 'substitution_rate')}"]
@@ -194,7 +218,14 @@ def _relaxed_cost(row: Mapping[str, Any], baseline: Mapping[str, Any] | None) ->
 
 
 def claim_cells(claims: Mapping[str, object]) -> Cells:
-    """Make a table of nested claims with one number per line, such as "exact: speedup" with its value and interval."""
+    """Make a table of all claims of a run, with one number per line.
+
+    A line's title joins the keys that lead to the number. For example, "exact: speedup" has the speed-up of claim
+    `exact`, and its interval.
+
+    Args:
+        claims: claims of a run, as `find_claims` returns them.
+    """
     return [["claim", "value"], *_flatten(claims, "")]
 
 
@@ -281,7 +312,14 @@ def _cell(row: pd.Series, metric: Metric, is_plain: bool) -> str:
 
 
 def _predicted_cell(row: pd.Series) -> str:
-    """Write the speed-ups predicted from the row's tokens per forward pass and published costs of eager steps."""
+    """Write the range of speed-ups that is predicted for a GPU.
+
+    The prediction divides the row's tokens per forward pass by published relative step costs of eager steps (without
+    CUDA graphs).
+
+    Args:
+        row: row of a method or of a ceiling, which has no prediction.
+    """
     if not isinstance(row["drafts"], str):  # autoregressive decoding, or a ceiling
         return EMPTY
     low, high = predict_speedup(row["mean_accepted_length"], drafts_of(row["drafts"]).needs_draft_model, EAGER)

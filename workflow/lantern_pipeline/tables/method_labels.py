@@ -31,7 +31,7 @@ WORDS = tuple(name for name, parameter in PARAMETERS.items() if parameter.choice
 PARTS = ("tree", "drafts", "acceptance", "residual", "neighbours", *WORDS)
 SYMBOLS = {name: parameter.symbol for name, parameter in PARAMETERS.items() if name not in WORDS}
 STATIC_TREE = "chain3"  # tree that "static" in a preset means: draft_tree.static in config.yaml
-# Values that labels leave out: those of every method, and further ones of methods with SJD drafts.
+# Values that labels leave out because they are usual: for all methods, and in addition for methods with SJD drafts.
 _USUAL = {"residual": "paper", "neighbours": "l2_normalised"}
 _USUAL_SJD = {"coupling": "none", "labels": "point"}
 
@@ -66,7 +66,7 @@ def method_marker(method: str) -> str:
 
 
 def label_family(method: Mapping[str, object]) -> str:
-    """Write a method's label without parameters: "LANTERN (chain9, sjd)".
+    """Write a method's label without parameters, such as "LANTERN (chain9, sjd)" with tree chain9 and drafts sjd.
 
     Args:
         method: a row of a table.
@@ -77,7 +77,11 @@ def label_family(method: Mapping[str, object]) -> str:
 
 
 def describe_parameters(method: Mapping[str, object]) -> str:
-    """Write a row's parameters: "k 20, δ 0.1". Values that equal those of the preset are left out."""
+    """Write a method's parameters, such as "k 20, δ 0.1". Values that equal those of the preset are left out.
+
+    Args:
+        method: a row of a table, whose columns include the parameters.
+    """
     usual = _base_of(method)[1]
     symbols = SYMBOLS | custom_parameters(pd.DataFrame([dict(method)]))
     told = [(symbol, method[name]) for name, symbol in symbols.items() if _is_told(method, name, usual)]
@@ -110,19 +114,22 @@ def label_method(method: Mapping[str, object]) -> str:
 
 
 def label_families(table: pd.DataFrame) -> pd.Series:
-    """Return the label of each row without parameters, as `label_family` writes it, with the table's index."""
+    """Return the label of each row's method without parameters, see `label_family`. The index is that of `table`."""
     return pd.Series([label_family(row) for _, row in table.iterrows()], table.index, dtype=object)
 
 
 def label_rows(table: pd.DataFrame) -> pd.Series:
-    """Return the label of each row, as `label_method` writes it, with the table's index."""
+    """Return the label of each row's method, see `label_method`. The index is that of `table`."""
     return pd.Series([label_method(row) for _, row in table.iterrows()], table.index, dtype=object)
 
 
 def _base_of(method: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
-    """Return the name that a label begins with, and the tree, drafts, acceptance and parameters that it implies.
+    """Return the name with which a method's label begins, and the values that this name implies.
 
-    A label does not repeat the implied values.
+    The values are tree, drafts, acceptance and parameters. The label does not repeat them.
+
+    Args:
+        method: a row of a table.
     """
     base = preset_of(str(method["method"]))
     if base == "lantern" and method.get("drafts") == "sampled":

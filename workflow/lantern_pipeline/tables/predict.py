@@ -29,7 +29,7 @@ BANDWIDTH_SHARE = 0.68
 
 
 class Estimate(NamedTuple):
-    """An estimated number: its lowest, likely and highest value."""
+    """An uncertain number: its lowest, most likely and highest value."""
 
     low: float
     likely: float
@@ -107,7 +107,7 @@ def step_ms(model: str, gpu: str, stepping: str) -> Estimate:
     """Estimate the milliseconds of a step of autoregressive decoding.
 
     A step in a CUDA graph reads the weights, in bfloat16, and runs kernels with little work. An eager step takes as
-    long as the CPU needs to launch its kernels, on any GPU. It is never shorter than a step in a CUDA graph.
+    long as the CPU needs to launch its kernels, on any GPU. An eager step is never shorter than a step in a CUDA graph.
 
     Args:
         model: name of the model card.
@@ -126,7 +126,12 @@ def step_ms(model: str, gpu: str, stepping: str) -> Estimate:
 
 
 def weights_ms(model: str, gpu: str) -> float:
-    """Return the milliseconds in which a GPU reads the weights of a step, in bfloat16."""
+    """Estimate the milliseconds in which a GPU reads all weights that one step uses, in bfloat16.
+
+    Args:
+        model: name of the model card.
+        gpu: key of BANDWIDTH.
+    """
     config = CARDS[model].target_config()
     num_read = (
         target_parameters(config) - config.num_prompt_ids * config.dim
@@ -135,7 +140,11 @@ def weights_ms(model: str, gpu: str) -> float:
 
 
 def published_ms(model: str) -> float:
-    """Return the published milliseconds of a step in eager code of other projects."""
+    """Return the milliseconds of a step in other projects' eager code, from published times of a layer.
+
+    Args:
+        model: name of the model card.
+    """
     return CARDS[model].target_config().num_layers * LAYER_TIMES[model].milliseconds
 
 
@@ -212,12 +221,14 @@ def published_tokens(table: Path | str, method: str) -> float:
 
 
 def table_of(model: str, gpu: str, methods: Iterable[tuple[str, float, str]]) -> str:
-    """Write the predictions and all their sources as a table, with autoregressive decoding in the first lines.
+    """Write predicted times and speed-ups of several methods as a text table, autoregressive decoding first.
+
+    The sources of all numbers follow the table.
 
     Args:
         model: name of the model card.
         gpu: key of BANDWIDTH.
-        methods: for each method, (name, tokens per forward pass, source of that number).
+        methods: for each method, (name, tokens per forward pass, words that state where this number is from).
     """
     methods = list(methods)
     rows = [row for name, tokens, _ in [(BASELINE, 1.0, ""), *methods] for row in predict(model, gpu, name, tokens)]

@@ -1,6 +1,8 @@
 """Table of results: one row per method, parameters, prompt set, temperature and repeat, with 95 % intervals.
 
 If the run was repeated with other seeds, rows that pool all repeats come first. Their column repeat is "pooled".
+
+The table also has rows of *ceilings*: real images and their reconstructions by the tokenizer. No method generates them.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ def build_summary(
     settings: MetricsSection,
     seed: int,
 ) -> pd.DataFrame:
-    """Build the table of results, with pooled rows first. Values that were not measured are empty.
+    """Build the table of results, as this module describes it. Values that were not measured are empty.
 
     Args:
         quality: one row per method and ceiling, from `measure_quality`.
@@ -102,8 +104,8 @@ def build_summary(
         - target_prompt_accuracy: prompt accuracy of autoregressive decoding.
         - stepping: how the timed steps ran, "eager" or "graph" (CUDA graph).
         - speedup_eager: speed-up if both methods run eagerly. Empty unless the timed steps ran as CUDA graphs.
-        - margin_at_difference: gap between the two best candidates of autoregressive decoding, at the first token that
-          differs from it. It is the median over the images that differ, in nats.
+        - margin_at_difference: in nats, the gap between the two best candidates of autoregressive decoding at the first
+          token in which the method's image differs. The cell has the median over all images that differ.
     """
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
     images_of = dict(repeat_groups(images))
@@ -129,9 +131,15 @@ def build_summary(
 
 
 def _steppings(latency: pd.DataFrame) -> pd.DataFrame:
-    """Return how the timed steps of each method ran, as a table with RUN_KEYS and column stepping.
+    """Return how the timed steps of each method ran: "eager" or "graph" (CUDA graph).
 
-    If a method was timed both eagerly and as a CUDA graph, the graph counts.
+    If a method was timed in both ways, the result is "graph".
+
+    Args:
+        latency: timings at batch 1.
+
+    Returns:
+        A table with the columns RUN_KEYS and stepping.
     """
     modes = latency.groupby(list(RUN_KEYS))["stepping"]
     return modes.agg(lambda found: next((mode for mode in found if mode != "eager"), "eager")).reset_index()
@@ -148,10 +156,10 @@ def preferred_rows(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def select_headline(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
-    """Select the headline rows, without ceilings, and add column `label`.
+    """Select the headline rows: those from which conclusions are drawn. Add column `label`.
 
-    They are the rows of one prompt set and one temperature, which config keys metrics.headline_* choose. There is one
-    row per method, as in `preferred_rows`.
+    They have the prompt set and the temperature that config keys metrics.headline_* name. There is one row per method,
+    as `preferred_rows` selects it. Ceilings (real images and reconstructions) have no temperature and are left out.
     """
     prompt_set, temperature = settings["headline_prompt_set"], settings["headline_temperature"]
     rows = preferred_rows(summary)
@@ -161,9 +169,9 @@ def select_headline(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataF
 
 
 def select_ceilings(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
-    """Select the rows of ceilings on the headline prompt set, and add column `label`.
+    """Select the rows of ceilings (real images and reconstructions) on the headline prompt set. Add column `label`.
 
-    There is one row per ceiling, as in `preferred_rows`.
+    There is one row per ceiling, as `preferred_rows` selects it.
     """
     rows = preferred_rows(summary)
     rows = rows[rows["method"].isin(CEILINGS) & (rows["prompt_set"] == settings["headline_prompt_set"])]
@@ -171,7 +179,15 @@ def select_ceilings(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataF
 
 
 def _combine_quality(rows: pd.DataFrame) -> dict[str, object]:
-    """Return the method with its parameters, and its metrics of sets of images, averaged over the repeats."""
+    """Combine the quality of one method over the repeats.
+
+    Args:
+        rows: rows of the quality table for one method, prompt set and temperature, one per repeat.
+
+    Returns:
+        Column -> value. Name, parts and parameters of the method are copied. num_images is summed. Metrics of a whole
+        set of images, such as FID, are averaged over the repeats.
+    """
     over_sets = [metric for metric in metrics_over(SETS) if metric.column in rows]
     values = {name: rows[name].iloc[0] for name in (*METHOD_PARTS, *custom_parameters(rows), *SAMPLING) if name in rows}
     values |= {"num_images": int(rows["num_images"].sum()), "num_repeats": len(rows)}
@@ -180,10 +196,14 @@ def _combine_quality(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of total variation, with a pooled row for all repeats if there are several.
+    """Add pooled rows to the table of total variation.
 
-    A pooled row has the mean of each column over the repeats, with two exceptions. tv_max is the maximum, and p-values
-    are combined by Fisher's method.
+    A method with several repeats gets a pooled row in addition to one row per repeat. The pooled row has the mean of
+    each column over the repeats, with two exceptions. tv_max is the maximum, and p-values are combined by Fisher's
+    method.
+
+    Args:
+        rows: one row per method, prompt set, temperature and repeat.
     """
     combined = []
     for key, group in repeat_groups(rows[rows["repeat"] != POOLED]):
@@ -199,7 +219,17 @@ def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _measure_images(group: pd.DataFrame, options: dict[str, int]) -> dict[str, float]:
-    """Compute the mean or share of each metric of single images, with its interval."""
+    """Compute the mean of each metric that every image has, such as NLL, with its 95 % interval.
+
+    If a metric only says yes or no about an image, the share of images with yes is computed instead.
+
+    Args:
+        group: rows of the images of one method, prompt set, temperature and repeat, or of all repeats.
+        options: num_resamples and seed of the bootstrap.
+
+    Returns:
+        Column -> value. The ends of the interval are in the columns with `_low` and `_high`.
+    """
     values: dict[str, float] = {}
     for metric in metrics_over(IMAGES):
         if metric.is_distance or metric.per_image not in group:  # if not measured, the summary has empty cells
@@ -213,15 +243,18 @@ def _measure_images(group: pd.DataFrame, options: dict[str, int]) -> dict[str, f
 
 
 def _measure_decoding(group: pd.DataFrame, baseline: pd.DataFrame, options: dict[str, int]) -> dict[str, float]:
-    """Compute the metrics of decoding, and changes from autoregressive decoding, as means with intervals.
+    """Compute the metrics of decoding, and how the method changes the prompt accuracy.
 
-    The metrics are tokens per forward pass, substitutions, and the share of images with equal tokens. The change is
-    that of prompt accuracy.
+    The metrics are tokens per forward pass, substitutions, and the share of images whose tokens equal those of
+    autoregressive decoding.
 
     Args:
         group: rows of the method's images.
         baseline: rows of the autoregressive images of the same prompts and repeats.
         options: num_resamples and seed of the bootstrap.
+
+    Returns:
+        Column -> value. The ends of the 95 % intervals are in the columns with `_low` and `_high`.
     """
     values: dict[str, float] = {}
     if "prompt_accuracy" in group:
@@ -240,16 +273,19 @@ def _measure_decoding(group: pd.DataFrame, baseline: pd.DataFrame, options: dict
 def _share_with_interval(
     name: str, is_hit: np.ndarray, is_counted: np.ndarray, options: dict[str, int]
 ) -> dict[str, float]:
-    """Compute the share of hits among the images that count, and its 95 % interval.
+    """Compute the share of images with a property, such as equal tokens, and its 95 % interval.
 
     The interval is exact for independent images. With several repeats, images are not independent. The bootstrap
     interval is then computed as well, and the result spans both intervals.
 
     Args:
-        name: name of the column.
-        is_hit: whether an image is a hit, (repeats, prompts).
-        is_counted: whether an image counts, (repeats, prompts).
+        name: name of the share, a column of the table of results.
+        is_hit: whether an image has the property, (repeats, prompts).
+        is_counted: whether an image is included in the share, (repeats, prompts).
         options: num_resamples and seed of the bootstrap.
+
+    Returns:
+        Values of `<name>`, `<name>_low` and `<name>_high`; nan if no image is included.
     """
     if not is_counted.any():
         return dict.fromkeys(with_ends(name), np.nan)
@@ -262,9 +298,9 @@ def _share_with_interval(
 
 
 def _keep_ceilings_once(summary: pd.DataFrame) -> pd.DataFrame:
-    """Keep the first row of each ceiling per prompt set and repeat, and clear its temperature.
+    """Keep one row of each ceiling (real images, reconstructions) per prompt set and repeat, and clear its temperature.
 
-    Ceilings do not depend on the temperature.
+    The table repeats these rows for every temperature, although their images do not depend on it.
     """
     is_ceiling = summary["method"].isin(CEILINGS)
     summary = summary[~(is_ceiling & summary.duplicated(subset=["method", "prompt_set", "repeat"]))].copy()

@@ -48,10 +48,10 @@ class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
     """Trainer of an attribute classifier. The seed determines the initial weights and the images.
 
     A quarter of each batch shows combinations of shape and colour that the target never sees in training. The
-    classifier must measure prompts with and without such combinations equally well, and not have the target's gaps. The
-    indices of these images are far from those of the prompts. A share of the images is blurred and gets noise, so that
-    the classifier can also read reconstructions of the tokenizer. Shapes are learnt more slowly than other attributes,
-    so their losses have a larger weight.
+    classifier must measure prompts with and without such combinations equally well, and not have the target's gaps.
+    None of these images belongs to a prompt: their indices in split "unseen" are much larger. A share of the images is
+    blurred and gets noise, so that the classifier can also read reconstructions of the tokenizer. Shapes are learnt
+    more slowly than other attributes, so their losses have a larger weight.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ WARMUP_SHARE = 0.1
 
 
 class ClipRecipe(TypedDict):
-    """Settings of the training that config section `clip` does not have. RECIPE explains them."""
+    """Settings of the training that config section `clip` does not have. Comments in RECIPE, below, explain them."""
 
     batch_size: int
     learning_rate: float
@@ -86,10 +86,10 @@ class ClipTrainer(Trainer[ClipModel]):
         return {"loss": loss.item()}
 
     def _draw_batch(self, i: int) -> tuple[list[int], list[str]]:
-        """Return indices and captions of step i.
+        """Return the training images of step i, as indices, and their captions.
 
-        If a caption was sampled twice, only its first image is kept. The contrastive loss would treat the second image
-        as a wrong match.
+        If several sampled images have the same caption, only the first of them is kept. The contrastive loss would
+        treat the others as wrong matches.
         """
         indices = batch_indices(self.seed, i, self.settings["batch_size"], self.source.num_train)
         first = {}
@@ -110,7 +110,7 @@ def train_clip(
 
     Args:
         source: captioned images.
-        settings: RECIPE and num_steps.
+        settings: the values of the constant RECIPE, and num_steps of config section `clip`.
         seed: random seed of the initial weights and of the order of the images.
         checkpoint: file for resuming an interrupted training, or None.
         device: device of the model.
@@ -157,7 +157,7 @@ def retrieval_accuracy(scorer: ClipScorer, source: ImageSource, split: str, num_
     """Measure how often a caption's image is found among 32 images, and an image's caption among 32 captions.
 
     The first `num_pairs` images of the split are divided into groups of 32. An incomplete last group is left out,
-    unless it is the only one. A choice with the same caption counts as correct.
+    unless it is the only one. Choosing another image or caption of the group counts as correct if its caption is equal.
 
     Args:
         scorer: the CLIP model.

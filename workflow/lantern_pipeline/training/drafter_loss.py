@@ -1,10 +1,10 @@
 """Loss of the draft model, and acceptance of its drafts on held-out images.
 
-The loss compares the draft model's predictions with those of the target. The draft model continues its own predictions,
-as in decoding. Such predictions are called *unrolled*.
+The loss compares the draft model's predictions with those of the target. With the guided loss, the draft model runs in
+several passes. From the second pass on, its inputs are its own predicted hidden states, as in decoding.
 
-Shapes: sequences = images. With the guided loss, sequences = 2 x images: first the conditional sequences of all images,
-then the unconditional ones.
+Shapes: sequences = images with the published loss. With the guided loss, sequences = 2 x images: first the conditional
+sequences of all images, then the unconditional ones.
 """
 
 from __future__ import annotations
@@ -62,16 +62,21 @@ class DraftLoss(nn.Module):
         return compare(predictions, self.wanted(hidden), self.read, self.recipe)
 
     def predict(self, codes: torch.Tensor, mask: torch.Tensor, hidden: torch.Tensor, passes: int) -> list[torch.Tensor]:
-        """Run `unroll` in the recipe's precision, and return its results in float32."""
+        """Run `unroll` in the recipe's precision, and return its results in float32. The arguments are the same."""
         is_lower = self.recipe.dtype != torch.float32
         with torch.autocast(hidden.device.type, self.recipe.dtype) if is_lower else nullcontext():
             predictions = unroll(self.draft, codes, mask, hidden, passes)
         return [part.float() for part in predictions]
 
     def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the hidden states that the draft model must predict, float32 (sequences, tokens - 1, dim).
+        """Return the hidden states that the draft model must predict.
 
-        Entry n is the hidden state from which the target predicts token n + 1.
+        Args:
+            hidden: the target's hidden states, as in `forward`.
+
+        Returns:
+            float32 (sequences, tokens - 1, dim). Entry n is the hidden state from which the target predicts token
+            n + 1.
         """
         return hidden[:, self.num_text_tokens :].float()
 
@@ -123,15 +128,16 @@ def unroll(
     draft knows the target's hidden states only up to position n - d + 1. The inputs of pass 1 are the target's hidden
     states. The inputs of later passes are the draft model's predictions in the pass before.
 
-    In pass 3, for example, position n attends to keys of pass 1 up to position n - 2, of pass 2 at n - 1, and of pass 3
-    at n. In general, the key at position n - d + 1 + b is from pass b + 1.
+    For example, consider position n in pass 3. Up to position n - 2, it attends to keys of pass 1. At position n - 1,
+    it attends to the key of pass 2, and at n to that of pass 3. In general, the key at position n - d + 1 + b is from
+    pass b + 1.
 
     Args:
         draft: the draft model.
         codes: int64 (images, tokens).
-        mask: bool (sequences, num_text_tokens).
+        mask: as in `DraftLoss.forward`, bool (sequences, num_text_tokens).
         hidden: the target's hidden states, as in `DraftLoss.forward`. The last position is not used.
-        passes: number of passes.
+        passes: number of passes, which is the largest depth.
 
     Returns:
         One tensor per pass, (sequences, tokens - 1, dim). Entry n is the predicted hidden state for token n + 1.
@@ -159,16 +165,16 @@ def unroll(
 
 
 def _band(step: torch.Tensor, lowest: int, highest: int | None, dtype: torch.dtype) -> torch.Tensor:
-    """Return the additive mask with which queries attend to the keys from `lowest` to `highest` positions back.
+    """Return an additive attention mask: a query attends to keys at `lowest` to `highest` positions before its own.
 
     Args:
-        step: positions, int64 (n,).
-        lowest: smallest distance in positions.
-        highest: largest distance. None for all keys farther back.
+        step: positions of the queries, which are also those of the keys, int64 (n,).
+        lowest: smallest distance between a query and a key, in positions. 0 is the query's position.
+        highest: largest distance. None for no limit.
         dtype: dtype of the mask.
 
     Returns:
-        (1, 1, n, n), 0 for visible keys and -inf for others.
+        (1, 1, queries, keys), 0 for keys that a query attends to and -inf for others.
     """
     distance = step[:, None] - step
     visible = distance >= lowest
@@ -178,7 +184,10 @@ def _band(step: torch.Tensor, lowest: int, highest: int | None, dtype: torch.dty
 
 
 class _GrowingCache:
-    """Keys and values of all passes so far. Gradients flow through them, unlike in the cache of decoding."""
+    """Keys and values that the draft model computed in all passes of `unroll` so far.
+
+    Gradients flow through them, unlike in the cache of decoding.
+    """
 
     def __init__(self) -> None:
         self.keys: list[torch.Tensor] = []
@@ -205,8 +214,11 @@ def run_target(
             per image.
 
     Returns:
-        (codes, int64 (images, tokens); mask, (sequences, num_text_tokens); hidden states, (sequences, num_text_tokens +
-        tokens - 1, dim)).
+        The tensors codes, mask and hidden states:
+
+        - codes: the same as given, int64 (images, tokens).
+        - mask: mask of the prompts, bool (sequences, num_text_tokens).
+        - hidden states: (sequences, num_text_tokens + tokens - 1, dim).
     """
     codes, features, mask = (part.to(target.device) for part in (codes, features, mask))
     if with_null:
@@ -217,7 +229,8 @@ def run_target(
 class DrafterValidation:
     """Measurement of the draft model on the first `num_eval` held-out images, by teacher forcing.
 
-    It uses the run's sampling settings, except that the temperature is 1. The sequences are always 2 x images.
+    It uses the run's sampling settings, except that the temperature is 1. With either loss, there are 2 x images
+    sequences: conditional and unconditional ones.
     """
 
     def __init__(self, loss: DraftLoss, target: Target, dataset: CodeDataset, sampling: SamplingConfig) -> None:
@@ -235,14 +248,14 @@ class DrafterValidation:
         Returns:
             Name -> value:
 
-            - val_loss: the training loss, without noise and with all captions.
+            - val_loss: the training loss, but without noise in the input and without dropped captions.
             - val_acceptance_<d>: the mean over positions of sum_x min(t(x), p(x)). It is the probability that a sampled
               draft at depth d is accepted if all drafts before it were accepted.
             - val_greedy_<d>: the share of positions at which both models have the same most probable code.
             - val_expected_length: 1 + a1 + a1 a2 + ..., where a1 is val_acceptance_1 and so on. It estimates the tokens
-              per forward pass of a chain of sampled drafts. It is approximate for two reasons: acceptances are averaged
-              over positions before they are multiplied, and codes of the image replace the accepted drafts in the
-              context.
+              per forward pass of a chain of sampled drafts. It is approximate for two reasons. Acceptances are averaged
+              over positions before they are multiplied. The context of a draft has codes of the held-out image, where
+              decoding has accepted drafts.
         """
         batches = torch.arange(self.num_images).split(self.loss.recipe.batch_size)
         totals = [len(indices) * self._measure(indices) for indices in batches]
@@ -254,10 +267,14 @@ class DrafterValidation:
         return values | {"val_expected_length": 1 + sum(accumulate(acceptance, mul))}
 
     def _measure(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return means over some images.
+        """Measure the draft model on some held-out images.
+
+        Args:
+            indices: indices of the images in the dataset, int64 (images,).
 
         Returns:
-            float64: loss, then acceptance at each depth, then greedy agreement at each depth.
+            Means over the images, float64 (1 + 2 * depths,): val_loss, then val_acceptance of each depth, then
+            val_greedy of each depth, as in `__call__`.
         """
         recipe = self.loss.recipe
         codes, mask, hidden = run_target(self.target, *self.dataset.batch(indices), with_null=True)

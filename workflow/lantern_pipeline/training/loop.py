@@ -124,7 +124,8 @@ def _resume(trainer: Trainer, checkpoint: Path | None) -> tuple[int, float, list
     """Load the checkpoint, if there is one, into the trainer.
 
     Returns:
-        (next step, seconds of training so far, dicts of logged steps so far).
+        (next step, seconds of training so far, logged values so far). The logged values are as `run_training` returns
+        them.
 
     Raises:
         DamagedFileError: the file is not a training checkpoint, or not readable.
@@ -156,7 +157,7 @@ def _check_finite(values: dict[str, float], name: str, i: int) -> None:
 
 
 def step_generator(seed: int, i: int) -> torch.Generator:
-    """Return the random generator of step i."""
+    """Return a random generator that depends only on the seed and the number i of the training step."""
     return torch.Generator().manual_seed(seed * 1_000_003 + i)
 
 

@@ -73,7 +73,7 @@ class Optimiser:
         return float(norm)
 
     def state_dict(self) -> list[dict[str, object]]:
-        """Return the states of all parts."""
+        """Return the state of each optimiser in `parts`."""
         return [part.state_dict() for part in self.parts]
 
     def load_state_dict(self, states: list[dict[str, object]]) -> None:

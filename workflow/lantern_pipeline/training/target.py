@@ -97,7 +97,13 @@ def next_token_loss(
 
 @torch.inference_mode()
 def evaluate_target(model: TargetModel, dataset: CodeDataset, batch_size: int = 64) -> float:
-    """Compute the mean cross-entropy of held-out images given their captions, in nats per token."""
+    """Compute the target's mean cross-entropy on images given their captions, in nats per token.
+
+    Args:
+        model: the target.
+        dataset: held-out images.
+        batch_size: images per batch.
+    """
     total = 0.0
     device = model.device
     for indices in torch.arange(len(dataset)).split(batch_size):

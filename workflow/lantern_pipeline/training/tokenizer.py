@@ -33,8 +33,8 @@ class TokenizerTraining:
         matrix_learning_rate: highest learning rate of Muon, for convolution kernels.
         learning_rate: highest learning rate of AdamW.
         continuous_steps: number of steps without quantisation at the beginning, at most half of all steps.
-        codebook_decay: decay per step of a code, which is a moving average of its latents.
-        dead_share: a code is moved if its use falls below this share of the mean use of a code.
+        codebook_decay: decay per step of the moving averages of latents, from which the codes are computed.
+        dead_share: a code is moved to a random latent if its use falls below this share of the mean use of all codes.
         commitment_weight: weight of the loss that pulls latents to their codes.
         gradient_weight: weight of the loss for sharp edges.
         perceptual_weight: weight of the distance between the attribute classifier's activations.
@@ -128,7 +128,17 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
         return step_generator(self.seed + _DATA_STREAM, i)
 
     def _losses(self, images: Tensor, output: Tensor, latents: Tensor, quantised: Tensor) -> dict[str, Tensor]:
-        """Compute the weighted terms of the loss: pixel, gradient, commitment and perceptual."""
+        """Compute the weighted terms of the loss: pixel, gradient, commitment and perceptual.
+
+        Args:
+            images: the original images, (images, 3, S, S).
+            output: their reconstructions, the same shape.
+            latents: output of the encoder, (images, positions, code_dim).
+            quantised: nearest code of each latent, or the latents themselves before the codebook is started.
+
+        Returns:
+            Name of a term -> scalar. There is no perceptual term without an attribute classifier.
+        """
         settings = self.settings
         losses = {
             "pixel": F.l1_loss(output, images) + F.mse_loss(output, images),
@@ -142,7 +152,11 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
 
     @torch.no_grad()
     def _start_codebook(self, i: int) -> None:
-        """Set the codebook to k-means centres of the latents of some random training images."""
+        """Set the codebook to k-means centres of the latents of some random training images.
+
+        Args:
+            i: number of the step, which determines the random numbers.
+        """
         indices = self._indices(i + (1 << 40), _KMEANS_IMAGES)
         chunks = [indices[start : start + 64] for start in range(0, len(indices), 64)]
         latents = torch.cat([self.model.latents(self.source.images("train", chunk)).flatten(0, 1) for chunk in chunks])
@@ -159,7 +173,7 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
 
         Args:
             i: number of the step.
-            latents: (positions, code_dim).
+            latents: latents of the batch, (positions, code_dim).
             codes: nearest code of each latent, int64 (positions,).
         """
         decay = self.settings.codebook_decay
@@ -218,7 +232,7 @@ def count_and_sum(latents: Tensor, codes: Tensor, codebook_size: int) -> tuple[T
         codebook_size: number of codes.
 
     Returns:
-        (counts, (codebook_size,); sums, (codebook_size, code_dim)).
+        (counts, sums), of shapes (codebook_size,) and (codebook_size, code_dim).
     """
     use = torch.bincount(codes, minlength=codebook_size).to(latents.dtype)
     sums = torch.zeros(codebook_size, latents.shape[1]).index_add_(0, codes, latents)
@@ -295,9 +309,9 @@ def evaluate_tokenizer(
         scenes: the scenes that the images show, or None if they are not images of the shapes dataset.
 
     Returns:
-        psnr_db (mean over images), codes_used_share (share of the codes that occur) and perplexity (of the frequencies
-        of codes, as a number of codes). With classifier and scenes, also the results of
-        `evaluate_attribute_classifier`.
+        psnr_db (mean over images), codes_used_share (share of the codes that occur) and perplexity (exponential of the
+        entropy of the codes' frequencies). With classifier and scenes, also the results of
+        `evaluate_attribute_classifier` on the reconstructions.
     """
     codes = tokenizer.encode(images)
     reconstructions = tokenizer.decode(codes)

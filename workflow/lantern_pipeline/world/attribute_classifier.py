@@ -98,7 +98,7 @@ class AttributeClassifier(StoredModel):
 
         Args:
             images: (images, 3, size, size) in [-1, 1].
-            num_stages: number of stages.
+            num_stages: number of stages whose outputs are returned.
 
         Returns:
             One tensor per stage, (images, channels, height, width).
@@ -139,7 +139,7 @@ def attribute_targets(scenes: Sequence[Scene]) -> dict[str, Tensor]:
         scenes: the scenes. Their objects are put into canonical order first, with the left or upper object as object 0.
 
     Returns:
-        head -> index into HEADS[head], int64 (scenes,). -1 if the scene lacks that object.
+        head -> index into HEADS[head], int64 (scenes,). -1 for heads of object 1 if the scene has a single object.
     """
     columns: dict[str, list[int]] = {name: [] for name in HEADS}
     for scene in (scene.canonical() for scene in scenes):
@@ -160,8 +160,8 @@ def attribute_matches(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor
         targets: head -> correct class, as `attribute_targets` returns them.
 
     Returns:
-        (whether the most probable class is correct; whether the image has this attribute), both bool (images, heads) in
-        the order of HEADS. The first is False if the second is False.
+        (is_right, is_asked), both bool (images, heads), in the order of HEADS. is_right: whether the most probable
+        class is correct. is_asked: whether the image has this attribute. If not, is_right is False.
     """
     expected = torch.stack([targets[name] for name in HEADS], dim=1)
     answers = torch.stack([logits[name].argmax(-1) for name in HEADS], dim=1)
@@ -180,8 +180,8 @@ def evaluate_attribute_classifier(
         scenes: the scenes that the images show.
 
     Returns:
-        "accuracy_<head>" is the accuracy of a head. "accuracy" is the share of correct attributes of all images.
-        "accuracy_all" is the share of images with every attribute correct.
+        "accuracy_<head>" is the accuracy of a head. "accuracy" is the share of correct attributes among the attributes
+        of all images. "accuracy_all" is the share of images with every attribute correct.
     """
     logits = attribute_classifier.read_features(attribute_classifier.features(images))
     is_match, is_applicable = attribute_matches(logits, attribute_targets(scenes))

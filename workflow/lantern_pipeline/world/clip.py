@@ -217,7 +217,10 @@ class ClipScorer:
 
     @torch.inference_mode()
     def embed_texts(self, texts: Sequence[str]) -> torch.Tensor:
-        """Embed n texts, each after the prefix.
+        """Embed texts, with `prompt_prefix` in front of each.
+
+        Args:
+            texts: n texts.
 
         Returns:
             Unit vectors, float32 (n, embed_dim).

@@ -227,7 +227,7 @@ def render(scenes: Sequence[Scene], seed: int, indices: Sequence[int], image_siz
 
 
 def _render_chunk(scenes: Sequence[Scene], seed: int, indices: Sequence[int], size: int) -> Tensor:
-    """Render at most RENDER_CHUNK scenes, as `render` does."""
+    """Render at most RENDER_CHUNK scenes, as `render` does. The arguments are the same; `size` is `image_size`."""
     noise, placement = _draw_noise(seed, indices, size)
     images = paint_backgrounds([scene.background for scene in scenes], noise)
     ordered = [scene.canonical() for scene in scenes]
@@ -251,7 +251,8 @@ def _draw_noise(seed: int, indices: Sequence[int], size: int) -> tuple[TextureNo
         size: side of the images in pixels.
 
     Returns:
-        (noise of the textures, random numbers of the objects, float32 (images, 2 objects, _OBJECT_PARAMETERS)).
+        (noise, placement). noise: random numbers of the textures. placement: random numbers of both objects, float32
+        (images, 2, _OBJECT_PARAMETERS).
     """
     counts = [2 * _OBJECT_PARAMETERS, NUM_PARAMETERS, NUM_COARSE * COARSE_SIZE**2, 2 * size * size]
     values = np.empty((len(indices), sum(counts)), dtype=np.float32)
@@ -287,12 +288,13 @@ def _draw_objects(images: Tensor, objects: Sequence[SceneObject], centres: Tenso
 
     Args:
         images: (images, 3, size, size) in [0, 1].
-        objects: one per image.
-        centres: results of `_centre`, (images, 4).
-        placement: random numbers in [0, 1), (images, _OBJECT_PARAMETERS).
+        objects: (size, colour, shape) of the object in each image.
+        centres: mean position and largest offsets of each object, as `_centre` returns them, (images, 4).
+        placement: random numbers in [0, 1) that determine offsets, radius, rotation and brightness of each object,
+            (images, _OBJECT_PARAMETERS).
 
     Returns:
-        New images.
+        New images, the same shape.
     """
     size = images.shape[-1]
     scale = REFERENCE_SIZE / size
@@ -338,7 +340,7 @@ def signed_distance(shapes: Sequence[str], x: Tensor, y: Tensor, radius: Tensor,
     """Compute the distance of each pixel to the outline of its image's shape, negative inside the shape.
 
     Args:
-        shapes: one per image.
+        shapes: name of the shape in each image, a key of DISTANCES.
         x: horizontal offset of each pixel from the centre of the shape, (images, 1, size).
         y: vertical offset, positive downwards, (images, size, 1).
         radius: (images,), in the same unit as x and y.

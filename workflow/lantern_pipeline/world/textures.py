@@ -43,7 +43,16 @@ class TextureNoise:
         return TextureNoise(self.fine[rows], self.coarse[rows], self.parameters[rows])
 
     def parameter(self, index: int, low: float, high: float) -> Tensor:
-        """Return one parameter of each image, scaled to [low, high), as (images, 1, 1)."""
+        """Return one of the `parameters` of each image, scaled from [0, 1) to [low, high).
+
+        Args:
+            index: number of the parameter.
+            low: result for 0.
+            high: result for 1.
+
+        Returns:
+            (images, 1, 1).
+        """
         return (low + (high - low) * self.parameters[:, index])[:, None, None]
 
 
@@ -52,9 +61,9 @@ def _smooth(noise: TextureNoise, channel: int, height: int, width: int) -> Tenso
 
     Args:
         noise: the noise.
-        channel: number of the grid.
-        height: number of grid rows that are used. Fewer rows give a smoother field.
-        width: number of grid columns that are used.
+        channel: number of the grid, below NUM_COARSE.
+        height: number of the grid's rows that are used. Fewer rows give a smoother field.
+        width: number of the grid's columns that are used.
 
     Returns:
         (images, size, size), about in [0, 1].
@@ -83,7 +92,14 @@ def _streaks(fine: Tensor, height: int, width: int) -> Tensor:
 
 
 def _coordinates(noise: TextureNoise) -> tuple[Tensor, Tensor]:
-    """Return x, (1, 1, size), and y, (1, size, 1), of the pixels, in units of 1/48 of the image's side."""
+    """Return the coordinates of the pixels' centres, in units of 1/48 of the image's side.
+
+    Args:
+        noise: noise of the images, of which only the size is used.
+
+    Returns:
+        (x, y), of shapes (1, 1, size) and (1, size, 1).
+    """
     size = noise.fine.shape[-1]
     line = (torch.arange(size, dtype=torch.float32) + 0.5) * (REFERENCE_SIZE / size)
     return line[None, None, :], line[None, :, None]
