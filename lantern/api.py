@@ -146,8 +146,8 @@ class Model:
     ) -> Images:
         """Generate an image for each prompt.
 
-        The noise depends only on the seed, on the index of the prompt, and on the number of the image among those of
-        the prompt. Images of different methods can therefore be compared one by one.
+        The noise depends only on the seed, on the index of the prompt, and on the number of the image if a prompt
+        has several. Images of different methods can therefore be compared one by one.
 
         Args:
             prompts: one text or several.
@@ -155,7 +155,7 @@ class Model:
             seed: seed of the noise.
             size: height and width of the images in pixels, or the side of square ones, instead of the model's own size.
                 Models whose prompts state the size allow others: Emu3 every multiple of 8, GLM-Image of 32.
-            num_images: number of images of each prompt. Those of the first prompt come first.
+            num_images: number of images of each prompt. The images of a prompt are neighbours.
             with_log_probs: whether the result has the attribute `log_probs`. This takes a forward pass over each image.
             temperature: temperature instead of the model's default. 0 is greedy decoding.
             cfg_scale: guidance scale instead of the model's default. 1 switches guidance off.

@@ -101,8 +101,9 @@ class Family:
     def small_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
         """Return height and width, in codes, of the smaller image that comes first. (0, 0) if there is none.
 
-        It has the proportions of the image, and about as many codes as the family's smaller square. Source:
-        transformers' GlmImageProcessor.
+        The smaller image has the proportions of the image. It has about the same number of codes for all proportions.
+
+        Source: transformers' GlmImageProcessor.
 
         Args:
             shape: height and width of the image, in codes.
