@@ -11,8 +11,9 @@ def __getattr__(name: str):
 
     Snakemake imports this package when it plans the workflow. This import must not load torch.
 
-    A stage of the workflow runs again if a module that it imports has changed. The module that holds the name is given
-    as a string here. Stages that import this package therefore do not import that module.
+    A stage of the workflow runs again if a module that it imports has changed. The workflow finds these modules from
+    import statements. This function names modules by strings, so that a stage does not depend on them just because it
+    imports the package.
     """
     homes = {
         "custom_generate": "lantern.within_generate",

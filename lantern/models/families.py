@@ -34,8 +34,8 @@ class PromptForm:
     other string is text.
 
     Strings may contain placeholders. {height} and {width} are the sides of the image in codes. {small_height} and
-    {small_width} are the sides of a smaller image that is generated first. Any other {name} is the special token that
-    the tokenizer has under this name.
+    {small_width} are the sides of a smaller image that some models generate first. Any other {name} is the special
+    token that the tokenizer has under this name.
 
     Attributes:
         start: strings before the text.
@@ -60,7 +60,9 @@ class PromptForm:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a transformers model that generate image tokens. Among these tokens, the line end comes last.
+    """The parts of a transformers model with which Lantern generates images. Other parts are not used.
+
+    A token below is an image token. If there is a line end, it is the last one.
 
     Attributes:
         layers: the model without its head.

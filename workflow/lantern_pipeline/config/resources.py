@@ -172,7 +172,7 @@ class JobSizes:
         return growing(max(first, math.ceil(seconds / 60) if self.is_large else 0), MOST_MINUTES)
 
     def images_of(self, prompt_set: str, num_shards: int = 1) -> int:
-        """Return the number of images of a prompt set, or of one of its shards, as an int.
+        """Return the number of images of a prompt set, or of one of its shards.
 
         If the set takes all prompts of a file, 5,000 prompts are assumed, because the file is not read here.
 
