@@ -17,10 +17,6 @@ from lantern.models.config import OVERSHOOT
 MAX_SIBLINGS = 64  # children of one node: a position has noise for this number of acceptance decisions
 MAX_WIDTH = 256  # drafts of one depth in a chain with siblings
 
-# Lantern's tree for Jacobi drafts, as chains: the path to the first draft of a chain, and its length. These are the 50
-# of 228 nodes that were accepted most often when the embedded target generated images of 144 prompts that no table
-# reports.
-_JACOBI_50 = {"0": 20, "1": 7, "2": 5, "01": 5, "001": 3, "3": 2, "4": 2, "0001": 2, "02": 2, "5": 1, "11": 1}
 # Each word is a path from the root: "01" is the second-best token after the best first token. Source of the first two
 # trees: choices.py of jadohu/LANTERN and SafeAILab/EAGLE.
 _LISTED = {
@@ -28,7 +24,17 @@ _LISTED = {
     030 031 100 101 110 200 0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 0200 00000 00001
     00002 00010 00011 00100 00101 00110 00200""",
     "mc_sim_7b_63": """0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001""",
-    "jacobi_50": " ".join(first + n * "0" for first, length in _JACOBI_50.items() for n in range(length)),
+}
+# Trees that benchmarks/jacobi_trees.py grew: the length of the path of first ranks, and further paths. Parents and
+# lower siblings of a path belong to the tree.
+_GROWN = {
+    "jacobi_50": (22, "5 02 11 002 200 00010 00100 10000 000001 000010 010000 0000001"),
+    "jacobi_100": (
+        26,
+        """6 04 31 40 50 012 101 120 201 210 300 0002 0011 0020 0101 0110 0200 1001 00002 00011 11000 20001 000002
+        001000 0000002 0000100 0001000 0100000 1000000 00000001 00000100 000000100""",
+    ),
+    "hybrid_16": (12, "2 01 10"),
 }
 
 
@@ -91,7 +97,8 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
     Args:
         tree: name of the tree. "chain3" is a chain of three drafts, and any other length works as well. "chain9k3d2" is
             a chain of nine, with 3 siblings instead of one draft at the first 2 depths. "chain11x2" is two chains of
-            eleven below one root. "naive_extend_57", "mc_sim_7b_63", "jacobi_50" and the keys of `named` are lists.
+            eleven below one root. "naive_extend_57", "mc_sim_7b_63", "jacobi_50", "jacobi_100", "hybrid_16" and the
+            keys of `named` are lists.
         named: further trees, from the config.
 
     Raises:
@@ -113,6 +120,8 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
         if (num_chains := int(match[2])) > MAX_SIBLINGS:
             raise ValueError(f"tree {tree} must have at most {MAX_SIBLINGS} chains, got {num_chains}; choose fewer")
         return tuple((rank, *(0,) * n) for n in range(length) for rank in range(num_chains))
+    if tree in _GROWN:
+        return _complete(*_GROWN[tree])
     if tree not in _LISTED:
         known = [
             "dynamic",
@@ -120,10 +129,20 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
             "chain9k3d2, ...",
             "chain11x2, ...",
             *_LISTED,
+            *_GROWN,
             *(named or {}),
         ]
         raise ValueError(f"tree must be one of {', '.join(known)}, got {tree!r}")
     return tuple(tuple(int(digit) for digit in word) for word in _LISTED[tree].split())
+
+
+def _complete(length: int, words: str) -> Choices:
+    """Return the smallest tree with a path of first ranks of some length, and with further paths."""
+    chosen = {(0,) * depth for depth in range(1, length + 1)}
+    for word in words.split():
+        path = tuple(int(digit) for digit in word)
+        chosen |= {(*path[:depth], rank) for depth, last in enumerate(path) for rank in range(last + 1)}
+    return tuple(check_choices(list(chosen)))
 
 
 def _check_depth(tree: str, depth: int) -> None:

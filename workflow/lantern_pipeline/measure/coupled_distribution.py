@@ -20,7 +20,7 @@ import torch
 from lantern.acceptance.base import Verifier
 from lantern.acceptance.relaxed_sets import ByProximity, RelaxedSets, WithinBound
 from lantern.decoding import TreeDecoder
-from lantern.methods import MethodSpec
+from lantern.methods import MethodSpec, is_chain
 from lantern.prompts import Prompt
 from lantern.step import Scores
 from lantern.text_encoders.base import TextEncoder
@@ -36,10 +36,12 @@ from lantern_pipeline.measure.output_distribution import (
 def knows_drafts(spec: MethodSpec) -> bool:
     """Return whether the distributions that a method's drafts are sampled from can be recorded.
 
-    The drafts must be selected by the target's noise. Hybrid drafts have two distributions below the root, and a
-    dynamic tree itself depends on the noise. Neither qualifies.
+    The drafts must be selected by the target's noise. A dynamic tree itself depends on the noise, hybrid drafts have
+    two distributions, and Jacobi drafts of a tree with siblings have many. None of them qualifies.
     """
-    return spec.drafts in ("coupled", "jacobi") and not isinstance(spec.tree_shape, DynamicTreeOptions)
+    if spec.drafts == "jacobi":
+        return is_chain(spec.tree_shape)
+    return spec.drafts == "coupled" and not isinstance(spec.tree_shape, DynamicTreeOptions)
 
 
 def measure_coupled_drafts(
