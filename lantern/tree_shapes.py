@@ -28,11 +28,13 @@ _LISTED = {
 # Trees that benchmarks/jacobi_trees.py grew: the length of the path of first ranks, and further paths. Parents and
 # lower siblings of a path belong to the tree.
 _GROWN = {
-    "jacobi_50": (22, "5 02 11 002 200 00010 00100 10000 000001 000010 010000 0000001"),
+    "jacobi_16": (12, "2 01 10"),
+    "jacobi_32": (16, "3 02 11 0001 0010 0100 00001 10000"),
+    "jacobi_50": (22, "5 02 11 20 0002 00010 00100 01000 000002 000010 100000 0000010"),
     "jacobi_100": (
         26,
-        """6 04 31 40 50 012 101 120 201 210 300 0002 0011 0020 0101 0110 0200 1001 00002 00011 11000 20001 000002
-        001000 0000002 0000100 0001000 0100000 1000000 00000001 00000100 000000100""",
+        """5 04 13 21 31 40 012 030 300 0004 0011 0020 0110 1001 1010 2000 00003 00020 02000 11000 000003 001000 010000
+        100000 0000002 0000020 0000100 0000200 0001000 00000002 00000100""",
     ),
     "hybrid_16": (12, "2 01 10"),
 }
@@ -97,8 +99,8 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
     Args:
         tree: name of the tree. "chain3" is a chain of three drafts, and any other length works as well. "chain9k3d2" is
             a chain of nine, with 3 siblings instead of one draft at the first 2 depths. "chain11x2" is two chains of
-            eleven below one root. "naive_extend_57", "mc_sim_7b_63", "jacobi_50", "jacobi_100", "hybrid_16" and the
-            keys of `named` are lists.
+            eleven below one root. "naive_extend_57", "mc_sim_7b_63", "jacobi_50" and other names of this module, and
+            the keys of `named` are lists.
         named: further trees, from the config.
 
     Raises:

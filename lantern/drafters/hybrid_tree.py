@@ -8,14 +8,17 @@ different places.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import StaticTree, static_tree
 from lantern.drafters.base import Drafter
-from lantern.drafters.eagle import EagleDrafter
-from lantern.drafters.jacobi import HybridDrafter, HybridState
-from lantern.drafters.jacobi_tree import DRAFTED, JacobiTreeDrafter, Results, result_codes
+from lantern.drafters.eagle import EagleDrafter, EagleState
+from lantern.drafters.jacobi import HybridDrafter
+from lantern.drafters.jacobi_tree import DRAFTED, JacobiTreeDrafter, JacobiTreeState, Results, result_codes
 from lantern.methods import MethodSpec
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig
@@ -25,7 +28,15 @@ from lantern.tree_shapes import JointTree
 NUM_DEPTHS = 3  # depths of the tree whose drafts know the draft model's
 
 
-class HybridTreeDrafter(Drafter[HybridState]):
+@dataclass
+class HybridTreeState:
+    """The states of the pool and of the draft model."""
+
+    jacobi: JacobiTreeState
+    eagle: EagleState
+
+
+class HybridTreeDrafter(Drafter[HybridTreeState]):
     """Drafts the codes that the target's samples of earlier steps and a draft model make most likely.
 
     Args:
@@ -43,7 +54,7 @@ class HybridTreeDrafter(Drafter[HybridState]):
         self.noise_streams = eagle.noise_streams
 
     @classmethod
-    def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter[HybridState]:
+    def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter[Any]:
         """Make the drafter, or the drafter of two trees if the method has two."""
         if isinstance(spec.tree_shape, JointTree):
             return HybridDrafter.make(models, spec, sampling)
@@ -55,16 +66,16 @@ class HybridTreeDrafter(Drafter[HybridState]):
         eagle = EagleDrafter(draft, target, "coupled", first, sampling, tree.max_depth + 1)
         return cls(JacobiTreeDrafter(tree, target.config, num_given=first.max_depth), eagle)
 
-    def allocate(self, num_rows: int, noise: NoiseField) -> HybridState:
+    def allocate(self, num_rows: int, noise: NoiseField) -> HybridTreeState:
         """See `Drafter`."""
-        return HybridState(self.jacobi.allocate(num_rows, noise), self.eagle.allocate(num_rows, noise))
+        return HybridTreeState(self.jacobi.allocate(num_rows, noise), self.eagle.allocate(num_rows, noise))
 
-    def fill(self, state: HybridState, rows: torch.Tensor, prefill: Prefill) -> None:
+    def fill(self, state: HybridTreeState, rows: torch.Tensor, prefill: Prefill) -> None:
         """See `Drafter`."""
         self.jacobi.fill(state.jacobi, rows, prefill)
         self.eagle.fill(state.eagle, rows, prefill)
 
-    def propose(self, state: HybridState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
+    def propose(self, state: HybridTreeState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         """Draft the first depths one after the other, and the others from the pool alone."""
         results = self.jacobi.recall(state.jacobi, lengths)
 
@@ -90,7 +101,7 @@ class HybridTreeDrafter(Drafter[HybridState]):
         keys = torch.cat([results.keys, drafted_keys[:, :, None]], dim=2)
         return self.jacobi.choose(*self.jacobi.mix(kinds, codes, keys), num_siblings).squeeze(2)
 
-    def observe(self, state: HybridState, outcome: Outcome, lengths: torch.Tensor) -> None:
+    def observe(self, state: HybridTreeState, outcome: Outcome, lengths: torch.Tensor) -> None:
         """See `Drafter`."""
         self.jacobi.observe(state.jacobi, outcome, lengths)
         self.eagle.observe(state.eagle, outcome, lengths)

@@ -52,9 +52,9 @@ class PoolMixture:
         drafted: the three values of a draft model's result, which has none of these facts.
     """
 
-    weight: tuple[float, ...] = (2.54, 0.85, 0.59, -2.86)
-    sharpness: tuple[float, ...] = (1.17, 0.93, -0.47, 0.12, -0.29)
-    other: tuple[float, ...] = (-2.79, -0.82, 1.03, 2.19, -1.76)
+    weight: tuple[float, ...] = (2.49, 0.84, 0.52, -4.56)
+    sharpness: tuple[float, ...] = (1.36, 0.72, -0.32, -0.72, -0.09)
+    other: tuple[float, ...] = (-3.01, 1.68, 1.06, 3.82, -4.27)
     drafted: tuple[float, float, float] = (1.92, 0.56, -2.28)
 
     def table(self) -> torch.Tensor:

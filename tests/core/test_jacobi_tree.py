@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 
@@ -11,11 +12,14 @@ import torch
 from helpers.tiny_models import generate, make_models, make_prompts, start
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
+from lantern.draft_tree import static_tree
+from lantern.drafters.hybrid_tree import NUM_DEPTHS, HybridTreeDrafter
 from lantern.drafters.jacobi import JacobiDrafter
 from lantern.drafters.jacobi_tree import NO_KEY, NUM_CODES, NUM_RESULTS, OLDEST, JacobiTreeDrafter, PoolMixture
 from lantern.methods import make_method
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome
+from lantern.tree_shapes import tree_choices
 
 Result = tuple[int, list[int], list[float], int]  # preceding token, codes, their keys, and the step
 
@@ -24,9 +28,17 @@ def dot(numbers: tuple[float, ...], facts: list[float]) -> float:
     return sum(number * fact for number, fact in zip(numbers, facts, strict=True))
 
 
-def mixture_scores(results: list[Result], parent: int, step: int) -> dict[int, float]:
-    """Return the probability of every code in the mixture of some results, newest first."""
+def mixture_scores(
+    results: list[Result], parent: int, step: int, drafted: tuple[list[int], list[float]] = ([], [])
+) -> dict[int, float]:
+    """Return the probability of every code in the mixture of some results, newest first, and of a draft model's."""
     mixture, scores, total = PoolMixture(), defaultdict(float), 0.0
+    if drafted[0]:
+        weight, sharpness, other = (math.exp(number) for number in mixture.drafted)
+        shares = [math.exp(key * sharpness) for key in drafted[1]]
+        total += weight
+        for code, share in zip(drafted[0], shares, strict=True):
+            scores[code] += weight * share / (sum(shares) + other)
     for number, (left, codes, keys, of_step) in enumerate(results):
         age = min(step - of_step, OLDEST)
         facts = [left == parent, age == 1, number == 0, age / 10, 1]
@@ -98,6 +110,38 @@ def test_children_are_the_codes_with_the_highest_scores_of_the_mixture(models, t
             if length >= 16:
                 break
     assert num_several > 10
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {}, {"top_k": 4}])
+@pytest.mark.parametrize("tree", ["chain2", "chain5k3d2", "hybrid_16"])
+def test_near_the_root_a_draft_models_codes_are_one_more_result(models, tree, sampling, monkeypatch):
+    """Each parent has its own. The images are those of autoregressive decoding."""
+    calls = []
+    children = HybridTreeDrafter._children
+
+    def watch(self, results, parents, keys, num_siblings):
+        found = children(self, results, parents, keys, num_siblings)
+        calls.append((results, parents, keys, found))
+        return found
+
+    monkeypatch.setattr(HybridTreeDrafter, "_children", watch)
+    found = generate(models, make_method("hybrid", tree=tree), **sampling)
+    assert torch.equal(found.codes, generate(models, make_method("autoregressive"), **sampling).codes)
+    for results, parents, keys, found_children in calls:
+        for image, number in itertools.product(range(len(parents)), range(parents.shape[1])):
+            left, ages, codes, their_keys = (
+                part[image, number].tolist() for part in (results.left, results.ages, results.codes, results.keys)
+            )
+            of_pool = [
+                (token, code, key, -(age % (OLDEST + 1)))
+                for token, age, code, key in zip(left, ages, codes, their_keys, strict=True)
+            ]
+            scores = mixture_scores(of_pool, int(parents[image, number]), 0, best_of(keys[image, number]))
+            tokens = found_children[image, number].tolist()
+            best = sorted(scores.values(), reverse=True)[: len(tokens)]
+            assert [scores[token] for token in tokens[: len(best)]] == pytest.approx(best, abs=1e-5)
+    levels = static_tree(tree_choices(tree)).levels[:NUM_DEPTHS]
+    assert {parents.shape[1] for _, parents, _, _ in calls} == {len(level) for level in levels}
 
 
 def test_a_chain_keeps_the_drafts_of_the_newest_suitable_result(models):
