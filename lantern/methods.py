@@ -265,9 +265,9 @@ PRESET_ROWS = {
     "bounded": PresetRow("bounded", {"tree": "dynamic", "drafts": "top", "acceptance": "bounded"}, "#CC79A7", "X"),
     "jacobi": PresetRow("Jacobi", {"tree": "chain9", "drafts": "jacobi"}, "#332288", ">"),
     "hybrid": PresetRow("hybrid", {"tree": "chain9+chain3", "drafts": "hybrid"}, "#999933", "p"),
-    "jacobi_50": PresetRow("Jacobi, 50 nodes", {"tree": "jacobi_50", "drafts": "jacobi"}),
-    "jacobi_100": PresetRow("Jacobi, 100 nodes", {"tree": "jacobi_100", "drafts": "jacobi"}),
-    "hybrid_16": PresetRow("hybrid, 16 nodes", {"tree": "hybrid_16", "drafts": "hybrid"}),
+    "jacobi_50": PresetRow("Jacobi, 50 nodes", {"tree": "jacobi_50", "drafts": "jacobi"}, "#5566CC", "d"),
+    "jacobi_100": PresetRow("Jacobi, 100 nodes", {"tree": "jacobi_100", "drafts": "jacobi"}, "#8899EE", "8"),
+    "hybrid_16": PresetRow("hybrid, 16 nodes", {"tree": "hybrid_16", "drafts": "hybrid"}, "#BBBB66", "H"),
     "cool": PresetRow(
         "COOL-SD",
         {"tree": "chain5", "drafts": "sampled", "acceptance": "weighted", "residual": "matched", "fall": 0.7},

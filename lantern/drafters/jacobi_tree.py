@@ -55,7 +55,7 @@ class PoolMixture:
     weight: tuple[float, ...] = (2.49, 0.84, 0.52, -4.56)
     sharpness: tuple[float, ...] = (1.36, 0.72, -0.32, -0.72, -0.09)
     other: tuple[float, ...] = (-3.01, 1.68, 1.06, 3.82, -4.27)
-    drafted: tuple[float, float, float] = (1.92, 0.56, -2.28)
+    drafted: tuple[float, float, float] = (1.81, 0.6, -3.13)
 
     def table(self) -> torch.Tensor:
         """Return weight, factor of the keys and logit of other codes for every kind of result, float32 (kinds, 3).

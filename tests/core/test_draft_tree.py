@@ -76,7 +76,7 @@ def test_bad_choices_are_named(choices, message):
     [
         (
             lambda: tree_choices("bushy", {"mine": [[0]]}),
-            "mc_sim_7b_63, jacobi_16, .*hybrid_16, mine, got 'bushy'",
+            "mc_sim_7b_63, jacobi_16, .*, mine, got 'bushy'",
         ),
         (lambda: DynamicTreeOptions(11, 2, 2), r"num_nodes of a dynamic tree must be <= .* = 10, got 11"),
         # No more children than there is noise for.

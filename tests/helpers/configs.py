@@ -33,9 +33,10 @@ def typed_config(config: dict) -> RunConfig:
 
 
 def load_config_of_all_figures() -> dict:
-    """The default config with the ablations of all overlays that have some: no figure is off."""
+    """The default config with the ablations of all overlays that have some, and trees of many sizes."""
     config = load_config([ROOT / "config.yaml"])
     for overlay in ("ablations", "embedded_training"):
         more = load_config([ROOT / "config.yaml", ROOT / "experiments" / f"{overlay}.yaml"])
         config["ablations"]["grids"] |= more["ablations"]["grids"]
+    config["methods"].append({"preset": "jacobi", "tree": ["chain3", "jacobi_50"]})
     return config

@@ -101,7 +101,7 @@ def _expand_entry(entry: dict[str, Any], config: RunConfig) -> Iterator[MethodRu
             parts.setdefault("neighbours", config.codebook.neighbours)
         if parts.get("tree") == "static":
             parts["tree"] = config.draft_tree.static
-        shape = _tree_shape(parts.get("tree"), parts.get("drafts"), config)
+        shape = _tree_shape(parts.get("tree"), config)
         spec = MethodSpec.of(method_name, tree_shape=shape, **parts)
         _check_name(spec)
         spec = replace(spec, method_id=_method_id(spec, given, defaults))
@@ -124,11 +124,11 @@ def _check_name(spec: MethodSpec) -> None:
         )
 
 
-def _tree_shape(tree: str | None, drafts: str | None, config: RunConfig) -> TreeShape | None:
+def _tree_shape(tree: str | None, config: RunConfig) -> TreeShape | None:
     """Return the shape of the tree that this config knows by a name; None if there is no tree."""
     if tree is None:
         return None
-    if drafts == "hybrid":
+    if "+" in tree:
         return joint_choices(tree, config.trees)
     if tree == "dynamic":
         return DynamicTreeOptions(**config.draft_tree.dynamic.model_dump())
