@@ -1,19 +1,19 @@
 # Two commands are enough on a fresh machine: `make reproduce` and `make test`. Each sets up .venv when it is missing or out of date.
 #
-#   make reproduce   run the workflow on config.yaml, then write results/<experiment>/report.html
-#   make sample      draw PROMPT="a large red circle on grass" with a few methods, from the trained weights or the finished run
-#   make train       train the embedded world's models for hours and write models/embedded/ (for maintainers)
-#   make test        run the tests
-#   make figures     redraw the figures from stored results; never generates
-#   make readme      write the results into README.md and docs/ (for maintainers)
+#   make reproduce   run the workflow on config.yaml, and write results/<experiment>/report.html
+#   make sample      generate PROMPT="a large red circle on grass" by five methods
+#   make train       train the models of the shapes dataset for hours and write models/embedded/ (for maintainers)
+#   make test        run the tests; SLOW=1 adds those that are marked slow
+#   make figures     draw the figures again from stored results, without generating images
+#   make readme      write the results of a run into README.md and docs/ (for maintainers)
 #   make report      write results/<experiment>/report.html from stored results
-#   make gpu-check   check and time decoding on a GPU (ten minutes; ARGS="--device cpu --tiny" tries it without one)
-#   make lint        ruff, import-linter, pyright, snakefmt, snakemake --lint
+#   make gpu-check   check and time decoding on a GPU (ten minutes; ARGS="--device cpu --tiny" tests the command on a CPU)
+#   make lint        ruff, codespell, import-linter, pyright, snakefmt, snakemake --lint
 #   make format      let ruff and snakefmt rewrite the files
 #   make rulegraph   draw docs/rulegraph.svg (needs graphviz)
-#   make resume      go on after a crash or a kill -9
-#   make lock        remake requirements.lock.txt and environment.yml's pins from pyproject.toml (needs uv)
-#   make clean       remove results/ and Snakemake's records; `make distclean` removes .venv too
+#   make resume      continue a run after a crash or a kill -9
+#   make lock        write requirements.lock.txt and the versions in environment.yml from pyproject.toml (needs uv)
+#   make clean       remove results/ and Snakemake's records; `make distclean` also removes .venv
 #
 # ARGS adds arguments to Snakemake:  make reproduce ARGS="--configfile experiments/quick.yaml"
 # PYTHON names the interpreter:      make reproduce PYTHON=/opt/python3.12/bin/python3
@@ -23,7 +23,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help arguments reproduce sample train test figures report readme rulegraph gpu-check lint format resume lock clean distclean
 
-# First of all, unexpanded: make itself would run a $(shell ...) in it.
+# Take the prompt unexpanded and before all else. Otherwise make would run a $(shell ...) in it.
 override PROMPT := $(value PROMPT)
 export PROMPT
 
@@ -31,25 +31,25 @@ CORES ?= all
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-# The stamp carries a checksum of what was asked for: a changed lock file means a new stamp, hence a new installation.
+# The name of the stamp contains a checksum of the requested packages. A changed lock file thus causes a new installation.
 WANTED := $(shell cat requirements.lock.txt pyproject.toml | cksum | cut -d ' ' -f 1)
 STAMP := $(VENV)/installed-$(WANTED)
-# A profile in ARGS, such as that of a cluster, sets the cores.
+# A profile in ARGS, such as one for a cluster, sets the number of cores.
 SNAKEMAKE := $(BIN)/snakemake $(if $(findstring -profile,$(ARGS)),,--cores $(CORES))
 
-# Nothing is downloaded from a model hub, and no pip setting of the user's account changes what is installed.
+# Libraries download nothing from a model hub.
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Hash randomisation and user site-packages are two ways to make two machines differ.
+# Packages in the user's site-packages could differ between machines.
 export PYTHONNOUSERSITE := 1
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
 
-# What ARGS mean to Snakemake: sets `results` to results/<experiment>, to nothing in a dry run; one sentence for a wrong one.
+# Sets `results` to results/<experiment>, as ARGS determine it, and to nothing in a dry run. Wrong ARGS end with one sentence.
 FIND_RESULTS = results=$$($(BIN)/python workflow/results_folder.py $(ARGS)) || exit 1
 
-# Snakemake writes the report after a run, also if there was nothing to do. With a dry run it would write one of files that may be missing.
+# Snakemake writes the report after a run, even if there was nothing to do. A dry run writes none, because files may be missing.
 REPORT = $${results:+--report "$$results/report.html" --report-stylesheet workflow/report/stylesheet.css}
 AFTER_RUN = $(REPORT) $${results:+--report-after-run}
 
@@ -60,7 +60,7 @@ reproduce: $(STAMP)
 	@$(FIND_RESULTS); trap 'echo "interrupted: run the same command again to resume" >&2; exit 130' INT; \
 	set -x; $(SNAKEMAKE) $(AFTER_RUN) $(ARGS)
 
-# The shell gets the prompt from the environment, as text, and never as a part of a command.
+# The shell takes the prompt from the environment, as text, so it cannot become a part of a command.
 sample: $(STAMP)
 	@$(BIN)/lantern sample $(ARGS) -- "$$PROMPT"
 
@@ -73,28 +73,30 @@ train: arguments $(STAMP)
 readme: arguments $(STAMP)
 	$(SNAKEMAKE) $(ARGS) --forcerun publish_readme -- publish_readme
 
-# Three processes side by side; the outputs of the second and third are printed last. The third, a Slurm of one node, mostly waits.
-# Jobs that are forks take GOMP_SPINCOUNT from here.
+# Three parallel processes. The outputs of the second and third are printed last. The third runs Slurm on one node and mostly waits.
+# Jobs that are forks of a test process inherit GOMP_SPINCOUNT. `.ci/run` sets SLOW.
 WORKFLOW_TESTS := $(filter-out %/test_families.py,$(wildcard tests/workflow/test_*.py))
 CLUSTER_TESTS := tests/cluster
+PYTEST := $(BIN)/python -m pytest $(if $(SLOW),,-m "not slow")
 test: $(STAMP)
 	@folder=$$(mktemp -d); trap 'rm -rf $$folder' EXIT; code=0; \
 	export OMP_NUM_THREADS=1 GOMP_SPINCOUNT=2000 LANTERN_TINY_RUN=$$folder; \
-	set -m; $(BIN)/python -m pytest $(WORKFLOW_TESTS) > $$folder/workflow.log 2>&1 & workflow=$$!; \
-	$(BIN)/python -m pytest $(CLUSTER_TESTS) > $$folder/cluster.log 2>&1 & cluster=$$!; \
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(WORKFLOW_TESTS) $(CLUSTER_TESTS)) & others=$$!; set +m; \
+	set -m; $(PYTEST) $(WORKFLOW_TESTS) > $$folder/workflow.log 2>&1 & workflow=$$!; \
+	$(PYTEST) $(CLUSTER_TESTS) > $$folder/cluster.log 2>&1 & cluster=$$!; \
+	$(PYTEST) $(addprefix --ignore=,$(WORKFLOW_TESTS) $(CLUSTER_TESTS)) & others=$$!; set +m; \
 	trap 'kill -- -$$others -$$workflow -$$cluster 2>/dev/null; wait; exit 130' INT TERM; \
 	for process in $$others $$workflow $$cluster; do wait $$process || code=1; done; \
 	cat $$folder/cluster.log $$folder/workflow.log; exit $$code
 
-# Only the drawing rules are allowed, so whatever else is missing or out of date stops the command instead of being generated.
-# Which those are depends on the config: a figure of an ablation that is off has no rule.
+# Only drawing rules are allowed. If other files are missing or out of date, the command stops instead of generating them.
+# The config determines which drawing rules exist: without ablations, for example, their figure has no rule.
 figures: arguments $(STAMP)
 	@rules=$$($(SNAKEMAKE) --list-rules $(ARGS) | grep -o 'draw_[a-z_]*'); \
 	$(SNAKEMAKE) --rerun-triggers mtime --allowed-rules $$rules figures --forcerun $$rules $(ARGS) -- figures
 
+# The training overlay, because the default run trains no model and so has no rules that do.
 rulegraph: $(STAMP)
-	$(SNAKEMAKE) --rulegraph dot | $(BIN)/python docs/rulegraph.py | dot -Tsvg > docs/rulegraph.svg
+	$(SNAKEMAKE) --configfile experiments/embedded_training.yaml --rulegraph dot | $(BIN)/python docs/rulegraph.py | dot -Tsvg > docs/rulegraph.svg
 
 gpu-check: $(STAMP)
 	$(BIN)/python benchmarks/gpu_check.py --output results/gpu_check $(ARGS)
@@ -102,6 +104,7 @@ gpu-check: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/snakefmt --check Snakefile workflow/rules
@@ -112,8 +115,8 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/snakefmt Snakefile workflow/rules
 
-# Only if no run goes on in this folder. A job that ended after a kill -9 of Snakemake left files without a record of what they were made
-# with, so that no later change of the config would make them again: they are made again now.
+# Use it only if no run is active in this folder. Files of jobs that ended after a kill -9 of Snakemake have no record of their parameters.
+# A later change of the config would not make them again, so they are made again now.
 resume: arguments $(STAMP)
 	$(SNAKEMAKE) --unlock $(ARGS)
 	@$(FIND_RESULTS); \
@@ -122,7 +125,7 @@ resume: arguments $(STAMP)
 
 # --- installation --------------------------------------------------------------------------------------------------------------
 
-# The newest Python from 3.11 on that really starts (a pyenv shim may exist and refuse).
+# The newest Python from 3.11 that really starts. A pyenv shim may exist without a Python behind it.
 define FIND_PYTHON
 found=""; python=""; \
 for candidate in $(PYTHON) $(if $(PYTHON),,python3.13 python3.12 python3.11 python3); do \
@@ -136,7 +139,8 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-# A working .venv is kept and brought up to date. Debian splits ensurepip from python3 into python3-venv: without it, the system's pip (if any) fills an empty environment.
+# Keep a .venv that works, and update it. On Debian, ensurepip is in the package python3-venv. Without it, the pip of the system (if any)
+# installs pip into an empty environment.
 define MAKE_VENV
 { $(BIN)/python -m pip --version && $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; } >/dev/null 2>&1 \
 || "$$python" -m venv --clear $(VENV) >/dev/null 2>&1 \
@@ -153,8 +157,8 @@ $(STAMP): requirements.lock.txt pyproject.toml
 	rm -f $(VENV)/installed-*; \
 	touch $(STAMP)
 
-# `uv` resolves for all platforms at once; the header of the result names no host. Needs network. It keeps the versions that its
-# output file names, hence the copy; ARGS="--upgrade-package torch" raises one, ARGS=--upgrade all.
+# `uv` resolves for all platforms at once and needs a network. It keeps the versions in its output file, hence the copy.
+# ARGS="--upgrade-package torch" raises the version of one package, ARGS=--upgrade those of all. The header names no host.
 lock:
 	cp requirements.lock.txt .lock.tmp
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \

@@ -1,4 +1,4 @@
-"""Lantern: from captions to tables, figures and a report. `snakemake --cores all` runs all of config.yaml."""
+"""Lantern: from prompts to tables, figures and a report. `snakemake --cores all` runs all of config.yaml."""
 
 import re
 

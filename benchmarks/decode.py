@@ -1,19 +1,23 @@
-"""Benchmark of decoding, per method: time of the parts of a step, and images per second of a job.
+"""Benchmark of decoding: time of each part of a step, and images per second of a generation job, per method.
 
-It can compare this version of the project with another one.
+It can compare this checkout with another version of the project.
 
     python benchmarks/decode.py --results results/embedded                    # trained models of a run: whole images
-    python benchmarks/decode.py --case large vocab16384                       # random weights: steps alone
+    python benchmarks/decode.py --case large vocab16384                       # random weights: some steps only
     python benchmarks/decode.py --case embedded large --against ../old --output found.json
     python benchmarks/decode.py --batch 1 8 48 --against ../old               # images per second of generation jobs
-    python benchmarks/decode.py --threads 2 1 --against .                        # two threads beside one
+    python benchmarks/decode.py --threads 2 1 --against .                     # two threads compared with one
 
-Batch 1, on a CPU, with one thread unless `--threads` says otherwise. Methods and checkouts take turns image by image,
-each checkout in a process of its own, so that a ratio compares two versions on one machine in one run. Milliseconds are
-medians over the steps of an image, then over images; ratios (this version / the other) are medians of ratios of the
-same image. The clocks of the parts cost about 1 % of the smallest step. With --batch, a measurement is a generation
-job, from texts to records: four times as many prompts as rows of the batch, at least 16. Only an idle machine gives
-numbers worth keeping: the JSON of the last line says how busy it was before the start.
+All runs are on a CPU, by default with batch 1 and one thread. Methods and checkouts take turns image by image. Each
+checkout runs in a separate process. A ratio therefore compares two versions on one machine at almost the same time.
+
+Milliseconds are medians over the steps of an image, then over images. Ratios (this version / the other one) are medians
+of the ratios of the same image. Measuring the parts takes about 1 % of the smallest step.
+
+With --batch, a measurement is a generation job, from texts to records. It generates four times the batch size of
+images, at least 16.
+
+Run it on an idle machine. The JSON of the last line states the load of the machine before the start.
 """
 
 from __future__ import annotations
@@ -40,25 +44,29 @@ from report import ROOT, commit_of, write_report
 from timing import EnoughSteps, PartClock
 
 BASELINE = "autoregressive"
-TABLE_COLUMNS = 1001  # of random models: LANTERN's k of 1000, and one more that the authors' residuals read
+TABLE_COLUMNS = 1001  # of random models: for LANTERN's k of 1000, plus one that the residuals of its public code read
 LARGE = {"dim": 256, "num_layers": 8, "num_heads": 4, "vocab_size": 4096, "grid": 16}
 LARGE |= {"num_text_tokens": 120, "caption_dim": 256}
 XL = {**LARGE, "dim": 1024, "num_layers": 24, "num_heads": 16, "vocab_size": 16384}
-# Random weights; `steps` of an image are measured, in which hardly a draft is accepted.
+# Cases with random weights. Hardly any draft is accepted, so only the first `steps` steps of an image are measured.
 RANDOM_CASES: dict[str, dict[str, Any]] = {
     "large": {"sizes": LARGE, "images": 5, "steps": 16},
     "vocab16384": {"sizes": {**LARGE, "vocab_size": 16384}, "images": 4, "steps": 8},
     "xl": {"sizes": XL, "images": 2, "steps": 3},
 }
 SAMPLING = {"top_k": 1000, "top_p": 1.0, "filter_order": "top_k_first", "cfg_scale": 3.0}
-MIN_IMAGES = 16  # of a job
+MIN_IMAGES = 16  # smallest number of images of a job
 JOB_METHODS = [{"name": BASELINE}, {"name": "jacobi"}, {"name": "eagle1", "tree": "chain3"}]
 JOB_METHODS.append({"name": "lantern_pp", "tree": "chain3", "k": 10, "lambda_": 5.0})
 PARTS = ("step", "draft", "target", "score", "verify", "commit", "other")
 
 
 def common_methods(k: int) -> list[dict[str, Any]]:
-    """Return the methods that every case measures: the published trees, and chains of 4 to 13 nodes."""
+    """Return the methods that every case measures: the published trees, and trees of 4 to 14 nodes.
+
+    Args:
+        k: number of nearest codes of the preset `lantern`.
+    """
     return [
         {"name": BASELINE},
         {"name": "coupled", "tree": "chain3"},
@@ -73,10 +81,13 @@ def common_methods(k: int) -> list[dict[str, Any]]:
 
 
 class Bench:
-    """Return the decoders of a case.
+    """Decoders of a case, and functions that measure them.
 
-    The packages may be those of this checkout or of another, so it imports them here. A method that they do not know is
-    left out.
+    A case is a set of models, prompts, methods and settings. This class imports the packages itself, because they may
+    be those of another checkout. Methods that they do not know are left out.
+
+    Args:
+        case: the description of the case, see `make_case`.
     """
 
     def __init__(self, case: dict[str, Any]) -> None:
@@ -100,9 +111,9 @@ class Bench:
     def _text_settings(text: dict[str, Any]) -> Any:
         import lantern_pipeline
 
-        # The folder is asked for, since an editable install of this version would find the module for an older one.
+        # This looks for the folder. An import in an older checkout could find the module of an installed version.
         if not (Path(lantern_pipeline.__file__).parent / "settings").is_dir():
-            return text  # the jobs of older versions take the config's section itself
+            return text  # older versions take the config section itself
         from lantern_pipeline.settings.run_config import TextSettings
 
         return TextSettings.model_construct(**text)
@@ -127,13 +138,15 @@ class Bench:
         target = TargetModel(TargetConfig(**sizes)).eval()
         draft = DraftModel.from_target(target, 0).eval()
         codes = torch.arange(sizes["vocab_size"])
-        table = (codes[:, None] + torch.arange(1, min(TABLE_COLUMNS + 1, len(codes)))) % len(codes)  # any codes will do
+        table = (codes[:, None] + torch.arange(1, min(TABLE_COLUMNS + 1, len(codes)))) % len(
+            codes
+        )  # any codes are good enough
         models = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding())
         return models, {"l2_normalised": table.short()}
 
     @staticmethod
     def _specs(case: dict[str, Any]) -> Iterator[Any]:
-        """Return the methods, by names that state their trees."""
+        """Return the methods of a case. Their ids name the preset and the tree."""
         from lantern.methods import make_method
 
         for entry in case["methods"]:
@@ -144,9 +157,16 @@ class Bench:
                 print(f"left out: {entry}: {error}", file=sys.stderr)
 
     def decode(self, method: str, image: int, steps: int | None) -> dict[str, float]:
-        """Measure a step of one image, in milliseconds by part, or its first steps.
+        """Measure the steps of one image.
 
-        Of a whole image, also return its seconds and the tokens per forward pass of the target.
+        Args:
+            method: id of the method.
+            image: index of the prompt.
+            steps: number of steps to measure; None for the whole image.
+
+        Returns:
+            "<part>_ms" -> median milliseconds of the part. For a whole image also its seconds, `latency_s`, and its
+                tokens per forward pass of the target, `mean_accepted_length`.
         """
         from lantern.generation import decode_timed
 
@@ -166,8 +186,16 @@ class Bench:
     def job(self, method: str, batch: int, images: int) -> dict[str, float]:
         """Measure a generation job from texts to records.
 
-        Return images per second, tokens per forward pass of the target, and the steps of batches that wait for their
-        slowest image, relative to the steps of the job, which refills rows.
+        Args:
+            method: id of the method.
+            batch: number of images that are decoded together.
+            images: number of images of the job.
+
+        Returns:
+            images_per_s: images per second.
+            mean_accepted_length: tokens per forward pass of the target.
+            steps_without_refill: steps that the job would take if each batch waited for its slowest image, divided by
+                the steps of the job. The job itself fills the place of a complete image with the next prompt.
         """
         from lantern.generation import generate_records
 
@@ -189,7 +217,11 @@ class Bench:
 
 
 def serve() -> None:
-    """Answers the commands that arrive as JSON lines until there are no more; the first line is the case."""
+    """Run as a worker: read JSON lines from stdin, and print a JSON answer to each, until stdin ends.
+
+    The first line describes the case: models, prompts, methods and settings. Every other line is the name of a function
+    of `Bench` and its arguments.
+    """
     import lantern
 
     lines, answers = sys.stdin, sys.stdout
@@ -209,7 +241,20 @@ def serve() -> None:
 
 
 class Side:
-    """A checkout ("this" or "against") in a process of its own, which does what it is told and then waits."""
+    """Worker process that runs one of the two compared checkouts.
+
+    Args:
+        name: "this" or "against".
+        checkout: folder of the checkout.
+        case: models, prompts, methods and settings, from `make_case`.
+
+    Attributes:
+        methods: ids of the methods that the checkout knows.
+        peak_mib: peak memory of the worker when its models are prepared, in MiB.
+
+    Raises:
+        ValueError: the worker imports Lantern from another folder than `checkout`.
+    """
 
     def __init__(self, name: str, checkout: Path, case: dict[str, Any]) -> None:
         self.name, self.checkout = name, checkout.resolve()
@@ -220,12 +265,16 @@ class Side:
         self.process = subprocess.Popen(command, env=environment, **pipes)
         answer = self.ask(case)
         self.methods: list[str] = answer["methods"]
-        self.peak_mib: float = answer["peak_mib"]  # of memory, once the models are prepared
+        self.peak_mib: float = answer["peak_mib"]
         if not Path(answer["package"]).is_relative_to(self.checkout):
             raise ValueError(f"{name} must run the code of {self.checkout}, found {answer['package']}")
 
     def ask(self, line: dict[str, Any]) -> Any:
-        """Send the case or a command, and wait for the answer."""
+        """Send the case or a command, and wait for the answer.
+
+        Raises:
+            RuntimeError: the worker has ended.
+        """
         print(json.dumps(line), file=self.process.stdin, flush=True)
         answer = self.process.stdout.readline()
         if not answer:
@@ -235,20 +284,36 @@ class Side:
 
 @contextmanager
 def open_sides(case: dict[str, Any], against: Path | None, threads: list[int]) -> Iterator[list[Side]]:
-    """Start this checkout, with the first number of threads, and the other one, if any, with the last."""
+    """Start a worker for this checkout and one for the other checkout, as a context manager.
+
+    Args:
+        case: models, prompts, methods and settings, from `make_case`.
+        against: folder of the other checkout, or None.
+        threads: number of threads. The first number is for this checkout, the last one for the other checkout.
+    """
     checkouts = {"this": (ROOT, threads[0])} | ({"against": (against, threads[-1])} if against else {})
     with ExitStack() as stack:
         sides = []
         for name, (checkout, number) in checkouts.items():
             sides.append(Side(name, checkout, {**case, "threads": number}))
-            stack.callback(sides[-1].process.communicate)  # it ends: there is nothing more to read
+            stack.callback(sides[-1].process.communicate)  # closes stdin, so that the worker ends
         yield sides
 
 
 def measure(sides: list[Side], turns: int, command: str, **arguments: Any) -> dict[str, dict[str, list[dict]]]:
-    """Return the answers of every side in every turn: method -> side -> answers.
+    """Measure every method with every checkout, in turns.
 
-    The turn before the first does not count. The side that is first in one turn is last in the next.
+    One more turn before the others warms up and is not counted. The checkout that is first in one turn is last in the
+    next.
+
+    Args:
+        sides: the workers of the checkouts.
+        turns: number of turns.
+        command: "decode" or "job", a function of `Bench`.
+        arguments: its further arguments.
+
+    Returns:
+        method -> name of the checkout -> answer of each turn.
     """
     answers: dict[str, dict[str, list]] = {method: defaultdict(list) for method in sides[0].methods}
     for turn in range(-1, turns):
@@ -263,7 +328,10 @@ def measure(sides: list[Side], turns: int, command: str, **arguments: Any) -> di
 
 
 def summarise(answers: dict[str, dict[str, list[dict[str, float]]]]) -> dict[str, dict[str, Any]]:
-    """Return numbers by method and side; "ratio" is this version over the other."""
+    """Return medians per method and checkout.
+
+    The entry "ratio" of a method is this checkout divided by the other.
+    """
     rows: dict[str, dict[str, Any]] = defaultdict(dict)
     for method, sides in answers.items():
         for name, images in sides.items():
@@ -280,7 +348,7 @@ def summarise(answers: dict[str, dict[str, list[dict[str, float]]]]) -> dict[str
 
 
 def make_case(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Return what the workers of a case are told before they start."""
+    """Return the description of a case, which workers get first: models, prompts, methods and settings."""
     case = {"temperature": options.temperature}
     if name != "embedded":
         sizes = RANDOM_CASES[name]["sizes"]
@@ -303,7 +371,7 @@ def make_case(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(case: str, rows: dict[str, dict[str, Any]]) -> None:
-    """Tables for people: milliseconds of a step and its parts, and in brackets their ratio to the other version."""
+    """Print a table of the milliseconds of a step and of its parts. The ratio to the other version is in brackets."""
     print(f"\n{case:<42}", *(f"{part:>15}" for part in PARTS))
     for method, row in rows.items():
         cells = []
@@ -339,7 +407,7 @@ def describe_run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     if sys.argv[1:] == ["--worker"]:
         serve()
         return

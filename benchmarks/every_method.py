@@ -1,4 +1,4 @@
-"""Every preset, and variants with parts that no preset has: what the tests and the check of a GPU run."""
+"""Every preset, and variants with parts that no preset has. The tests and the GPU check run them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lantern.methods import PRESETS, MethodSpec, acceptance_of, drafts_of, make_
 VALUES = {"k": 4, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5, "window": 2}
 VALUES |= {"weight": 0.8, "budget": 0.1}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    # No delta of 0.2: its residual may be even over five codes, and rounding would decide whether one of them fits.
+    # delta is not 0.2. A residual that is uniform over five codes has 0.2 each, so rounding would decide the test.
     "lantern_official": ("lantern", {"residual": "official", "delta": 0.19}),
     "lantern_matched": ("lantern", {"drafts": "sampled", "tree": "static", "residual": "matched"}),
     "lantern_jensen_shannon": ("lantern", {"acceptance": "jensen_shannon"}),
@@ -22,7 +22,7 @@ METHODS = [*PRESETS, *VARIANTS]
 
 
 def spec_of(name: str) -> MethodSpec:
-    """Return a preset or a variant with the parameters that it takes."""
+    """Return a preset or a variant, with values for the parameters that it requires."""
     preset, parts = VARIANTS.get(name, (name, {}))
     known = {key: value for key, value in PRESETS[preset].items() if key != "window"} | parts
     wanted = {**drafts_of(known.get("drafts")).parameters}

@@ -1,16 +1,19 @@
-"""Memory and seconds of every preset at a published size, with random weights: no download is needed.
+"""Memory and time of every preset at a published model size. Weights are random, so nothing is downloaded.
 
     python benchmarks/full_size.py --size B --grid 4                     # minutes on a CPU
     python benchmarks/full_size.py --size XL --grid 4 --dtype bfloat16   # true width and depth, an image of 16 tokens
     python benchmarks/full_size.py --size XL --device cuda --dtype bfloat16 --batch 4
     python benchmarks/full_size.py --size janus-pro-7b --device cuda --dtype bfloat16   # layers of transformers
-    python benchmarks/full_size.py --size janus-pro-7b --own-layers --device cuda --dtype bfloat16   # ours beside them
+    python benchmarks/full_size.py --size janus-pro-7b --own-layers --device cuda --dtype bfloat16   # Lantern's layers
 
-Per preset: one image (or a batch) from random caption features, or random ids, to pixels, after one that does not
-count. Seconds are those of the prefill, of the steps and of the image decoder; memory is the peak; operations are the
-kernels that a step launches on a GPU, see kernels.py. Random weights give nearly flat distributions: seconds per step
-are real, while seconds per image follow from accepted lengths that real weights do not have. The last line of the
-output is JSON.
+For each preset, one image (or one batch) is generated from random caption features or prompt ids, and decoded to
+pixels. An identical run before it warms up and is not counted.
+
+The output has the seconds of the prefill, of the steps and of the image decoder, and the peak memory. `step_operations`
+is the number of kernels that a step launches on a GPU, see kernels.py. The last line of the output is JSON.
+
+Random weights give nearly uniform distributions. The seconds per step are realistic. The seconds per image are not,
+because they depend on accepted lengths.
 """
 
 from __future__ import annotations
@@ -57,20 +60,29 @@ def name_of(device: torch.device) -> str:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Forgets the peak so far; a CPU's is that of the whole process, from its start."""
+    """Start a new measurement of peak memory on a GPU.
+
+    This has no effect on a CPU, where the peak is that of the whole process.
+    """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_gib(device: torch.device) -> float:
-    """Highest memory in use: the device's, or this process's resident memory on a CPU."""
+    """Return the peak memory in GiB: allocated by PyTorch on a GPU, or resident in this process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / GIB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
 
 
 class Models(NamedTuple):
-    """Models and device of a measurement."""
+    """Models and device of a measurement.
+
+    Attributes:
+        decoding: target, draft model and table of nearest codes.
+        tokenizer: image tokenizer.
+        device: device of all models.
+    """
 
     decoding: DecodingModels
     tokenizer: VQ16
@@ -81,9 +93,9 @@ def make_config(size: str, grid: int | None, **changes: int) -> TargetConfig:
     """Return the sizes of a published target.
 
     Args:
-        size: name of the target.
-        grid: codes of an image's side; None for the target's own, or for LlamaGen's of stage 1.
-        changes: other sizes in place of a transformers model's, such as num_layers.
+        size: name of the target: "B" and so on for LlamaGen, or a published model of transformers.
+        grid: codes per side of the image. None for the published size; for LlamaGen 16, as in its stage 1.
+        changes: sizes to change, such as num_layers. Only for models of transformers.
     """
     if size in MODELS:
         return make_adapter_config(size, grid, **changes)
@@ -92,7 +104,7 @@ def make_config(size: str, grid: int | None, **changes: int) -> TargetConfig:
 
 
 def make_adapter_config(size: str, grid: int | None, **changes: int) -> AdapterConfig:
-    """Return the sizes of a published model of transformers, with prompts of 128 ids; arguments as in `make_config`."""
+    """Return the sizes of a published model of transformers, with prompts of 128 ids. Args as in `make_config`."""
     import transformers
 
     card = CARDS[size]
@@ -102,7 +114,7 @@ def make_adapter_config(size: str, grid: int | None, **changes: int) -> AdapterC
     names |= {"num_key_value_heads": "num_kv_heads", "intermediate_size": "ffn_width"}
     known = {theirs: sizes[name] for theirs, name in names.items()}
     known |= {"vocab_size": sizes["num_prompt_ids"], "pad_token_id": 0}
-    if row.uses_grid_rope:  # GLM-Image's config.json, which the class does not repeat
+    if row.uses_grid_rope:  # from GLM-Image's config.json; the class has other defaults
         known["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     layers = getattr(transformers, row.layers_class).config_class(**known)
     is_guided = not row.uses_grid_rope
@@ -123,7 +135,14 @@ def make_adapter_config(size: str, grid: int | None, **changes: int) -> AdapterC
 def make_random(
     cls: type[torch.nn.Module], config: object, dtype: torch.dtype, device: torch.device
 ) -> torch.nn.Module:
-    """Return a model with random weights, which are made in its dtype."""
+    """Return a model with random weights, which are created in `dtype`, so that no float32 copy takes memory.
+
+    Args:
+        cls: class of the model.
+        config: its sizes.
+        dtype: dtype of the weights.
+        device: device of the weights.
+    """
     model = empty_model(cls, config, dtype, device).eval()
     for parameter in model.parameters():
         torch.nn.init.ones_(parameter) if parameter.ndim == 1 else torch.nn.init.normal_(parameter, std=0.02)
@@ -131,9 +150,9 @@ def make_random(
 
 
 def make_draft(target: TargetModel, dtype: torch.dtype) -> DraftModel | None:
-    """Return a published draft model of the target, or one of Lantern's, with random weights.
+    """Return a draft model with random weights: of a published size if the target has one, else of Lantern's.
 
-    Return None for a target that generates two images, which draft models do not.
+    None if the target generates a smaller image first, which draft models do not support.
     """
     config = target.config
     if config.small_grid:
@@ -141,13 +160,16 @@ def make_draft(target: TargetModel, dtype: torch.dtype) -> DraftModel | None:
     if config.has_qk_norm:
         return make_random(DraftModel, DraftConfig.of_chameleon(config), dtype, target.device)
     draft = cast_weights(DraftModel.from_target(target, 0).eval(), dtype)
-    # LlamaGen's published drafters also look at padded caption rows.
+    # LlamaGen's published draft models also attend to padded prompt positions.
     draft.config = replace(draft.config, masks_text_padding=bool(config.num_prompt_ids))
     return draft
 
 
 def make_decoding_models(options: argparse.Namespace, device: torch.device) -> DecodingModels:
-    """Random models of the asked size, not prepared for decoding, without a table of nearest codes."""
+    """Return random models of the size in `options`.
+
+    They are not prepared for decoding and have no table of nearest codes.
+    """
     dtype, config = getattr(torch, options.dtype), make_config(options.size, options.grid, **options.sizes)
     if isinstance(config, AdapterConfig) and not options.own_layers:
         target = make_random(TransformersTarget, config, dtype, device)
@@ -157,11 +179,14 @@ def make_decoding_models(options: argparse.Namespace, device: torch.device) -> D
 
 
 def make_models(options: argparse.Namespace) -> Models:
-    """Random models of the asked size, and the table of nearest codes of a random codebook."""
+    """Return random models of the size in `options`, prepared for decoding, and an image tokenizer.
+
+    The table of nearest codes is that of the tokenizer's random codebook.
+    """
     device = torch.device(options.device)
     models = make_decoding_models(options, device)
     config = models.target.config
-    with torch.device(device):  # VQ-16 stands for the image tokenizer of every family
+    with torch.device(device):  # VQ-16 replaces the image tokenizers of all model families
         tokenizer = VQ16(VQ16Config(grid=config.grid, codebook_size=config.num_codes)).eval()
     models.nearest_codes = nearest_codes(tokenizer.codebook.detach().cpu(), PARAMETERS["k"], "l2").to(device)
     models.target.prepare_for_decoding()
@@ -171,7 +196,10 @@ def make_models(options: argparse.Namespace) -> Models:
 
 
 def fake_models(options: argparse.Namespace) -> DecodingModels:
-    """Return the same models without weights, to count kernels. The values of the table do not matter."""
+    """Return models of the size in `options` without weights, on the meta device, for counting kernels.
+
+    The table of nearest codes is all zeros, since its values do not change the count.
+    """
     models = make_decoding_models(options, torch.device("meta"))
     num_codes = models.target.config.num_codes
     models.nearest_codes = torch.zeros(num_codes, PARAMETERS["k"], dtype=code_dtype(num_codes))
@@ -187,26 +215,34 @@ def example_of(parameter: Parameter) -> float | str:
 
 
 def make_spec(name: str) -> MethodSpec:
-    """Return the preset with the published trees, and with values for the parameters that it leaves open."""
+    """Return a preset with its published tree, and with example values for its open parameters."""
     wanted = ACCEPTANCE[PRESETS[name].get("acceptance", "exact")].parameters
     open_parameters = [key for key in wanted if key not in PRESETS[name]]
     return make_method(name, **{key: PARAMETERS.get(key, example_of(wanted[key])) for key in open_parameters})
 
 
 def make_sampling(config: TargetConfig, options: argparse.Namespace) -> SamplingConfig:
-    """Return the sampling settings of the papers, without guidance if the target has no null prompt."""
+    """Return the sampling settings of the papers. Guidance is off if the target has no null prompt."""
     cfg_scale = options.cfg_scale if config.null_ids or not config.num_prompt_ids else 1.0
     return SamplingConfig(options.temperature, 1000, 1.0, "top_k_first", cfg_scale)
 
 
 class RandomCaptions:
-    """A text encoder that gives every text a caption of 20 tokens with random features, or random ids."""
+    """Text encoder that returns 20 random tokens for every text: caption features, or ids if the target reads ids.
+
+    Args:
+        config: sizes of the target.
+    """
 
     def __init__(self, config: TargetConfig) -> None:
         self.config = config
 
     def encode(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Features (texts, tokens, channels), or ids (texts, tokens), and mask (texts, tokens)."""
+        """Return random prompts, left-padded.
+
+        Returns:
+            (features, float32 (texts, tokens, channels), or ids, int64 (texts, tokens); mask, bool (texts, tokens)).
+        """
         num_tokens = self.config.num_text_tokens
         generator = torch.Generator().manual_seed(0)
         mask = (torch.arange(num_tokens) >= num_tokens - 20).expand(len(texts), -1)
@@ -217,7 +253,11 @@ class RandomCaptions:
 
 
 def run_image(decoder: Decoder, models: Models, options: argparse.Namespace) -> tuple[dict[str, float], int]:
-    """(seconds by stage, target forwards of the slowest image) of one batch, from caption features to pixels."""
+    """Time one batch, from caption features to pixels.
+
+    Returns:
+        (seconds by stage, number of forward passes of the target for the slowest image).
+    """
     device, seconds, run = models.device, {"noise_s": 0.0, "prefill_s": 0.0}, decoder.run
     prompts = [Prompt(str(i), "") for i in range(options.batch)]
 
@@ -237,7 +277,7 @@ def run_image(decoder: Decoder, models: Models, options: argparse.Namespace) -> 
 
 
 def measure(models: Models, preset: str, options: argparse.Namespace) -> dict[str, float]:
-    """One preset: seconds, steps and memory."""
+    """Measure the seconds, steps and memory of a preset."""
     spec, sampling = make_spec(preset), make_sampling(models.decoding.target.config, options)
     parts = models.decoding if spec.needs_nearest_codes else replace(models.decoding, nearest_codes=None)
     decoder = make_decoder(parts, spec, sampling, stepping=options.stepping)
@@ -255,7 +295,7 @@ def measure(models: Models, preset: str, options: argparse.Namespace) -> dict[st
 
 
 def parse_options() -> argparse.Namespace:
-    """Command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=[*LLAMAGEN_SIZES, *MODELS], default="XL")
     parser.add_argument("--own-layers", action="store_true", help="our layers in place of transformers'")
@@ -274,7 +314,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Build the models once and run every preset."""
+    """Build the models once and measure every preset."""
     options = parse_options()
     options.grid, options.sizes = make_config(options.size, options.grid).grid, {}
     torch.set_num_threads(options.threads)

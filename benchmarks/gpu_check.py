@@ -1,21 +1,23 @@
-"""Check and measure decoding on a GPU, on a machine that has little more than PyTorch.
+"""Check and measurement of decoding on a GPU. The machine needs little more than PyTorch.
 
     make gpu-check
     PYTHONPATH=.:workflow python3 benchmarks/gpu_check.py --parts ABCDE --budget 560 --output FOLDER
     PYTHONPATH=.:workflow python3 benchmarks/gpu_check.py --device cpu --tiny --output FOLDER    # tries the code
 
-It needs torch 2.11 or later, numpy, safetensors, tqdm, pandas, scipy and yaml, but neither the network nor git. Each
-part of `gpu_parts` is a process of its own with a limit, so that a failure ends one part only. A part is skipped if the
-budget would not hold it. FOLDER gets, each as soon as it is known:
+It needs torch 2.11 or later, numpy, safetensors, tqdm, pandas, scipy and yaml. It needs neither the network nor git.
 
-    rows.jsonl     a line for each measurement
-    page.md        the rows as tables, measured beside predicted
-    summary.json   machine, commit, and how each part ended; with all rows
-    profile.csv    the ten longest kernels of steps
-    log.txt        what the parts print
+The check consists of parts, see `gpu_parts`. Each part runs in a separate process with a time limit, so a failure ends
+that part only. A part is skipped if the rest of the budget is too short for it. These files in FOLDER are updated after
+every measurement or part:
 
-The exit code is 1 if a part failed, or if a row is not right: a graph gave other tokens than eager steps, for example.
-This process imports no torch.
+    rows.jsonl     one line per measurement
+    page.md        the measurements as tables, next to their predictions
+    summary.json   machine, commit, how each part ended, and all measurements
+    profile.csv    the ten longest kernels of each profiled step
+    log.txt        the output of the parts
+
+The exit code is 1 if a part failed, or if a check failed. An example of a failed check is a CUDA graph that emits other
+tokens than eager steps. This process does not import torch.
 """
 
 from __future__ import annotations
@@ -38,7 +40,17 @@ RESULTS = ("rows.jsonl", "page.md", "summary.json", "profile.csv", "log.txt")
 
 
 def run_part(letter: str, options: argparse.Namespace, limit_s: float) -> dict[str, Any]:
-    """Run a part in a process of its own; return how it ended and how long it took."""
+    """Run a part in a separate process.
+
+    Args:
+        letter: letter of the part.
+        options: options of the command line.
+        limit_s: seconds after which the process is killed.
+
+    Returns:
+        state: "complete", or why the part ended early.
+        seconds: its duration.
+    """
     command = [sys.executable, "-m", "gpu_parts", letter, "--output", str(options.output), "--device", options.device]
     if options.tiny:
         command.append("--tiny")
@@ -62,7 +74,7 @@ def run_part(letter: str, options: argparse.Namespace, limit_s: float) -> dict[s
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows so far; a line that a killed process left incomplete is none."""
+    """Return the measurements so far. An incomplete line, written by a process that was killed, is ignored."""
     path = folder / "rows.jsonl"
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
@@ -74,7 +86,12 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def write_summary(options: argparse.Namespace, parts: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Write summary.json and page.md; return the rows."""
+    """Write summary.json and page.md, and return the measurements.
+
+    Args:
+        options: options of the command line.
+        parts: letter -> how the part ended, and its seconds.
+    """
     rows = read_rows(options.output)
     machine = next((row for row in rows if row["table"] == "machine"), {})
     machine = {key: value for key, value in machine.items() if key not in ("part", "table", "name")}
@@ -135,5 +152,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the part that runs is ended as well
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the running part is killed, too
     main()

@@ -1,11 +1,13 @@
-"""Kernels that a decoding step launches on a GPU, counted without a GPU.
+"""Number of kernels that a decoding step launches on a GPU, counted without a GPU.
 
     python benchmarks/kernels.py                        # at the sizes of LlamaGen XL, guided, in bfloat16, batch 1
-    python benchmarks/kernels.py --output counts.json   # as JSON too
+    python benchmarks/kernels.py --output counts.json   # also writes JSON
 
-The step runs on fake CUDA tensors, which have a device, a dtype and a shape, but neither values nor memory. An
-operation that is no view counts as one kernel, after composite operations are decomposed. Top-k of many rows counts as
-`TOP_K_KERNELS`. A sort or a cumulative sum counts as one, although it may launch more.
+The step runs on fake CUDA tensors. They have a device, a dtype and a shape, but no values and no memory. Composite
+operations are decomposed first. Then every operation that is not a view counts as one kernel.
+
+There are two exceptions. Top-k of many long rows counts as `TOP_K_KERNELS`. A sort or a cumulative sum counts as one
+kernel, although it may launch more.
 """
 
 from __future__ import annotations
@@ -44,22 +46,22 @@ XL = TargetConfig(
     caption_dim=2048,
 )
 SAMPLING = SamplingConfig(1.0, 1000, 1.0, "top_k_first", 7.5)  # LlamaGen's
-TABLE_COLUMNS = 1001  # LANTERN's k of 1000, and one more that the authors' residuals read
-# Operations with a CUDA kernel of their own, which PyTorch decomposes on other devices.
+TABLE_COLUMNS = 1001  # for LANTERN's k of 1000, plus one that the residuals of its public code read
+# Operations that are one kernel on CUDA, but are decomposed on other devices.
 ATTENTION = "scaled_dot_product_attention"
 FUSED = (ATTENTION, "_fused_rms_norm")
-VIEWS = ("_unsafe_view",)  # views that the schema does not call so
-# PyTorch divides a row of top-k among several blocks if rows are many and long: (rows at least, columns at least).
+VIEWS = ("_unsafe_view",)  # views that are not marked as views
+# PyTorch uses several blocks per row of top-k from these sizes on: (number of rows, number of columns).
 # Source: aten/src/ATen/native/cuda/TensorTopK.cu.
 MANY_BLOCKS = ((4001, 400), (800, 800), (200, 3000), (80, 5000), (41, 8000), (21, 10000), (1, 20000))
 TOP_K_KERNELS = 21
 
 
 class KernelCount(TorchDispatchMode):
-    """Counts the kernels that a block launches on a GPU, on whatever device it runs.
+    """Context that counts the kernels that a block would launch on a GPU. The block may run on any device.
 
     Attributes:
-        by_name: number of kernels by the name of their operation.
+        by_name: number of kernels per name of an operation.
     """
 
     def __init__(self) -> None:
@@ -74,7 +76,7 @@ class KernelCount(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: object, arguments: tuple = (), options: dict | None = None
     ) -> object:
-        """Run an operation, or its parts if it is a composite one, and count it."""
+        """Run an operation and count it. A composite operation is decomposed, and its parts are counted."""
         options = options or {}
         name = function.overloadpacket.__name__
         if function.namespace == "aten" and name not in FUSED:
@@ -83,7 +85,7 @@ class KernelCount(TorchDispatchMode):
             if result is not NotImplemented:
                 return result
         result = function(*arguments, **options)
-        if name == ATTENTION:  # fused attention gives the nodes of a row side by side, heads within
+        if name == ATTENTION:  # the memory layout of fused attention: nodes first, then heads
             result = result.transpose(1, 2).contiguous().transpose(1, 2)
         is_computed = function._schema.is_mutable or any(isinstance(part, torch.Tensor) for part in tree_leaves(result))
         if is_computed and not function.is_view and name not in VIEWS:
@@ -92,6 +94,7 @@ class KernelCount(TorchDispatchMode):
 
 
 def _top_k_kernels(values: torch.Tensor) -> int:
+    """Return the number of kernels of a top-k over the last axis."""
     columns = values.shape[-1]
     num_rows = values.numel() // columns
     least = next(least for rows, least in MANY_BLOCKS if num_rows >= rows)
@@ -99,7 +102,13 @@ def _top_k_kernels(values: torch.Tensor) -> int:
 
 
 def to_fake(owner: object, fake: FakeTensorMode, device: str) -> None:
-    """Replace the tensors of an object, and of its parts, by fake tensors on a device, in place."""
+    """Replace the tensors of an object and of its parts by fake tensors, in place.
+
+    Args:
+        owner: the object, a dict or a list.
+        fake: mode that makes fake tensors.
+        device: device that the fake tensors claim to be on.
+    """
     parts = vars(owner) if hasattr(owner, "__dict__") else owner
     for name, part in parts.items() if isinstance(parts, dict) else enumerate(parts):
         if isinstance(part, torch.device):
@@ -112,7 +121,7 @@ def to_fake(owner: object, fake: FakeTensorMode, device: str) -> None:
 
 
 def random_models(config: TargetConfig, dtype: torch.dtype) -> DecodingModels:
-    """Return a target of random weights, its draft model and a table of nearest codes, not prepared for decoding."""
+    """Return a random target, its draft model and a table of nearest codes, not prepared for decoding."""
     target = cast_weights(TargetModel(config).eval(), dtype)
     draft = cast_weights(DraftModel(DraftConfig.of(config)).eval(), dtype)
     columns = min(TABLE_COLUMNS, config.num_codes - 1)
@@ -123,11 +132,11 @@ def random_models(config: TargetConfig, dtype: torch.dtype) -> DecodingModels:
 def count_kernels(
     make_models: Callable[[], DecodingModels], spec: MethodSpec, sampling: SamplingConfig, batch: int = 1
 ) -> Counter[str]:
-    """Count the kernels of one step on a GPU, by the name of their operation.
+    """Count the kernels of one step on a GPU, by name of the operation.
 
     Args:
-        make_models: makes models that are not prepared for decoding, such as `random_models`, on the meta device, so
-            that they take no memory.
+        make_models: function that returns models which are not prepared for decoding, such as `random_models`. It is
+            called on the meta device, so that weights take no memory.
         spec: the method.
         sampling: temperature, filters and guidance.
         batch: number of images.
@@ -136,7 +145,9 @@ def count_kernels(
     with torch.device("meta"):
         models = make_models()
     to_fake(models, fake, "cpu")
-    decoder = make_decoder(models, spec, sampling, stepping="eager")  # its tree is real, and read here
+    decoder = make_decoder(
+        models, spec, sampling, stepping="eager"
+    )  # the tree keeps real tensors, because its values are read here
     with fake, torch.inference_mode():
         to_fake(decoder, fake, "cuda")
         for model in (models.target, models.draft):
@@ -149,7 +160,7 @@ def count_kernels(
 
 
 def main() -> None:
-    """Print the number of kernels of a step of each of some methods, by PyTorch alone and with Triton's kernels."""
+    """Print the number of kernels per step of several methods: by PyTorch only, and with Lantern's Triton kernels."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, help="file for the counts")
     options = parser.parse_args()

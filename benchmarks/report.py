@@ -1,4 +1,4 @@
-"""The report of a benchmark: the measured commit, and its JSON file. Imports no torch."""
+"""Report of a benchmark: the measured commit, and the JSON file. It does not import torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def commit_of(checkout: Path) -> str | None:
-    """Return a checkout's commit, with "-dirty" if files differ from it; None outside of git, or without git."""
+    """Return the commit of a checkout. "-dirty" is appended if files were changed.
+
+    None if the folder is not in a git repository, or git is not installed.
+    """
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--exclude", "*"]
     try:
         return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
@@ -20,12 +23,12 @@ def commit_of(checkout: Path) -> str | None:
 
 
 def rounded(report: Any) -> Any:
-    """Return a report as JSON values, floats to four digits."""
+    """Return a report as JSON values, with floats rounded to four digits."""
     return json.loads(json.dumps(report), parse_float=lambda digits: float(f"{float(digits):.4g}"))
 
 
 def write_report(report: dict[str, Any], output: Path | None) -> None:
-    """Print the report as the last line, floats to four digits, and write it to `output`, if given."""
+    """Print a report as one line of JSON, with floats rounded to four digits. Also write it to `output`, if given."""
     values = rounded(report)
     if output:
         output.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")

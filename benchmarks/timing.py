@@ -1,4 +1,4 @@
-"""The clocks of all benchmarks: parts of decoding steps, and medians over blocks of calls."""
+"""Clocks of all benchmarks: for parts of decoding steps, and for blocks of calls."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ NUM_BLOCKS = 5
 
 
 class EnoughSteps(Exception):
-    """Ends an image of which no more steps are wanted."""
+    """Exception that ends an image after enough steps were measured."""
 
 
 class PartClock:
-    """Milliseconds of the parts of decoding steps; a decoder's `timer`.
+    """Clock of the parts of decoding steps, to be used as a decoder's `timer`.
 
     Args:
-        max_steps: the number of steps after which `EnoughSteps` is raised; None for no such number.
+        max_steps: number of steps after which it raises `EnoughSteps`. None for no limit.
 
     Attributes:
-        parts: milliseconds of each step, by the name of the part; "other" is the rest of "step".
+        parts: name of a part -> milliseconds in each step. "other" is the rest of "step".
     """
 
     def __init__(self, max_steps: int | None = None) -> None:
@@ -35,7 +35,7 @@ class PartClock:
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
-        """Measure a block as a part of the step that runs."""
+        """Measure a block as a part of the current step."""
         begun = time.perf_counter()
         yield
         self._now[part] += 1000 * (time.perf_counter() - begun)
@@ -51,12 +51,18 @@ class PartClock:
             raise EnoughSteps
 
     def medians(self) -> dict[str, float]:
-        """Return the median milliseconds of each part, by "<part>_ms"."""
+        """Return "<part>_ms" -> median milliseconds of the part."""
         return {f"{name}_ms": median(values) for name, values in self.parts.items()}
 
 
 class Timing(NamedTuple):
-    """Seconds of a call: the median over blocks, the shortest and the longest block."""
+    """Seconds per call.
+
+    Attributes:
+        median: median over blocks of calls.
+        low: seconds per call in the fastest block.
+        high: seconds per call in the slowest block.
+    """
 
     median: float
     low: float
@@ -70,14 +76,16 @@ def time_blocks(
     num_blocks: int = NUM_BLOCKS,
     warm_up_s: float = 0.5,
 ) -> Timing:
-    """Time a call in blocks, after a warm-up in which an idle card raises its clock.
+    """Time a call in blocks of several calls, after a warm-up.
+
+    During the warm-up, an idle GPU raises its clock frequency.
 
     Args:
-        call: what is timed.
-        device: where it runs; on a GPU, events on the current stream are the clock.
-        num_calls: calls of a block, all of which are launched before the host waits.
+        call: function to time.
+        device: device on which it runs. On a GPU, CUDA events measure the time.
+        num_calls: calls per block. On a GPU the host waits only at the end of a block.
         num_blocks: number of blocks.
-        warm_up_s: seconds of calls that do not count; at least one call.
+        warm_up_s: seconds of warm-up; at least one call.
     """
     begun = time.perf_counter()
     while True:
@@ -106,7 +114,7 @@ def _time_block(call: Callable[[], object], device: torch.device, num_calls: int
 
 @contextmanager
 def clock(seconds: dict[str, float], name: str, device: torch.device) -> Iterator[None]:
-    """Add the seconds of a block to a dictionary, the device synchronised."""
+    """Measure a block, and add its seconds to `seconds[name]`. The device is synchronised before and after."""
     synchronise(device)
     begun = time.perf_counter()
     yield
@@ -115,6 +123,6 @@ def clock(seconds: dict[str, float], name: str, device: torch.device) -> Iterato
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until a GPU has done what it was asked to do."""
+    """Wait until a GPU has finished all its work. This does nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,8 +1,12 @@
-"""Makes Snakemake's rule graph a graph of the ten boxes that matter, dot to dot; `make rulegraph`."""
+"""Reduce Snakemake's rule graph to its most important rules, for docs/rulegraph.svg.
+
+`make rulegraph` runs it: it reads a graph in dot format from the standard input and prints a smaller one.
+"""
 
 import re
 import sys
 
+# Rule -> text of its box. All other rules are left out.
 BOXES = {
     "write_prompts": "prompts",
     "train_tokenizer": "image tokenizer",
@@ -10,6 +14,7 @@ BOXES = {
     "train_drafter": "draft model",
     "build_nearest_codes": "nearest codes",
     "generate_images": "images of every method",
+    "score_images": "scores of images",
     "measure_quality": "quality",
     "measure_latency": "latency",
     "measure_total_variation": "total variation",
@@ -18,7 +23,7 @@ BOXES = {
 
 
 def followers(rule: str, edges: dict[str, set[str]]) -> set[str]:
-    """Boxes that come after a rule, with rules that are no boxes skipped."""
+    """Return the boxes that follow a rule. Rules without a box are skipped over."""
     found = set()
     for after in edges.get(rule, ()):
         found |= {after} if after in BOXES else followers(after, edges)
@@ -26,12 +31,12 @@ def followers(rule: str, edges: dict[str, set[str]]) -> set[str]:
 
 
 def descendants(rule: str, edges: dict[str, set[str]]) -> set[str]:
-    """All rules that come after a rule."""
+    """Return all rules that follow a rule, directly or not."""
     return {later for after in edges.get(rule, ()) for later in {after} | descendants(after, edges)}
 
 
 def main() -> None:
-    """Read Snakemake's graph from the standard input, and print the short one."""
+    """Read Snakemake's graph from the standard input, and print the smaller one."""
     text = sys.stdin.read()
     names = dict(re.findall(r'^\s*(\d+)\[label = "([a-z_]+)', text, re.M))
     edges: dict[str, set[str]] = {}

@@ -1,4 +1,6 @@
-"""Draws with a stock model of transformers: its own `generate`, then Jacobi decoding, which gives the same tokens.
+"""Example: generate an image with an unchanged model of transformers.
+
+The model's `generate` runs first. Then Jacobi decoding generates the same tokens in fewer forward passes.
 
 python examples/jacobi_on_transformers.py                         a tiny Janus with random weights, no network
 python examples/jacobi_on_transformers.py path/to/Janus-Pro-1B    weights and processor in transformers' layout
@@ -21,7 +23,7 @@ NAMES = ["<｜begin▁of▁sentence｜>", "<|User|>", "<|Assistant|>", "<begin_o
 
 
 def tiny_model() -> JanusForConditionalGeneration:
-    """Janus with few and small layers: 64 tokens of 64 codes an image."""
+    """Return a tiny random Janus. Its images have 64 tokens, out of 64 codes."""
     torch.manual_seed(0)
     text = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     text |= {"num_attention_heads": 4, "vocab_size": 64}
@@ -40,7 +42,7 @@ def tiny_model() -> JanusForConditionalGeneration:
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer with one token per word, after the names that Janus' prompts need."""
+    """Return a tokenizer with one token per word. The special tokens of Janus' prompts come first."""
     words = [*NAMES, *PROMPT.split(), ":"]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -51,14 +53,20 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def main(path: str | None = None) -> None:
-    """Draws PROMPT both ways."""
+    """Generate PROMPT by the model's `generate` and by Jacobi decoding, and compare the tokens.
+
+    Args:
+        path: folder or hub id of a Janus; None for the tiny model.
+    """
     if path is None:
         model, tokenizer, grid = tiny_model(), tiny_tokenizer(), 8
     else:
         model = JanusForConditionalGeneration.from_pretrained(path).eval()
         tokenizer, grid = AutoTokenizer.from_pretrained(path), None
     ours = lantern.from_transformers(model, tokenizer, grid=grid)
-    images = ours.generate(PROMPT, method="jacobi", temperature=0.0)  # without one, as its generation config says
+    images = ours.generate(
+        PROMPT, method="jacobi", temperature=0.0
+    )  # without `temperature`, that of the generation config applies
 
     ids, mask = ours.encoder.encode([PROMPT])
     options = {"generation_mode": "image", "do_sample": False, "guidance_scale": ours.sampling.cfg_scale}

@@ -7,10 +7,13 @@ __all__ = ["Images", "Model", "custom_generate", "from_transformers", "load"]  #
 
 
 def __getattr__(name: str):
-    """Import a public name when it is first used, since planning a workflow imports this package without torch.
+    """Import a public name of the package when it is first used.
 
-    The module is named by a string. An import statement would make that module part of the code fingerprint of every
-    stage that imports this package.
+    Snakemake imports this package when it plans the workflow. This import must not load torch.
+
+    A stage of the workflow runs again if a module that it imports has changed. The workflow finds these modules from
+    import statements. This function names modules by strings, so that a stage does not depend on them just because it
+    imports the package.
     """
     homes = {
         "custom_generate": "lantern.within_generate",

@@ -1,4 +1,4 @@
-"""Additive attention masks: 0 where a query sees a key, -inf elsewhere."""
+"""Additive attention masks: 0 if a query sees a key, -inf otherwise."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ def prefix_mask(text_mask: torch.Tensor, length: int, dtype: torch.dtype) -> tor
     """Return a causal mask that hides padding of the prompts. A padded position still sees itself.
 
     Args:
-        text_mask: bool (rows, num_text_tokens), True for prompt tokens and False for padding.
+        text_mask: bool (sequences, num_text_tokens), True for prompt tokens and False for padding.
         length: length of the sequences.
         dtype: dtype of the mask.
 
     Returns:
-        Additive mask, (rows, 1, length, length).
+        Additive mask, (sequences, 1, length, length).
     """
     visible = torch.ones(text_mask.shape[0], length, length, dtype=torch.bool, device=text_mask.device).tril_()
     visible[:, :, : text_mask.shape[1]] &= text_mask[:, None, :]
@@ -29,16 +29,17 @@ def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def window_table(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the mask of new nodes among one another, for `KVCache.mask`.
+    """Return the attention mask of new tokens, the nodes of a draft tree, among one another.
 
-    The first column represents all earlier slots, which are visible (0). The last column represents all later slots,
-    which are hidden (-inf). The columns between them are the slots of the nodes.
+    `KVCache.mask` expands the result to all slots of a cache. The first column represents all earlier slots, which are
+    visible (0). The last column represents all later slots, which are hidden (-inf). The columns between them are the
+    slots of the nodes.
 
     Args:
-        visible: bool (batch or 1, queries, slots of the nodes).
+        visible: whether a node sees the slot of another one, bool (batch or 1, nodes, slots of the nodes).
         dtype: dtype of the mask.
 
     Returns:
-        Additive mask, (batch or 1, queries, slots of the nodes + 2).
+        Additive mask, (batch or 1, nodes, slots of the nodes + 2).
     """
     return F.pad(F.pad(additive(visible, dtype), (1, 0)), (0, 1), value=float("-inf"))

@@ -1,4 +1,7 @@
-"""Nearest codes: for every code of the codebook, its k nearest other codes."""
+"""Nearest codes: a table of the k nearest other codes of each code in the codebook.
+
+Some models also have a token that ends each line of codes. Functions to add and drop these tokens are here, too.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ def code_dtype(vocab: int) -> torch.dtype:
 
 
 def drop_line_ends(tokens: torch.Tensor, grid: int) -> torch.Tensor:
-    """Return the codes of square images without the tokens that end lines.
+    """Return the codes of square images without the tokens that end lines, (..., grid * grid).
 
     Args:
-        tokens: tokens of images, (..., grid * (grid + 1)). With any other number of tokens there are no line ends, and
-            the tokens are returned unchanged.
-        grid: number of lines of an image, and of codes per line.
+        tokens: tokens of images, (..., grid * (grid + 1)). If the number of tokens is different, the images have no
+            line ends, and the tokens are returned unchanged.
+        grid: number of lines of an image, and number of codes per line.
     """
     if tokens.shape[-1] != grid * (grid + 1):
         return tokens
@@ -27,24 +30,31 @@ def drop_line_ends(tokens: torch.Tensor, grid: int) -> torch.Tensor:
 
 
 def add_line_ends(codes: torch.Tensor, grid: int, line_end: int) -> torch.Tensor:
-    """Return the codes of square images with a token after every line, (..., grid * (grid + 1)).
+    """Return the tokens of square images: their codes, with a line-end token after every line.
 
     Args:
         codes: codes of images, (..., grid * grid).
-        grid: number of lines of an image, and of codes per line.
-        line_end: the token.
+        grid: number of lines of an image, and number of codes per line.
+        line_end: the line-end token.
+
+    Returns:
+        The tokens, (..., grid * (grid + 1)).
     """
     return F.pad(codes.unflatten(-1, (grid, -1)), (0, 1), value=line_end).flatten(-2)
 
 
 def with_line_end(table: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Pad a table of nearest codes with rows for the tokens that end lines.
+    """Pad a table of nearest codes with a row for each token that is not a code, such as the line-end token.
 
-    The values of these rows do not matter: at the end of a line no other token has probability.
+    These rows hold code 0 in all columns. This has no effect: wherever a line-end token is drafted, the target
+    gives code 0 the probability 0.
 
     Args:
         table: nearest codes, (codes, columns).
         vocab_size: number of rows of the result.
+
+    Returns:
+        The table, (vocab_size, columns).
     """
     return F.pad(table, (0, 0, 0, vocab_size - len(table)))
 
@@ -54,17 +64,18 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
 
     Args:
         codebook: code vectors, (vocab, code_dim).
-        k: number of neighbours per code, from 1 to vocab - 1.
-        neighbours: "l2" compares the vectors as stored, like the LANTERN authors' table. "l2_normalised" compares unit
-            vectors, which an l2-normalised tokenizer decodes; cosine distance gives the same order. "random" is a
-            random order of the other codes, as a control.
+        k: number of nearest codes in the table, from 1 to vocab - 1.
+        neighbours: measure of distance. "l2" compares the vectors as they are stored, like the LANTERN authors' table.
+            "l2_normalised" compares the vectors at unit length, which is what a tokenizer with a normalised codebook
+            decodes. Cosine distance gives the same order. "random" sorts the other codes at random, as a control.
         seed: random seed of "random".
 
     Returns:
-        Table (vocab, k) of dtype `code_dtype`, nearest first. Ties go to the lower code.
+        Integer table (vocab, k) of the dtype from `code_dtype`, nearest first. Of codes at the same distance, the lower
+        one comes first.
 
     Raises:
-        ValueError: k is out of range, or `neighbours` is unknown.
+        ValueError: k is out of range, or `neighbours` is none of these three names.
 
     Source: jadohu/LANTERN entrypoints/generate_codebook.py for "l2" (it keeps all vocab - 1 columns).
     """
@@ -75,7 +86,7 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
     rows = codebook.double() if neighbours == "l2" else F.normalize(codebook.double(), dim=-1)
     generator = torch.Generator().manual_seed(seed)
     table = torch.empty(vocab, k, dtype=code_dtype(vocab))
-    for begin in range(0, vocab, 1024):  # in chunks, since a 16384 x 16384 matrix of doubles takes 2 GiB
+    for begin in range(0, vocab, 1024):  # in chunks, since all distances of 16384 codes take 2 GiB as doubles
         chunk = slice(begin, min(begin + 1024, vocab))
         if neighbours == "random":
             distance = torch.rand(chunk.stop - begin, vocab, generator=generator, dtype=torch.float64)

@@ -1,6 +1,6 @@
-"""Checks of custom drafters and acceptances.
+"""Checks of drafters and acceptances that a user has written.
 
-Every error message names the class, the function that was called, and the decoding method.
+Every error message states the class, the function that was called, and the decoding method.
 """
 
 from __future__ import annotations
@@ -30,11 +30,20 @@ _ACCEPTANCE_FUNCTIONS = (
 
 
 class CustomPartError(ValueError):
-    """An error that a custom class raised, or a wrong value that it returned."""
+    """An error in a user's class: an exception that it raised, or a wrong value that it returned."""
 
 
 def named(call: Callable[Arguments, Result], path: str, spec: MethodSpec) -> Callable[Arguments, Result]:
-    """Wrap a function of the class `path` so that its errors become a `CustomPartError`."""
+    """Wrap a function of a user's class, so that its exceptions become a `CustomPartError`.
+
+    Args:
+        call: the function.
+        path: the class, "module:Class", for the error message.
+        spec: the decoding method, for the error message.
+
+    Returns:
+        The wrapped function. An out-of-memory error is raised as it is.
+    """
 
     def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         try:
@@ -48,22 +57,24 @@ def named(call: Callable[Arguments, Result], path: str, spec: MethodSpec) -> Cal
     return run
 
 
-# Custom objects have the type Any below, since they may lack attributes that they should have.
+# Objects of a user's class have the type Any below, since they may lack attributes that they should have.
 
 
 def watch_drafter(drafter: Any, path: str, spec: MethodSpec, sampling: SamplingConfig, vocab_size: int) -> None:
-    """Make a custom drafter check each of its proposals. The drafter is changed in place.
+    """Make a user's drafter check each of its proposals. The drafter is changed in place.
+
+    From then on, its functions raise a `CustomPartError` if they fail or return a wrong result.
 
     Args:
         drafter: the drafter.
         path: class of the drafter, "module:Class".
-        spec: the method.
+        spec: the decoding method.
         sampling: temperature and filters.
-        vocab_size: number of tokens.
+        vocab_size: number of tokens in the target's vocabulary.
 
     Raises:
-        CustomPartError: the drafter lacks an attribute, or attributes contradict each other. Functions of the drafter
-            raise it for wrong results.
+        CustomPartError: the drafter lacks the attribute `tree` or `max_depth`, or `max_depth` is not the depth of the
+            tree.
     """
     for name in ("tree", "max_depth"):
         _require(hasattr(drafter, name), drafter, "make", spec, f"a drafter with the attribute {name}", "none")
@@ -86,9 +97,13 @@ def watch_drafter(drafter: Any, path: str, spec: MethodSpec, sampling: SamplingC
 
 
 def watch_acceptance(acceptance: Any, spec: MethodSpec) -> None:
-    """Make a custom acceptance check its results. The acceptance is changed in place.
+    """Make a user's acceptance check its results. The acceptance is changed in place.
 
-    Its functions raise a `CustomPartError` for wrong results.
+    From then on, its functions raise a `CustomPartError` if they fail or return a wrong result.
+
+    Args:
+        acceptance: the acceptance.
+        spec: the decoding method.
     """
     relaxed_prob = acceptance.relaxed_prob
 
@@ -112,7 +127,11 @@ def watch_acceptance(acceptance: Any, spec: MethodSpec) -> None:
 
 
 def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Tensor]:
-    """Return the function `admits` of a custom bound, with a check that it returns prefixes."""
+    """Return the function `admits` of a user's bound, with a check of its result.
+
+    The result states which sets of nearest codes are within the bound. After the first False all must be False. The
+    last entry is exempt, since it is about a set with the draft itself, see `RelaxedSets.admits`.
+    """
     admits = acceptance.admits
 
     def checked(mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
@@ -128,10 +147,14 @@ def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Te
 
 
 def watch_verifier(verifier: Any, spec: MethodSpec) -> None:
-    """Make the verifier of a custom acceptance raise its errors as a `CustomPartError`, in place.
+    """Turn exceptions in the verifier of a user's acceptance into a `CustomPartError`.
+
+    Args:
+        verifier: the verifier, changed in place.
+        spec: the decoding method.
 
     Raises:
-        CustomPartError: the verifier defines an attribute of an earlier version.
+        CustomPartError: the verifier defines `draws_target_tokens`, the old name of `samples_target_tokens`.
     """
     if hasattr(verifier, "draws_target_tokens"):
         raise CustomPartError(
@@ -178,7 +201,21 @@ def _check_tensor(
     dtype: torch.dtype | None = None,
     what: str = "",
 ) -> None:
-    """Check the shape and dtype of a tensor. The dtype None allows any floating dtype."""
+    """Check the shape and dtype of a tensor that a user's function returned.
+
+    Args:
+        found: the returned value.
+        shape: shape that it must have.
+        part: the drafter or acceptance to which the function belongs.
+        call: name of the function.
+        spec: the decoding method.
+        dtype: dtype that the tensor must have. None allows any floating-point dtype.
+        what: name of the tensor with a comma, such as "tokens, ", for the error message. Empty if the function returns
+            only this tensor.
+
+    Raises:
+        CustomPartError: the value is not a tensor, or has another shape or dtype.
+    """
     kind = "a tensor of a floating dtype" if dtype is None else f"a tensor of {dtype}"
     wanted = f"{what}{kind} of shape {tuple(shape)}"
     if not isinstance(found, torch.Tensor):
@@ -202,5 +239,8 @@ def _error(part: object, call: str, spec: MethodSpec, wanted: str, found: object
 
 
 def _is_readable(tensor: torch.Tensor) -> bool:
-    """Return whether the values of a tensor may be read, which is impossible while a CUDA graph is captured."""
+    """Return whether the host can read the values of a tensor now.
+
+    It cannot read values on a GPU while a CUDA graph is captured.
+    """
     return tensor.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()

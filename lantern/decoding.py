@@ -1,13 +1,14 @@
 """The decoding loop: autoregressive and speculative generation of a batch of images.
 
-A step of `TreeDecoder` has four parts. The drafter proposes a tree, the target runs once over all its nodes, the
-verifier decides which drafts are accepted, and the accepted drafts and one more token are committed. In autoregressive
-decoding the tree has only a root.
+A step of `TreeDecoder` has four parts. The drafter proposes a tree. The target runs once over all its nodes. The
+verifier decides which drafts are accepted. Then the accepted drafts and one more token are committed, that is, added to
+the image. In autoregressive decoding the tree has only a root, the last token.
 
-Every step changes the state in place. On a GPU, steps have fixed shapes and read nothing back to the host, and the loop
-checks for complete images only when there may be some. On a CPU the loop checks before every step. Between steps the
-loop limits attention to the slots in use: before every step on a CPU, and every few steps if there are several CUDA
-graphs.
+Every step changes the state in place. On a GPU, steps have fixed shapes and read nothing back to the host. The loop
+checks for complete images before every step on a CPU. On a GPU it checks only when some images may be complete.
+
+The loop also restricts attention to the used slots of the key/value cache. It updates this limit before every step on a
+CPU. On a GPU with several CUDA graphs, it does so every few steps.
 """
 
 from __future__ import annotations
@@ -49,32 +50,37 @@ def make_decoder(
 ) -> Decoder:
     """Make the decoder of a method.
 
+    It is a `TreeDecoder`, unless the declaration of the method's drafts names another class in `DraftsRow.loop`.
+
     Args:
-        models: prepared models. The draft model and the table may be None if the method needs none.
+        models: models that are prepared for decoding. The draft model and the table of nearest codes may be None if the
+            method does not need them.
         spec: the method.
         sampling: temperature, filters and guidance.
-        records_margins: whether the target's margins are recorded, which is slower. The autoregressive reference needs
-            them.
-        stepping: how steps are run, see `StepRunner`.
+        records_margins: whether to record the margin of each token, the gap between the scores of its two best codes.
+            This is slower. Only autoregressive decoding needs it, if other methods are compared with it.
+        stepping: how steps are run: "auto", "eager" or "graph", see `StepRunner`.
 
     Raises:
-        ValueError: a part that the method needs is missing, or k exceeds the columns of the table.
+        ValueError: the method needs a draft model or a table that is None, or its k is larger than the number of
+            columns of the table.
     """
     loop = load_class(spec.drafts_row.loop)
     return loop(models, spec, sampling, records_margins=records_margins, stepping=stepping)
 
 
 class Decoder:
-    """The base class of decoders, which generate images step by step with one method. A subclass defines `step`.
+    """Base class of decoders, which generate images step by step with one method. A subclass defines `step`.
 
     The data of a batch is in a `DecodingState`.
 
     Args:
-        models: prepared models.
+        models: models that are prepared for decoding.
         spec: the method.
         sampling: temperature, filters and guidance.
+        drafter: proposes trees of drafts.
         max_depth: largest number of tokens that a step emits, minus 1.
-        num_slots: slots of the target's cache.
+        num_slots: number of slots per image in the target's key/value cache.
         reach: number of slots that a step may fill, counted from the slot of the last emitted token.
         noise_window: number of positions whose noise is in memory at once. None chooses it from the available memory.
         records_margins: see `make_decoder`.
@@ -82,12 +88,12 @@ class Decoder:
 
     Attributes:
         runner: runs steps, eagerly or as a CUDA graph. If there is an observer or a timer, steps are run eagerly.
-        on_forward: None, or a function that `generate` calls before the prefill and before every step. It does not
-            prevent CUDA graphs.
-        observer: None, or a function that is called with the `Outcome` of every step with drafts, for a measurement.
-        score_observer: None, or a function that is called with the `Scores` of every step, for a measurement.
-        timer: returns the context manager for a part of a step: "draft", "target", "score", "verify" or "commit", all
-            within "step".
+        on_forward: None, or a function that is called before the prefill and before every step. It does not prevent
+            CUDA graphs.
+        observer: None, or a function that measurements set. `TreeDecoder` calls it with the `Outcome` of every step.
+        score_observer: None, or a function that measurements set. It is called with the `Scores` of every step.
+        timer: function that returns a context manager for a part of a step, by its name: "draft", "target", "score",
+            "verify" or "commit". The name "step" is for the whole step.
     """
 
     def __init__(
@@ -95,6 +101,7 @@ class Decoder:
         models: DecodingModels,
         spec: MethodSpec,
         sampling: SamplingConfig,
+        drafter: Drafter[Any],
         *,
         max_depth: int,
         num_slots: int,
@@ -107,6 +114,7 @@ class Decoder:
         self.models = models
         self.spec = spec
         self.sampling = sampling
+        self.drafter = drafter
         self.records_margins = records_margins
         self.target = models.target
         self.num_tokens = config.num_image_tokens
@@ -128,18 +136,27 @@ class Decoder:
         raise NotImplementedError
 
     def stepped(self, stepping: str) -> Decoder:
-        """Return a copy of this decoder that runs steps in another way, see `StepRunner`."""
+        """Return a copy of this decoder that runs steps in another way.
+
+        Args:
+            stepping: the mode of `StepRunner`: "auto", "eager" or "graph".
+        """
         other = copy(self)
         other.runner = StepRunner(stepping, self.device, self.spec.name)
         return other
 
     @property
     def noise_streams(self) -> tuple[str, ...]:
-        """Names of the noise that this method reads."""
+        """Names of the noise streams that this method reads. A stream is an independent field of random numbers."""
         return () if self.sampling.is_greedy else ("target",)
 
     def make_noise(self, run_seed: int, prompt_id: str) -> ImageNoise:
-        """Make the noise of one image for `generate`. Any thread may call this."""
+        """Make the noise of one image for `generate`. Any thread may call this.
+
+        Args:
+            run_seed: random seed of the run.
+            prompt_id: id of the prompt. The same seed and id give the same noise.
+        """
         sizes = (self.num_tokens, self.target.config.vocab_size, self.noise_window)
         return ImageNoise(run_seed, prompt_id, self.noise_streams, *sizes, self.device)
 
@@ -150,8 +167,11 @@ class Decoder:
         Args:
             features: prompts, padded on the left: caption features (batch, num_text_tokens, caption_dim), or ids, int64
                 (batch, num_text_tokens).
-            mask: bool, (batch, num_text_tokens): True for tokens of the prompt, False for padding.
-            fields: noise of the images, see `make_noise`.
+            mask: bool (batch, num_text_tokens), True for tokens of the prompt, False for padding.
+            fields: noise of each image, from `make_noise`.
+
+        Returns:
+            The tokens of the images, and how they were decoded.
 
         Raises:
             FloatingPointError: the model's logits are not finite. The message names the prompt and the step.
@@ -165,7 +185,7 @@ class Decoder:
 
     @without_cudnn_attention()
     def allocate(self, num_rows: int) -> DecodingState:
-        """Make the state of `num_rows` images that have no prompts yet."""
+        """Make the state of `num_rows` images, without prompts. `fill` adds the prompts."""
         with torch.inference_mode():
             state = self._make_state(num_rows)
         least = self.num_text + 1 + self._reach
@@ -188,7 +208,7 @@ class Decoder:
             margins=torch.zeros(num_rows, width, device=device) if self.records_margins else None,
             num_steps=torch.zeros(num_rows, dtype=torch.int64, device=device),
             step_log=torch.zeros(num_rows, n, 3, dtype=torch.int64, device=device),
-            drafter_state=self._allocate_drafts(num_rows, noise),
+            drafter_state=self.drafter.allocate(num_rows, noise),
         )
 
     @torch.inference_mode()
@@ -201,14 +221,14 @@ class Decoder:
         mask: torch.Tensor,
         fields: Sequence[ImageNoise],
     ) -> None:
-        """Give some batch rows new prompts: run the prompts through the target and emit image token 0.
+        """Put new prompts into some rows of the batch, run them through the target, and emit image token 0.
 
         Args:
             state: the state, changed in place.
-            rows: indices into the batch, one per prompt.
-            features: as in `generate`.
-            mask: as in `generate`.
-            fields: as in `generate`.
+            rows: batch indices, one per prompt.
+            features: prompts, as in `generate`.
+            mask: mask of the prompts, as in `generate`.
+            fields: noise of each image, from `make_noise`.
         """
         index = torch.tensor(list(rows), device=self.device)
         features = features.to(self.device)
@@ -234,22 +254,19 @@ class Decoder:
         if state.margins is not None:
             state.margins[:, :1].index_copy_(0, index, margins_of(keys))
         ids = features if self.target.config.num_prompt_ids else None
-        self._fill_drafts(state, index, Prefill(hidden, mask, first, ids))
-
-    def _allocate_drafts(self, num_rows: int, noise: NoiseField) -> object:
-        """Return the drafter's state for a batch, or None without a drafter."""
-        return None
-
-    def _fill_drafts(self, state: DecodingState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Prepare the drafter's state for new prompts in some batch rows, int64 (prompts,)."""
+        self.drafter.fill(state.drafter_state, index, Prefill(hidden, mask, first, ids))
 
     @torch.inference_mode()
     @without_cudnn_attention()
     def run(self, state: DecodingState, num_complete: int) -> None:
-        """Run steps until `num_complete` batch rows are complete. Rows without a prompt count as complete.
+        """Run steps until `num_complete` images of the batch are complete. Rows without a prompt count as complete.
+
+        Args:
+            state: the state, changed in place.
+            num_complete: number of complete images at which to stop.
 
         Raises:
-            FloatingPointError: as in `generate`.
+            FloatingPointError: the model's logits are not finite. The message names the prompt and the step.
         """
         observers = (self.observer, self.score_observer)
         is_watched = any(observer is not None for observer in observers) or self.timer is not nullcontext
@@ -269,7 +286,11 @@ class Decoder:
                     step(state)
 
     def _limit_slots(self, state: DecodingState, tokens_per_step: int) -> int:
-        """Limit the slots that steps read to little more than the slots in use.
+        """Restrict attention to the used slots of the cache, and to the slots that the next steps will fill.
+
+        Args:
+            state: the state, changed in place.
+            tokens_per_step: largest number of tokens that a step emits.
 
         Returns:
             The number of steps that may follow before the next call.
@@ -287,10 +308,10 @@ class Decoder:
         return self.num_tokens if used >= self.num_slots else fewest + (used - needed) // tokens_per_step
 
     def _score(self, state: DecodingState, hidden: torch.Tensor, positions: torch.Tensor) -> Scores:
-        """Return the target's scores of some nodes.
+        """Compute the target's scores of some nodes, that is, their logits and the values derived from them.
 
         Args:
-            state: the state.
+            state: the state, for its noise.
             hidden: hidden states of the nodes, (branches, batch, nodes, dim).
             positions: image position that each node predicts, int64 (batch, nodes).
         """
@@ -303,13 +324,13 @@ class Decoder:
     def _log_step(
         self, state: DecodingState, num_accepted: torch.Tensor, node: torch.Tensor, is_finite: torch.Tensor
     ) -> None:
-        """Record a step. All arguments are (batch,).
+        """Add a step to `state.step_log`, and the number of its tokens to `state.lengths`.
 
         Args:
             state: the state, changed in place.
-            num_accepted: number of emitted tokens minus 1, int64.
-            node: deepest accepted node, int64.
-            is_finite: whether the logits at that node were finite, bool.
+            num_accepted: number of emitted tokens minus 1, int64 (batch,).
+            node: deepest accepted node, int64 (batch,).
+            is_finite: whether the logits at that node were finite, bool (batch,).
         """
         entry = torch.stack([num_accepted, node, is_finite.long()], dim=1)
         state.step_log.scatter_(1, state.num_steps[:, None, None].expand(-1, 1, 3), entry[:, None])
@@ -318,7 +339,7 @@ class Decoder:
 
 
 class TreeDecoder(Decoder):
-    """Decodes with a tree of drafts per step. In autoregressive decoding the tree is its root.
+    """Decoder that verifies a tree of drafts per step. In autoregressive decoding the tree has only a root.
 
     Args:
         models: see `make_decoder`.
@@ -328,11 +349,11 @@ class TreeDecoder(Decoder):
         stepping: see `make_decoder`.
 
     Attributes:
-        drafter: proposes trees.
         verifier: decides which drafts are accepted.
 
     Raises:
-        ValueError: a part that the method needs is missing, or k exceeds the columns of the table.
+        ValueError: the method needs a draft model or a table of nearest codes that is None, or its k is too large for
+            the table.
     """
 
     def __init__(
@@ -347,17 +368,18 @@ class TreeDecoder(Decoder):
         config = models.target.config
         if models.nearest_codes is not None:
             models = replace(models, nearest_codes=with_line_end(models.nearest_codes, config.vocab_size))
-        self.drafter = _make_drafter(models, spec, sampling)
+        drafter = _make_drafter(models, spec, sampling)
         embedding = models.target.token_embedding.weight
-        self.verifier = self.drafter.verifier or make_verifier(spec, sampling, models.nearest_codes, embedding)
-        tree = self.drafter.tree
-        max_depth = self.drafter.max_depth
+        self.verifier = drafter.verifier or make_verifier(spec, sampling, models.nearest_codes, embedding)
+        tree = drafter.tree
+        max_depth = drafter.max_depth
         is_static = isinstance(tree, DraftTree)
         num_nodes = tree.num_nodes if is_static else tree.num_nodes + 1  # options of a dynamic tree omit the root
         super().__init__(
             models,
             spec,
             sampling,
+            drafter,
             max_depth=max_depth,
             num_slots=round_slots(config.num_text_tokens + config.num_image_tokens + num_nodes),
             reach=num_nodes,
@@ -370,7 +392,10 @@ class TreeDecoder(Decoder):
         self._window = window_table(tree.ancestors, self.dtype) if is_static else None
 
     def with_draft_probs(self) -> TreeDecoder:
-        """Return a copy of this decoder that runs eagerly and whose proposals hold `draft_probs`."""
+        """Return a copy of this decoder for measurements.
+
+        It runs eagerly, and its proposals hold the draft distributions, `Proposal.draft_probs`.
+        """
         other = copy(self)
         other.runner = StepRunner("eager", self.device, self.spec.name)
         other.drafter = self.drafter.with_draft_probs()
@@ -378,16 +403,10 @@ class TreeDecoder(Decoder):
 
     @property
     def noise_streams(self) -> tuple[str, ...]:
-        """Names of the noise that this method reads."""
+        """Names of the noise streams that this method reads."""
         if self.sampling.is_greedy:
             return ()
         return ("target", *self.drafter.noise_streams, *self.verifier.noise_streams)
-
-    def _allocate_drafts(self, num_rows: int, noise: NoiseField) -> object:
-        return self.drafter.allocate(num_rows, noise)
-
-    def _fill_drafts(self, state: DecodingState, rows: torch.Tensor, prefill: Prefill) -> None:
-        self.drafter.fill(state.drafter_state, rows, prefill)
 
     @torch.inference_mode()
     def step(self, state: DecodingState) -> None:
@@ -405,21 +424,39 @@ class TreeDecoder(Decoder):
         if self.observer is not None:
             self.observer(outcome)
         with self.timer("commit"):
+            self.drafter.observe(state.drafter_state, outcome, state.lengths)
             self._commit(state, outcome)
 
     def _run_target(self, state: DecodingState, proposal: Proposal) -> torch.Tensor:
-        """Return the target's hidden states of the nodes of a tree, (branches, batch, nodes, dim)."""
+        """Run the target over the nodes of a tree, and return their hidden states.
+
+        The keys and values of the nodes are stored in the cache, after those of the tokens so far.
+
+        Args:
+            state: the state. Its cache is changed in place.
+            proposal: the tree and the tokens of its nodes.
+
+        Returns:
+            (branches, batch, nodes, dim).
+        """
         root_slot = state.lengths[:, None] + (self.num_text - 1)
         table = self._window
         if table is None:  # a dynamic tree differs from step to step
             table = window_table(proposal.tree.ancestors, self.dtype)
         mask = state.cache.mask(table, root_slot[:, 0])
-        tokens = proposal.tokens.clamp(min=0)  # a missing draft is -1, which is no row of the embedding
+        tokens = proposal.tokens.clamp(min=0)  # a missing draft is -1, which the embedding cannot look up
         rotary_positions = root_slot + proposal.tree.depths
         return self.target.extend(state.cache, tokens, root_slot + self._nodes, rotary_positions, mask)
 
     def _commit(self, state: DecodingState, outcome: Outcome) -> None:
-        """Emit the tokens of the accepted path and keep its keys and values in the cache."""
+        """Emit the accepted drafts and the token after them. Make the cache hold only the accepted path of the tree.
+
+        The keys and values of the path are moved to the first slots of the tree. Later steps overwrite the others.
+
+        Args:
+            state: the state, changed in place.
+            outcome: result of verification.
+        """
         path = outcome.path
         positions = state.lengths[:, None] + self._steps
         if not self._is_chain:
@@ -431,12 +468,20 @@ class TreeDecoder(Decoder):
             keys = outcome.scores.keys
             keys = keys.gather(1, path[..., None].expand(-1, -1, keys.shape[2]))
             state.margins.scatter_(1, positions, margins_of(keys))
-        self.drafter.observe(state.drafter_state, outcome, state.lengths)
         self._log_step(state, outcome.num_accepted, path[:, -1], outcome.is_finite)
 
 
 def _make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter[Any]:
-    """Make the drafter of a method, and check that the models and the tree fit it."""
+    """Make the drafter of a method.
+
+    Args:
+        models: models that are prepared for decoding.
+        spec: the method.
+        sampling: temperature, filters and guidance.
+
+    Raises:
+        ValueError: the method needs a draft model and there is none, or the drafter's trees are too deep.
+    """
     if spec.needs_draft_model:
         models.require_draft(spec.label)
     kind: type[Drafter[Any]] = load_class(spec.drafts_row.path)
@@ -456,7 +501,7 @@ def margins_of(keys: torch.Tensor) -> torch.Tensor:
     """Return the gap between the two largest keys of each node, (batch, nodes).
 
     Args:
-        keys: (batch, nodes, vocab).
+        keys: log-probabilities plus the target's noise, whose argmax is the sampled token, (batch, nodes, vocab).
     """
     best = keys.topk(2, dim=-1).values
     return best[..., 0] - best[..., 1]

@@ -54,12 +54,13 @@ class Generation:
         target_forwards: number of forward passes of the target, int64 (batch,).
         step_lengths: number of tokens that each forward pass of the target emitted, int64 (batch, tokens). Padded with
             zeros, so that each row sums to `tokens`.
-        accepted_lengths: number of drafts that each step accepted, int64 (batch, steps). Drafts past the end of the
-            image count. -1 if the image was complete before the step.
-        accepted_nodes: deepest accepted node of each step, int64 (batch, steps). 0 is the root; -1 as above.
+        accepted_lengths: number of drafts that each step accepted, int64 (batch, steps). Accepted drafts after the end
+            of the image count, too. -1 if the image was complete before the step.
+        accepted_nodes: number of the deepest accepted node of the draft tree in each step, int64 (batch, steps). 0 is
+            the root. -1 if the image was complete before the step.
         is_substituted: whether a token differs from the target's sample at its node, bool (batch, tokens).
-        margins: gap between the two largest perturbed log-weights at each token, in nats, float32 (batch, tokens).
-            (batch, 0) unless margins were recorded.
+        margins: gap between the two largest log-probabilities, after the sampling noise is added, at each token, in
+            nats, float32 (batch, tokens). (batch, 0) unless margins were recorded.
     """
 
     codes: torch.Tensor
@@ -82,8 +83,8 @@ class DecodingState:
         noise: noise of the images.
         cache: the target's key/value cache.
         tokens: the emitted tokens, int64 (batch, tokens + overshoot).
-        lengths: number of tokens emitted so far, int64 (batch,), at most the number of an image. A batch row without a
-            prompt counts as complete.
+        lengths: number of tokens emitted so far, int64 (batch,), at most the number of tokens of an image. A batch row
+            without a prompt counts as complete.
         is_substituted: whether a token differs from the target's sample, bool, shaped like `tokens`.
         margins: gaps as in `Generation`, float32, shaped like `tokens`. None unless margins are recorded.
         num_steps: number of steps of each image, int64 (batch,).

@@ -1,10 +1,12 @@
 """Draft trees: the drafts that are verified together in one forward pass.
 
 Node 0 is the root, the last emitted token. Every other node is a draft for the position after its parent. A parent
-comes before its children, and siblings are numbered in drafting order. A *static* tree is defined by a list of choices
-and never changes. A *dynamic* tree (EAGLE-2) is chosen in every step from the draft model's probabilities.
+comes before its children, and siblings are numbered in drafting order. A *static* tree is defined by a list of choices,
+which are paths from the root, and never changes. A *dynamic* tree (EAGLE-2) is chosen in every step from the draft
+model's probabilities.
 
-Shapes: rows = batch for a dynamic tree, 1 for a static one; inner = nodes that may have children.
+Axes: rows = batch for a dynamic tree, 1 for a static one; inner = nodes that may have children; m = largest number of
+children of a node.
 """
 
 from __future__ import annotations
@@ -19,14 +21,17 @@ from lantern.tree_shapes import check_choices
 
 @dataclass
 class DraftTree:
-    """The structure of a tree.
+    """The structure of a tree, without tokens.
+
+    Axes: rows = batch for a dynamic tree, 1 for a static one; inner = nodes that may have children; m = largest number
+    of children of a node.
 
     Attributes:
         parents: parent of each node, int64 (rows, nodes). The root is its own parent.
         depths: number of drafts from the root to each node, int64 (rows, nodes).
         ranks: rank of each node among its siblings, int64 (rows, nodes). 0 for the first sibling and for the root.
-        ancestors: bool, (rows, nodes, nodes). [n, m] is True if m is n or an ancestor of n.
-        paths: nodes from the root to n, then n repeated, int64 (rows, nodes, max_depth + 1).
+        ancestors: bool (rows, nodes, nodes). Entry [:, n, a] is True if a is n or an ancestor of n.
+        paths: nodes from the root to each node n, then n repeated, int64 (rows, nodes, max_depth + 1).
         children: children of each inner node, int64 (rows, inner, m). -1 marks a missing one.
         parent_nodes: numbers of the inner nodes, in the order of `children`, int64 (inner,). None if all nodes are
             inner.
@@ -52,13 +57,13 @@ class DraftTree:
 
 
 def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) -> DraftTree:
-    """Return the structure of a tree, with `children` for every node.
+    """Compute the structure of a tree from the parent of each node. All nodes count as inner nodes.
 
-    Nothing is read back to the host.
+    No value is read back from a GPU to the host.
 
     Args:
-        parents: parent of each node, int64 (rows, nodes). Parents come before children, siblings are in drafting order,
-            and the root is its own parent.
+        parents: parent of each node, int64 (rows, nodes), with rows = batch or 1. Parents come before children,
+            siblings are in drafting order, and the root is its own parent.
         max_depth: largest number of drafts on a path.
         max_children: largest number of children of a node.
     """
@@ -96,12 +101,13 @@ def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) 
 class StaticTree(DraftTree):
     """A tree that a list of choices defines, with the indices by which the draft model fills it.
 
-    A *level* holds the inner nodes of one depth. Level 0 is the root.
+    The draft model fills it level by level. A *level* consists of the inner nodes of one depth. Level 0 is the root.
 
     Attributes:
-        levels: nodes of each level, int64.
-        drafted: for each level, indices into its flattened drafts (inner nodes, `level_children`): one for each node
-            that is one deeper, in node order, int64.
+        levels: for each level, its inner nodes, int64 (inner nodes,).
+        drafted: for each level, which drafts become nodes, int64 (nodes of the next depth,). The draft model makes the
+            same number of drafts for every inner node of a level, `level_children`. These numbers index all drafts of
+            the level, flattened.
         level_children: for each level, the largest number of children of a node.
         inner_ordinal: index of each node among the inner nodes without the root, int64 (nodes,). 0 for all other nodes.
     """
@@ -114,7 +120,7 @@ class StaticTree(DraftTree):
 
 
 def static_structure(parents: Sequence[int], device: torch.device | str = "cpu") -> DraftTree:
-    """Return the structure of a tree that all images share, with `children` of the inner nodes only.
+    """Compute the structure of a tree that all images share.
 
     Args:
         parents: parent of each node, ordered as in `tree_from_parents`.
@@ -130,20 +136,20 @@ def static_structure(parents: Sequence[int], device: torch.device | str = "cpu")
 
 
 def first_ranks(tree: DraftTree) -> torch.Tensor:
-    """Return the nodes whose path from the root has only rank 0, int64 (max_depth + 1,).
+    """Return the numbers of the root, its first child, the first child of that, and so on, int64 (n,).
 
     Args:
-        tree: a static tree. The result is the root, then one node per depth.
+        tree: a static tree.
     """
     return (tree.ancestors & (tree.ranks > 0)[:, None]).any(-1).logical_not()[0].nonzero().squeeze(1)
 
 
 def join_trees(first: DraftTree, second: DraftTree) -> DraftTree:
-    """Return two static trees below one root.
+    """Join two static trees at their roots.
 
     Args:
-        first: its nodes keep their numbers.
-        second: its nodes follow those of `first`.
+        first: tree whose nodes keep their numbers.
+        second: tree whose nodes, without the root, are numbered after those of `first`.
     """
     shift = first.num_nodes - 1
     shifted = [parent + shift if parent else 0 for parent in second.parents[0, 1:].tolist()]
@@ -151,16 +157,18 @@ def join_trees(first: DraftTree, second: DraftTree) -> DraftTree:
 
 
 def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> StaticTree:
-    """Return the tree that a list of choices defines.
+    """Make the tree that a list of choices defines.
 
     Nodes are numbered by depth, then lexicographically.
 
     Args:
-        choices: paths from the root, each a sequence of ranks.
+        choices: a path from the root per node. A path consists of ranks: [1, 0] is the first child of the root's second
+            child.
         device: device of the tensors.
 
     Raises:
-        ValueError: the list is empty, names a path twice, or lacks a parent or a lower sibling of a path.
+        ValueError: the list is empty, contains a path twice, or has a path without its parent or a sibling of lower
+            rank.
     """
     ordered = check_choices(choices)
     number = {(): 0} | {path: i + 1 for i, path in enumerate(ordered)}
@@ -205,13 +213,13 @@ def longest_path(
 
     Args:
         tree: structure of the tree.
-        is_accepted: as in `reached_nodes`.
-        order: decides between nodes of the same depth: the one with the smallest number wins. int64 (batch or 1,
-            nodes), in [0, nodes). None for the node numbers.
+        is_accepted: whether each node was accepted by its parent, bool (batch, nodes).
+        order: tie-break between nodes of the same depth: the node with the smallest number wins. Distinct numbers in
+            [0, nodes), int64 (batch or 1, nodes). None for the node numbers.
 
     Returns:
-        (path from the root, padded with its last node, int64 (batch, max_depth + 1); number of accepted drafts, int64
-        (batch,)).
+        (path from the root to the node, padded with the node, int64 (batch, max_depth + 1); number of accepted drafts,
+            int64 (batch,)).
     """
     reached = tree.depths.masked_fill(~reached_nodes(tree, is_accepted), -1)
     if order is None:
@@ -225,10 +233,14 @@ def longest_path(
 
 
 def first_leaf(tree: DraftTree) -> torch.Tensor:
-    """Return the lowest-numbered leaf at or below each node, int64 (rows, nodes).
+    """Return for each node the lowest-numbered leaf among the node and its descendants.
 
-    The LANTERN authors' code lists the paths of a dynamic tree by leaf and takes the first of the longest. This matters
-    in greedy relaxed decoding only, in which several siblings may be accepted.
+    It decides between several longest accepted paths as LANTERN's public code does. That code orders the paths of a
+    dynamic tree by their leaves, and takes the first of the longest. There are several only in greedy relaxed decoding,
+    in which siblings may all be accepted.
+
+    Returns:
+        int64 (batch or 1, nodes).
     """
     is_leaf = ~(tree.children >= 0).any(-1)  # (rows, nodes)
     node = torch.arange(tree.num_nodes, device=is_leaf.device)
@@ -237,12 +249,15 @@ def first_leaf(tree: DraftTree) -> torch.Tensor:
 
 
 def of_all_nodes(values: torch.Tensor, tree: DraftTree, fill: int) -> torch.Tensor:
-    """Scatter values of inner nodes into a tensor for all nodes, (rows, nodes, ...).
+    """Extend values of the inner nodes, which may have children, to all nodes.
 
     Args:
-        values: values of the inner nodes, (rows, inner, ...).
+        values: values of the inner nodes, (batch or 1, inner, ...).
         tree: structure of the tree.
         fill: value of all other nodes.
+
+    Returns:
+        (batch or 1, nodes, ...).
     """
     if tree.parent_nodes is None:
         return values
@@ -251,6 +266,9 @@ def of_all_nodes(values: torch.Tensor, tree: DraftTree, fill: int) -> torch.Tens
 
 
 def inner_indices(tree: DraftTree) -> torch.Tensor:
-    """Return the index of each node among the inner nodes, int64 (1, nodes). 0 for all other nodes."""
+    """Return the index of each node among the inner nodes, which may have children, int64 (1, nodes).
+
+    It is 0 for all other nodes.
+    """
     num_inner = tree.num_nodes if tree.parent_nodes is None else len(tree.parent_nodes)
     return of_all_nodes(torch.arange(num_inner, device=tree.parents.device)[None], tree, 0)

@@ -1,7 +1,7 @@
 """Operations that run as one Triton kernel each on a GPU, instead of several PyTorch operations.
 
-They are used if Triton is installed and they give the same results as PyTorch's operations on the device. This is
-checked once per process. Otherwise, or if the environment variable LANTERN_FUSED is 0, PyTorch's operations run.
+They are used if Triton is installed and their results equal those of PyTorch up to rounding. This is checked once per
+process and device. Otherwise, or if the environment variable LANTERN_FUSED is 0, PyTorch's operations run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool)
 
 @torch.library.register_fake("lantern::rotate_and_write")
 def _rotate_and_write_of_shapes(*_: torch.Tensor) -> None:
-    """Return nothing, like the operation."""
+    """Return nothing. PyTorch calls this for tensors that have no values, to know the operation's result."""
 
 
 @torch.library.register_fake("lantern::silu_times")
@@ -62,11 +62,13 @@ def rotate_and_write(qkv: torch.Tensor, rotary: torch.Tensor, vectors: torch.Ten
     """Rotate queries and keys (RoPE), and write keys and values to a layer's cache.
 
     Args:
-        qkv: queries, keys and values side by side, (rows, heads * head_dim). Queries are rotated in place.
-        rotary: rotations, complex64 (n, 1, head_dim / 2), where n divides the number of rows. Row r is rotated by r %
+        qkv: queries, keys and values of each token next to each other, (tokens, heads * head_dim). Queries are rotated
+            in place.
+        rotary: rotations, complex64 (n, 1, head_dim / 2). n divides the number of tokens, and token t uses rotation t %
             n.
-        vectors: the vectors of a `LayerCache`, (slots of all heads, head_dim).
-        flat_slots: slots of the keys, then of the values, int64 (rows, 2 * key/value heads), from `KVCache.flat_slots`
+        vectors: `LayerCache.vectors`, (slots of all heads, head_dim).
+        flat_slots: indices into `vectors` for the keys, then for the values, int64 (tokens, 2 * key/value heads), from
+            `KVCache.flat_slots`.
     """
     torch.ops.lantern.rotate_and_write(qkv, rotary, vectors, flat_slots)
 
@@ -75,25 +77,28 @@ def silu_times(gate_up: torch.Tensor) -> torch.Tensor:
     """Return SiLU(gate) * up, (rows, width).
 
     Args:
-        gate_up: gate and up side by side, (rows, 2 * width).
+        gate_up: gate and up next to each other, (rows, 2 * width).
     """
     return torch.ops.lantern.silu_times(gate_up)
 
 
 def make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool) -> torch.Tensor:
-    """Return the noise of `lantern.philox.noise_values`, float32 (num_values,).
+    """Make the noise of `lantern.philox.noise_values` in one kernel, float32 (num_values,).
 
     Args:
-        key: int64 (2,), with the bits of the generator's key.
+        key: key of the generator, two unsigned 64-bit integers stored as int64 (2,).
         first: index of the first value.
         num_values: number of values.
-        is_gumbel: whether the noise is Gumbel noise, not uniform noise.
+        is_gumbel: True for Gumbel noise, False for uniform noise in (0, 1).
     """
     return torch.ops.lantern.make_noise(key, first, num_values, is_gumbel)
 
 
 def is_usable(device: torch.device) -> bool:
-    """Return whether these operations may be called on a device."""
+    """Return whether the Triton kernels may replace PyTorch's operations on a device.
+
+    The first call per device compares the results of both.
+    """
     if device.type != "cuda" or not torch.cuda.is_available() or os.environ.get("LANTERN_FUSED") == "0":
         return False
     if device not in _is_equal:
@@ -104,7 +109,7 @@ def is_usable(device: torch.device) -> bool:
 
 
 def _passes_check(device: torch.device) -> bool:
-    """Return whether the kernels give the results of PyTorch's operations on small inputs. Log the reason if not."""
+    """Return whether `check` passes on a device. Log the reason if it does not."""
     try:
         with torch.cuda.device(device):
             check(_kernels(), device)
@@ -152,7 +157,7 @@ def check(kernels: ModuleType, device: torch.device) -> None:
 
 
 def _kernels() -> ModuleType:
-    """Return the module of the kernels, which needs Triton."""
+    """Import the module of the kernels, which needs Triton."""
     from lantern import triton_kernels
 
     return triton_kernels

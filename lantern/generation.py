@@ -1,4 +1,4 @@
-"""Generation: load models, generate images of prompts, and keep records of how they were decoded."""
+"""Generation of images: loading models, generating an image per prompt, and recording how each was decoded."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def load_decoding_models(
 
     Args:
         target: file of the target.
-        draft: file of the draft model. None for autoregressive or Jacobi decoding.
-        table: file with the tensor "nearest_codes". None without relaxation.
+        draft: file of the draft model. None for methods that need none, such as Jacobi decoding.
+        table: file with the tensor "nearest_codes", the table of nearest codes. None for exact methods.
         device: device of the models.
         dtype: dtype of the weights, "float32" or "bfloat16".
 
     Raises:
-        ValueError: a file is truncated or holds something else, or the draft model does not fit the target.
+        ValueError: a file is truncated or has other contents, or the sizes of draft model and target differ.
     """
     torch_dtype = getattr(torch, dtype)
     models = DecodingModels(load_target(target, torch_dtype, device).prepare_for_decoding())
@@ -67,10 +67,17 @@ def load_decoding_models(
 
 
 def load_nearest_codes(path: Path | str, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Load a table of nearest codes, (vocab, columns), in the dtype that `code_dtype` chooses.
+    """Load a table of the nearest codes of each code.
+
+    Args:
+        path: safetensors file with the tensor "nearest_codes".
+        device: device of the table.
+
+    Returns:
+        Integer table (vocab, columns), nearest first, in the dtype that `code_dtype` chooses.
 
     Raises:
-        ValueError: the file holds no such table.
+        ValueError: the file has no such tensor.
     """
     tensors, _ = load_tensors(path)
     if "nearest_codes" not in tensors:
@@ -90,11 +97,11 @@ def generate_images(
     """Generate an image of each prompt.
 
     Args:
-        decoder: decodes tokens by a method.
+        decoder: decoder of the method.
         prompts: the prompts.
         encoder: text encoder of the prompts.
-        image_decoder: turns codes, int64 (images, codes), into images in [-1, 1], (images, 3, size, size). It gets one
-            image at a time, since a large image takes a GiB.
+        image_decoder: turns codes, int64 (images, codes), into pixels in [-1, 1], (images, 3, size, size). It is called
+            with one image at a time, because decoding a large image takes a GiB of memory.
         run_seed: seed of the noise.
         batch_size: number of images that are decoded together.
 
@@ -119,24 +126,26 @@ def generate_records(
     partial: Path | None = None,
     partial_every_s: float = 30.0,
 ) -> GenerationRecords:
-    """Generate the tokens of an image of each prompt.
+    """Generate the tokens of an image for each prompt, and record how they were decoded.
 
-    When an image is complete, its batch row takes the next prompt, so that no row waits for the slowest image. The
-    tokens do not depend on it.
+    When an image is complete, the next prompt takes its row of the batch, so that no row waits for the slowest image.
+    The tokens do not depend on this.
 
-    The time of an image, in seconds, is its share of the decoding time. Images that run at the same time share it
-    equally, including prefills, so that all times add up to the decoding time. Text encoding and waiting for noise are
-    excluded. Threads make noise ahead, during decoding. The first call also allocates memory and chooses kernels, so
-    generate an image that does not count first (`decode_timed`).
+    The recorded time of an image is its share of the decoding time in seconds. Images that run at the same time share
+    the time equally, including prefills. The times of all images add up to the decoding time. Text encoding and waiting
+    for noise are excluded. Threads make noise ahead of time, during decoding.
+
+    The first call in a process also allocates memory and chooses kernels. For a fair time, call `decode_timed` once
+    before.
 
     Args:
-        decoder: decodes tokens by a method.
+        decoder: decoder of the method.
         prompts: the prompts.
         encoder: text encoder of the prompts.
         run_seed: seed of the noise.
         batch_size: number of images that are decoded together.
-        partial: file for the images that are complete so far. If an interrupted call has left one, its images are not
-            generated again.
+        partial: file for the images that are complete so far, or None. Images that an interrupted call left there are
+            not generated again.
         partial_every_s: seconds between two writes of this file.
 
     Returns:
@@ -162,9 +171,19 @@ def generate_records(
 def _generate(
     decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, run_seed: int, batch_size: int
 ) -> Iterator[tuple[list[Prompt], Generation, list[float]]]:
-    """Yield prompts, images and times in seconds as images complete.
+    """Generate images, and yield them as they complete.
 
-    Free rows are refilled in groups, so that prefills stay batched.
+    Free rows of the batch get new prompts in groups, so that prefills are batched.
+
+    Args:
+        decoder: decoder of the method.
+        prompts: the prompts.
+        encoder: text encoder of the prompts.
+        run_seed: seed of the noise.
+        batch_size: number of images that are decoded together.
+
+    Yields:
+        (prompts whose images are complete; the images; each image's share of the decoding time in seconds).
     """
     num_rows = min(batch_size, len(prompts))
     state = decoder.runner.borrow(decoder.allocate, num_rows)
@@ -185,9 +204,10 @@ def _generate(
             if not running:
                 return
             if encoded is not None:
+                features, mask = encoded
                 fields = [field for _, field in taken]
                 for part in _refills(len(taken), decoder.device):
-                    decoder.fill(state, idle[part], encoded[0][part], encoded[1][part], fields[part])
+                    decoder.fill(state, idle[part], features[part], mask[part], fields[part])
                 del fields
             num_left -= len(taken)
             del taken  # frees the noise, which has been copied into the state
@@ -202,10 +222,10 @@ def _generate(
 
 
 def _refills(num_prompts: int, device: torch.device) -> list[slice]:
-    """Divide new prompts into groups that are filled together.
+    """Divide new prompts into groups that are prefilled together, and return the groups as slices of the prompts.
 
-    On a GPU the sizes of groups are powers of two, so that kernels and buffers are chosen for few sizes. On a CPU all
-    prompts are one group.
+    On a GPU the sizes of groups are powers of two. Kernels and buffers are then chosen for few different sizes only. On
+    a CPU all prompts are one group.
     """
     if device.type != "cuda":
         return [slice(0, num_prompts)]
@@ -221,7 +241,14 @@ def _refills(num_prompts: int, device: torch.device) -> list[slice]:
 def _with_noise(
     decoder: Decoder, prompts: Sequence[Prompt], run_seed: int, num_ahead: int
 ) -> Generator[tuple[Prompt, ImageNoise], None, None]:
-    """Yield prompts with their noise. Threads make the noise of the next `num_ahead` prompts ahead of time."""
+    """Yield prompts with their noise, which threads make ahead of time.
+
+    Args:
+        decoder: decoder that will read the noise.
+        prompts: the prompts.
+        run_seed: seed of the noise.
+        num_ahead: number of prompts whose noise is made before the caller asks for it.
+    """
     pool = ThreadPoolExecutor(torch.get_num_threads())
     coming: deque[tuple[Prompt, Future[ImageNoise]]] = deque()
     try:
@@ -244,7 +271,16 @@ def _to_records(
     run_seed: int,
     batch_size: int,
 ) -> GenerationRecords:
-    """Return the records of some images."""
+    """Make the records of some complete images.
+
+    Args:
+        decoder: decoder that generated them.
+        prompts: prompt of each image.
+        generation: the images.
+        seconds: each image's share of the decoding time.
+        run_seed: seed of the noise, for the metadata.
+        batch_size: number of images that were decoded together, for the metadata.
+    """
     config = decoder.sampling
     nodes = generation.accepted_nodes
     metadata = {
@@ -278,10 +314,16 @@ def _to_records(
 def decode_timed(
     decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, run_seed: int
 ) -> tuple[Generation, float]:
-    """Generate one batch and time it.
+    """Generate one batch and time it. A GPU is synchronised before and after.
+
+    Args:
+        decoder: decoder of the method.
+        prompts: the prompts of the batch.
+        encoder: text encoder of the prompts.
+        run_seed: seed of the noise.
 
     Returns:
-        (images; seconds, without text encoding and making noise). A GPU is synchronised before and after.
+        (images; seconds, without text encoding and making noise).
     """
     features, mask = encoder.encode([prompt.text for prompt in prompts])
     fields = [decoder.make_noise(run_seed, prompt.id) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""Reading and writing of tensors and JSON. A file is written completely or not at all."""
+"""Reading and writing of tensors, JSON and text. A file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _VALUES_AT_ONCE = 2**24  # number of values that are summed at once, since PyTor
 
 
 class DamagedFileError(ValueError):
-    """An error about a file whose content differs from what was written into it.
+    """Error about a file whose contents differ from those that were written into it.
 
     Attributes:
         path: the file.
-        damage: what is wrong, the predicate of a sentence about the file.
+        damage: description of the damage that follows the path in the message, such as "is truncated".
     """
 
     def __init__(self, path: Path | str, damage: str) -> None:
@@ -39,11 +39,13 @@ class DamagedFileError(ValueError):
 
 @contextmanager
 def atomic_path(path: Path | str) -> Iterator[Path]:
-    """Give a temporary path to write to, which replaces `path` on success and is removed on any error.
+    """Provide a temporary path for writing a file, as a context manager.
 
-    The temporary file is in the same folder, so that the rename is atomic. Its name starts with "." and has the same
-    suffix, which decides the format for some writers. Parent folders are created. Temporary files of a killed writer of
-    the same file are removed, since a file has only one writer at a time.
+    On success the temporary file replaces `path`. On any error it is removed.
+
+    It is in the same folder, so that the replacement is atomic. Its name starts with "." and has the same suffix, from
+    which some writers choose the format. Parent folders are created. A file may have only one writer at a time.
+    Temporary files that a killed writer left are therefore removed.
 
     Raises:
         OSError: the write failed, for example because the disk is full. The message names `path`.
@@ -69,7 +71,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
 
 
 def _cause_of(error: OSError | SafetensorError) -> tuple[int, str]:
-    """Return the number and the text of a system error, which safetensors has only in its message."""
+    """Return the number and the text of a system error. safetensors has them in its message only."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno, error.strerror or str(error)
     found = re.search(r"\(os error (\d+)\)", str(error))
@@ -109,9 +111,10 @@ def save_tensors(
 
 
 def load_tensors(path: Path | str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Read a file that `save_tensors` wrote, and check it against its checksum.
+    """Read a file that `save_tensors` wrote, and compare it with its checksum.
 
-    This takes two seconds for 3 GB. A file of another program has neither checksum nor metadata.
+    The checksum takes two seconds for 3 GB. Safetensors files of other programs have no checksum and no metadata. They
+    can be read, too.
 
     Returns:
         (tensors by name, metadata).
@@ -151,9 +154,11 @@ def open_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
 
 
 def _checksum(tensors: Mapping[str, torch.Tensor], text: str) -> str:
-    """Return the SHA-256 of metadata and of the names, dtypes, shapes and bytes of tensors, in any order.
+    """Return a SHA-256 of metadata and tensors. The order of the tensors has no influence.
 
-    The tensors are on the CPU.
+    Args:
+        tensors: tensors by name, on the CPU. Names, dtypes, shapes and bytes enter the checksum.
+        text: the metadata as JSON.
     """
     import torch
 
@@ -200,7 +205,7 @@ def read_json(path: Path | str) -> Any:
 
 
 def write_json(path: Path | str, value: object) -> None:
-    """Write a JSON file, atomically and in insertion order.
+    """Write a JSON file atomically. Keys keep their order.
 
     Raises:
         ValueError: the value is not JSON, or holds NaN.
@@ -209,10 +214,10 @@ def write_json(path: Path | str, value: object) -> None:
 
 
 def check_last_line(path: Path | str) -> None:
-    """Check that the last line of a text file is complete, since text files have no checksum.
+    """Check that the last line of a text file is complete. Text files have no checksum.
 
     Raises:
-        DamagedFileError: the last line has no end.
+        DamagedFileError: the last line does not end with a line break.
     """
     with open(path, "rb") as file:
         if size := file.seek(0, os.SEEK_END):

@@ -1,8 +1,10 @@
 """Cache of keys and values, which a model keeps between its passes over a batch of images.
 
-A slot holds the keys and values of one token. The slots of a row are the prompt, then the accepted image tokens, then
-the nodes of the draft tree that is being verified. After verification the accepted path is moved to the first slots
-of the nodes. The next step overwrites the slots after it.
+A slot holds the keys and values of one token. The slots of an image are the prompt, then the accepted image tokens,
+then the nodes of the draft tree that is being verified. After verification the accepted path is moved to the first
+slots of the nodes. The next step overwrites the slots after it.
+
+Axes: branches = 2 with classifier-free guidance (prompts, then null prompts), else 1; rows = branches * batch.
 """
 
 from __future__ import annotations
@@ -14,16 +16,19 @@ import torch.nn.functional as F
 
 from lantern.attention_mask import prefix_mask
 
-HIDDEN = 2**40  # column of a hidden prompt position, larger than that of every slot
+HIDDEN = 2**40  # column index of a hidden prompt position, larger than the index of every slot
 
 
 @dataclass
 class LayerCache:
     """One layer's keys and values.
 
+    A row is an image in one of the guidance branches (1 without guidance, else 2). A slot holds the keys and values of
+    one token.
+
     Attributes:
-        vectors: (2 * rows * heads * slots, head_dim): all keys, then all values.
-        shape: (2, rows, heads, slots, head_dim), by which `vectors` is viewed.
+        vectors: all keys, then all values, (2 * rows * heads * slots, head_dim).
+        shape: shape of `vectors` before it was flattened, (2, rows, heads, slots, head_dim).
     """
 
     vectors: torch.Tensor
@@ -38,8 +43,12 @@ class LayerCache:
         self._used = self._view()
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values of the slots in use, each (rows, heads, slots, head_dim)."""
-        # torch.compile would copy a tensor of which it gets a view too, in every pass. Elsewhere views cost time.
+        """Return keys and values, each (branches * batch, heads, slots, head_dim).
+
+        Only the first slots are returned, see `limit`.
+        """
+        # If torch.compile gets a tensor and a view of it, it copies the tensor in every pass. It therefore gets a new
+        # view. Otherwise the stored view saves time.
         return self._view() if torch.compiler.is_compiling() else self._used
 
     def _view(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,32 +56,31 @@ class LayerCache:
         return keys, values
 
     def write(self, flat_slots: torch.Tensor, new: torch.Tensor) -> None:
-        """Store the keys and values of nodes.
+        """Store the keys and values of new tokens.
 
         Args:
-            flat_slots: slots of the keys and values, from `KVCache.flat_slots`.
-            new: keys, then values, (rows * nodes, 2 * heads, head_dim).
+            flat_slots: where to write, indices along the first axis of attribute `vectors`, from `KVCache.flat_slots`,
+                int64 (branches * batch * nodes, 2 * heads).
+            new: keys of all heads, then values of all heads, (branches * batch * nodes, 2 * heads, head_dim).
         """
         self.vectors.index_put_((flat_slots,), new)
 
 
 class KVCache:
-    """Pre-allocated keys and values of all layers. Its tensors never move in memory.
-
-    There are one or, with guidance, two branches: the prompts, then the null prompts. A row is an image of one branch.
+    """Pre-allocated keys and values of all layers. Its tensors never move in memory, as CUDA graphs require.
 
     Args:
         visible: prompt positions that may be attended to, bool (branches, batch, num_text_tokens).
         num_layers: number of layers.
-        num_slots: number of slots per row.
+        num_slots: number of slots per image and branch.
         head_shape: (number of key/value heads, channels of a head).
         dtype: dtype of keys and values.
 
     Attributes:
-        entries: keys and values, (layers, 2, branches, batch, heads, slots, head_dim). The entries that a head reads
-            are contiguous.
+        entries: keys and values, (layers, 2, branches, batch, heads, slots, head_dim). The data of one head is
+            contiguous.
         layers: a `LayerCache` per layer.
-        num_used: number of slots that a pass reads. It is all slots, unless the host knows that fewer are in use.
+        num_used: number of slots that a pass attends to, see `limit`. All slots by default.
     """
 
     def __init__(
@@ -94,7 +102,9 @@ class KVCache:
         # First flat slot per row and per key or value head: (branches, batch, 1, 2 * heads).
         heads = torch.arange(2 * num_captions * batch * num_heads, device=visible.device) * num_slots
         self._begins = heads.view(2, num_captions, batch, 1, num_heads).permute(1, 2, 3, 0, 4).flatten(3)
-        columns = torch.arange(1, num_slots + 1, device=visible.device)  # column of a window of nodes that begin at 0
+        columns = torch.arange(
+            1, num_slots + 1, device=visible.device
+        )  # column of each slot in `window` if the nodes begin at slot 0
         is_seen = F.pad(visible, (0, num_slots - num_text), value=True)
         self._columns = torch.where(is_seen, columns, HIDDEN)[:, :, None]
         self.num_used = num_slots
@@ -107,45 +117,53 @@ class KVCache:
                 layer.limit(num_used)
 
     def text_mask(self, visible: torch.Tensor) -> torch.Tensor:
-        """Return the mask of the prompts, (rows, 1, num_text_tokens, slots). `visible` is as for the cache."""
+        """Return the attention mask of a pass over the prompts.
+
+        Args:
+            visible: as in the constructor.
+
+        Returns:
+            Additive mask, (branches * batch, 1, num_text_tokens, slots).
+        """
         n = visible.shape[2]
         mask = prefix_mask(visible.flatten(0, 1), n, self.entries.dtype)
         return F.pad(mask, (0, self.num_slots - n), value=float("-inf"))
 
     def mask(self, window: torch.Tensor, begin: torch.Tensor) -> torch.Tensor:
-        """Return the attention mask of a pass over new nodes.
+        """Return the attention mask of a pass over new nodes of a draft tree.
 
-        Nodes see all earlier slots, except hidden prompt positions. The window states which slots of the nodes they
-        see. They see no later slot.
+        Nodes see all earlier slots, except hidden prompt positions. Among the slots of the nodes, they see those that
+        `window` allows. They see no later slots.
 
         Args:
-            window: mask from `window_table`, (batch or 1, nodes, slots of the nodes + 2).
+            window: mask of the nodes among one another, from `window_table`, (batch or 1, nodes, slots of the nodes +
+                2). The first column represents all earlier slots, and the last one all later slots.
             begin: first slot of the nodes, int64 (batch,).
 
         Returns:
-            Additive mask, (rows, 1, nodes, `num_used`).
+            Additive mask, (branches * batch, 1, nodes, `num_used`).
         """
         columns = (self._columns[:, :, :, : self.num_used] - begin[:, None, None]).clamp_(0, window.shape[2] - 1)
         shape = (*columns.shape[:2], window.shape[1], -1)
         return window.expand(*shape).gather(3, columns.expand(*shape)).flatten(0, 1)[:, None]
 
     def flat_slots(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return the indices of slots in `LayerCache.vectors`.
+        """Return the indices of slots in `LayerCache.vectors`, the flattened keys and values of a layer.
 
         Args:
-            slots: int64 (batch, n), the same for all branches.
+            slots: slots of an image, int64 (batch, n), the same for all branches.
 
         Returns:
-            int64 (branches * batch * n, 2 * heads), keys first.
+            int64 (branches * batch * n, 2 * heads), for the keys, then for the values.
         """
         return (self._begins + slots[:, :, None]).flatten(0, 2)
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy slots in every layer.
+        """Copy the contents of slots to other slots, in every layer.
 
         Args:
             source: slots to copy, int64 (batch, n).
-            target: slots to overwrite, int64 (batch, n). A slot occurs only once per image.
+            target: slots to overwrite, int64 (batch, n). They are distinct for each image.
         """
         vectors = self.entries.flatten(1, -2)
         moved = vectors.index_select(1, self.flat_slots(source).flatten())
@@ -158,7 +176,7 @@ class KVCache:
         overwritten.
 
         Args:
-            rows: indices of the images to replace, int64 (n,), without duplicates.
+            rows: batch indices of the images to replace, int64 (n,), without duplicates.
             other: a cache of n images with at most the same number of slots.
         """
         self.entries[..., : other.num_slots, :].index_copy_(3, rows, other.entries)
@@ -166,7 +184,12 @@ class KVCache:
 
 
 def repeat_rows(x: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Repeat a batch, (batch, ...), once per guidance branch: (num_rows, ...)."""
+    """Repeat a batch once per guidance branch, from (batch, ...) to (num_rows, ...).
+
+    Args:
+        x: (batch, ...). A tensor that already has `num_rows` rows is returned as it is.
+        num_rows: batch size times number of branches.
+    """
     return x if len(x) == num_rows else x.repeat(num_rows // len(x), *[1] * (x.dim() - 1))
 
 

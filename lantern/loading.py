@@ -1,4 +1,4 @@
-"""Load a model: by name, from a finished run, or from a folder or a hub repository of transformers."""
+"""Loading of models: by name, from the folder of a finished run, or from a transformers model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "bfloat16")
 MAX_TOKENS = 128  # default length of the longest prompt of a transformers model
 EMBEDDED = Path("models/embedded")
-# Folders that may hold the files that are shipped with the code: the clone, and the folder of a wheel's data files.
+# Folders in which the shipped files may be: the clone, and the folder of a wheel's data files.
 HOMES = (Path(__file__).resolve().parents[1], Path(sys.prefix, "share", "lantern"))
 # Settings of a GenerationConfig that Lantern does not apply, with the value at which they change no token.
 _NOT_APPLIED = {"num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_p": None, "typical_p": 1.0}
@@ -61,8 +61,9 @@ def load(
     """Load a model.
 
     Args:
-        source: "embedded", the name of a published model such as "llamagen_stage1", the folder of a finished run, or
-            the folder or hub id of a transformers model, such as "deepseek-community/Janus-Pro-1B".
+        source: one of "embedded" (the shipped model), the name of a published model such as "llamagen_stage1", the
+            folder of a finished run, or the folder or hub id of a transformers model, such as
+            "deepseek-community/Janus-Pro-1B".
         target: file or folder of weights that replaces the model's target.
         drafter: file or folder that replaces the draft model.
         tokenizer: file or folder that replaces the image tokenizer.
@@ -101,21 +102,21 @@ def from_transformers(
     grid: int | None = None,
     max_tokens: int = MAX_TOKENS,
 ) -> Model:
-    """Make a model that generates images with a transformers model, by any method.
+    """Make a Lantern model from a transformers model, so that it generates images by any method.
 
-    Jacobi decoding needs no other model and keeps every token.
+    The method `jacobi` needs no other model, and generates the same tokens as autoregressive decoding.
 
     Args:
-        model: of a class in `lantern.models.families.FAMILIES`. It is used as it is, on its device and in its dtype.
+        model: model of a class in `lantern.models.families.FAMILIES`. It is not changed and stays on its device.
         processor: processor or tokenizer of the model.
-        family: key of FAMILIES. Needed only if the class has several families.
+        family: key of FAMILIES, a model class with one form of prompts. Needed only if the class has several families.
         grid: side of an image in codes, if it differs from the published one.
         max_tokens: length of the longest prompt, including the tokens around the caption. `generate` refuses longer
-            ones.
+            prompts.
 
     Raises:
         ValueError: the class is unknown (the message lists the known ones), the tokenizer belongs to another model, the
-            model is on several devices, or an adapter is in a layer that Lantern must read.
+            model is on several devices, or a layer that Lantern reads has an adapter such as LoRA.
     """
     for name, value in {"grid": grid, "max_tokens": max_tokens}.items():
         if value is not None:
@@ -144,12 +145,12 @@ def from_transformers(
 
 
 def sampling_of(known: GenerationConfig) -> SamplingConfig:
-    """Return the sampling settings of a `GenerationConfig`.
+    """Return the sampling settings of a transformers `GenerationConfig`.
 
     top_k is 50 if it is not set, as in transformers' `generate`.
 
     Raises:
-        ValueError: the config has a setting that changes tokens and is not supported.
+        ValueError: the config has a setting that changes tokens and that Lantern does not support, such as beam search.
     """
     for name, neutral in _NOT_APPLIED.items():
         if (value := getattr(known, name, None)) not in (None, neutral):
@@ -166,7 +167,7 @@ def sampling_of(known: GenerationConfig) -> SamplingConfig:
 
 
 def find_shipped(name: str | Path) -> Path | None:
-    """Return the path of a file or folder that is shipped with the code, such as "docs/results.csv".
+    """Return the path of a file or folder that is shipped with Lantern, such as "docs/results.csv".
 
     None if it does not exist.
     """
@@ -174,10 +175,16 @@ def find_shipped(name: str | Path) -> Path | None:
 
 
 def _find_card(source: str | Path) -> tuple[ModelCard, dict[str, Path]]:
-    """Find the card for a name or in a folder.
+    """Find the card of a model: its sizes, its files, its prompts and its sampling settings.
+
+    Args:
+        source: "embedded", the name of a published model, or the folder of a finished run.
 
     Returns:
-        (the card, files of the model that are in the folder).
+        (the card; path of each file of the model that is in the folder).
+
+    Raises:
+        ValueError: the name is unknown, or the folder has no card.
     """
     folder = Path(source)
     if str(source) == "embedded":
@@ -196,7 +203,19 @@ def _find_card(source: str | Path) -> tuple[ModelCard, dict[str, Path]]:
 
 
 def _locate(source: str, card: ModelCard, files: dict[str, Path]) -> dict[str, Path]:
-    """Add the missing files of a card to `files`, from the hub. A missing draft model is left out."""
+    """Return the paths of all files of a model. Files without a known path are downloaded from the hub.
+
+    Args:
+        source: the model, for messages.
+        card: the model's card, which lists its files.
+        files: known paths, by the file's key in the card.
+
+    Returns:
+        `files` and the paths of the downloaded files. Without a draft model if it cannot be downloaded.
+
+    Raises:
+        FileNotFoundError: a file other than the draft model is missing and cannot be downloaded.
+    """
     found = dict(files)
     missing = {}
     for part, file in card.files.items():
@@ -216,7 +235,7 @@ def _locate(source: str, card: ModelCard, files: dict[str, Path]) -> dict[str, P
 
 
 def _files_of_repository(repo: str) -> HubFiles:
-    """Return the files of a hub repository that a model of transformers needs."""
+    """Return the files in a hub repository that a transformers model needs."""
     for files in HUB_FILES.values():
         if files.repo == repo and any(name.endswith("tokenizer.json") for name in files.files):
             return files
@@ -231,7 +250,7 @@ def _fetch(wanted: HubFiles) -> Path:
     """Download files into the hub's cache.
 
     Returns:
-        The path of the file, or the folder if there are several.
+        The path of the file, or of the folder if there are several files.
 
     Raises:
         FileNotFoundError: the files are not in the cache and cannot be downloaded, or `huggingface_hub` is not
@@ -251,7 +270,14 @@ def _fetch(wanted: HubFiles) -> Path:
 
 
 def _build(card: ModelCard, files: Mapping[str, Path], device: torch.device, dtype: torch.dtype) -> Model:
-    """Build a model from its card and its files."""
+    """Build a model from its files.
+
+    Args:
+        card: sizes, prompts and sampling settings of the model.
+        files: path of each file, by its key in the card.
+        device: device of the model.
+        dtype: dtype of the weights.
+    """
     config = card.target_config()
     encoder_name = card.prompts.encoder
     sides = {"large": config.grid, "small": config.small_grid}
@@ -270,7 +296,17 @@ def _is_pretrained_folder(folder: Path) -> bool:
 
 
 def _load_pretrained(folder: Path, given: Mapping[str, Path], device: torch.device, dtype: torch.dtype) -> Model:
-    """Load a transformers model from its folder, or from the folder of a diffusers pipeline such as GLM-Image's."""
+    """Load a transformers model from its folder, or from the folder of a diffusers pipeline such as GLM-Image's.
+
+    Args:
+        folder: the folder.
+        given: paths of files that replace those in the folder, by "target", "drafter", "tokenizer" or "text".
+        device: device of the model.
+        dtype: dtype of the weights.
+
+    Raises:
+        ValueError: the folder has no transformers model that generates images, or no generation_config.json.
+    """
     weights = read_weights(given.get("target", folder))
     if not is_pretrained(weights):
         raise ValueError(f"{weights.settings_path} names no class of transformers that generates images")
@@ -294,7 +330,16 @@ def _load_pretrained(folder: Path, given: Mapping[str, Path], device: torch.devi
 
 
 def _read_draft(files: Mapping[str, Path], target: Target, dtype: torch.dtype) -> DraftModel | None:
-    """Read the draft model of a target, prepared for decoding on the target's device. None if `files` has none."""
+    """Read the draft model of a target, and prepare it for decoding on the target's device.
+
+    Args:
+        files: paths of the model's files, by their keys in the card. The key of the draft model is "drafter".
+        target: the target.
+        dtype: dtype of the weights.
+
+    Returns:
+        The draft model, or None if `files` has none.
+    """
     if "drafter" not in files:
         return None
     return read_draft(files["drafter"], target.config, dtype).to(target.device).prepare_for_decoding()
@@ -303,7 +348,14 @@ def _read_draft(files: Mapping[str, Path], target: Target, dtype: torch.dtype) -
 def _adopt(model: PreTrainedModel, family: str, encoder: TokenPromptEncoder, images: ImageModel) -> Model:
     """Build a model from a transformers model that is already loaded.
 
-    Sampling follows its generation settings, or the card of its family if they do not say how to sample.
+    Sampling follows its `generation_config`. If that does not set `do_sample`, the published settings of the family
+    apply.
+
+    Args:
+        model: the transformers model.
+        family: key of FAMILIES.
+        encoder: text encoder of the family. It is changed to refuse long prompts.
+        images: image tokenizer. Its config states the size of images in codes.
     """
     card = card_of_family(family)
     sampling = sampling_of(model.generation_config)

@@ -1,9 +1,11 @@
-"""The table of methods, a good place to start reading: a method is a drafter and an acceptance, with their parameters.
+"""Table of all methods. This is a good file to start reading.
 
-DRAFTS and ACCEPTANCE declare each part once: its class, its parameters, its paper, and whether it is exact. PRESET_ROWS
-names the published combinations, with their labels. Error messages, the config's schema and tables are made from these
-declarations. A custom part is an import string such as "my_module:Capped". Its class declares the same data as
-attributes.
+A method consists of a drafter, an acceptance and their parameters. An *acceptance* decides how drafts are accepted,
+exactly or relaxed. DRAFTS and ACCEPTANCE declare each of these parts once: its class, its parameters, its paper, and
+whether it is exact. PRESET_ROWS declares the published combinations, with their labels. Error messages, the config's
+schema and tables are made from these declarations.
+
+A custom part is an import string such as "my_module:Capped". Its class declares the same data as attributes.
 
 Snakemake imports this module to plan the workflow, so it must not import torch.
 """
@@ -37,20 +39,20 @@ def _of(*names: str) -> dict[str, Parameter]:
 
 @dataclass(frozen=True)
 class DraftsRow:
-    """The declaration of a drafter in the table DRAFTS.
+    """Declaration of a drafter, an entry of the table DRAFTS.
 
     Attributes:
         path: class of the drafter, "module:Class".
         trees: kinds of trees that the drafter fills: "static", "chains" (chains of the same length below the root),
-            "joint" (two static trees), "dynamic". Empty if the method has no drafts.
+            "joint" (two static trees below one root), "dynamic". Empty if the method has no drafts.
         parameters: parameters by name.
         needs_draft_model: whether a draft model makes all or some of the drafts.
-        is_sampled: whether drafts are sampled from a known distribution with separate noise. If so, they are verified
-            by rejection above temperature 0.
+        is_sampled: whether drafts are sampled from a known distribution, with noise that the target does not use. If
+            so, they are verified by rejection sampling above temperature 0.
         is_coupled: whether drafts are sampled with the target's noise.
         has_twins: whether two siblings may hold the same token.
-        is_exact: whether decoding with exact acceptance has the target's distribution. If not, the distributions that
-            are recorded at a node do not describe the drafts.
+        is_exact: whether decoding with exact acceptance has the target's distribution. If False, the drafts are not
+            distributed as `Proposal.draft_probs` states either, so total variation is not measured.
         loop: class of the decoder, "module:Class".
         paper: source of the method.
     """
@@ -138,16 +140,20 @@ DRAFTS = {
 
 @dataclass(frozen=True)
 class AcceptanceRow:
-    """The declaration of an acceptance in the table ACCEPTANCE.
+    """Declaration of an acceptance, an entry of the table ACCEPTANCE.
+
+    An acceptance defines the relaxed probability s(x) of a draft x, with which drafts are verified. Exact acceptance
+    takes the target's probability of x. Relaxed acceptance adds the probabilities of similar codes.
 
     Attributes:
         path: class of the acceptance, "module:Class".
         parameters: parameters by name. An acceptance with the parameter k reads the table of nearest codes.
-        drafts: kinds of drafts that the acceptance supports. None for all.
-        reason: end of the error message about other drafts.
+        drafts: keys of DRAFTS that the acceptance supports. None for all.
+        reason: end of the error message if a method has drafts of another kind.
         exact_at: parameter values at which no other code adds to s(x), so that decoding is exact.
-        has_official: whether the LANTERN authors' code has this acceptance. Only then do their residuals exist.
-        residuals: residuals that the acceptance supports.
+        has_official: whether LANTERN's public code has this acceptance. If not, the residuals "official" and
+            "official_lumina" are not allowed.
+        residuals: residual distributions that the acceptance supports, see `MethodSpec`.
         needs_chain: whether the tree must be a chain.
         is_exact: whether the output distribution is the target's.
         paper: source of the acceptance.
@@ -230,15 +236,15 @@ for _row in (*DRAFTS.values(), *ACCEPTANCE.values()):
 
 @dataclass(frozen=True)
 class PresetRow:
-    """The declaration of a published method in the table PRESET_ROWS.
+    """Declaration of a named method, an entry of the table PRESET_ROWS.
 
     Attributes:
         label: name in tables and figures.
-        parts: tree, drafts, acceptance, residual and parameters. The tree "static" is the one that the config or the
-            model names.
-        colour: colour in figures, "#rrggbb". If empty, figures choose one that no preset has.
+        parts: tree, drafts, acceptance, residual and parameters. The tree "static" means the static tree that the
+            config or the model names.
+        colour: colour in figures, "#rrggbb". If empty, figures choose a colour that no preset has.
         marker: matplotlib marker in figures. If empty, figures choose one.
-        is_peer: whether the method was published by others than EAGLE, LANTERN and this project.
+        is_peer: whether the method was published by authors other than those of EAGLE, LANTERN and this project.
     """
 
     label: str
@@ -313,14 +319,15 @@ def load_class(path: str) -> type:
     """Import a class.
 
     Args:
-        path: "module:Class". The module is on Python's path, or in a folder that the environment variable CLASS_FOLDERS
-            lists.
+        path: "module:Class". The module is on Python's path, or in a folder that the environment variable
+            LANTERN_CLASSES lists.
 
     Raises:
-        ValueError: the module or class does not exist, or the module cannot be imported.
+        ValueError: the module or class does not exist, the module cannot be imported, or the name is not that of a
+            class.
     """
     module, _, name = path.partition(":")
-    # They are added at the end of the path, so that none of their files hides a library.
+    # The folders are added at the end of the path, so that none of their files hides a library.
     folders = filter(None, os.environ.get(CLASS_FOLDERS, "").split(os.pathsep))
     sys.path += [folder for folder in folders if folder not in sys.path]
     try:
@@ -337,11 +344,11 @@ def load_class(path: str) -> type:
 
 
 def drafts_of(name: object) -> DraftsRow:
-    """Return the row that describes a kind of drafts: its parameters, and what its drafter needs.
+    """Return the declaration of a kind of drafts.
 
     Args:
-        name: key of DRAFTS, or "module:Class" of a custom drafter, whose class attributes are that description. None or
-            nan for no drafts.
+        name: key of DRAFTS, or "module:Class" of a custom drafter. None for no drafts. nan means
+            the same, since pandas reads an empty cell of a table as nan.
 
     Raises:
         ValueError: the name is unknown. The message lists the known ones.
@@ -367,7 +374,17 @@ _Row = TypeVar("_Row", DraftsRow, AcceptanceRow)
 
 
 def _declared(name: object, what: str, table: Mapping[str, _Row], kind: type[_Row]) -> _Row:
-    """Return the declaration of a part, from a table or from the attributes of a custom class."""
+    """Return the declaration of a part, from a table or from the attributes of a custom class.
+
+    Args:
+        name: key of the table, or "module:Class".
+        what: kind of part for messages, "drafts" or "acceptance".
+        table: DRAFTS or ACCEPTANCE.
+        kind: class of the declarations in the table.
+
+    Raises:
+        ValueError: the name is unknown, or the class defines an attribute that Lantern no longer reads.
+    """
     if isinstance(name, str) and name in table:
         return table[name]
     if not isinstance(name, str) or ":" not in name:
@@ -396,23 +413,24 @@ _REPLACED = {
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """One decoding method: its parts and their parameters.
+    """A decoding method: its parts and their parameters.
 
-    `spec["k"]` is a parameter of the method. `spec.get("k")` is None if the method does not take it.
+    `spec["k"]` is a parameter of the method. `spec.get("k")` is None if the method has no such parameter.
 
     Attributes:
         name: name of a preset, or any other name.
-        tree: "dynamic", or the name of a static tree. For hybrid drafts two names as in "chain9+chain3", for Jacobi
-            drafts and for the draft model. None if there are no drafts.
+        tree: "dynamic", or the name of a static tree. For hybrid drafts two names, first of the tree for Jacobi drafts,
+            then of the tree for the draft model, as in "chain9+chain3". None if there are no drafts.
         drafts: key of DRAFTS, or "module:Class". None for autoregressive decoding.
         acceptance: key of ACCEPTANCE, or "module:Class".
-        residual: distribution after a rejection. "paper" is the papers'. "official" (LlamaGen) and "official_lumina"
-            are those of the authors' code. "matched" is the one closest to the target that the acceptance allows.
-        neighbours: kind of nearest codes, one of NEIGHBOURS. None if the acceptance does not take k.
+        residual: distribution that replaces the target's after a draft is rejected. "paper" is the papers'. "official"
+            (LlamaGen) and "official_lumina" (Lumina-mGPT) are those of LANTERN's public code. "matched" is the one
+            closest to the target that the acceptance allows.
+        neighbours: distance that defines nearest codes, one of NEIGHBOURS. None if the acceptance has no parameter k.
         parameters: values of the parameters that the parts declare, by name.
         method_id: identifier, unique within a config and safe as a file name.
-        tree_shape: choices of the static tree, or options of the dynamic one. JSON values are converted. By default the
-            shape of the tree that `tree` names. None for autoregressive decoding.
+        tree_shape: paths of a static tree, or options of a dynamic one. JSON values are converted. By default the shape
+            of the tree that `tree` names. None for autoregressive decoding.
         code: checksum of the files of custom classes.
 
     Raises:
@@ -453,10 +471,11 @@ class MethodSpec:
 
         Args:
             name: name of the method.
-            parts: fields and parameters. `neighbours` is l2_normalised by default.
+            parts: attributes of `MethodSpec`, and parameters such as k=100. If the method reads a table of nearest
+                codes, `neighbours` (the table's measure of distance) is "l2_normalised" by default.
 
         Raises:
-            ValueError: as in `MethodSpec`.
+            ValueError: the parts do not fit each other, or a parameter is missing, unknown or out of range.
         """
         taken = {part.name for part in fields(cls)} - {"name", "parameters"}
         known = {key: value for key, value in parts.items() if key in taken}
@@ -467,21 +486,21 @@ class MethodSpec:
         return cls(name, parameters=parameters, **known)
 
     def __getitem__(self, name: str) -> Any:
-        """Return the value of a parameter: a number, an integer or a word, as PARAMETERS states."""
+        """Return the value of a parameter: a number or a word. PARAMETERS describes the parameters."""
         return self.parameters[name]
 
     def get(self, name: str) -> Any | None:
-        """Return the value of a parameter, or None if the method does not take it."""
+        """Return the value of a parameter, or None if the method has no such parameter."""
         return self.parameters.get(name)
 
     @property
     def label(self) -> str:
-        """The name of the method in messages: the method id, if there is one."""
+        """The name of the method in messages: `method_id`, or `name` if that is empty."""
         return self.method_id or self.name
 
     @property
     def static_choices(self) -> Choices:
-        """The choices of the method's static tree.
+        """The paths of the method's static tree from the root, one per node.
 
         Raises:
             ValueError: the tree is not static.
@@ -528,6 +547,9 @@ class MethodSpec:
 def preset_of(name: str) -> dict[str, ParameterValue]:
     """Return the parts of a preset.
 
+    Args:
+        name: key of PRESETS.
+
     Raises:
         ValueError: the name is unknown. The message lists the known ones.
     """
@@ -540,11 +562,13 @@ def make_method(name: str, **parts: Any) -> MethodSpec:
     """Make the method of a preset.
 
     Args:
-        name: key of PRESETS. If its tree is "static", the tree is naive_extend_57.
-        parts: parameters that the preset needs, and parts that replace the preset's, for example k=100, delta=0.1.
+        name: key of PRESETS. If the preset's tree is "static", the method gets the tree "naive_extend_57".
+        parts: parameters that the preset needs, and parts that replace those of the preset, for example k=100,
+            delta=0.1.
 
     Raises:
-        ValueError: the preset is unknown, or as in `MethodSpec`.
+        ValueError: the preset is unknown, the parts do not fit each other, or a parameter is missing, unknown or out of
+            range.
     """
     parts = {**preset_of(name), "method_id": name, **parts}
     if parts.get("tree") == "static":
@@ -555,7 +579,7 @@ def make_method(name: str, **parts: Any) -> MethodSpec:
 def verifies_by_rejection(method: Mapping[str, object]) -> bool:
     """Return whether drafts are verified by rejection sampling above temperature 0.
 
-    Otherwise they are compared with the target's sample.
+    Otherwise drafts are compared with the token that the target samples.
 
     Args:
         method: values of `MethodSpec.to_dict`. Only drafts, acceptance and residual are read.
@@ -566,10 +590,12 @@ def verifies_by_rejection(method: Mapping[str, object]) -> bool:
 
 
 def samples_target_tokens(method: Mapping[str, object], temperature: float) -> bool:
-    """Return whether the target samples a token at every node. Substitutions are defined only then.
+    """Return whether the target samples a token at every node.
+
+    Only then is a *substitution* defined, an emitted token that differs from the target's sample.
 
     Args:
-        method: as in `verifies_by_rejection`.
+        method: values of `MethodSpec.to_dict`. Only drafts, acceptance and residual are read.
         temperature: temperature of the target.
     """
     return temperature == 0 or not verifies_by_rejection(method)
@@ -579,7 +605,7 @@ def keeps_tokens(method: Mapping[str, object], temperature: float) -> bool:
     """Return whether images equal those of autoregressive decoding token for token, not only in distribution.
 
     Args:
-        method: all values of `MethodSpec.to_dict`.
+        method: values of `MethodSpec.to_dict`.
         temperature: temperature of the target.
     """
     return bool(method["is_exact"]) and samples_target_tokens(method, temperature)
@@ -670,12 +696,13 @@ def _check_parameters(spec: MethodSpec) -> None:
 
 
 def _shape_of(spec: MethodSpec) -> TreeShape | None:
-    """Return the shape of a method's tree.
+    """Return the shape of a method's tree: its paths, or the options of a dynamic tree.
 
-    This is the given `tree_shape`, converted from JSON values, or else the shape of the tree that `tree` names.
+    This is `tree_shape` if it is given, converted from JSON values. Otherwise it is the shape of the tree that `tree`
+    names. It is None without a tree.
 
     Raises:
-        ValueError: the given shape does not fit the kind of tree, or the name is unknown.
+        ValueError: the given shape does not fit the kind of tree, or the name of the tree is unknown.
     """
     shape = spec.tree_shape
     if spec.tree is None:
@@ -701,7 +728,7 @@ def _as_choices(paths: Iterable[Iterable[int]]) -> Choices:
 
 
 def is_chain(shape: object) -> bool:
-    """Return whether a shape is a static tree without siblings."""
+    """Return whether a tree's shape, as in `MethodSpec.tree_shape`, is a static tree without siblings."""
     return isinstance(shape, tuple) and not any(any(path) for path in shape)
 
 

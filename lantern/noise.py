@@ -1,12 +1,16 @@
-"""Noise of an image: all its randomness.
+"""Noise of an image, which is the source of all its randomness.
 
-A value is a pure function of (run seed, prompt id, stream, position, code or slot).
+A *stream* is an independent field of random numbers. For example, "target" is the noise with which the target samples.
+A value is a pure function of run seed, prompt id, stream, image position, and index. In Gumbel streams the index is the
+code. In uniform streams it is called a *slot*, and distinguishes the decisions at one position.
 
-It is computed in float64 from a counter-based generator and rounded to float32, so that it does not depend on the
-device, on the batch or on the method that reads it. A GPU makes the noise of its images itself, see `lantern.philox`:
-that takes milliseconds an image, and the host makes and copies nothing. Elsewhere numpy makes it, in threads beside
-decoding. The bits of the generator are the same. A Gumbel value may differ in its last bit if a device rounds a
-logarithm in another way, which happens about once in 10^9 values.
+Values are computed in float64 by a counter-based generator, and rounded to float32. They do not depend on the device,
+on the batch, or on the method that reads them.
+
+A GPU makes the noise of its images itself, see `lantern.philox`. This takes milliseconds per image, and nothing is
+copied from the host. On a CPU, numpy makes the noise in threads during decoding. Both use the same random bits. If a
+device rounds a logarithm differently, a Gumbel value may differ in its last bit, which happens about once in 10^9
+values.
 """
 
 from __future__ import annotations
@@ -20,11 +24,14 @@ import torch
 from lantern.philox import noise_values
 from lantern.tree_shapes import MAX_SIBLINGS
 
-NOISE_BLOCK = 2**18  # values of noise made at once
-WHOLE_BYTES = 2**25  # the most that all positions of an image may take, per stream; on the host, which makes them
+NOISE_BLOCK = 2**18  # number of values that are made at once
+WHOLE_BYTES = 2**25  # largest memory for all positions of an image, per stream, on the host
 DEVICE_BYTES = 2**27  # the same on a GPU; 1,024 positions of 16,384 codes take half of it
-WINDOW = 64  # positions held of larger images, at least; more than the deepest tree reads
-GUMBEL_STREAMS = ("target", "draft")  # with a value per code; the others are uniform, with MAX_SIBLINGS slots
+WINDOW = 64  # smallest number of positions in memory for larger images; more than the deepest tree reads
+GUMBEL_STREAMS = (
+    "target",
+    "draft",
+)  # streams with a value per code; all others are uniform, with MAX_SIBLINGS values per position
 
 
 def uniform_field(
@@ -32,13 +39,12 @@ def uniform_field(
 ) -> np.ndarray:
     """Return uniform noise of one image in (0, 1).
 
-    A stream ("target", "draft", "accept", ...) is an independent field. The values of a position do not depend on how
-    many positions are asked for.
+    The values of a position do not depend on `num_positions` and `first`.
 
     Args:
         run_seed: seed of the run.
-        prompt_id: prompt of the image.
-        stream: name of the field.
+        prompt_id: id of the image's prompt.
+        stream: name of the stream, such as "accept".
         num_positions: number of positions.
         num_slots: number of values per position.
         first: first position.
@@ -55,7 +61,16 @@ def uniform_field(
 def gumbel_field(
     run_seed: int, prompt_id: str, stream: str, num_positions: int, num_codes: int, first: int = 0
 ) -> torch.Tensor:
-    """Return standard Gumbel noise of one image, float32 (num_positions, num_codes). Arguments: see `uniform_field`."""
+    """Return standard Gumbel noise of one image, float32 (num_positions, num_codes).
+
+    Args:
+        run_seed: seed of the run.
+        prompt_id: id of the image's prompt.
+        stream: name of the stream, such as "target".
+        num_positions: number of positions.
+        num_codes: number of codes, each of which has a value.
+        first: first position.
+    """
     noise, done = np.empty(num_positions * num_codes, np.float32), 0
     for block in _uniform_blocks(run_seed, prompt_id, stream, first * num_codes, len(noise)):
         np.log(block, out=block)
@@ -69,27 +84,47 @@ def gumbel_field(
 def _uniform_blocks(
     run_seed: int, prompt_id: str, stream: str, first_value: int, num_values: int
 ) -> Iterator[np.ndarray]:
-    """Yield the values of a field in order, float64, NOISE_BLOCK at a time: blocks that fit the cache are faster."""
+    """Yield the uniform values of a stream in order, as float64 arrays of at most NOISE_BLOCK values.
+
+    Blocks that fit into the CPU's cache are faster.
+
+    Args:
+        run_seed: seed of the run.
+        prompt_id: id of the image's prompt.
+        stream: name of the stream.
+        first_value: index of the first value.
+        num_values: number of values.
+    """
     generator = np.random.Philox(key=np.array(_key_of(run_seed, prompt_id, stream), dtype=np.uint64))
-    generator.advance(first_value // 4)  # of the counter, which gives four values a step
+    generator.advance(first_value // 4)  # the counter gives four values per step
     generator.random_raw(first_value % 4)
     for begin in range(0, num_values, NOISE_BLOCK):
         raw = generator.random_raw(min(NOISE_BLOCK, num_values - begin))
         values = (raw >> np.uint64(11)) + 0.5
         values *= 2.0**-53
-        yield np.minimum(values, 1 - 2.0**-53, out=values)  # the largest rounds to 1: infinite Gumbel noise
+        yield np.minimum(
+            values, 1 - 2.0**-53, out=values
+        )  # the largest would round to 1 and give infinite Gumbel noise
 
 
 def _key_of(run_seed: int, prompt_id: str, stream: str) -> tuple[int, int]:
-    """Return the generator's key for a stream of an image."""
+    """Return the key of the random number generator for a stream of an image, as two integers below 2^64.
+
+    The key is a hash of the three arguments.
+    """
     digest = hashlib.blake2b(f"{run_seed}\n{stream}\n{prompt_id}".encode(), digest_size=16).digest()
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 
 
 def choose_window(num_positions: int, vocab_size: int, device: torch.device | str = "cpu") -> int:
-    """Return how many positions a row of a `NoiseField` holds at a time.
+    """Return the number of positions whose noise a `NoiseField` keeps in memory per image.
 
-    They are all positions, unless these take more than WHOLE_BYTES, or DEVICE_BYTES on a GPU.
+    It is the number of all positions, unless they take more than WHOLE_BYTES on a CPU or DEVICE_BYTES on a GPU.
+
+    Args:
+        num_positions: number of positions of an image.
+        vocab_size: number of codes.
+        device: device of the noise field.
     """
     if is_made_by(device):
         return min(num_positions, max(WINDOW, DEVICE_BYTES // (4 * vocab_size)))
@@ -97,24 +132,25 @@ def choose_window(num_positions: int, vocab_size: int, device: torch.device | st
 
 
 def is_made_by(device: torch.device | str) -> bool:
-    """Return whether a device makes the noise of its images itself."""
+    """Return whether noise for a device is computed on that device. So it is on GPUs; a CPU uses numpy's threads."""
     return torch.device(device).type == "cuda"
 
 
 class ImageNoise:
     """The noise of one image.
 
-    On the CPU that of `window` positions is made at once, beside other threads, since numpy lets them run. That of
-    later positions is made when it is read. On a GPU all of it is.
+    On a CPU, the constructor makes the noise of the first `window` positions. numpy lets other threads run meanwhile.
+    Later positions are made when they are read. On a GPU, all positions are made when they are read.
 
     Args:
         run_seed: seed of the run.
-        prompt_id: id of the image. Equal ids give equal noise.
-        streams: names of fields. GUMBEL_STREAMS have a value per code, the others are uniform.
+        prompt_id: id of the prompt. The same seed and id give the same noise.
+        streams: names of streams. GUMBEL_STREAMS have a Gumbel value per code. All others have MAX_SIBLINGS uniform
+            values per position.
         num_positions: number of positions of the image.
         vocab_size: number of codes.
-        window: number of positions made at once. By default that of `choose_window`.
-        device: where the noise is read.
+        window: number of positions that are made at once. By default the result of `choose_window`.
+        device: device on which the noise is read.
     """
 
     def __init__(
@@ -133,7 +169,13 @@ class ImageNoise:
         self._made = {stream: self._make(stream, 0, num_made) for stream in streams if num_made}
 
     def read(self, stream: str, begin: int, end: int) -> torch.Tensor:
-        """Return the noise of positions begin to end - 1, float32 (end - begin, codes or MAX_SIBLINGS)."""
+        """Return the noise of some positions, float32 (end - begin, codes or MAX_SIBLINGS).
+
+        Args:
+            stream: name of the stream.
+            begin: first position.
+            end: position after the last one.
+        """
         made = self._made.get(stream)
         return self._make(stream, begin, end) if made is None or end > len(made) else made[begin:end]
 
@@ -154,12 +196,20 @@ def _stream_sizes(streams: Sequence[str], vocab_size: int) -> dict[str, int]:
 class NoiseField:
     """The noise of a batch of images in fixed buffers.
 
-    A row belongs to one image and holds the noise of `window` positions. The noise of position p is at index p %
-    window.
+    A row is one image of the batch. For each row, the noise of `window` positions is kept in memory. The noise of
+    position p is at index p % window.
+
+    Args:
+        num_rows: number of rows.
+        num_positions: number of positions of an image.
+        vocab_size: number of codes.
+        streams: names of streams, as in `ImageNoise`.
+        device: device of the buffers.
+        window: number of positions to keep. By default the result of `choose_window`.
 
     Attributes:
-        prompt_ids: prompt ids of the rows; None for a row without an image.
-        window: number of positions that are held. `choose_window` chooses it if it is not given.
+        prompt_ids: prompt id of each row. None for a row without an image.
+        window: number of positions whose noise is in memory.
     """
 
     def __init__(
@@ -174,7 +224,7 @@ class NoiseField:
         self.num_positions, self.window = num_positions, window or choose_window(num_positions, vocab_size, device)
         self.prompt_ids: list[str | None] = [None] * num_rows
         self._images: list[ImageNoise | None] = [None] * num_rows
-        self._ends = [0] * num_rows  # positions below are held, or no longer needed
+        self._ends = [0] * num_rows  # positions before it are in memory, or no longer needed
         self._values = {
             stream: torch.zeros(num_rows * self.window, size, device=device)
             for stream, size in _stream_sizes(streams, vocab_size).items()
@@ -182,18 +232,22 @@ class NoiseField:
         self._row_offsets = torch.arange(num_rows, device=device)[:, None] * self.window
 
     def fill(self, rows: Sequence[int], fields: Sequence[ImageNoise]) -> None:
-        """Assign rows to new images, which begin at position 0."""
+        """Assign rows to new images, which begin at position 0.
+
+        Args:
+            rows: batch indices.
+            fields: noise of each image.
+        """
         for row, image in zip(rows, fields, strict=True):
             self.prompt_ids[row], self._images[row], self._ends[row] = image.prompt_id, image, 0
             self._extend(row, 0)
 
     def advance(self, lengths: torch.Tensor, tokens_per_step: int) -> int:
-        """Hold the noise of the next `window` positions of each row.
+        """Load the noise of the next `window` positions of each row.
 
         Args:
-            lengths: number of tokens of each row, int64 (num_rows,). The host reads it, unless rows hold all
-                positions.
-            tokens_per_step: most tokens that a step adds.
+            lengths: number of tokens of each row, int64 (num_rows,). The host reads it, unless rows hold all positions.
+            tokens_per_step: largest number of tokens that a step adds.
 
         Returns:
             The number of steps that may follow before the next call.
@@ -219,47 +273,48 @@ class NoiseField:
         """Return Gumbel noise, (batch, nodes, vocab).
 
         Args:
-            stream: name of the field.
-            positions: int64 (batch, nodes); larger ones count as the last position.
+            stream: name of the stream.
+            positions: image positions, int64 (batch, nodes). Positions after the image count as the last one.
         """
         return self._read(stream, positions)
 
     def uniform(self, positions: torch.Tensor, num_slots: int) -> torch.Tensor:
-        """Return uniform noise of acceptance decisions, (batch, nodes, num_slots).
+        """Return the uniform noise of acceptance decisions, (batch, nodes, num_slots).
 
         Args:
-            positions: int64 (batch, nodes).
-            num_slots: values per position, at most MAX_SIBLINGS.
+            positions: image positions, int64 (batch, nodes).
+            num_slots: number of values per position, at most MAX_SIBLINGS.
         """
         return self._read("accept", positions)[..., :num_slots]
 
     def fresh(self, stream: str, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Return uniform noise in (0, 1), (batch, n).
+        """Return one uniform value per position, in (0, 1), (batch, n).
 
         Args:
-            stream: name of the field.
-            positions: int64 (batch, n).
-            slots: slot of each position, int64 (batch or 1, n).
+            stream: name of the stream.
+            positions: image positions, int64 (batch, n).
+            slots: index of the value among those of its position, int64 (batch or 1, n).
         """
         noise = self._read(stream, positions).gather(-1, slots.expand_as(positions)[..., None]).squeeze(-1)
-        return noise.clamp_(max=1 - 2.0**-24)  # in float32 the largest round to 1
+        return noise.clamp_(max=1 - 2.0**-24)  # in float32 the largest values round to 1
 
     def sample(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """Sample a code from each distribution by inverse transform sampling.
 
-        It takes one uniform number per sample, where Gumbel noise for every slot would be too much.
+        This takes one uniform number per sample. Gumbel noise would take a number per code, for every slot.
 
         Args:
-            stream: name of a uniform field.
-            probs: distributions (batch, n, vocab), not necessarily normalised. If all are 0, the last code is
+            stream: name of a uniform stream.
+            probs: distributions, (batch, n, vocab), not necessarily normalised. If all are 0, the last code is
                 returned.
-            positions: int64 (batch, n).
-            slots: slots that no other sample at these positions reads, int64 (batch or 1, n).
+            positions: image positions, int64 (batch, n).
+            slots: index of the uniform value of each sample, int64 (batch or 1, n). Samples at the same position need
+                different slots to be independent.
 
         Returns:
             int64 (batch, n).
         """
-        # In float64, which no code's share is lost in, and whose order of addition on a GPU changes no draw.
+        # float64 loses no code's share. The order of addition on a GPU then changes no sample.
         cumulative = probs.double().cumsum(-1)
         level = self.fresh(stream, positions, slots)[..., None] * cumulative[..., -1:]
         return torch.searchsorted(cumulative, level, right=True).squeeze(-1).clamp_(max=probs.shape[-1] - 1)

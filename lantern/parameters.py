@@ -1,4 +1,4 @@
-"""The parameters of methods: their bounds, and what they mean.
+"""Parameters of methods, with their bounds and meanings.
 
 Snakemake imports this module to plan the workflow, so it must not import torch.
 """
@@ -14,17 +14,17 @@ ParameterValue = float | str  # an integer counts as a float
 
 @dataclass(frozen=True)
 class Parameter:
-    """The bounds of a parameter, which is a number or a word.
+    """Bounds of a parameter, whose value is a number or a word.
 
     Attributes:
         symbol: short name in labels.
         meaning: description of the parameter, with its unit.
-        low: smallest value. If `is_open`, the value must be larger.
+        low: smallest value.
         high: largest value.
-        is_open: whether `low` itself is refused.
+        is_open: whether the value must be larger than `low`, not only equal.
         is_integer: whether the number must be an integer.
         choices: allowed words. Empty for a number.
-        remedy: end of the error message, which says what the user may have wanted.
+        remedy: end of the error message, which states what to do instead.
     """
 
     symbol: str
@@ -56,7 +56,7 @@ class Parameter:
         Args:
             name: name of the parameter.
             value: value of the parameter.
-            owner: the method or function that takes it.
+            owner: name of the method or function that takes the parameter.
 
         Raises:
             ValueError: the value is not allowed. The message states name, owner, bound, value and remedy.

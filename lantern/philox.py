@@ -1,7 +1,8 @@
 """Random bits of numpy's Philox generator, and noise made from them, by PyTorch operations on any device.
 
-Source: Philox 4x64 with 10 rounds (Salmon et al. 2011), as in numpy.random.Philox. PyTorch cannot multiply unsigned
-64-bit integers, but products and sums of int64 have the same bits.
+PyTorch cannot multiply unsigned 64-bit integers. Products and sums of int64 have the same bits, so int64 is used.
+
+Source: Philox 4x64 with 10 rounds (Salmon et al. 2011), as in numpy.random.Philox.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ VALUES_AT_ONCE = 2**22  # number of values that are made at once; as float64 the
 
 
 def raw_bits(key: tuple[int, int], begin: int, end: int, device: torch.device | str) -> torch.Tensor:
-    """Return the raw values `begin` to `end` - 1 of a generator, int64 (end - begin,), with the bits of numpy's uint64.
+    """Return raw values of a generator, int64 (end - begin,).
+
+    They have the same bits as the uint64 values of numpy's Philox generator.
 
     Args:
-        key: two numbers below 2^64.
+        key: key of the generator, two integers below 2^64.
         begin: index of the first value.
         end: index after the last value.
         device: device on which the values are made.
@@ -44,10 +47,10 @@ def uniform_values(key: tuple[int, int], begin: int, end: int, device: torch.dev
     """Return uniform values in (0, 1), float64 (end - begin,).
 
     Args:
-        key: as in `raw_bits`.
-        begin: as in `raw_bits`.
-        end: as in `raw_bits`.
-        device: as in `raw_bits`.
+        key: key of the generator, as in `raw_bits`.
+        begin: index of the first value.
+        end: index after the last value.
+        device: device on which the values are made.
     """
     values = _shift_right(raw_bits(key, begin, end, device), 11).double().add_(0.5).mul_(2.0**-53)
     return values.clamp_(max=1 - 2.0**-53)  # the largest value would round to 1 and give infinite Gumbel noise
@@ -59,11 +62,11 @@ def noise_values(
     """Return standard Gumbel noise or uniform noise, float32 (end - begin,).
 
     Args:
-        key: as in `raw_bits`.
-        begin: as in `raw_bits`.
-        end: as in `raw_bits`.
-        device: as in `raw_bits`.
-        is_gumbel: whether the noise is Gumbel noise.
+        key: key of the generator, as in `raw_bits`.
+        begin: index of the first value.
+        end: index after the last value.
+        device: device on which the values are made.
+        is_gumbel: True for Gumbel noise, False for uniform noise in (0, 1).
     """
     if fused.is_usable(torch.device(device)):
         bits = torch.tensor([_signed(part) for part in key], device=device)
@@ -79,20 +82,24 @@ def noise_values(
 
 
 def _signed(value: int) -> int:
-    """Return the int64 that has the bits of an integer modulo 2^64."""
+    """Return the int64 that has the same 64 bits as an unsigned integer, taken modulo 2^64."""
     value %= 2**64
     return value - 2**64 if value >= 2**63 else value
 
 
 def _shift_right(x: torch.Tensor, num_bits: int) -> torch.Tensor:
-    """Shift the bits of int64 to the right and fill with zeros, not with the sign."""
+    """Shift the bits of int64 values to the right, and fill with zeros instead of copies of the sign."""
     return (x >> num_bits).bitwise_and_(2 ** (64 - num_bits) - 1)
 
 
 def _high_product(factor: int, x: torch.Tensor) -> torch.Tensor:
-    """Return the upper 64 bits of the unsigned product.
+    """Return the upper 64 bits of an unsigned product of 128 bits.
 
     It is computed from halves of 32 bits, whose products do not overflow an int64.
+
+    Args:
+        factor: an integer below 2^64.
+        x: int64, read as unsigned.
     """
     high, low = factor >> 32, factor & LOW
     x_low, x_high = x & LOW, _shift_right(x, 32)

@@ -1,4 +1,4 @@
-"""Prompts with ids. The id links the records, the image and the metrics of a prompt."""
+"""Prompts with ids. The id of a prompt also identifies its records, its image and its metrics."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Prompt:
     """One prompt. Its id and its text never become a path or a part of a command.
 
     Attributes:
-        id: unique in its prompt set. Noise, records and images have it as their key. At most MAX_ID_LENGTH characters,
-            without control characters, line ends and lone surrogates.
+        id: identifier, unique in its prompt set. It is the key of the noise, the records and the image. At most
+            MAX_ID_LENGTH characters, without control characters, line ends and lone surrogates.
         text: input of the text encoder. At most MAX_TEXT_LENGTH characters, without lone surrogates.
 
     Raises:
-        ValueError: the id or the text is too long, or has other characters.
+        ValueError: the id or the text is too long, or has a character that is not allowed.
     """
 
     id: str

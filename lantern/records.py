@@ -1,4 +1,4 @@
-"""Records of generated images."""
+"""Records of generated images: their tokens, and how these were decoded."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ class GenerationRecords:
     The prefill counts as a forward pass of the target.
 
     Attributes:
-        prompt_ids: the id of each image's prompt.
+        prompt_ids: prompt id of each image.
         codes: tokens of each image, int32 (images, tokens).
-        target_forwards: number of forward passes of the target, int32 (images,). `tokens` in autoregressive decoding.
+        target_forwards: number of forward passes of the target, int32 (images,). In autoregressive decoding this is the
+            number of tokens.
         step_lengths: number of tokens that each forward pass of the target emitted, int16 (images, tokens). Padded with
             zeros, so that each row sums to `tokens`.
-        accepted_nodes: deepest accepted node of the draft tree in each forward pass after the prefill, int16 (images,
-            tokens). 0 is the root; padded with -1. Nodes of a static tree are numbered from 1 in the order of
-            `lantern.tree_shapes.check_choices`. In hybrid trees, the nodes of Jacobi drafts come first.
+        accepted_nodes: number of the deepest accepted node of the draft tree in each forward pass after the prefill,
+            int16 (images, tokens). 0 is the root. Padded with -1. Nodes of a static tree are numbered from 1 in the
+            order of `lantern.tree_shapes.check_choices`. In hybrid trees, the nodes of Jacobi drafts come first.
         is_substituted: whether a token differs from the target's sample at its node, bool (images, tokens). All False
-            under verification by rejection, in which the target takes no such sample.
+            if drafts are verified by rejection sampling, in which the target takes no such sample.
         seconds: each image's share of the decoding time, float32 (images,). See `generate_records`.
-        margins: gap between the two largest perturbed log-probabilities at each token, in nats, float32 (images,
-            tokens). (images, 0) unless decoding was autoregressive.
-        metadata: method, tree_shape, temperature, cfg_scale, batch_size, run_seed, device, and further values of the
-            job.
+        margins: gap between the two largest log-probabilities, after the sampling noise is added, at each token, in
+            nats, float32 (images, tokens). (images, 0) unless decoding was autoregressive.
+        metadata: method, tree_shape, temperature, cfg_scale, batch_size, run_seed, device, and further settings of the
+            run.
     """
 
     prompt_ids: list[str]
@@ -53,7 +54,11 @@ class GenerationRecords:
         return len(self.prompt_ids)
 
     def select(self, rows: Sequence[int]) -> GenerationRecords:
-        """Return the records of some images, in the given order."""
+        """Return the records of some images.
+
+        Args:
+            rows: indices of the images, in the order of the result.
+        """
         index = torch.tensor(list(rows), dtype=torch.int64)
         tensors = {name: getattr(self, name)[index] for name in _TENSORS}
         return GenerationRecords([self.prompt_ids[row] for row in rows], **tensors, metadata=self.metadata)
@@ -62,7 +67,7 @@ class GenerationRecords:
     def substitutions(self) -> torch.Tensor:
         """Number of tokens that differ from the target's sample, float64 (images,).
 
-        nan under verification by rejection, in which the target takes no such sample.
+        nan if drafts are verified by rejection sampling, in which the target takes no such sample.
         """
         counts = self.is_substituted.sum(dim=1).double()
         is_known = samples_target_tokens(self.metadata["method"], self.metadata["temperature"])
@@ -76,11 +81,11 @@ def save_records(path: Path, records: GenerationRecords) -> None:
 
 
 def load_records(path: Path) -> GenerationRecords:
-    """Read the records in a file.
+    """Read records from a file.
 
     Raises:
-        DamagedFileError: the file is damaged, holds no records or those of another version, or has different numbers of
-            ids and images.
+        DamagedFileError: the file is damaged, has no records or records of another version of Lantern, or has different
+            numbers of ids and images.
     """
     tensors, metadata = load_tensors(path)
     if metadata.pop("kind", None) != "records" or "codes" not in tensors:
@@ -94,14 +99,14 @@ def load_records(path: Path) -> GenerationRecords:
 
 
 def concatenate_records(parts: Sequence[GenerationRecords], order: Sequence[str] | None = None) -> GenerationRecords:
-    """Join records of one method and of disjoint prompts.
+    """Join records of one method that have different prompts.
 
     Args:
         parts: the records. The metadata of the first is kept.
         order: prompt ids in the order of the result. None keeps the order of the parts.
 
     Raises:
-        ValueError: an id appears twice, or `order` and the parts do not hold the same ids.
+        ValueError: an id appears twice, or `order` and the parts do not have the same ids.
     """
     ids = [i for part in parts for i in part.prompt_ids]
     index = {i: row for row, i in enumerate(ids)}
@@ -119,15 +124,15 @@ def load_shards(paths: Sequence[str | Path], prompt_ids: Sequence[str]) -> dict[
     """Read the records of several methods on one prompt set.
 
     Args:
-        paths: files. A method may have several.
+        paths: files of records. A method may have several files.
         prompt_ids: ids of the prompt set, in the order of the result.
 
     Returns:
         method id -> records, in the order in which methods first appear.
 
     Raises:
-        DamagedFileError: as in `load_records`.
-        ValueError: as in `concatenate_records`.
+        DamagedFileError: a file is damaged, has no records, or was written by another version of Lantern.
+        ValueError: an id appears twice for a method, or a method does not have the same ids as `prompt_ids`.
     """
     parts: dict[str, list[GenerationRecords]] = {}
     for path in paths:

@@ -1,4 +1,4 @@
-"""From logits to a distribution: temperature, top-k and top-p filters, and the settings of sampling."""
+"""Sampling settings, and the temperature, top-k and top-p filters of logits."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ FILTER_ORDERS = ("top_k_first", "top_p_first")
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """The settings that turn logits into a distribution.
+    """Settings that turn logits into a distribution.
 
     Args:
-        temperature: logits are divided by it. 0 takes the most probable token.
+        temperature: divisor of the logits. 0 means greedy decoding, which takes the most probable token.
         top_k: number of largest logits that are kept, including ties with the k-th. 0 keeps all.
-        top_p: the most probable tokens are kept until their total probability exceeds it. 1 keeps all.
-        filter_order: "top_k_first" (LlamaGen) or "top_p_first" (the LANTERN authors' code). It matters if both filters
-            are on.
-        cfg_scale: guidance scale s in u + s (c - u), with the conditional logits c and the unconditional ones u. 1
+        top_p: the most probable tokens are kept until their total probability exceeds this number. 1 keeps all.
+        filter_order: "top_k_first" (LlamaGen) or "top_p_first" (LANTERN's public code). It matters if both filters are
+            on.
+        cfg_scale: guidance scale s in u + s (c - u), with the conditional logits c and the unconditional logits u. 1
             switches guidance off.
 
     Raises:
@@ -70,10 +70,10 @@ def filter_logits(logits: torch.Tensor, sampling: SamplingConfig) -> torch.Tenso
         sampling: the settings. Temperature 0 counts as 1.
 
     Returns:
-        Unnormalised log-probabilities, (..., vocab), -inf for codes that were filtered out.
+        Unnormalised log-probabilities, (..., vocab), -inf for tokens that were filtered out.
 
-    Source: order "top_k_first" LlamaGen autoregressive/models/generate.py; "top_p_first" jadohu/LANTERN
-    ea_model_llamagen.py.
+    Source: LlamaGen autoregressive/models/generate.py for the order "top_k_first", jadohu/LANTERN ea_model_llamagen.py
+    for "top_p_first".
     """
     if sampling.temperature not in (0, 1):
         logits = logits / sampling.temperature
@@ -89,7 +89,7 @@ def _keep_top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def _kth_largest(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Return the k-th largest value of the last axis, (..., vocab) -> (..., 1).
+    """Return the k-th largest value along the last axis, (..., vocab) -> (..., 1).
 
     On a CPU, numpy finds it in half the time of `topk`.
     """

@@ -26,10 +26,10 @@ class Prefill:
     """The target's outputs for new prompts, from which a drafter starts.
 
     Attributes:
-        hidden: the target's hidden states of the prompts, (branches, prompts, num_text_tokens, dim).
-        mask: bool, (branches, prompts, num_text_tokens): True for tokens of a prompt, False for padding.
+        hidden: hidden states of the target at the prompts, (branches, prompts, num_text_tokens, dim).
+        mask: bool (branches, prompts, num_text_tokens), True for tokens of a prompt, False for padding.
         first: image token 0, sampled after the last prompt position, int64 (prompts, 1).
-        ids: ids of the prompts' tokens, int64, shaped like `mask`. None if prompts are features.
+        ids: token ids of the prompts, int64, shaped like `mask`. None if prompts are caption features.
     """
 
     hidden: torch.Tensor
@@ -43,11 +43,12 @@ class Proposal:
     """A tree filled with drafts.
 
     Attributes:
-        tokens: int64, (batch, nodes), the root first. -1 marks a missing draft: the filters left fewer codes than the
-            node has children.
+        tokens: token of each node, int64 (batch, nodes), the root first. -1 marks a missing draft, if the filters left
+            fewer codes than the node has children.
         tree: structure of the tree.
-        draft_probs: distributions that the children of inner nodes were sampled from, (batch, inner, vocab). None
-            unless the verifier or a measurement needs them. All 0 at a node whose children were not sampled.
+        draft_probs: distributions from which the children of inner nodes were sampled, (batch, inner, vocab). Inner
+            nodes are those that may have children. None unless the verifier or a measurement needs them. All 0 at a
+            node whose children were not sampled.
     """
 
     tokens: torch.Tensor
@@ -56,7 +57,10 @@ class Proposal:
 
     @property
     def children(self) -> torch.Tensor:
-        """Tokens of the children of every inner node, int64 (batch, inner, m). -1 marks a missing draft."""
+        """Tokens of the children of every inner node, int64 (batch, inner, most children of a node).
+
+        -1 marks a missing draft.
+        """
         children = self.tree.children.expand(len(self.tokens), -1, -1)
         tokens = self.tokens.gather(1, children.clamp(min=0).flatten(1)).view(children.shape)
         return tokens.masked_fill(children < 0, -1)
@@ -64,10 +68,12 @@ class Proposal:
 
 @dataclass
 class Scores:
-    """The target's scores of some nodes. Filters and noise are applied when they are first read.
+    """The target's logits at some nodes, and values derived from them.
+
+    A derived value is computed when it is first read.
 
     Attributes:
-        hidden: the target's hidden states, (branches, batch, nodes, dim). None for nodes picked by `at`.
+        hidden: hidden states of the target, (branches, batch, nodes, dim). None if `at` made these scores.
         logits: logits after guidance, before temperature and filters, float32 (batch, nodes, vocab).
         positions: image position that each node predicts, int64 (batch, nodes).
         noise: noise of the images.
@@ -87,7 +93,7 @@ class Scores:
     def weights(self) -> torch.Tensor:
         """Unnormalised log-probabilities after temperature and filters, shaped like `logits`.
 
-        They are -inf for codes that were filtered out. In greedy decoding they are the logits.
+        They are -inf for codes that were filtered out. In greedy decoding nothing is filtered, and they are the logits.
         """
         if self.sampling.is_greedy:
             return self.logits
@@ -97,9 +103,9 @@ class Scores:
 
     @property
     def keys(self) -> torch.Tensor:
-        """The weights plus the target's noise. The code with the largest key is the target's sample.
+        """`weights` plus the target's Gumbel noise. The code with the largest key is the target's sample.
 
-        In greedy decoding they are the logits.
+        In greedy decoding there is no noise, and the keys are the logits.
         """
         if self.sampling.is_greedy:
             return self.logits
@@ -108,7 +114,11 @@ class Scores:
         return self._keys
 
     def at(self, nodes: torch.Tensor) -> Scores:
-        """Return the scores of some nodes, int64 (batch, n)."""
+        """Return the scores of some nodes.
+
+        Args:
+            nodes: numbers of the nodes, int64 (batch, n).
+        """
         positions = self.positions.gather(1, nodes)
         return Scores(None, pick_rows(self.logits, nodes), positions, self.noise, self.sampling)
 
@@ -120,15 +130,15 @@ class Outcome:
     Attributes:
         proposal: the drafts.
         scores: the target's scores of their nodes.
-        is_accepted: whether a node was accepted by its parent, bool (batch, nodes). False for nodes that were not
-            verified, since no accepted path leads to them.
-        path: accepted nodes, the root first, int64 (batch, max_depth + 1). Padded with the last one.
+        is_accepted: whether a node was accepted by its parent, bool (batch, nodes). Also False for nodes that were not
+            verified because no accepted path leads to them.
+        path: accepted nodes, the root first, int64 (batch, max_depth + 1). Padded with the last accepted node.
         num_accepted: number of accepted drafts, int64 (batch,).
         emitted: accepted drafts, then the token that follows them, int64 (batch, max_depth + 1). Later entries have no
             meaning.
         is_substituted: whether a token differs from the target's sample, bool, shaped like `emitted`. False if the
             method takes no samples of the target.
-        is_finite: whether the scores after the last accepted node were finite, bool (batch,).
+        is_finite: whether the logits after the last accepted node were finite, bool (batch,).
     """
 
     proposal: Proposal
@@ -151,7 +161,7 @@ def pick_rows(values: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
 
     Args:
         values: values of all nodes, (batch, nodes, width).
-        nodes: int64, (batch, n).
+        nodes: numbers of the nodes to return, int64 (batch, n).
     """
     batch, num_nodes, _ = values.shape
     rows = nodes + torch.arange(batch, device=nodes.device)[:, None] * num_nodes

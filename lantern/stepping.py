@@ -1,7 +1,7 @@
-"""Ways to run a decoding step: one operation after the other, or as a CUDA graph.
+"""Ways to run a decoding step: eagerly, or as a CUDA graph.
 
-A step has fixed shapes, changes its state in place and reads nothing back. Its kernels can therefore be captured once
-on the tensors of a state and launched again together, without Python between them.
+A step has fixed shapes, changes its state in place and reads nothing back to the host. Its kernels can therefore be
+captured once, on the tensors of a state, as a CUDA graph. Later the GPU runs them again without Python between them.
 """
 
 from __future__ import annotations
@@ -19,30 +19,31 @@ from lantern.kv_cache import round_slots
 log = logging.getLogger(__name__)
 
 MODES = ("auto", "eager", "graph")
-GRAPH_SLOTS = 256  # a step is captured for every so many slots that it reads
-MAX_GRAPHS = 8  # per state; with longer images a graph is for more slots
+GRAPH_SLOTS = 256  # there is a graph for each multiple of this number of slots
+MAX_GRAPHS = 8  # per state; for longer images the multiples are larger
 NUM_WARMUP = 2  # steps before a capture, in which libraries choose kernels and allocate their workspace
 Step = Callable[[DecodingState], None]  # changes the state in place
 
 
 class StepRunner:
-    """Runs decoding steps eagerly or as a CUDA graph.
+    """Runner of decoding steps, eagerly or as a CUDA graph.
 
-    A state has a graph per limit on the slots that its steps read, see `KVCache.limit`. The graphs of a state share a
-    stream and a memory pool, since steps run in turn and leave nothing there. Graphs of different states share neither:
-    a graph that is freed takes the workspace of its stream along. If a capture fails, all later steps are run eagerly.
+    A state has one graph per number of cache slots that attention may read, see `KVCache.limit`. The graphs of a state
+    share a stream and a memory pool. This is safe, because steps run one after the other and leave no data there.
+    Graphs of different states share neither, because freeing a graph also frees the workspace of its stream. If a
+    capture fails, all later steps are run eagerly.
 
-    Methods take the decoder's functions as arguments. If a runner kept them, it and its decoder would refer to each
-    other, and their memory would not be freed as soon as the decoder is dropped.
+    Methods take the decoder's functions as arguments. If a runner stored them, it and its decoder would refer to each
+    other. Their memory would then not be freed at once when the decoder is no longer used.
 
     Args:
-        mode: "eager", "graph" or "auto": "graph" on a CUDA device and "eager" elsewhere.
-        device: the device of the states.
-        name: the method's name in log messages.
+        mode: "eager", "graph", or "auto", which is "graph" on a CUDA device and "eager" on others.
+        device: device of the states.
+        name: name of the method in log messages.
 
     Attributes:
-        mode: the mode in use, "eager" or "graph".
-        preparation_s: seconds that captures have taken.
+        mode: mode in use, "eager" or "graph".
+        preparation_s: total seconds of all captures.
 
     Raises:
         ValueError: the mode is unknown, or it is "graph" and the device is not a CUDA device.
@@ -59,7 +60,12 @@ class StepRunner:
         self._kept: DecodingState | None = None
 
     def step(self, step: Step, state: DecodingState) -> None:
-        """Run a step on a state: launch the graph for the slots in use, or call `step` if there are no graphs."""
+        """Run one step: the state's CUDA graph if it has one, else the function `step`.
+
+        Args:
+            step: function that changes a state in place.
+            state: the state.
+        """
         if state.graphs:
             state.graphs[state.cache.num_used].replay()
         else:
@@ -68,10 +74,11 @@ class StepRunner:
     def borrow(self, allocate: Callable[[int], DecodingState], num_rows: int) -> DecodingState:
         """Return a state for `num_rows` images.
 
-        In graph mode it may be the previous one, reused. Finish with that before the next call.
+        In graph mode the previous state is reused if it has the same number of images. Finish with it before the next
+        call.
 
         Args:
-            allocate: makes a state for a number of images.
+            allocate: function that makes a state for a number of images.
             num_rows: number of images.
         """
         state = self._kept
@@ -82,13 +89,13 @@ class StepRunner:
         return state
 
     def prepare(self, step: Step, state: DecodingState, limits: Sequence[int] = ()) -> None:
-        """Capture a step on a new state, unless steps are run eagerly.
+        """Capture a step on a new state. In eager mode do nothing.
 
         Args:
-            step: the step.
-            state: a state whose rows are all complete, so that steps emit nothing.
-            limits: numbers of slots that steps may read, of which the last is used until `KVCache.limit` chooses
-                another. By default the cache's present number.
+            step: function that changes a state in place.
+            state: a state whose images are all complete, so that steps emit nothing.
+            limits: numbers of cache slots that attention may read. One graph is captured per number. The graph of the
+                last number runs until `KVCache.limit` chooses another one. By default only the cache's present limit.
         """
         if self.mode == "eager":
             return
@@ -105,15 +112,15 @@ class StepRunner:
 
 
 def capture(step: Step, state: DecodingState, limits: Sequence[int]) -> dict[int, torch.cuda.CUDAGraph]:
-    """Capture a step as CUDA graphs, each after `NUM_WARMUP` steps that are run eagerly.
+    """Capture a step as CUDA graphs. `NUM_WARMUP` eager steps run before each capture.
 
     Args:
-        step: the step.
-        state: a state whose rows are all complete.
-        limits: see `StepRunner.prepare`.
+        step: function that changes a state in place.
+        state: a state whose images are all complete, so that steps emit nothing.
+        limits: numbers of slots of the key/value cache that attention may read.
 
     Returns:
-        The graphs, by limit.
+        Number of slots -> graph.
 
     Raises:
         RuntimeError: the step cannot be captured.
@@ -129,18 +136,21 @@ def capture(step: Step, state: DecodingState, limits: Sequence[int]) -> dict[int
                     step(state)
             torch.cuda.current_stream().wait_stream(stream)
             graphs[limit] = torch.cuda.CUDAGraph()
-            # Threads that make noise meanwhile touch no GPU, but whatever else they call must not end the capture.
+            # Other threads may run meanwhile. Their CUDA calls must not end the capture.
             with torch.cuda.graph(graphs[limit], pool=pool, stream=stream, capture_error_mode="thread_local"):
                 step(state)
     return graphs
 
 
 def slot_limits(num_slots: int, num_least: int) -> list[int]:
-    """Return numbers of slots for which steps are captured: multiples of `GRAPH_SLOTS`, and all slots.
+    """Return the numbers of cache slots to which attention may be restricted. A step is captured once per number.
+
+    There are at most `MAX_GRAPHS` such limits. They are multiples of `GRAPH_SLOTS`, or of a larger number for very long
+    images. The last limit is the number of all slots.
 
     Args:
-        num_slots: number of slots of a row.
-        num_least: number of slots that the first steps read.
+        num_slots: number of slots of an image in the key/value cache.
+        num_least: number of slots that the first steps read. Smaller limits are left out.
     """
     unit = max(GRAPH_SLOTS, round_slots(-(-num_slots // MAX_GRAPHS)))
     return [*(limit for limit in range(unit, num_slots, unit) if limit >= num_least), num_slots]
@@ -148,9 +158,9 @@ def slot_limits(num_slots: int, num_least: int) -> list[int]:
 
 @contextmanager
 def without_cudnn_attention() -> Iterator[None]:
-    """Keep PyTorch from choosing cuDNN's attention within the block.
+    """Keep PyTorch from using cuDNN's attention within the block.
 
-    It would build a plan, which takes up to half a second, for every number of rows, nodes and slots.
+    cuDNN makes a plan for every combination of batch size, nodes and slots, which takes up to half a second.
     """
     was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)

@@ -1,6 +1,7 @@
-"""Shapes of draft trees: the choices of static trees, and the options of dynamic ones.
+"""Shapes of draft trees: the paths of static trees, and the options of dynamic ones.
 
-A *choice* is the path of a node from the root. Each number of it is the rank of a child among its siblings.
+A *choice* is the path from the root to a node. It is a sequence of ranks: rank r is the r-th child among its siblings,
+from 0.
 
 Snakemake imports this module to plan the workflow, so it must not import torch.
 """
@@ -50,16 +51,19 @@ _GROWN = {
 
 @dataclass(frozen=True)
 class DynamicTreeOptions:
-    """The shape of a dynamic tree (EAGLE-2).
+    """Shape of a dynamic tree (EAGLE-2).
+
+    The draft model extends the `top_k` most probable nodes of each depth by `top_k` children. The most probable
+    `num_nodes` of all drafts are then verified.
 
     Args:
         num_nodes: number of drafts that are kept for verification, without the root.
         depth: number of passes of the draft model after the first. The longest path has depth + 1 drafts.
-        top_k: beam width, and number of children of a node of the beam.
+        top_k: beam width, and number of children of a node in the beam.
 
     Raises:
-        ValueError: a value is below 1, paths are too deep, a node has too many children, or more nodes are kept than
-            are drafted.
+        ValueError: a value is below 1, paths are too deep, a node has too many children, or `num_nodes` exceeds the
+            number of drafts.
     """
 
     num_nodes: int = 58
@@ -89,9 +93,11 @@ Choices = tuple[tuple[int, ...], ...]
 class JointTree:
     """Two static trees below one root, for hybrid drafts.
 
+    A tree is given by its choices, the path from the root of each node.
+
     Args:
-        jacobi: choices of the tree that Jacobi drafts fill.
-        drafter: choices of the tree that the draft model fills.
+        jacobi: choices of the tree for Jacobi drafts.
+        drafter: choices of the tree for drafts of the draft model.
     """
 
     jacobi: Choices
@@ -102,13 +108,14 @@ TreeShape = Choices | DynamicTreeOptions | JointTree
 
 
 def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None = None) -> Choices:
-    """Return the choices of a static tree.
+    """Return the choices of a static tree, a path from the root per node.
 
     Args:
-        tree: name of the tree. "chain3" is a chain of three drafts, and any other length works as well. "chain9k3d2" is
-            a chain of nine, with 3 siblings instead of one draft at the first 2 depths. "chain11x2" is two chains of
-            eleven below one root. "naive_extend_57", "mc_sim_7b_63", "jacobi_50" and other names of this module, and
-            the keys of `named` are lists.
+        tree: name of the tree. "chain3" is a chain of three drafts; any other length is allowed. "chain9k3d2" is a
+            tree in which the root and every node of depth 1 have 3 children, so that the first 2 depths are complete.
+            A chain through first children extends it to depth 9. "chain11x2" is two chains of eleven drafts below one
+            root. "naive_extend_57", "mc_sim_7b_63", "jacobi_50", the other names of this module and the keys of
+            `named` are lists of paths.
         named: further trees, from the config.
 
     Raises:
@@ -120,7 +127,9 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
         length = int(match[1])
         width = int(match[2] or 1)
         wide_depth = int(match[3] or 0)
-        if width ** min(length, wide_depth, MAX_WIDTH.bit_length()) > MAX_WIDTH:  # two siblings have no more depths
+        if (
+            width ** min(length, wide_depth, MAX_WIDTH.bit_length()) > MAX_WIDTH
+        ):  # with at least two siblings, more depths are not allowed anyway
             raise ValueError(f"tree {tree} must have at most {MAX_WIDTH} drafts of one depth; give it fewer siblings")
         _check_depth(tree, length)
         wide = (path for n in range(1, min(length, wide_depth) + 1) for path in product(range(width), repeat=n))
@@ -156,7 +165,13 @@ def _complete(length: int, words: str) -> Choices:
 
 
 def _check_depth(tree: str, depth: int) -> None:
-    """Refuse a deep tree before its nodes are listed, since their number grows with the square of its depth."""
+    """Refuse a tree that is too deep, before its paths are listed.
+
+    The total length of the paths grows with the square of the depth.
+
+    Raises:
+        ValueError: the depth exceeds OVERSHOOT.
+    """
     if depth > OVERSHOOT:
         raise ValueError(f"tree {tree} must be at most {OVERSHOOT} drafts deep, got {depth}; choose a shallower tree")
 
@@ -166,7 +181,7 @@ def joint_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None
 
     Args:
         tree: two names, as in "chain9+chain3".
-        named: as in `tree_choices`.
+        named: further trees, from the config.
 
     Raises:
         ValueError: there are not two names, or one of them is unknown.
@@ -181,11 +196,15 @@ def joint_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None
 
 
 def check_choices(choices: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Return the choices of a static tree, sorted by depth, then lexicographically.
+    """Check the choices of a static tree, and return them sorted by depth, then lexicographically.
+
+    Args:
+        choices: one path per node. A path gives for each step from the root the child's rank, its index among its
+            siblings.
 
     Raises:
-        ValueError: the list is empty, names a path twice, has a rank that is too high, or lacks a parent or a lower
-            sibling of a path.
+        ValueError: the list is empty, contains a path twice, or has a rank of MAX_SIBLINGS or more. Or a path is in it
+            without its parent, or without a sibling of lower rank.
     """
     paths = [tuple(path) for path in choices]
     if strange := [rank for path in paths for rank in path if not isinstance(rank, int)]:

@@ -1,6 +1,6 @@
-"""Generation within the `generate` of a transformers model, which calls the function passed as `custom_generate`.
+"""Generation inside the `generate` of a transformers model, which takes a function as its argument `custom_generate`.
 
-Every argument of `generate` is either applied, or refused by name before a token is sampled.
+Every argument of `generate` is either applied, or refused before a token is sampled. The message then names it.
 """
 
 from __future__ import annotations
@@ -53,22 +53,24 @@ def custom_generate(
     seed: int | None = None,
     **parts: object,
 ) -> Callable[..., torch.Tensor | GenerateDecoderOnlyOutput]:
-    """Make the `custom_generate` of a transformers model, which generates by a method without a draft model.
+    """Make a function for the `custom_generate` argument of a transformers model.
 
-    It returns the same as `generate`: the prompt's ids, then the ids of the image's tokens with line ends, then the
-    words that the model puts after an image, as far as `max_new_tokens` allows. Tokens that are impossible at a
-    position are never sampled. A `streamer` and an `assistant_model` are ignored, since transformers does not pass them
-    on.
+    It generates images by a method without a draft model. The result of `generate` has the usual form. It holds the
+    ids of the prompt, of the image's tokens with line ends, and of the tokens after an image. The last ones are cut off
+    at `max_new_tokens`. Tokens that are impossible at a position are never sampled. A `streamer` and an
+    `assistant_model` are ignored, since transformers does not pass them on.
 
     Args:
         method: name of a preset.
-        family: key of FAMILIES. Needed only if the model's class has several families.
-        grid: side of an image in codes, or (height, width), if the prompt does not state it.
+        family: key of FAMILIES, a model class with one form of prompts. Needed only if the model's class has several
+            families.
+        grid: side of an image in codes, or (height, width). Needed only if the prompt does not state it.
         seed: seed of the noise. None takes one from torch's generator, which `torch.manual_seed` determines.
         parts: parts and parameters of the method, such as tree="chain15".
 
     Returns:
-        The function to pass as `custom_generate`. It raises a ValueError for anything that it does not support.
+        The function to pass as `custom_generate`. It raises a ValueError for each argument of `generate` that it does
+            not support.
 
     Raises:
         ValueError: the method or a part is unknown.
@@ -154,7 +156,14 @@ def _refuse_what_is_not_done(
 
 
 def _sampling_of(processors: Mapping[str, LogitsProcessor], do_sample: bool) -> SamplingConfig:
-    """Read guidance and filters from the logits processors, which include the user's and those of the config."""
+    """Read guidance and filters from the logits processors of `generate`.
+
+    The processors combine the user's arguments and the model's config.
+
+    Args:
+        processors: the processors, by class name.
+        do_sample: False for greedy decoding, in which filters are not read.
+    """
 
     def read(kind: str, name: str, otherwise: T) -> T:
         return getattr(processors[kind], name) if kind in processors else otherwise
@@ -175,7 +184,21 @@ def _grids_of(
     sampling: SamplingConfig,
     given: dict[str, int] | None,
 ) -> dict[str, int]:
-    """Read the sides of GLM-Image's two grids from `image_grid_thw`, which has the large grid first."""
+    """Return the sizes of GLM-Image's two images, the smaller of which is generated first.
+
+    Args:
+        model: the transformers model.
+        ids: ids of the prompts, int64 (batch, tokens).
+        model_kwargs: further arguments of `generate`. `image_grid_thw` lists both grids of codes, the large one first.
+        config: generation config of the call.
+        sampling: filters and guidance.
+        given: the grid that was passed to `custom_generate`, or None.
+
+    Raises:
+        ValueError: guidance is on, a grid was passed to `custom_generate`, several images per prompt are requested, or
+            a prompt has a source image. Also if `image_grid_thw` is missing or is not two grids that are the same for
+            all prompts.
+    """
     name = type(model).__name__
     grids = model_kwargs.get("image_grid_thw")
     if sampling.is_guided:
@@ -208,9 +231,19 @@ def _check_grid(grid: int | tuple[int, int]) -> dict[str, int]:
 
 
 def _shape_of(model: PreTrainedModel, family: str, ids: torch.Tensor, grid: dict[str, int] | None) -> dict[str, int]:
-    """Find the height and width of the image, in codes.
+    """Return the height and width of the image in codes, as arguments of `adapt`.
 
-    They are `grid` if it is given, else stated by Emu3's prompts, as in "90*90", or else the published ones.
+    They are `grid` if it is given. Otherwise Emu3's prompts state them, as in "90*90". Other models have their
+    published size.
+
+    Args:
+        model: the transformers model.
+        family: key of FAMILIES.
+        ids: ids of the prompts, int64 (batch, tokens).
+        grid: the size that was passed to `custom_generate`, or None.
+
+    Raises:
+        ValueError: Emu3's prompts state no size, or different sizes.
     """
     if grid is not None:
         return grid
@@ -231,7 +264,10 @@ def _shape_of(model: PreTrainedModel, family: str, ids: torch.Tensor, grid: dict
 
 
 def _size_in(prompt: str) -> tuple[int, int] | None:
-    """Read "height*width" from the end of Emu3's prompt, after the last start of an image. None if it is missing."""
+    """Return the (height, width) in codes that is stated at the end of a prompt of Emu3.
+
+    Such a prompt ends like "<|image start|>90*90<|image token|>". The result is None if it ends in another way.
+    """
     match = re.search(r"<\|image start\|>(\d+)\*(\d+)<\|image token\|>$", prompt)
     return None if match is None else (int(match[1]), int(match[2]))
 
@@ -241,8 +277,18 @@ def _prompts_of(
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
     """Pad prompts and negative prompts on the left to the same length.
 
+    Args:
+        ids: ids of the prompts, int64 (batch, tokens).
+        mask: True for prompt tokens, shaped like `ids`. None if no position is padding.
+        guidance: logits processor that holds the negative prompts. None without guidance. If it holds no negative
+            prompt, the last token of each prompt is used, as transformers does.
+
     Returns:
-        (ids, mask, (negative ids, negative mask) or None).
+        (ids, mask, (negative ids, negative mask) or None without guidance).
+
+    Raises:
+        ValueError: there are no ids, a mask does not describe left padding, or the number of negative prompts is
+            neither 1 nor the number of prompts.
     """
     if ids.shape[1] == 0:
         raise ValueError("prompts must be input_ids, got none (inputs_embeds are not supported)")
@@ -273,7 +319,15 @@ def _check_mask(mask: torch.Tensor | None, ids: torch.Tensor, name: str) -> torc
 
 
 def _ends_within(target: TransformersTarget, max_new_tokens: int | None) -> tuple[int, ...]:
-    """Return the ids of the tokens that follow an image, as many as `max_new_tokens` allows; all if it is None."""
+    """Return the ids of the tokens that follow an image, as many as `max_new_tokens` allows.
+
+    Args:
+        target: the target.
+        max_new_tokens: limit on the number of tokens of the image and of those after it. None for no limit.
+
+    Raises:
+        ValueError: `max_new_tokens` is too small for the image.
+    """
     needed = target.config.num_image_tokens
     if max_new_tokens is None:
         return target.ends
@@ -289,10 +343,19 @@ def _check_prefix(
     ids: torch.Tensor,
     ends: torch.Tensor,
 ) -> None:
-    """Compare the tokens that `prefix_allowed_tokens_fn` allows at each position with those that are sampled there.
+    """Check that `prefix_allowed_tokens_fn` allows at each position exactly the tokens that Lantern may sample there.
+
+    These are all codes within a line, the line end after a line, and the ending tokens after the image.
+
+    Args:
+        processor: the logits processor with that function.
+        target: the target.
+        words: id of each token of the target in the model's vocabulary, int64 (vocab,).
+        ids: ids of the prompts, int64 (batch, tokens).
+        ends: ids of the tokens that follow an image.
 
     Raises:
-        ValueError: they differ.
+        ValueError: the function allows fewer, more or other tokens at a position.
     """
     config = target.config
     codes = words[: config.num_codes]
@@ -318,7 +381,7 @@ def _check_prefix(
 
 
 def _words_in(allowed: Iterable[int | torch.Tensor]) -> set[int]:
-    """Collect the ids that a `prefix_allowed_tokens_fn` returns, as numbers or as tensors."""
+    """Return the set of ids that a `prefix_allowed_tokens_fn` has returned, as numbers or as tensors."""
     found: set[int] = set()
     for part in [allowed] if isinstance(allowed, torch.Tensor) else allowed:
         found.update(part.flatten().tolist() if isinstance(part, torch.Tensor) else [int(part)])

@@ -1,12 +1,13 @@
-"""ZipAR: a decoder that samples several lines of the image in parallel, one token of each, without drafts.
+"""ZipAR: a decoder that samples one token of each of several image lines in parallel, without drafts.
 
-A line begins when the previous line has `window` tokens. Every token is sampled from the target, given the tokens of
-its context that exist. The right ends of the previous lines are still missing. If none is missing, this is
-autoregressive decoding.
+A line begins when the previous line has `window` tokens. Every token is sampled from the target given those earlier
+tokens that exist. The right ends of the previous lines are still missing then. If `window` is at least the length of a
+line, nothing is missing, and this is autoregressive decoding.
 
-The first token of a line has no left neighbour yet if the previous line is not complete. A *placeholder* is fed in its
-place: the newest token of the line before the previous one, as in the public code for LlamaGen. The true left neighbour
-is fed at the same position one forward pass after it is sampled, so that later tokens attend to it.
+The first token of a line needs its left neighbour, the last token of the previous line, which may not exist yet. Then a
+*placeholder* is fed instead: the newest token of the line before the previous one (of the first line if there is no
+such line), as in the public code for LlamaGen. The true left neighbour is fed at the same position one forward pass
+after it is sampled, so that later tokens attend to it.
 
 Source: ZipAR (arXiv 2412.04062; ThisisBillhe/ZipAR@2a5695c).
 """
@@ -20,6 +21,7 @@ import torch
 from lantern.attention_mask import window_table
 from lantern.decoding import Decoder, margins_of
 from lantern.decoding_state import DecodingModels, DecodingState
+from lantern.drafters.base import NoDrafter
 from lantern.kv_cache import round_slots
 from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
@@ -30,10 +32,9 @@ class Feed:
     """A token that is fed to the target in a forward pass. All attributes are image positions.
 
     Attributes:
-        source: position whose token is fed.
-        position: position at which it is fed. If the token of that position is not sampled yet, the token of another
-            position, `source`, is fed in its place, as a placeholder.
-        sampled: position of the token that is sampled after it. None if the pass only overwrites the cache entry of a
+        source: position of the token that is fed.
+        position: position at which it is fed. It differs from `source` if the token is a placeholder.
+        sampled: position of the token that is sampled after it. None if the pass only replaces the cache entry of a
             placeholder by that of the true token.
     """
 
@@ -43,12 +44,12 @@ class Feed:
 
 
 def line_schedule(lines: tuple[int, int], window: int) -> list[list[Feed]]:
-    """Return the tokens that are fed in each forward pass after the prefill, which samples position 0.
+    """Return the tokens that are fed in each forward pass after the prefill. The prefill samples position 0.
 
     Args:
         lines: number of lines of the image, and number of tokens of a line.
-        window: number of tokens of a line after which the next one begins. If it is at least the length of a line,
-            nothing is parallel.
+        window: number of tokens of a line after which the next line begins. If it is at least the length of a line,
+            lines are generated one after the other.
     """
     height, width = lines
     window = min(window, width)
@@ -69,11 +70,11 @@ def line_schedule(lines: tuple[int, int], window: int) -> list[list[Feed]]:
 
 @dataclass(frozen=True)
 class LineTables:
-    """A schedule as tensors, int64. A *cell* is one token that a forward pass may feed. Unused cells are padded.
+    """A schedule as int64 tensors. A *cell* is one token that a forward pass may feed. Unused cells are padded.
 
     Attributes:
         sources: `Feed.source`, (forwards, cells).
-        positions: `Feed.position`, (forwards, cells). For padding it is the last position, which is never fed.
+        positions: `Feed.position`, (forwards, cells). For padding it is the last image position, which is never fed.
         sampled: `Feed.sampled`, (forwards, cells). A number past the end of the image if nothing is sampled.
         counts: number of tokens that a forward pass samples, (forwards,).
         first_forwards: first forward pass that feeds each position, (tokens,).
@@ -87,7 +88,13 @@ class LineTables:
 
 
 def tables_of(schedule: list[list[Feed]], num_tokens: int, device: torch.device) -> LineTables:
-    """Return the tables of a schedule, for images of `num_tokens` tokens."""
+    """Convert a schedule to tensors.
+
+    Args:
+        schedule: the tokens that are fed in each forward pass, from `line_schedule`.
+        num_tokens: number of tokens of an image.
+        device: device of the tensors.
+    """
     num_cells = max(len(feeds) for feeds in schedule)
     padding = Feed(0, num_tokens - 1, None)
     padded = [feeds + [padding] * (num_cells - len(feeds)) for feeds in schedule]
@@ -108,9 +115,9 @@ def tables_of(schedule: list[list[Feed]], num_tokens: int, device: torch.device)
 
 
 class LinesDecoder(Decoder):
-    """ZipAR's decoder, which feeds the newest token of every line in a step.
+    """ZipAR's decoder, which feeds the newest token of every unfinished line in a step.
 
-    It is not exact, and no bound of the total variation is known.
+    It is not exact, and no bound on its total variation from the target is known.
 
     Args:
         models: see `make_decoder`.
@@ -137,6 +144,7 @@ class LinesDecoder(Decoder):
             models,
             spec,
             sampling,
+            NoDrafter(models.target.device),
             max_depth=self._tables.positions.shape[1] - 1,
             num_slots=round_slots(config.num_text_tokens + num_tokens + 1),
             reach=num_tokens,  # lines are far apart
@@ -148,7 +156,7 @@ class LinesDecoder(Decoder):
 
     @torch.inference_mode()
     def step(self, state: DecodingState) -> None:
-        """Run the target once and emit a token of every line. Changes the state in place."""
+        """Run the target once and emit a token of every unfinished line. Changes the state in place."""
         tables = self._tables
         now = state.num_steps.clamp(max=len(tables.counts) - 1)
         positions = tables.positions[now]  # (batch, cells)

@@ -1,4 +1,4 @@
-"""Fixtures and hooks of all tests; plain functions that tests share stand in tests/helpers."""
+"""Fixtures and hooks of all tests. Functions that tests share are in tests/helpers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ torch.set_num_threads(1)
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
-    """With LANTERN_NO_SKIPS, as in `.ci/run` where all parts are installed, only tests that need a GPU may skip."""
+    """Fail skipped tests if LANTERN_NO_SKIPS is set, except tests that need a GPU.
+
+    `.ci/run` sets the variable if everything that tests need is installed.
+    """
     report = yield
     if report.skipped and os.environ.get("LANTERN_NO_SKIPS") and not item.get_closest_marker("gpu"):
         report.outcome, report.longrepr = "failed", f"may not skip here: {report.longrepr[2]}"
@@ -26,9 +29,9 @@ def pytest_runtest_makereport(item):
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory):
-    """A finished tiny run of the real Snakefile, for tests/workflow and tests/cluster.
+    """Return a finished tiny run of the real Snakefile, for tests/workflow and tests/cluster.
 
-    `make test` names a folder for it. Tests read it; who changes something takes a copy.
+    `make test` names a folder for it. Tests read the run; a test that changes something works on a copy.
     """
     from helpers.tiny_run import finished_run
 
@@ -42,7 +45,7 @@ def models() -> DecodingModels:
 
 @pytest.fixture(scope="module")
 def browser():
-    """Chromium; what needs it is skipped where it or playwright is missing."""
+    """Start Chromium. Tests that use it are skipped if it or playwright is missing."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: install the dev extra")
     names = ("chromium", "chromium-browser", "google-chrome")
     path = next(filter(None, map(shutil.which, names)), None)

@@ -1,4 +1,4 @@
-"""What the contracts of import-linter in pyproject.toml, which `make lint` checks, cannot say of imports."""
+"""Tests of imports that the contracts of import-linter in pyproject.toml cannot express."""
 
 import ast
 
@@ -20,7 +20,7 @@ def names(node):
 
 
 def test_init_files_import_nothing_of_ours():
-    """An import there would tie every fingerprint below the package to it."""
+    """An import there would be part of every fingerprint below the package."""
     found = {
         f"{path}: {ast.unparse(node)}"
         for path in PACKAGES

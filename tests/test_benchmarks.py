@@ -1,4 +1,4 @@
-"""Every benchmark runs, on the smallest models and images it takes, and its last line is the JSON that it promises."""
+"""Tests that every benchmark runs on the smallest models and images, and prints the promised JSON last."""
 
 import importlib
 import json
@@ -38,7 +38,7 @@ TINY_SIZES = {**SIZE, "vocab_size": 1100, "grid": 4, "num_text_tokens": 5, "capt
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Runs a benchmark on a command line; returns what its last line holds."""
+    """Run a benchmark with these arguments, and return the content of its last line."""
 
     def run(benchmark, *arguments):
         monkeypatch.setattr("sys.argv", [benchmark.__name__, *map(str, arguments)])
@@ -88,7 +88,7 @@ def test_whole_images_of_a_finished_run_are_measured(tmp_path):
 
     methods = [{"name": "autoregressive"}, {"name": "proximity", "k": 10, "tree": "chain2"}, {"name": "unheard"}]
     bench = decode.Bench(json.loads(json.dumps(case | {"methods": methods})))
-    assert list(bench.decoders) == ["autoregressive", "proximity-chain2"]  # a version leaves out what it does not know
+    assert list(bench.decoders) == ["autoregressive", "proximity-chain2"]  # unknown methods are left out
     rows = decode.summarise({name: {"this": [bench.decode(name, 0, None)]} for name in bench.decoders})
     assert rows["autoregressive"]["this"]["speedup"] == rows["autoregressive"]["this"]["mean_accepted_length"] == 1
     relaxed = rows["proximity-chain2"]["this"]
@@ -164,7 +164,7 @@ def test_every_part_of_the_check_of_a_gpu_runs_on_a_cpu(monkeypatch, tmp_path):
 
 
 def capture_in_python(step, state, limits=()):
-    """Return what replays a step by running it again: one graph, or one for each number of slots."""
+    """Return a stand-in for graphs that runs the step again: one, or one for each number of slots."""
     step(state)  # as before a capture
     graph = SimpleNamespace(replay=partial(step, state))
     return {limit: graph for limit in limits} if limits else graph
@@ -172,7 +172,7 @@ def capture_in_python(step, state, limits=()):
 
 @pytest.mark.parametrize("letter", ["B", "C", "G", "H"])
 def test_a_graphs_steps_are_compared_with_eager_ones(letter, monkeypatch, tmp_path):
-    """As on a GPU, with stand-ins for graphs."""
+    """Stand-ins for graphs are used as on a GPU."""
     make_runner = stepping.StepRunner.__init__
     monkeypatch.setattr(
         stepping.StepRunner,

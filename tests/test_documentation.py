@@ -1,4 +1,4 @@
-"""What documentation, comments and messages point to is there; the README keeps to its size."""
+"""Tests that paths, links and commands in documentation and comments exist, and that the README stays short."""
 
 import re
 import subprocess
@@ -35,7 +35,7 @@ def test_paths_that_a_text_names_are_there():
 
 
 def test_what_a_page_points_to_is_there():
-    """Folders and files in back quotes, bare names of code, links."""
+    """Checks folders and files in back quotes, bare names of code files, and links."""
     known = {path.rpartition("/")[2] for path in TRACKED}
     for name in PAGES:
         text = (ROOT / name).read_text()

@@ -1,4 +1,4 @@
-"""Modules do no work when they are imported, and what rules import leaves torch and pandas alone."""
+"""Tests that importing a module does no work, and that rules import neither torch nor pandas."""
 
 import re
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 from helpers.paths import ROOT
 
-# Imports every module, and prints what their own lines did meanwhile besides being read.
+# Imports every module, and prints the work that their top-level lines did meanwhile.
 AUDIT = """
 import sys
 from pathlib import Path
@@ -35,7 +35,7 @@ print(len([name for name in sys.modules if name.startswith("lantern")]), done)
 
 
 def python(*arguments):
-    """What a new Python prints."""
+    """Return what a new Python prints."""
     path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'workflow'}", "MPLBACKEND": "Agg"}
     command = [sys.executable, *arguments]
     result = subprocess.run(command, env=path, cwd=ROOT, capture_output=True, text=True)
@@ -49,7 +49,7 @@ def test_no_module_starts_a_thread_a_process_or_writes_a_file_when_it_is_importe
 
 
 def test_what_rules_import_leaves_torch_and_pandas_alone():
-    """Snakemake reads the rules at every start, and in every job of a cluster."""
+    """Snakemake reads the rules at every start, and in every job on a cluster."""
     text = "\n".join(path.read_text() for path in (ROOT / "workflow" / "rules").glob("*.smk"))
     modules = sorted(set(re.findall(r"^ *from (lantern[\w.]*) import", text, re.M)))
     assert len(modules) > 10

@@ -1,4 +1,4 @@
-"""Ranges, locked versions and environment.yml agree, and nothing names a host or a machine."""
+"""Tests that version ranges, locked versions and environment.yml agree, and that no host or machine is named."""
 
 import re
 import tomllib
@@ -16,7 +16,7 @@ def pyproject():
 
 
 def requirements():
-    """Everything that a run, the tests and the linters need; the extras name each other."""
+    """Return all requirements of a run, the tests and the linters. The extras name each other."""
     project = pyproject()["project"]
     extras = [line for part in project["optional-dependencies"].values() for line in part]
     found = [Requirement(line) for line in project["dependencies"] + extras]
@@ -24,7 +24,7 @@ def requirements():
 
 
 def locked(name):
-    """The only locked version of a package."""
+    """Return the only locked version of a package."""
     lock = (ROOT / "requirements.lock.txt").read_text()
     (version,) = re.findall(rf"^{re.escape(canonicalize_name(name))}==([^\s;\\]+)", lock, re.M)
     return version

@@ -1,4 +1,4 @@
-"""The wheel, built from the sdist, in an environment of torch, numpy, safetensors and tqdm: docs/library.md runs."""
+"""Tests of the wheel, built from the sdist, with torch, numpy, safetensors and tqdm only: docs/library.md runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ assert importlib.util.find_spec("transformers") is None, "the environment is not
 
 
 def needed(names) -> set[str]:
-    """These distributions and what they require, as far as it is installed here."""
+    """Return these distributions and their requirements, if they are installed here."""
     found, waiting = set(), list(names)
     while waiting:
         name = waiting.pop()
@@ -51,7 +51,7 @@ def needed(names) -> set[str]:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory) -> Path:
-    """Python of an environment with the wheel, and links to what the core needs."""
+    """Return the Python of an environment with the wheel, and links to the packages that the core needs."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     shutil.copytree(ROOT / "lantern", source / "lantern")
@@ -91,7 +91,7 @@ def test_every_module_imports_with_little_around_it(bare, tmp_path):
 
 
 def test_the_library_page_runs_where_the_core_alone_is_installed(bare, tmp_path):
-    """All blocks that need no extra, one after the other, as a reader would type them; the class in its own file."""
+    """All blocks that need no extra run in order, as a reader would type them. The class is in its own file."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "library.md").read_text(), re.DOTALL)
     (own,) = [block for block in blocks if "class Halved" in block]
     (tmp_path / "halved.py").write_text(own)

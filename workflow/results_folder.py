@@ -1,6 +1,7 @@
-"""Print the folder of results that Snakemake's arguments mean, results/<experiment>; nothing if they ask for a dry run.
+"""Print the folder of results, results/<experiment>, that a Snakemake command with some arguments would write.
 
-`make` asks before it starts Snakemake. The arguments are read by Snakemake's own parser, profiles included.
+`make` runs this script before it starts Snakemake. Nothing is printed for a dry run. Snakemake's parser reads the
+arguments and the profiles that they name.
 """
 
 import sys
@@ -15,10 +16,13 @@ from lantern_pipeline.config.validate import check_config_files
 
 
 def find_results(arguments: list[str]) -> Path | None:
-    """Return results/<experiment>, or None if nothing will be written there.
+    """Return the folder of results that a Snakemake command writes, or None if it writes none.
+
+    Args:
+        arguments: command-line arguments of Snakemake.
 
     Raises:
-        ValueError: a config file does not exist or is no valid YAML.
+        ValueError: a config file does not exist or is not valid YAML.
         CliException: `--config` is not of the form name=value.
     """
     _, options = parse_args(["--workflow-profile", "none", *arguments])

@@ -1,4 +1,7 @@
-"""The parts of `gpu_check.py`, most valuable first. Each runs in a process of its own; this file imports no torch."""
+"""Parts of `gpu_check.py`, the most valuable first. Each part runs in a separate process.
+
+This file does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,13 @@ from typing import NamedTuple
 
 
 class Part(NamedTuple):
-    """A part of the check.
+    """One part of the check.
 
     Attributes:
         module: name of its module in this package, which has a function `measure`.
         title: heading on the page.
-        needed_s: seconds that it probably takes on an H100; with less time left it is skipped.
-        limit_s: seconds after which it is ended.
+        needed_s: expected seconds on an H100. The part is skipped if less time is left.
+        limit_s: seconds after which the part is killed.
     """
 
     module: str

@@ -1,6 +1,6 @@
-"""Part G: a few layers of true width of models of transformers: the project's layers beside those of transformers.
+"""Part G: layers of large models of transformers, with Lantern's code compared with that of transformers.
 
-Without transformers, the rows say so.
+Models have their true width, but only a few layers. If transformers is not installed, the rows say so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TINY = {"dim": 256, "num_layers": 1, "num_heads": 2, "num_kv_heads": 2, "ffn_wid
 
 
 def measure(check: Check) -> None:
-    """Measure autoregressive steps and a chain of 15 drafts, eager and as a graph."""
+    """Measure steps of autoregressive decoding and of a chain of 15 Jacobi drafts, eagerly and as a CUDA graph."""
     for size, has_own_layers in MODELS:
         layers = "Lantern's layers" if has_own_layers else "layers of transformers"
         with check.attempt("layers", f"{size}, {layers}"):

@@ -1,4 +1,4 @@
-"""Shared code of the parts: rows that are written at once, models on the device, graphs, and methods."""
+"""Code that all parts share: writing rows, timing, loading models, CUDA graphs and the measured methods."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ NUM_NEAREST = 101
 
 @dataclass(frozen=True)
 class Check:
-    """One part's process.
+    """Context of the process that runs one part. Its functions measure, and write the results.
 
     Attributes:
         part: letter of the part.
         output: folder of the results.
-        device: where to measure.
-        is_tiny: whether models are small and blocks short, to try the code.
+        device: device to measure.
+        is_tiny: whether to use small models and few calls, to try the code.
     """
 
     part: str
@@ -55,21 +55,21 @@ class Check:
 
     @property
     def has_graphs(self) -> bool:
-        """Whether the device has CUDA graphs; without them only eager calls are measured."""
+        """Whether the device has CUDA graphs. If not, only eager steps are measured."""
         return self.device.type == "cuda"
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """Ways to run steps that are measured."""
+        """Measured ways to run steps: "eager", and "graph" if the device has CUDA graphs."""
         return ("eager", "graph") if self.has_graphs else ("eager",)
 
     def write(self, table: str, name: str, **values: Any) -> None:
-        """Append a row to `rows.jsonl`, complete on the disk when this returns.
+        """Append a row to `rows.jsonl`. It is on the disk when this returns.
 
         Args:
             table: name of the table on the page.
-            name: what was measured.
-            values: numbers and words; their names end in the unit.
+            name: name of the row: the measured thing.
+            values: measured numbers and words. The names of numbers end in the unit.
         """
         row = {"part": self.part, "table": table, "name": name, **rounded(values)}
         if not self.has_graphs and values.get("stepping") == "eager":
@@ -82,27 +82,37 @@ class Check:
 
     @contextmanager
     def attempt(self, table: str, name: str) -> Iterator[None]:
-        """Write a row that says why, if a measurement fails, too little memory for example; go on with the next."""
+        """Run a block of measurements as a context.
+
+        If it fails, for example because memory is too small, write a row with the error and continue.
+
+        Args:
+            table: name of the table on the page.
+            name: name of the row.
+        """
         try:
             yield
         except (RuntimeError, ValueError, NotImplementedError, ImportError) as error:
             self.write(table, name, failed=f"{type(error).__name__}: {error}"[:300])
 
     def time(self, call: Callable[[], object], num_calls: int = 50, **options: Any) -> Timing:
-        """Time a call by `time_blocks`; on tiny models in one block of two calls."""
+        """Time a call by `time_blocks`. With tiny models it is one block of two calls."""
         if self.is_tiny:
             return time_blocks(call, self.device, 2, num_blocks=1, warm_up_s=0)
         return time_blocks(call, self.device, num_calls, **options)
 
     def time_kernels(self, call: Callable[[], object], num_repeats: int = 20) -> Timing:
-        """Time one of many equal calls in a CUDA graph, so that launching them from Python does not count."""
+        """Time a call without the cost of launching its kernels from Python.
+
+        For this, `num_repeats` calls are captured in a CUDA graph. Without CUDA graphs, it is `time`.
+        """
         if not self.has_graphs:
             return self.time(call)
         timing = self.time(capture(call, num_repeats), 10, warm_up_s=0.1)
         return Timing(*(seconds / num_repeats for seconds in timing))
 
     def describe(self) -> None:
-        """Write the row of the machine."""
+        """Write a row that describes the machine."""
         found: dict[str, Any] = {"device": name_of(self.device), "torch": torch.__version__}
         found |= {"python": platform.python_version(), "cores": os.cpu_count()}
         if self.has_graphs:
@@ -112,19 +122,19 @@ class Check:
         self.write("machine", "machine", **found)
 
     def peak_bandwidth(self) -> float | None:
-        """Bytes per second of the card's memory by its data sheet; None if the card is unknown."""
+        """Return the memory bandwidth in the GPU's data sheet, in bytes per second. None if the GPU is unknown."""
         name = name_of(self.device).upper()
         return next((value for card, value in BANDWIDTH.items() if card.upper() in name), None)
 
     def xl(self, num_tokens: int = 256) -> TargetConfig:
-        """LlamaGen XL's sizes with images of a number of tokens, or tiny ones."""
+        """Return the sizes of LlamaGen XL for images of `num_tokens` tokens, or tiny sizes if `is_tiny`."""
         if self.is_tiny:
             return SMALL
         return replace(XL, grid=int(num_tokens**0.5))
 
 
 def capture(call: Callable[[], object], num_repeats: int) -> Callable[[], None]:
-    """Return the replay of a CUDA graph of several equal calls."""
+    """Capture several equal calls as a CUDA graph, and return the function that replays it."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -140,13 +150,13 @@ def capture(call: Callable[[], object], num_repeats: int) -> Callable[[], None]:
 def make_models(
     config: TargetConfig, device: torch.device, dtype: torch.dtype, scale: float = 1.0, *, is_prepared: bool = True
 ) -> DecodingModels:
-    """Return models of random weights, made on the device as a GPU runs them, and a table of any other codes.
+    """Return models with random weights, and a table of arbitrary codes in place of nearest codes.
 
     Args:
         config: sizes of the target.
-        device: where the weights are made, all of one seed.
-        dtype: of the weights.
-        scale: factor of all matrices; a larger one makes distributions less flat, so that drafts are accepted.
+        device: device on which the weights are created.
+        dtype: dtype of the weights.
+        scale: factor of all matrices. With a larger factor, distributions are less flat and more drafts are accepted.
         is_prepared: whether the models are prepared for decoding.
     """
     torch.manual_seed(0)
@@ -167,17 +177,20 @@ def make_models(
 
 
 def models_for(models: DecodingModels, spec: MethodSpec) -> DecodingModels:
-    """Return the models with the table of nearest codes only if a method needs it."""
+    """Return the models without the table of nearest codes if the method does not need it."""
     return models if spec.needs_nearest_codes else replace(models, nearest_codes=None)
 
 
 def chains(*lengths: int) -> list[MethodSpec]:
-    """Jacobi decoding on chains of some lengths."""
+    """Return Jacobi decoding on chains of the given lengths."""
     return [make_method("jacobi", tree=f"chain{length}", method_id=f"jacobi-chain{length}") for length in lengths]
 
 
 def methods_of(models: DecodingModels) -> list[MethodSpec]:
-    """Return what is timed at batch 1: a method of each kind, k as large as the papers', or as the table allows."""
+    """Return the methods that are timed at batch 1, among them one of every kind.
+
+    k of LANTERN is 1000, as in the paper, or the largest that the table of nearest codes allows.
+    """
     table = models.nearest_codes
     k = min(1000, table.shape[1] - 1)
     return [
@@ -198,9 +211,15 @@ def methods_of(models: DecodingModels) -> list[MethodSpec]:
 def load_embedded(
     device: torch.device, dtype: torch.dtype = torch.float32, *, is_prepared: bool = True
 ) -> DecodingModels:
-    """Load the shipped model and its table of nearest codes straight to a device.
+    """Load the shipped model and its table of nearest codes directly to a device.
 
-    On a CPU, unprepared models run the layer that a GPU runs: norms are not folded, and matrices are as stored.
+    Models that are not prepared run the same layer code on a CPU as on a GPU. Preparation for a CPU folds norms into
+    matrices and changes the layout of matrices.
+
+    Args:
+        device: the device.
+        dtype: dtype of the weights.
+        is_prepared: whether the models are prepared for decoding.
     """
     draft = load_model(FOLDER / "drafter.safetensors", DraftModel, dtype, device)
     models = DecodingModels(load_target(FOLDER / "target.safetensors", dtype, device), draft)
@@ -214,13 +233,16 @@ def load_embedded(
 
 
 def label(spec: MethodSpec) -> str:
-    """Return the name of a method in rows."""
+    """Return the name of a method in the results."""
     return spec.method_id or spec.name
 
 
 @torch.inference_mode()
 def fill(decoder: Decoder, batch: int) -> DecodingState:
-    """Return a batch that has begun; all rows have one image's noise, which takes long to make."""
+    """Return the state of a batch after the prefill.
+
+    All batch rows share the noise of one image, because noise takes long to make.
+    """
     state, noise = decoder.allocate(batch), decoder.make_noise(0, "0")
     captions = RandomCaptions(decoder.target.config).encode([""] * batch)
     decoder.fill(state, range(batch), *captions, [noise] * batch)
@@ -228,16 +250,16 @@ def fill(decoder: Decoder, batch: int) -> DecodingState:
 
 
 def emitted_tokens(state: DecodingState) -> torch.Tensor:
-    """Return the tokens that a batch has emitted so far, int64 (batch, width), -1 behind them.
+    """Return the tokens that a batch has emitted so far, int64 (batch, width), padded with -1.
 
-    What a state holds there has no meaning, and differs after the steps that precede a capture.
+    The padding replaces values of the state that have no meaning. These differ between eager steps and CUDA graphs.
     """
     is_emitted = torch.arange(state.tokens.shape[1], device=state.tokens.device) < state.lengths[:, None]
     return state.tokens.masked_fill(~is_emitted, -1)
 
 
 def weight_bytes(models: DecodingModels) -> int:
-    """Bytes of the target's weights that a step of autoregressive decoding reads."""
+    """Return the number of bytes of the target's weights that an autoregressive step reads."""
     return sum(
         parameter.numel() * parameter.element_size()
         for name, parameter in models.target.named_parameters()
@@ -246,11 +268,11 @@ def weight_bytes(models: DecodingModels) -> int:
 
 
 def free(device: torch.device) -> None:
-    """Give memory that is no longer in use back to the device."""
+    """Release PyTorch's unused GPU memory."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def now() -> float:
-    """Seconds of a clock that only goes forward."""
+    """Return the seconds of a monotonic clock."""
     return time.monotonic()

@@ -1,7 +1,8 @@
-"""Part A: what the device gives, so that every estimate of docs/gpu.md becomes a number, whatever fails later.
+"""Part A: basic speeds of the device, from which docs/gpu.md estimates all other times.
 
-Bandwidth of a copy, speed of a matrix product, the cost of a kernel in a graph and from Python, and the kernels of a
-layer of LlamaGen XL: matrix products, attention by each backend, top-k, norm and rotary embedding.
+It is the first part, so that these numbers are known even if later parts fail. It measures the bandwidth of a copy, the
+speed of a matrix product, and the cost of a kernel in a CUDA graph and from Python. It also measures the kernels of a
+LlamaGen XL layer: matrix products, attention by each backend, top-k, norm and rotary embedding.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ NUM_TINY_KERNELS = 500
 
 
 def measure(check: Check) -> None:
-    """Measure all of it."""
+    """Run all measurements of this part."""
     with torch.inference_mode():
         _measure_memory(check)
         free(check.device)
@@ -41,7 +42,7 @@ def measure(check: Check) -> None:
 
 
 def _measure_memory(check: Check) -> None:
-    """Copy a tensor that no cache holds, and multiply square matrices."""
+    """Measure the bandwidth of copying a tensor that is larger than any cache, and the speed of a matrix product."""
     num_values = 2**16 if check.is_tiny else 2**29
     with check.attempt("limits", "copy"):
         source = torch.ones(num_values, dtype=torch.bfloat16, device=check.device)
@@ -59,7 +60,7 @@ def _measure_memory(check: Check) -> None:
 
 
 def _measure_launches(check: Check) -> None:
-    """Time a kernel that has next to nothing to do, from Python and as a node of a graph."""
+    """Time a kernel with almost no work, launched from Python, and as a node of a CUDA graph."""
     value = torch.zeros(64, device=check.device)
     with check.attempt("launches", "eager"):
         timing = check.time(lambda: value.add_(1), NUM_TINY_KERNELS)
@@ -72,7 +73,10 @@ def _measure_launches(check: Check) -> None:
 
 
 def _measure_products(check: Check) -> None:
-    """Time the four matrix products of a layer, each over the different weights of all layers, as a step reads them."""
+    """Time the four matrix products of a layer.
+
+    Each is timed over the weights of all layers in turn, as in a decoding step, so that no cache holds the weights.
+    """
     config = check.xl()
     dim, ffn = config.dim, config.ffn_hidden
     shapes = {"qkv": (dim, 3 * dim), "attention_out": (dim, dim), "gate_up": (dim, 2 * ffn), "down": (ffn, dim)}
@@ -103,12 +107,16 @@ def _products(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> Callable[[], 
 
 
 def _roofline(check: Check, num_bytes: int, seconds: float) -> dict[str, float]:
+    """Return a column with the share of the peak memory bandwidth that was reached. No column if the GPU is unknown."""
     peak = check.peak_bandwidth()
     return {} if peak is None else {"share_of_roofline": num_bytes / peak / seconds}
 
 
 def _measure_attention(check: Check) -> None:
-    """Time attention of a guided image's nodes to the slots of a layer, by each backend; and name the default one."""
+    """Time the attention of a guided image's new tokens to the slots of one layer's cache, by each backend.
+
+    The default backend is timed, too.
+    """
     config = check.xl()
     heads, head_dim = config.num_heads, config.head_dim
     all_nodes, all_slots = ((1,), (16,)) if check.is_tiny else ((1, 10, 51), (384, 1152))
@@ -145,7 +153,7 @@ def _time_attention(
 
 
 def _measure_small_kernels(check: Check) -> None:
-    """Time the top-k filter, a norm as it stands and fused, and the rotary embedding."""
+    """Time the top-k filter, the norm of Lantern and a fused norm, and the rotary embedding."""
     config = check.xl()
     for rows in (1,) if check.is_tiny else (1, 10, 20, 51):
         with check.attempt("small kernels", f"top-k filter, {rows} rows"):

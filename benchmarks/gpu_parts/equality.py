@@ -1,7 +1,9 @@
-"""Part B: the shipped model in float32 gives the same images on a CPU, eagerly on the device, and from a graph.
+"""Part B: test that the shipped model in float32 generates the same images on a CPU, on the GPU, and by a CUDA graph.
 
-Every method at temperature 0 and 1. Drafts are accepted as often as in use. The layers of CPU and GPU round in
-different ways, so an image may part from the CPU's at a near-tie; the row then states the margin.
+Every method runs at temperatures 0 and 1. The model is trained, so drafts are accepted as often as in real use.
+
+CPU and GPU round differently. An image may therefore differ from the CPU's after a near-tie, a token whose two best
+codes had almost equal scores. The row then states the gap of the scores, the margin.
 """
 
 from __future__ import annotations
@@ -37,12 +39,14 @@ FIELDS = ("codes", "accepted_lengths", "accepted_nodes", "is_substituted")
 
 
 def measure(check: Check) -> None:
-    """Compare all methods; the CPU's images are made by processes beside this one, if there are cores for them."""
+    """Compare all methods. If there are enough cores, other processes generate the images of the CPU meanwhile."""
     captions = CAPTIONS[: 1 if check.is_tiny else None]
     names = TINY_METHODS if check.is_tiny else METHODS
     temperatures = (1.0,) if check.is_tiny else (0.0, 1.0)
     torch.set_num_threads(1)  # the fastest number for so small a model
-    models = load_embedded(check.device, is_prepared=check.has_graphs)  # on a CPU too, the layer that a GPU runs
+    models = load_embedded(
+        check.device, is_prepared=check.has_graphs
+    )  # if the device is a CPU, it runs the layer code of a GPU
     num_equal = num_images = 0
     workers = _make_workers(check)
     with workers or nullcontext():
@@ -64,11 +68,11 @@ def measure(check: Check) -> None:
 
 
 def _make_workers(check: Check) -> ProcessPoolExecutor | None:
-    """Return processes for the images on the CPU, or None for a trial or with few cores."""
+    """Return processes that generate images on the CPU. None for tiny models or fewer than four cores."""
     num_cores = os.cpu_count() or 1
     if check.is_tiny or num_cores < 4:
         return None
-    context = multiprocessing.get_context("spawn")  # a fork would take this process's CUDA along
+    context = multiprocessing.get_context("spawn")  # CUDA does not work in a fork of a process that has used it
     return ProcessPoolExecutor(
         min(8, num_cores // 2), mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
     )
@@ -89,7 +93,11 @@ def _shipped_encoder() -> TextEncoder:
 
 
 def generate_on_cpu(name: str, temperature: float, captions: list[str]) -> dict[str, Any]:
-    """Return codes, step lengths and margins of a method's images on a CPU, as lists, which any process can send."""
+    """Generate images of captions by a method on the CPU.
+
+    Returns:
+        Codes, step lengths and margins as lists, which can be sent between processes.
+    """
     spec, models = spec_of(name), _reference_models()
     decoder = make_decoder(models_for(models, spec), spec, _sampling(temperature), records_margins=True)
     images = _generate(decoder, captions)
@@ -102,7 +110,14 @@ def _generate(decoder: Decoder, captions: list[str]) -> Generation:
 
 
 def _compare(check: Check, decoder: Decoder, captions: list[str], expected: dict[str, Any]) -> int:
-    """Write the row of a method; return the number of images that equal the CPU's."""
+    """Write the row of a method, and return the number of images that equal the CPU's.
+
+    Args:
+        check: this part.
+        decoder: decoder on the device.
+        captions: captions of the images.
+        expected: result of `generate_on_cpu`.
+    """
     codes, step_lengths, margins = (torch.tensor(expected[field]) for field in ("codes", "step_lengths", "margins"))
     eager = _generate(decoder.stepped("eager"), captions)
     equality = compare_with_autoregressive(eager.codes.cpu(), codes, margins)

@@ -1,8 +1,8 @@
-"""Part D: exact methods in bfloat16 equal autoregressive decoding bit by bit, if its steps have as many rows.
+"""Part D: test that exact methods in bfloat16 equal autoregressive decoding bit by bit, at equal matrix sizes.
 
-A product of 2 rows rounds otherwise than one of 20, in every engine without batch-invariant kernels. So Jacobi decoding
-on a chain is compared with steps of as many rows whose drafts are all missing, which must give the same images, and
-with plain autoregressive steps, from which it parts now and then.
+A matrix product with 2 rows rounds differently from one with 20 rows, unless kernels are batch-invariant. Jacobi
+decoding on a chain is therefore compared with two baselines. Autoregressive steps that are padded to the same number of
+rows must give the same images. Plain autoregressive steps may differ sometimes.
 """
 
 from __future__ import annotations
@@ -28,24 +28,30 @@ Generate = Callable[[Decoder], Generation]
 
 
 class PaddedDrafter(JacobiDrafter):
-    """A Jacobi drafter without drafts: steps have the rows of its tree, and emit one token each."""
+    """Jacobi drafter whose drafts are all missing.
+
+    Its steps compute as many nodes as its tree has, but emit one token each.
+    """
 
     def propose(self, state: JacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Propose the root, and -1, which is no draft, at all other nodes."""
+        """Propose the root only. All other nodes are -1, which marks a missing draft."""
         proposal = super().propose(state, root, lengths)
         proposal.tokens[:, 1:] = -1
         return proposal
 
 
 def padded_decoder(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Decoder:
-    """Return a decoder of autoregressive steps with as many rows as a Jacobi method's tree has nodes."""
+    """Return a decoder of padded autoregressive steps.
+
+    A step computes as many nodes as the tree of the Jacobi method `spec` has.
+    """
     decoder = make_decoder(models, spec, sampling)
     decoder.drafter = PaddedDrafter.make(models, spec, sampling)
     return decoder
 
 
 def measure(check: Check) -> None:
-    """Compare two chains, on the shipped model and at the sizes of LlamaGen XL."""
+    """Compare two chains, with the shipped model and at the sizes of LlamaGen XL."""
     shipped = lantern.load("embedded")
     captions = shipped.encoder.encode([CAPTIONS[0]] if check.is_tiny else 2 * CAPTIONS)
     sampling = SamplingConfig(1.0, 100, 1.0, "top_k_first", 3.0)

@@ -1,7 +1,7 @@
-"""Part E: whole images, with noise, prefill and what the host reads, as a user waits for them.
+"""Part E: time of whole images, including noise, prefill and the host's reads from the GPU.
 
 The shipped model gives speed-ups with real accepted lengths. LlamaGen XL with random weights gives the seconds of
-noise, prefill and steps by the number of tokens, with noise held for a window of positions or for all.
+noise, prefill and steps at several image sizes. There, noise is kept for a window of positions, or for all positions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NUM_REPEATS = 5
 
 
 def measure(check: Check) -> None:
-    """Measure the shipped model, then LlamaGen XL's sizes."""
+    """Time images of the shipped model, then images at the sizes of LlamaGen XL."""
     _measure_shipped(check)
     _measure_xl(check)
 
@@ -80,7 +80,7 @@ def _measure_xl(check: Check) -> None:
 def _time_images(
     check: Check, decoder: Decoder, captions: tuple[torch.Tensor, torch.Tensor], num_repeats: int
 ) -> dict[str, Any]:
-    """Return median seconds of a batch by stage, after one that does not count."""
+    """Return the median seconds of a batch by stage, after a first run that warms up."""
     runs = [_time_batch(check, decoder, captions, repeat) for repeat in range(num_repeats + 1)][1:]
     return {name: median(run[name] for run in runs) for name in runs[0]}
 

@@ -1,4 +1,4 @@
-"""The page of the check: its rows as Markdown tables, measured beside predicted. Imports no torch."""
+"""Page of the check: its rows as Markdown tables, with measurements next to predictions. It does not import torch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from gpu_parts import PARTS
 
 HIDDEN = ("part", "table", "name")
-FIRST = ("is_right", "ms", "us")  # columns, if there
-PREDICTED = "predicted_"  # begins the column behind the one that it predicts
+FIRST = ("is_right", "ms", "us")  # these columns come first
+PREDICTED = "predicted_"  # prefix of the column that is placed after the one that it predicts
 NOTE = (
     "Predictions are estimates for an H100 from counts of kernels, see docs/gpu.md. "
     "Times are medians over blocks after a warm-up; `low` and `high` are the shortest and the longest block. "
@@ -19,12 +19,12 @@ NOTE = (
 
 
 def write_page(path: Path, summary: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Write the page.
+    """Write the page of the GPU check.
 
     Args:
         path: file of the page.
         summary: machine, commit, and how each part ended.
-        rows: the measurements; those of one part and table make one table.
+        rows: the measurements. Rows of the same part and table name form one table.
     """
     machine = ", ".join(f"{key} {value}" for key, value in summary["machine"].items())
     size = "; small models, which show that the code runs and nothing else" if summary["is_tiny"] else ""
@@ -44,7 +44,7 @@ def write_page(path: Path, summary: dict[str, Any], rows: list[dict[str, Any]]) 
 
 
 def _table_of(rows: list[dict[str, Any]]) -> list[str]:
-    """Lines of a table; a column is there if a row has a value for it."""
+    """Return the lines of a Markdown table. It has the columns for which any row has a value."""
     known = dict.fromkeys(key for row in rows for key, value in row.items() if key not in HIDDEN and value is not None)
     measured = [key for key in FIRST if key in known]
     measured += [key for key in known if key not in measured and not key.startswith(PREDICTED)]

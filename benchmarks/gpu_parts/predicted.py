@@ -1,13 +1,13 @@
-"""Estimates for an H100. Kernels were counted; their times were measured on other cards.
+"""Predicted times on an H100: counted kernels times their durations, which were measured on other GPUs.
 
-Times of kernels: see docs/gpu.md. A number that the check measures replaces its estimate.
+docs/gpu.md explains the durations. The page of the check shows predictions next to measurements.
 """
 
 from __future__ import annotations
 
 COPY_GB_PER_S = 3000.0
 ATTENTION_US = 4.0
-ATTENTION_BYTES_PER_S = 50e9  # of one block, which reads the keys and values of a head
+ATTENTION_BYTES_PER_S = 50e9  # of one thread block, which reads the keys and values of one head
 TOP_K_US = 55.0  # of up to 20 rows
 GEMM_US = 1.6
 GEMM_BYTES_PER_S = 2.4e12
@@ -25,22 +25,22 @@ STEP_MS = {
     "lantern": 4.3,
     "lantern_pp-tree57": 4.1,
 }
-# The same at 1024 tokens and several images: (method, batch) -> milliseconds.
+# The same at 1024 tokens and several images, where a step reads all slots: (method, batch) -> milliseconds.
 BATCH_MS = {
-    ("autoregressive", 16): 5.0,
-    ("jacobi-chain9", 16): 6.8,
-    ("jacobi-50", 16): 18.0,
-    ("autoregressive", 64): 13.5,
-    ("jacobi-chain9", 64): 23.0,
-    ("jacobi-50", 64): 72.0,
+    ("autoregressive", 16): 4.6,
+    ("jacobi-chain9", 16): 6.3,
+    ("jacobi-50", 16): 17.5,
+    ("autoregressive", 64): 13.0,
+    ("jacobi-chain9", 64): 22.5,
+    ("jacobi-50", 64): 71.5,
 }
 
 
 def gemm_us(num_bytes: int) -> float:
-    """Microseconds of a matrix product of few rows, which reads weights of a number of bytes."""
+    """Return the microseconds of a matrix product with few rows that reads `num_bytes` of weights."""
     return GEMM_US + 1e6 * num_bytes / GEMM_BYTES_PER_S
 
 
 def attention_us(num_bytes: int) -> float:
-    """Microseconds of attention to the keys and values of a head, of a number of bytes."""
+    """Return the microseconds of attention if keys and values of one head have `num_bytes`."""
     return ATTENTION_US + 1e6 * num_bytes / ATTENTION_BYTES_PER_S

@@ -1,7 +1,8 @@
-"""Part C: steps at the sizes of LlamaGen XL with random weights, bfloat16, guided, batch 1, eager and as a graph.
+"""Part C: decoding steps at the sizes of LlamaGen XL, eagerly and as a CUDA graph.
 
-Time, relative step cost, share of the roofline, kernels, memory, and the ten longest kernels, which go to profile.csv.
-A graph's steps must leave the same tokens as eager ones.
+Weights are random and bfloat16, guidance is on, and the batch is 1. It measures time, relative step cost, share of the
+roofline, number of kernels and memory. It writes the ten longest kernels to profile.csv. It tests that graph steps emit
+the same tokens as eager steps.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from gpu_parts.predicted import STEP_MS
 from lantern.decoding import Decoder, make_decoder
 from lantern.decoding_state import DecodingModels, DecodingState
 from lantern.methods import MethodSpec
+from lantern.stepping import without_cudnn_attention
 
 NUM_STEPS = 30  # after which the tokens of eager steps and of a graph's are compared
 NUM_LONGEST = 10
@@ -30,7 +32,7 @@ PARTS = ("draft", "target", "score", "verify", "commit")
 
 
 def measure(check: Check) -> None:
-    """Measure all methods at 256 and at 1024 tokens."""
+    """Measure all methods with images of 256 and of 1024 tokens."""
     for num_tokens in (256,) if check.is_tiny else (256, 1024):
         models = make_models(check.xl(num_tokens), check.device, torch.bfloat16)
         methods = methods_of(models)
@@ -44,14 +46,15 @@ def measure(check: Check) -> None:
 def measure_method(
     check: Check, models: DecodingModels, spec: MethodSpec, num_tokens: int, baselines: dict[str, float]
 ) -> None:
-    """Write the rows of a method, one for each way of stepping.
+    """Time the steps of a method, and write a row for each way to run steps.
 
     Args:
         check: this part.
         models: the models.
         spec: the method.
-        num_tokens: tokens of an image, for the rows.
-        baselines: seconds of autoregressive steps by way of stepping; autoregressive decoding fills it.
+        num_tokens: tokens of an image, for the names of rows.
+        baselines: way to run steps -> seconds of an autoregressive step. Calls for the method `autoregressive` add
+            them.
     """
     tokens: dict[str, torch.Tensor] = {}
     for mode in check.modes:
@@ -86,13 +89,20 @@ def measure_method(
 
 
 @torch.inference_mode()
+@without_cudnn_attention()
 def run_step(decoder: Decoder, state: DecodingState) -> None:
-    """Run one step in the decoder's way."""
+    """Run one step, eagerly or as a CUDA graph, as the decoder's `stepping` says.
+
+    Attention runs on the kernels that `Decoder.run` allows, without cuDNN.
+    """
     decoder.runner.step(decoder.step, state)
 
 
 def _memory(check: Check, models: DecodingModels, state: DecodingState, seconds: float) -> dict[str, float]:
-    """Share of the roofline that reading weights, keys and values sets, and the peak of memory."""
+    """Return the share of the roofline and the peak memory.
+
+    The roofline is the time in which the GPU could read the weights, keys and values of a step at its peak bandwidth.
+    """
     values = {}
     peak = check.peak_bandwidth()
     if peak is not None:
@@ -105,10 +115,10 @@ def _memory(check: Check, models: DecodingModels, state: DecodingState, seconds:
 
 
 def _profile(check: Check, decoder: Decoder, state: DecodingState, name: str) -> dict[str, float]:
-    """Profile one eager step, write its longest kernels to profile.csv, and return number and time of all.
+    """Profile one eager step, and append its longest kernels to profile.csv.
 
     Returns:
-        kernels, their milliseconds, and microseconds by part of the step; empty on a CPU.
+        Number of kernels, their total milliseconds, and microseconds of each part of the step. Empty on a CPU.
     """
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * check.has_graphs
     decoder.timer = record_function
@@ -139,7 +149,7 @@ def _profile(check: Check, decoder: Decoder, state: DecodingState, name: str) ->
 
 
 def _kernels(check: Check, averages: Any) -> Iterator[tuple[str, int, float]]:
-    """Name, calls and microseconds of kernels, or of operations if the device is a CPU."""
+    """Yield the name, number of calls and microseconds of each kernel, or of each operation on a CPU."""
     wanted = DeviceType.CUDA if check.has_graphs else DeviceType.CPU
     for event in averages:
         if event.device_type == wanted and event.key not in PARTS and not getattr(event, "is_user_annotation", False):

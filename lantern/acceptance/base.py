@@ -1,12 +1,15 @@
-"""Verification of drafts: which drafts are accepted, and which token follows them.
+"""Verification of drafts: which drafts are accepted, and which token is emitted after them.
 
-An *acceptance* (`Acceptance` and its subclasses) gives the relaxed probability s(x) of a draft x. A *verifier*
-(`Verifier` and its subclasses) decides with it. It either compares drafts with the token that the target samples, or
-tests them by rejection sampling. The *bonus* token is the token that is emitted after the last accepted draft.
+Notation: x is a draft, p is the distribution that it was sampled from, and t is the target distribution. An
+*acceptance* (`Acceptance` and its subclasses) computes the relaxed probability s(x), which replaces t(x) when x is
+tested. A *verifier* (`Verifier` and its subclasses) tests the draft. It either compares the draft with a token that it
+samples from t, or uses rejection sampling. The *bonus token* is the token that is emitted after the last accepted
+draft.
 
-A verifier decides each node independently. Usually it verifies all nodes at once. On a CPU, if a tree has many more
-nodes than levels, it follows the accepted path instead and verifies one node per level. This computes filters, noise
-and relaxed sets for fewer nodes. On a GPU shapes are fixed, and nothing is read back to the host.
+A verifier decides each node of the draft tree independently. A GPU verifies all nodes at once, so that the shapes of
+tensors are fixed and no result is copied to the host. A CPU usually does the same. If the tree has many more nodes than
+levels, a CPU starts at the root instead, follows the accepted drafts, and verifies one node per level. It then computes
+no filters and no noise for the other nodes.
 """
 
 from __future__ import annotations
@@ -23,16 +26,16 @@ from lantern.parameters import ParameterValue
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome, Proposal, Scores, pick_rows
 
-MANY_LOGITS = 2**16  # if a step on a CPU has more logits, only the nodes of the path are verified
+MANY_LOGITS = 2**16  # if a step on a CPU has more logits, only the nodes of the accepted path are verified
 
 
 @dataclass
 class Merged:
-    """Relaxed probability s(x) of drafts x, and the codes that add to it.
+    """The relaxed probabilities s(x) of drafts x, and the codes whose probabilities are added up in them.
 
     Attributes:
-        taken: codes whose probabilities add up to s(x), x last, int64 (..., n). Entries that do not count are replaced
-            by x.
+        taken: codes whose target probabilities add up to s(x), int64 (..., n). x is the last one. Codes that do not
+            count are replaced by x.
         relaxed_prob: s(x), (..., 1).
     """
 
@@ -45,8 +48,9 @@ class Readings(NamedTuple):
 
     Attributes:
         sampling: temperature and filters.
-        nearest_codes: integer table (vocab, columns), or None.
-        embedding: the target's code embeddings, (vocab, dim), or None.
+        nearest_codes: the nearest codes of each code, integers (vocab, columns), nearest first. None if the method does
+            not use them.
+        embedding: the target's code embeddings, (vocab, dim). None if the method does not use them.
     """
 
     sampling: SamplingConfig
@@ -55,10 +59,12 @@ class Readings(NamedTuple):
 
 
 class Acceptance:
-    """The base class of all acceptances, which give the relaxed probability s(x) of a draft x.
+    """The base class of all acceptances, which compute the relaxed probability s(x) of a draft x.
 
-    A custom class defines `relaxed_prob`. It may declare `parameters`, `drafts` and `paper`, which are described in
-    `lantern.methods.AcceptanceRow`.
+    In verification, s(x) replaces the probability of x under the target.
+
+    A custom class defines `relaxed_prob`. It may also declare the class attributes `parameters`, `drafts` and `paper`,
+    which are described in `lantern.methods.AcceptanceRow`.
 
     Args:
         parameters: values of the declared parameters. Each becomes an attribute, for example `self.delta`.
@@ -70,86 +76,125 @@ class Acceptance:
 
     @classmethod
     def make(cls, spec: MethodSpec, read: Readings) -> Acceptance:
-        """Make the acceptance of a method from its parameters and its inputs."""
+        """Make the acceptance of a method.
+
+        Args:
+            spec: the method, with the values of the acceptance's parameters.
+            read: the other inputs, such as the table of nearest codes.
+        """
         return cls(**spec.parameters)
 
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
-        """Return s(x), (..., n).
+        """Return the relaxed probabilities s(x) of some drafts, (..., n).
 
         Args:
             probs: target distribution t, (..., vocab).
-            draft_probs: distribution p that x was sampled from, (..., vocab); None for deterministic drafts.
+            draft_probs: distribution p that x was sampled from, (..., vocab). None for deterministic drafts.
             tokens: drafts x, int64 (..., n).
         """
         raise NotImplementedError
 
     def relaxed_prob_of_all(self, probs: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:
-        """Return s(x) of every code x, (..., vocab)."""
+        """Return the relaxed probability s(x) of every code x, (..., vocab).
+
+        Args:
+            probs: target distribution t, (..., vocab).
+            draft_probs: distribution p of the drafts, (..., vocab). None for deterministic drafts.
+        """
         tokens = torch.arange(probs.shape[-1], device=probs.device).expand_as(probs)
         return self.relaxed_prob(probs, draft_probs, tokens)
 
     def codes_of(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the codes whose probabilities determine s(x).
+        """Return the codes whose target probabilities determine the relaxed probability s(x) of a draft x.
 
         Args:
             tokens: drafts x, int64 (...).
 
         Returns:
-            int64 (..., n), x last.
+            The codes, int64 (..., n). The last one is x itself.
         """
         return tokens[..., None]
 
     def merge(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, codes: torch.Tensor) -> Merged:
-        """Return s(x) of one draft per node, from the codes that `codes_of` returns."""
+        """Return the relaxed probability s(x) of one draft x per node, and the codes that count in it.
+
+        Args:
+            probs: target distribution t, (..., vocab).
+            draft_probs: distribution p that x was sampled from, (..., vocab). None for deterministic drafts.
+            codes: codes that determine s(x), then x, from `codes_of`, int64 (..., n).
+        """
         return Merged(codes, self.relaxed_prob(probs, draft_probs, codes))
 
     def move_mass(self, probs: torch.Tensor, merged: Merged | None) -> torch.Tensor:
-        """Return the target distribution after the probabilities that add up to s(x) have moved onto x.
+        """Move the target probabilities that count for a draft x onto x.
 
-        By default only x itself adds to s(x), so that `probs` is returned unchanged.
+        These probabilities add up to the relaxed probability s(x). The result replaces the target distribution when the
+        residual distribution of a rejected draft is computed. By default only t(x) itself counts, so that `probs` is
+        returned unchanged.
 
         Args:
-            probs: target distribution, (..., vocab).
-            merged: s(x) of one draft x per node. None only if `has_one_residual` returns True.
+            probs: target distribution t, (..., vocab).
+            merged: relaxed probability of one draft x per node. It may be None if `has_one_residual()` returns True,
+                since the result then does not depend on x.
+
+        Returns:
+            The changed distribution, (..., vocab).
         """
         return probs
 
     def has_one_residual(self) -> bool:
-        """Return whether the residual distribution is the same for every rejected draft x.
+        """Return whether the residual distribution after a rejection is the same for every rejected draft x.
 
-        This holds if `move_mass` moves nothing.
+        This is the case if `move_mass` returns the target distribution unchanged.
         """
         return True
 
     def at(self, depths: torch.Tensor) -> Acceptance:
-        """Return the acceptance at nodes of given depths, int64 (nodes,)."""
+        """Return the acceptance that applies at some nodes of the tree.
+
+        A class whose acceptance depends on the depth of the node overrides this function. By default the result is
+        `self`.
+
+        Args:
+            depths: depths of the nodes, int64 (nodes,). The root has depth 0.
+        """
         return self
 
     def of_next_sibling(self) -> Acceptance:
-        """Return the acceptance of the sibling that follows a rejected draft."""
+        """Return the acceptance that tests the next sibling after a draft was rejected. By default it is `self`."""
         return self
 
     def make_verifier(self, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
-        """Make the verifier that compares drafts with the token that the target samples."""
+        """Make the verifier for drafts that are not verified by rejection sampling.
+
+        By default a draft is accepted only if it equals the token that the target samples.
+
+        Args:
+            spec: the method.
+            sampling: temperature and filters.
+        """
         return ByEquality()
 
 
 class Exact(Acceptance):
-    """Exact decoding: s(x) = t(x)."""
+    """The exact acceptance: s(x) = t(x), the probability of the draft x under the target."""
 
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
-        """Return t(x)."""
+        """Return the target probabilities t(x) of some drafts x, see `Acceptance.relaxed_prob`."""
         return probs.gather(-1, tokens)
 
 
 @dataclass
 class Choice:
-    """The decisions of a verifier at some nodes.
+    """The decisions of a verifier at n nodes of each image.
 
     Attributes:
-        chosen: the token of the accepted child, int64 (batch, n). Children with this token are accepted.
-        bonus: the token that is emitted if no child is accepted, int64 (batch, n).
-        best: score of `bonus`, the largest of all codes, (batch, n). Not finite if the logits are not finite.
+        chosen: token that a child of each node must hold to be accepted, int64 (batch, n). All children that hold it
+            are accepted. If no child holds it, none is accepted.
+        bonus: token that is emitted after the node if no child is accepted, int64 (batch, n).
+        best: score of `bonus`, which is the largest of all codes at the node, (batch, n). A score is a log-probability,
+            plus noise above temperature 0. `best` is not finite if the target's logits are not finite, so that callers
+            can detect broken logits.
     """
 
     chosen: torch.Tensor
@@ -158,15 +203,18 @@ class Choice:
 
 
 class Verifier:
-    """The base class of all verifiers, which decide which drafts are accepted and which token follows.
+    """The base class of all verifiers, which decide which drafts are accepted and which token follows them.
 
-    Siblings that hold the same token are accepted together, and the longest path wins. A subclass defines
-    `verify_nodes`. If it needs all nodes at once, it defines `verify_all` instead.
+    Siblings that hold the same token are accepted together. Of all accepted paths the longest one is emitted. A
+    subclass defines `verify_nodes`. If it can only verify all nodes at once, it defines `verify_all` instead.
 
     Attributes:
-        noise_streams: names of the noise that it reads above temperature 0, besides the target's.
-        samples_target_tokens: whether the target samples a token at every node. Only then are substitutions defined.
-        has_twins: whether two siblings may hold the same token. `make_verifier` sets it from the kind of drafts.
+        noise_streams: names of the streams of random numbers that the verifier reads above temperature 0, in addition
+            to the stream "target".
+        samples_target_tokens: whether the verifier samples a token from the target at every node. Only then can
+            substitutions be counted, which are emitted tokens that differ from this sample.
+        has_twins: whether two siblings may hold the same token. `lantern.acceptance.verifiers.make_verifier` sets it
+            from the kind of drafts.
     """
 
     noise_streams: ClassVar[tuple[str, ...]] = ()
@@ -174,7 +222,11 @@ class Verifier:
     has_twins: bool = True
 
     def follows_path(self, sampling: SamplingConfig) -> bool:
-        """Return whether it is enough to verify the nodes of the accepted path, one after the other."""
+        """Return whether this verifier can follow the accepted drafts from the root, and skip all other nodes.
+
+        Args:
+            sampling: temperature and filters. At temperature 0 the result is False.
+        """
         has_verify_nodes = type(self).verify_nodes is not Verifier.verify_nodes
         return has_verify_nodes and not self.has_twins and not sampling.is_greedy
 
@@ -182,8 +234,8 @@ class Verifier:
         """Find the accepted path and the emitted tokens.
 
         Args:
-            scores: the target's scores of all nodes.
-            proposal: the drafts.
+            scores: the target's logits after each node, and values derived from them.
+            proposal: the tree of drafts.
         """
         tree = proposal.tree
         if tree.max_depth == 0:
@@ -208,9 +260,14 @@ class Verifier:
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Verify all nodes at once.
 
+        Args:
+            scores: the target's logits after each node, and values derived from them.
+            proposal: the tree of drafts.
+
         Returns:
-            (whether each node is accepted by its parent, bool (batch, nodes); `Choice.bonus` and `Choice.best` of all
-            nodes, (batch, nodes)).
+            Three tensors of shape (batch, nodes). The first states whether each node is accepted as a child of its
+            parent, bool. The second holds the token that is emitted after each node if no child is accepted, int64. The
+            third holds the score of that token, see `Choice.best`.
         """
         tree = proposal.tree
         choice = self.verify_nodes(scores, of_all_nodes(proposal.children, tree, -1), proposal.draft_probs)
@@ -218,26 +275,34 @@ class Verifier:
         return chosen == proposal.tokens, choice.bonus, choice.best
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """Verify the children of some nodes.
+        """Verify the children of n nodes of each image.
 
         Args:
-            scores: the target's scores of the nodes.
-            children: drafted tokens, int64 (batch, n, m); -1 marks a missing draft.
-            draft_probs: distributions that they were sampled from, (batch, n, vocab), or None.
+            scores: the target's logits after these n nodes, and values derived from them.
+            children: tokens of the nodes' children, int64 (batch, n, m), with m children per node. -1 marks a missing
+                child.
+            draft_probs: distributions that the children were sampled from, (batch, n, vocab). None for deterministic
+                drafts.
         """
         raise NotImplementedError
 
     def order_of_nodes(self, tree: DraftTree) -> torch.Tensor | None:
-        """Return the argument `order` of `longest_path`, which chooses between paths of the same length.
+        """Return a number per node, by which one of several longest accepted paths is chosen.
 
-        None chooses by node number.
+        The path whose last node has the smallest number wins.
+
+        Args:
+            tree: structure of the tree.
+
+        Returns:
+            int64 (batch or 1, nodes). None, the default, for the indices of the nodes in the tree.
         """
         return None
 
     def _verify_path(self, scores: Scores, proposal: Proposal) -> Outcome:
-        """Verify the root, then the child that it accepts, and so on.
+        """Verify the root's children, then the children of the accepted child, and so on.
 
-        No two siblings may hold the same token.
+        No two siblings may hold the same token, since both would be accepted, and only one can be followed.
         """
         tree = proposal.tree
         tokens = proposal.tokens
@@ -273,7 +338,7 @@ class Verifier:
             is_substituted.append(token != bonus)
             if not is_reached.any():
                 break
-        num_skipped = tree.max_depth - len(emitted)  # levels that no image reached
+        num_skipped = tree.max_depth - len(emitted)  # number of levels that no image of the batch reached
         path += num_skipped * [node]
         emitted += (num_skipped + 1) * [bonus]
         is_substituted += (num_skipped + 1) * [torch.zeros_like(is_reached)]
@@ -291,7 +356,10 @@ class Verifier:
 
 
 def _outcome_of_root(scores: Scores, proposal: Proposal) -> Outcome:
-    """Return the outcome of a step without drafts, which emits the token that the target samples."""
+    """Return the outcome of a step without drafts. The target samples one token, which is emitted.
+
+    For the arguments see `Verifier.verify`.
+    """
     best, sampled = scores.keys.max(-1)
     none = torch.zeros_like(sampled, dtype=torch.bool)
     root = torch.zeros_like(sampled)
@@ -308,34 +376,41 @@ def _outcome_of_root(scores: Scores, proposal: Proposal) -> Outcome:
 
 
 def _widths_of_levels(tree: DraftTree) -> list[int]:
-    """Return the largest number of children of a node per level, without the last level, which has none."""
+    """Return the largest number of children per node for each level of the tree, from the root down.
+
+    The deepest level, whose nodes have no children, is left out.
+    """
     if isinstance(tree, StaticTree):
         return tree.level_children
     return tree.max_depth * [tree.children.shape[-1]]
 
 
 class ByEquality(Verifier):
-    """Exact verification: a draft is accepted if it is the token that the target samples."""
+    """Exact verification: a draft is accepted if it is the token that the target samples at the draft's parent."""
 
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Compare every draft with the target's token at its parent."""
+        """Compare every draft with the token that the target samples at its parent, see `Verifier.verify_all`."""
         best, sampled = scores.keys.max(-1)
         sampled_of_parent = sampled.gather(1, proposal.tree.parents.expand(sampled.shape))
         return sampled_of_parent == proposal.tokens, sampled, best
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """Sample a token from the target at each node. The child with that token is accepted, if there is one."""
+        """Sample a token from the target at each node, and accept the child that holds it, if there is one.
+
+        For the arguments see `Verifier.verify_nodes`.
+        """
         best, sampled = scores.keys.max(-1)
         return Choice(sampled, sampled, best)
 
 
 def token_of(rank: torch.Tensor, children: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """Return the token of the child with a given rank.
+    """Return the tokens of the children with given ranks, int64 (...).
 
     Args:
-        rank: rank of the child, int64 (...), from 0 to m.
+        rank: index of the child among the m children of its node, int64 (...). m selects `otherwise` instead of a
+            child.
         children: tokens of the children, int64 (..., m).
-        otherwise: token to return if the rank is m, int64 (...).
+        otherwise: token that is returned where the rank is m, int64 (...).
     """
     tokens = torch.cat([children, otherwise[..., None]], dim=-1)
     return tokens.gather(-1, rank[..., None]).squeeze(-1)

@@ -1,4 +1,4 @@
-"""GSD: acceptance by groups of codes with similar probability."""
+"""GSD: relaxed acceptance that compares groups of similar codes instead of single codes."""
 
 from __future__ import annotations
 
@@ -7,29 +7,35 @@ import torch
 from lantern.acceptance.base import Acceptance, Exact, Readings
 from lantern.methods import MethodSpec
 
-CODES_AT_ONCE = 1024  # number of codes whose distances to all others are in memory at once
+CODES_AT_ONCE = 1024  # number of codes whose distances to all codes are in memory at the same time
 
 
 class ProbabilityGroups(Acceptance):
     """GSD's acceptance: the draft x is accepted with probability min(1, t(G) / p(G)).
 
-    The group G holds codes with similar probability and similar embedding to x. Take the codes from h ranks below x to
-    h - 1 ranks above it, in the target's order of probability, cut off at the most probable code. Of these, G keeps the
-    codes c with |t(c) - t(x)| < p_max whose embedding has a squared distance < d_max from the embedding of x. If fewer
-    than h codes rank below x, G is x only. Ties are ordered by code. The emitted token is x itself.
+    t is the target distribution and p the distribution that x was sampled from. G is a group of codes that are similar
+    to x. It is found in three steps:
 
-    No parameter bounds the distance of the output distribution from the target's. Groups overlap, so that x may be
-    emitted more often than t(x) at any code.
+    1. Sort all codes by t, least probable first, and codes of equal probability by their number.
+    2. Take the h codes before x in this order, x itself, and the h - 1 codes after x. If fewer codes come after x, take
+       all of those. If fewer than h codes come before x, G holds only x.
+    3. Of these codes, keep each code c that is close to x: |t(c) - t(x)| < p_max, and the squared L2 distance between
+       their embeddings is below d_max.
+
+    If x is accepted, the emitted token is x itself, not another code of G.
+
+    No parameter bounds the distance of the output distribution from the target's. Since groups overlap, x may be
+    emitted more often than t(x), whatever the code.
 
     Args:
         embedding: the target's code embeddings, (vocab, dim).
         h: half the width of a group, in ranks.
-        p_max: bound of the difference of probabilities.
-        d_max: bound of the squared L2 distance of embeddings.
+        p_max: upper bound of the difference of probabilities.
+        d_max: upper bound of the squared L2 distance of embeddings.
 
-    Source: GSD (arXiv 2508.07747; junhyukso/GSD@4216c7c). There, distances count only if all ids of a group are at most
-    10,000, which separates codes from words in Lumina's vocabulary. Lantern's vocabularies hold codes only, so that
-    distances always count.
+    Source: GSD (arXiv 2508.07747; junhyukso/GSD@4216c7c). The authors' code ignores distances if any id of a group
+    exceeds 10,000, in order to separate codes from words in Lumina's vocabulary. Lantern's vocabularies hold no words,
+    and distances always count.
     """
 
     def __init__(self, embedding: torch.Tensor, h: int, p_max: float, d_max: float) -> None:
@@ -47,10 +53,14 @@ class ProbabilityGroups(Acceptance):
 
     @classmethod
     def make(cls, spec: MethodSpec, read: Readings) -> Acceptance:
-        """Make the acceptance from the target's embedding. At temperature 0 it is exact.
+        """Make the acceptance of a method. At temperature 0 it is the exact acceptance.
+
+        Args:
+            spec: the method, with the parameters h, p_max and d_max.
+            read: the other inputs, with the target's code embeddings.
 
         Raises:
-            ValueError: there is no embedding.
+            ValueError: the temperature is above 0, and the inputs hold no embedding.
         """
         if read.sampling.is_greedy:
             return Exact()
@@ -59,7 +69,11 @@ class ProbabilityGroups(Acceptance):
         return cls(read.embedding, spec["h"], spec["p_max"], spec["d_max"])
 
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Return s(x) = p(x) t(G) / p(G), so that s(x) / p(x) is the acceptance ratio t(G) / p(G)."""
+        """Return s(x) = p(x) t(G) / p(G), so that s(x) / p(x) is GSD's acceptance ratio t(G) / p(G).
+
+        p is the draft distribution, t the target distribution, and G the group of codes that are similar to the draft
+        x. For the arguments see `Acceptance.relaxed_prob`.
+        """
         vocab = probs.shape[-1]
         order = probs.argsort(dim=-1, stable=True)  # least probable first
         numbers = torch.arange(vocab, device=probs.device)

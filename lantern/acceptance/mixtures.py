@@ -1,11 +1,14 @@
-"""Verification against a mixture s of the target distribution t and the draft distribution p.
+"""Acceptance by mixtures: the emitted token follows a mixture s of the target and the draft distribution.
 
-The emitted token has the distribution s, on chains and on trees.
+The target distribution is t, the draft distribution is p, and s = w t + (1 - w) p. The emitted token has the
+distribution s both on chains and on trees.
 
-The residual distribution after a rejection is max(0, s - p), renormalised. For every mixture this equals max(0, t - p),
-renormalised. Later siblings are verified exactly against it, so that all siblings together emit s. The first draft is
-accepted with probability 1 - TV(s, p). No method whose output distribution has the same distance from t accepts more,
-since TV(t, p) <= TV(t, s) + TV(s, p), and a mixture reaches equality.
+Drafts are tested against s in place of t. After a rejection the residual distribution is max(0, s - p), renormalised.
+For every mixture this equals max(0, t - p), renormalised. Later siblings are verified exactly against this residual, so
+that a node with several children also emits s.
+
+The first draft is accepted with probability 1 - TV(s, p), where TV is the total variation. This is the best possible
+rate at a given distance TV(t, s). The reason is that TV(t, p) <= TV(t, s) + TV(s, p), with equality for a mixture.
 """
 
 from __future__ import annotations
@@ -18,24 +21,39 @@ _EXACT = Exact()  # made here, since torch.compile cannot trace a step that make
 
 
 class Mixture(Acceptance):
-    """The base class of mixtures of t and p. A subclass defines the weight of t."""
+    """The base class of mixtures s = w t + (1 - w) p of the target distribution t and the draft distribution p.
+
+    A subclass defines `share`, which computes the weight w.
+    """
 
     def share(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor | float:
-        """Return the weight of t in s, a number or (..., 1)."""
+        """Return the weight w of the target distribution in the mixture, either a number or a tensor (..., 1).
+
+        Args:
+            probs: target distribution t, (..., vocab).
+            draft_probs: draft distribution p, (..., vocab).
+        """
         raise NotImplementedError
 
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Return s(x) of sampled drafts."""
+        """Return the probabilities s(x) of sampled drafts x under the mixture, see `Acceptance.relaxed_prob`."""
         share = self.share(probs, draft_probs)
         return share * probs.gather(-1, tokens) + (1 - share) * draft_probs.gather(-1, tokens)
 
     def of_next_sibling(self) -> Acceptance:
-        """Return exact acceptance: the residual already yields s."""
+        """Return the exact acceptance, which tests the siblings that follow a rejected draft.
+
+        Only the first sibling is tested with the mixture s. Later siblings are tested exactly against the residual
+        distribution. The token that is emitted after the node then has the distribution s.
+        """
         return _EXACT
 
 
 class Ensemble(Mixture):
-    """A mixture with a constant weight: s = w t + (1 - w) p, so that TV(s, t) = (1 - w) TV(t, p).
+    """A mixture with a constant weight w: s = w t + (1 - w) p.
+
+    t is the target distribution and p the draft distribution. The total variation (TV) from the target is therefore
+    TV(s, t) = (1 - w) TV(t, p).
 
     Attributes:
         weight: w.
@@ -48,25 +66,29 @@ class Ensemble(Mixture):
     weight: float
 
     def share(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> float:
-        """Return w."""
+        """Return the constant weight w of the target distribution, see `Mixture.share`."""
         return self.weight
 
 
 class Mixing(Mixture):
-    """The mixture with the largest acceptance of one draft for a given total variation.
+    """A mixture with a bounded total variation from the target, in which one draft is accepted as often as possible.
 
-    s = t + l (p - t) with l = min(1, budget / TV(t, p)), so that TV(s, t) = min(budget, TV(t, p)).
+    Let t be the target distribution and p the draft distribution. The mixture is s = t + l (p - t) with l = min(1,
+    budget / TV(t, p)), where TV is the total variation. Hence TV(s, t) = min(budget, TV(t, p)).
 
     Attributes:
-        budget: bound of the total variation.
+        budget: upper bound of the total variation TV(s, t) at a node.
 
-    Source: the aim of arXiv 2609.30474.
+    Source: the objective of arXiv 2609.30474.
     """
 
     budget: float
 
     def share(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
-        """Return 1 - l, (..., 1)."""
+        """Return the weight of the target distribution, 1 - min(1, budget / TV(t, p)), (..., 1).
+
+        TV(t, p) is the total variation of the target and the draft distribution. For the arguments see `Mixture.share`.
+        """
         distance = (probs - draft_probs).abs().sum(-1, keepdim=True) / 2
         tiny = torch.finfo(probs.dtype).tiny
         return 1 - (self.budget / distance.clamp(min=tiny)).clamp(max=1)

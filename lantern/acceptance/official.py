@@ -1,4 +1,4 @@
-"""The residual distribution in the LANTERN authors' code, needed to reproduce their numbers."""
+"""The residual distribution in the LANTERN authors' code, which is needed to reproduce their numbers."""
 
 from __future__ import annotations
 
@@ -17,18 +17,23 @@ def official_residual(
     merged: MergedSet,
     draft_probs: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the residual of the authors' code, (..., vocab).
+    """Return the residual distribution of the LANTERN authors' code after a rejected draft, (..., vocab).
 
-    It differs from the paper's in two ways. First, if any prefix of neighbours qualified, the first k + 1 neighbours
-    are set to 0, merged or not. They are set to 0 in t for deterministic drafts and for Lumina-mGPT, but in p for
-    LlamaGen's sampled drafts. Second, if no probability is left, the residual is uniform over all codes.
+    Some of the draft's nearest codes are merged into it: their target probabilities count for the draft. Let t be the
+    target distribution and p the distribution that the draft was sampled from. If no code is merged, the residual is
+    normalise(max(0, t - p)). For a deterministic draft it is t without the draft, normalised.
+
+    In the paper, the residual is 0 at the merged codes. The authors' code differs from the paper in two ways. First, if
+    at least one code is merged, it changes all of the k + 1 nearest codes, merged or not. For LlamaGen's sampled drafts
+    it sets p to 0 at these codes. In all other cases it sets t to 0 there. Second, if no probability is left, the
+    residual is uniform over all codes.
 
     Args:
-        sets: relaxed sets with a table of k + 1 columns.
+        sets: acceptance that computed `merged`. Its table of nearest codes needs k + 1 columns.
         is_llamagen: True for LlamaGen's residual, False for Lumina-mGPT's.
         probs: target distribution t, (..., vocab).
-        merged: relaxed set of the rejected draft.
-        draft_probs: distribution p that the draft was sampled from, (..., vocab). None for a deterministic draft.
+        merged: one rejected draft per node, with the codes that are merged into it.
+        draft_probs: distribution p, (..., vocab). None for a deterministic draft.
 
     Source: jadohu/LANTERN models/kv_variants/utils.py (evaluate_posterior, evaluate_posterior_v1).
     """

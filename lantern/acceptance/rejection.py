@@ -1,10 +1,11 @@
 """Verification by rejection sampling.
 
-A draft x ~ p is accepted with probability min(1, s(x) / p(x)). After a rejection, the *residual* distribution replaces
-the target distribution. The next sibling is tested against it, and if no sibling is accepted, the emitted token is
-sampled from it. Without relaxation, s(x) = t(x), and the emitted token has the target's distribution.
+A draft x ~ p is accepted with probability min(1, s(x) / p(x)), where s(x) is its relaxed probability. After a
+rejection, the *residual* distribution replaces the target distribution t. The next sibling is tested against the
+residual. If no sibling is accepted, the emitted token is sampled from the last residual. Without relaxation, s(x) =
+t(x), and the emitted token has the target distribution.
 
-Source: Leviathan et al. 2023 (arXiv 2211.17192); siblings: Miao et al. 2024 (arXiv 2305.09781); the matched residual:
+Source: Leviathan et al. 2023 (arXiv 2211.17192); siblings: Miao et al. 2024 (arXiv 2305.09781); the residual "matched":
 COOL-SD (arXiv 2601.09212).
 """
 
@@ -25,16 +26,17 @@ from lantern.methods import OFFICIAL_RESIDUALS
 from lantern.noise import NoiseField
 from lantern.step import Proposal, Scores
 
-NO_TOKEN = -2  # the chosen token if no child is accepted; -1 marks a missing draft
+NO_TOKEN = -2  # `Choice.chosen` if no child is accepted; -1 would match missing children
 
 
 class Tried(NamedTuple):
-    """The test of one sibling at some nodes.
+    """The test of one child x of each node. All these children have the same rank among their siblings.
 
     Attributes:
-        relaxed_prob: s(x), (..., 1).
-        token_draft: p(x), renormalised over the codes that are not sampled yet, (..., 1). 1 for a deterministic draft.
-        is_tried: whether there is a draft, bool (..., 1).
+        relaxed_prob: relaxed probability s(x), (..., 1).
+        token_draft: draft probability p(x), (..., 1). p is renormalised over the codes that no earlier sibling holds. 1
+            for a deterministic draft.
+        is_tried: whether the node has a child of this rank, bool (..., 1).
         residual: target distribution after x is rejected, (..., vocab).
     """
 
@@ -46,14 +48,15 @@ class Tried(NamedTuple):
 
 @dataclass(frozen=True)
 class Rejection:
-    """The rejection test, and the residual distribution after a rejection.
+    """The rejection test of drafts, and the residual distribution after a rejection.
 
     Attributes:
-        acceptance: gives s(x).
-        residual: kind of residual. "paper" is normalise(max(0, t~ - p)), with t~ from `Acceptance.move_mass`.
-            "official" and "official_lumina" are the residuals of the authors' code, see `official_residual`. "matched"
-            is normalise(max(0, t - p f)), where f(x) is the probability that x is accepted. It gives the least total
-            variation from t that f allows, and is the same for all x.
+        acceptance: computes the relaxed probability s(x) of a draft x.
+        residual: kind of residual, in terms of the target distribution t and the draft distribution p. "paper" is
+            normalise(max(0, t~ - p)), where t~ is t after the probabilities that add up to s(x) have moved onto x.
+            "official" and "official_lumina" are the residuals of the LANTERN authors' code, see `official_residual`.
+            "matched" is normalise(max(0, t - p f)), where f(x) is the probability that x is accepted. No other residual
+            leads to a lower total variation from t with the same f. This residual is the same for every rejected x.
     """
 
     acceptance: Acceptance = field(default_factory=Exact)
@@ -61,19 +64,25 @@ class Rejection:
 
     @property
     def has_one_residual(self) -> bool:
-        """Whether the residual of sampled drafts is the same for every rejected draft."""
+        """Whether the residual distribution of sampled drafts is the same for every rejected draft."""
         return self.residual == "matched" or self.acceptance.has_one_residual()
 
     def at(self, depths: torch.Tensor) -> Rejection:
-        """Return the rejection test at nodes of given depths, int64 (nodes,)."""
+        """Return the rejection test that applies at some nodes of the tree.
+
+        Args:
+            depths: depths of the nodes, int64 (nodes,). The root has depth 0.
+        """
         return replace(self, acceptance=self.acceptance.at(depths))
 
     def accepted_mass(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
-        """Return the probability p(x) f(x) that x is drafted and accepted, for every code x, (..., vocab).
+        """Return the probability that a code x is drafted and then accepted, for every x, (..., vocab).
+
+        It is the smaller one of the draft probability p(x) and the relaxed probability s(x).
 
         Args:
             probs: target distribution, (..., vocab).
-            draft_probs: distribution that x is sampled from, (..., vocab).
+            draft_probs: distribution p that x is sampled from, (..., vocab).
         """
         return torch.minimum(draft_probs, self.acceptance.relaxed_prob_of_all(probs, draft_probs))
 
@@ -84,13 +93,18 @@ class Rejection:
         draft_probs: torch.Tensor | None,
         is_tried: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the target distribution after draft x is rejected.
+        """Return the residual distribution, which replaces the target distribution after a draft x is rejected.
 
         Args:
             probs: target distribution, (..., vocab).
-            merged: s(x) of the draft. None only if `has_one_residual` and the draft is sampled.
+            merged: relaxed probability of one draft x per node. It may be None if the drafts are sampled and all
+                rejected drafts have the same residual, see `has_one_residual`.
             draft_probs: distribution that x was sampled from, (..., vocab). None for a deterministic draft.
-            is_tried: nodes that had a draft to try, bool (..., 1). The others keep `probs`. None for all nodes.
+            is_tried: nodes that had a draft to try, bool (..., 1). The other nodes keep `probs`. None if all nodes had
+                one.
+
+        Returns:
+            The distributions, (..., vocab).
         """
         if is_tried is None:
             is_tried = torch.ones_like(probs[..., :1], dtype=torch.bool)
@@ -106,19 +120,22 @@ class Rejection:
         else:
             residual = (self.acceptance.move_mass(probs, merged) - draft_probs).clamp_(min=0)
         total = residual.sum(-1, keepdim=True)
-        # The total is 0 only if the rejection had probability 0 and happened by rounding. `probs` respects the filters.
+        # The total is 0 only if the rejection had probability 0 and happened by rounding. Then `probs` is returned, in
+        # which the filtered-out codes still have probability 0.
         return torch.where((total > 0) & is_tried, residual.div_(total), probs)
 
     def try_siblings(
         self, probs: torch.Tensor, children: torch.Tensor, draft_probs: torch.Tensor | None
     ) -> Iterator[Tried]:
-        """Yield the test of each child in order, given that all earlier children were rejected.
+        """Yield the test of each of the m children of a node in order, given that all earlier children were rejected.
+
+        All nodes are tested in parallel: the first result is about the first child of every node.
 
         Args:
             probs: target distribution, (..., vocab).
-            children: drafted tokens of every node, int64 (..., m). -1 marks a missing draft.
+            children: tokens of the children, int64 (..., m). -1 marks a missing child.
             draft_probs: distribution that the children were sampled from without replacement, (..., vocab). None for
-                deterministic drafts, for which p is a point mass.
+                deterministic drafts, which count as drafts of probability 1.
         """
         acceptance = self.acceptance
         if draft_probs is not None:
@@ -132,7 +149,7 @@ class Rejection:
                 is_tried = is_drafted
             else:
                 token_draft = draft_probs.gather(-1, token)
-                # A token of probability 0 does not count: the filters left fewer codes than the node has children.
+                # A draft of probability 0 is not tried. It occurs if the filters left fewer codes than children.
                 is_tried = is_drafted & (token_draft > 0)
             probs = self.residual_probs(probs, merged, draft_probs, is_tried)
             acceptance = acceptance.of_next_sibling()
@@ -147,15 +164,22 @@ class Rejection:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Accept the first child x with u p(x) <= s(x).
 
+        u is a uniform random number. p is the distribution that x was sampled from, with p(x) = 1 for a deterministic
+        draft. s(x) is the relaxed probability of x.
+
+        Shapes: batch = images, inner = nodes that may have children, m = largest number of children of a node.
+
         Args:
             probs: target distribution, (batch, inner, vocab).
-            children: as in `try_siblings`, (batch, inner, m).
-            draft_probs: as in `try_siblings`, (batch, inner, vocab).
-            uniforms: uniform random numbers u in (0, 1), shaped like `children`.
+            children: tokens of the children, int64 (batch, inner, m). -1 marks a missing child.
+            draft_probs: distribution that the children were sampled from, (batch, inner, vocab). None for deterministic
+                drafts.
+            uniforms: uniform random numbers u in (0, 1), (batch, inner, m).
 
         Returns:
-            (rank of the accepted child, or m if none is accepted, int64 (batch, inner); distribution of the emitted
-            token if none is accepted, (batch, inner, vocab), without meaning at other nodes).
+            Two tensors. The first is the index of the accepted child of each node, int64 (batch, inner), or m if none
+            is accepted. The second is the distribution of the emitted token if none is accepted, (batch, inner, vocab).
+            At nodes with an accepted child it has no meaning.
         """
         tried = list(self.try_siblings(probs, children, draft_probs))
         if not tried:
@@ -171,16 +195,16 @@ class Rejection:
 def accept_chain(
     probs: Sequence[torch.Tensor], tokens: Sequence[int], draft_probs: Sequence[torch.Tensor], uniforms: Sequence[float]
 ) -> tuple[int, torch.Tensor]:
-    """Verify one chain in plain Python, as a test oracle.
+    """Verify one chain of drafts exactly and in plain Python, as a reference for tests.
 
     Args:
-        probs: target distributions after the root and after each draft, (vocab,) each.
-        tokens: the drafts x.
+        probs: target distributions at the root and after each draft, (vocab,) each.
+        tokens: the drafts, first to last.
         draft_probs: distributions that the drafts were sampled from, (vocab,) each.
-        uniforms: a uniform random number per draft.
+        uniforms: a uniform random number in (0, 1) per draft.
 
     Returns:
-        (number of accepted drafts, distribution of the token that follows them, (vocab,)).
+        Two values: the number of accepted drafts, and the distribution of the token that follows them, (vocab,).
     """
     for index, (x, t, p, u) in enumerate(zip(tokens, probs, draft_probs, uniforms, strict=False)):
         if u * p[x] > t[x] or t[x] == 0:
@@ -190,7 +214,7 @@ def accept_chain(
 
 
 class ByRejection(Verifier):
-    """Verification by rejection sampling: children are tested one after the other, see `Rejection`."""
+    """The verifier by rejection sampling, which tests the children of a node one after the other, see `Rejection`."""
 
     noise_streams: ClassVar[tuple[str, ...]] = ("accept",)
     samples_target_tokens: ClassVar[bool] = False
@@ -199,7 +223,10 @@ class ByRejection(Verifier):
         self.rejection = rejection
 
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Verify the nodes that have children. At all other nodes the target samples a token."""
+        """Verify the children of all nodes at once. At nodes without children a token is sampled from the target.
+
+        For arguments and results see `Verifier.verify_all`.
+        """
         tree = proposal.tree
         inner = tree.parent_nodes
         if inner is None:
@@ -214,7 +241,10 @@ class ByRejection(Verifier):
         return chosen == proposal.tokens, bonus, best
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """Return the first accepted draft of each node, or a token that is sampled from the residual."""
+        """Return the first accepted child of each node, or sample a token from the residual distribution.
+
+        For the arguments see `Verifier.verify_nodes`.
+        """
         return self._try(scores.weights, scores.positions, scores.noise, children, draft_probs)
 
     def _try(

@@ -1,8 +1,11 @@
-"""Relaxed sets: the nearest codes of a draft that add to its relaxed probability.
+"""Relaxed sets: the nearest codes of a draft whose target probabilities count for the draft.
 
-The relaxed set A(x) of a draft x is always a prefix of its k nearest codes. s(x) is the target probability of {x} and
-A(x) together. A *bound* limits the probability of A(x), here also called its mass. The pipeline measures the total
-variation (TV) of the output distribution from the target's.
+The relaxed set A(x) of a draft x consists of the first n of its k nearest codes. It does not contain x. The relaxed
+probability s(x) is the total target probability of x and of the codes in A(x). A *bound* determines n. It is an upper
+limit of the total target probability of A(x), which is called the mass of A(x).
+
+The docstrings of some bounds also state an upper limit of the total variation (TV) between the distribution of the
+emitted token and the target's.
 """
 
 from __future__ import annotations
@@ -22,19 +25,22 @@ from lantern.parameters import ParameterValue
 from lantern.sampling import SamplingConfig
 from lantern.step import Proposal, Scores
 
-MASSES_AT_ONCE = 2**22  # number of nearest codes whose masses are in memory at once, 32 MiB of integers
+MASSES_AT_ONCE = 2**22  # number of nearest codes that are in memory at the same time, 32 MiB of integers
 
 
 @dataclass
 class MergedSet:
-    """The relaxed sets A(x) of some drafts x, used as a `Merged`. Sums are computed when they are first read.
+    """The relaxed sets A(x) of some drafts x. This class has the attributes of `Merged`.
+
+    A(x) consists of the first n of the k nearest codes of x, whose target probabilities count for x. Its members are
+    called *merged* codes. Sums of probabilities are computed when they are first read.
 
     Attributes:
-        taken: int64, (..., k + 1): the codes of A(x), then x. x also replaces the codes that are not members.
-        codes: int64, (..., k): the nearest codes of x.
-        is_member: bool, (..., k): whether a code is in A(x). Always a prefix.
-        cumulative: (..., k): target mass of each prefix.
-        token_probs: (..., 1): target probability of x.
+        taken: the codes of A(x), then x, int64 (..., k + 1). Codes that are not in A(x) are replaced by x.
+        codes: the k nearest codes of x, nearest first, int64 (..., k).
+        is_member: whether each of `codes` is in A(x), bool (..., k). After the first False all are False.
+        cumulative: total target probability of the nearest codes up to each one, (..., k).
+        token_probs: target probability t(x), (..., 1).
     """
 
     taken: torch.Tensor
@@ -46,32 +52,35 @@ class MergedSet:
 
     @property
     def mass(self) -> torch.Tensor:
-        """Target mass of A(x), (..., 1)."""
+        """Total target probability of the relaxed set A(x), without the draft x itself, (..., 1)."""
         if not self.codes.shape[-1]:
             return torch.zeros_like(self.token_probs)
         return (self.cumulative * self.is_member).amax(-1, keepdim=True)
 
     @property
     def relaxed_prob(self) -> torch.Tensor:
-        """s(x), the target mass of {x} and A(x), (..., 1)."""
+        """Relaxed probability s(x): total target probability of a draft x and of its relaxed set A(x), (..., 1)."""
         if self._relaxed_prob is None:
             self._relaxed_prob = self.token_probs + self.mass
         return self._relaxed_prob
 
 
 class RelaxedSets(Acceptance):
-    """The base class of all bounds, which limit how many of a draft's nearest codes are in A(x).
+    """The base class of all bounds, which limit how many of a draft's nearest codes count for the draft.
+
+    These codes form the relaxed set A(x) of the draft x. A subclass defines `admits`.
 
     Args:
-        table: nearest codes, integers of any dtype, (vocab, >= k). The authors' residuals read one column more.
+        table: the nearest codes of each code, nearest first, integers of any dtype, (vocab, k or more). The residuals
+            of the LANTERN authors' code need k + 1 columns.
         parameters: k and the parameters of the bound.
 
     Attributes:
-        k: number of nearest codes considered.
-        renormalises: whether the target distribution is rescaled to sum to 1 after a rejection, before the bound of the
-            next sibling applies.
-        leaves_filters: whether a draft that top-k or top-p removed may be accepted if its nearest codes have
-            probability. True for the papers' acceptances.
+        k: number of nearest codes that may be in A(x).
+        renormalises: whether the target distribution is rescaled to sum to 1 after a rejection, before the bound is
+            applied to the next sibling.
+        leaves_filters: whether a draft that top-k or top-p filtering removed may be accepted if its nearest codes have
+            probability. True for the acceptances of the LANTERN papers.
     """
 
     k: int
@@ -84,12 +93,16 @@ class RelaxedSets(Acceptance):
 
     @classmethod
     def make(cls, spec: MethodSpec, read: Readings) -> RelaxedSets:
-        """Make the acceptance of a method. It keeps only those columns of the table that it needs.
+        """Make the acceptance of a method, with only those columns of the table of nearest codes that it needs.
+
+        Args:
+            spec: the method, with k and the parameters of the bound.
+            read: the other inputs, with the table of nearest codes.
 
         Raises:
-            ValueError: the table is missing or too narrow.
+            ValueError: the table is missing or has too few columns.
         """
-        # The authors' residuals read one more code.
+        # The residuals of the LANTERN authors' code read one more code.
         columns = spec["k"] + (not read.sampling.is_greedy and spec.residual in OFFICIAL_RESIDUALS)
         table = read.nearest_codes
         if table is None or table.shape[1] < columns:
@@ -98,14 +111,15 @@ class RelaxedSets(Acceptance):
         return cls(table[:, :columns].contiguous(), **spec.parameters)
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
-        """Return which prefixes of the nearest codes are within the bound, bool (..., k).
+        """Return which sets of the nearest codes of a draft x are within the bound, bool (..., sets).
 
-        After the first False all are False.
+        Entry i is about the set of the i + 1 nearest codes. After the first False all entries are False. An entry after
+        the k-th may follow, for the set of the k nearest codes and x itself. Its result is ignored.
 
         Args:
-            mass: target probability of each prefix, (..., k).
-            token_probs: target probability of x, (..., 1).
-            spent: probability that earlier siblings of this node have merged, (..., 1).
+            mass: total target probability of each set, (..., sets).
+            token_probs: target probability t(x), (..., 1).
+            spent: total target probability of the relaxed sets of earlier siblings of x, (..., 1).
         """
         raise NotImplementedError
 
@@ -114,10 +128,10 @@ class RelaxedSets(Acceptance):
 
         Args:
             tokens: drafts, int64 (...). -1 marks a missing draft.
-            k: number of nearest codes. None for the acceptance's k.
+            k: number of nearest codes. None for the attribute `k`.
 
         Returns:
-            int64 (..., k + 1). For a missing draft all are `vocab`, which is not a code.
+            int64 (..., k + 1), nearest first. For a missing draft all entries are `vocab`, which is no code.
         """
         width = self.k if k is None else k
         codes = self.table.index_select(0, tokens.clamp(min=0).flatten())[:, :width].long()
@@ -126,40 +140,48 @@ class RelaxedSets(Acceptance):
         return torch.where(tokens[..., None] < 0, len(self.table), codes)
 
     def codes_of(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the k nearest codes of drafts, followed by the draft itself."""
+        """Return the k nearest codes of drafts, followed by the draft itself, see `Acceptance.codes_of`."""
         return self.nearest(tokens)
 
     def grow(self, codes: torch.Tensor, masses: torch.Tensor, spent: torch.Tensor | float = 0.0) -> MergedSet:
-        """Return A(x), the longest prefix of the nearest codes of x within the bound.
+        """Return the relaxed set A(x) of each draft x: as many of its nearest codes as the bound allows.
 
         Args:
-            codes: int64, (..., k + 1), from `nearest`.
-            masses: target probability of the codes, shaped like `codes`. 0 for codes that were already removed at the
-                node.
-            spent: probability that earlier siblings have merged, (..., 1).
+            codes: the k nearest codes of x, then x, int64 (..., k + 1), from `nearest`.
+            masses: target probabilities of `codes`, (..., k + 1). 0 for codes in the relaxed set of an earlier sibling.
+            spent: total target probability of the relaxed sets of earlier siblings, (..., 1).
         """
         token = codes[..., -1:]
         token_probs = masses[..., -1:]
         cumulative = masses.cumsum(-1)
         is_member = self.admits(cumulative, token_probs, spent)
-        taken = torch.where(is_member, codes, token)  # the last one is the draft, member or not
+        taken = torch.where(is_member, codes, token)  # the last one is x in either case
         return MergedSet(taken, codes[..., :-1], is_member[..., :-1], cumulative[..., :-1], token_probs)
 
     def merge(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, codes: torch.Tensor) -> MergedSet:
-        """Return A(x) of one draft per node, from the codes that `codes_of` returns."""
+        """Return the relaxed set A(x) of one draft x per node.
+
+        For the arguments see `Acceptance.merge`.
+        """
         return self.grow(codes, probs.gather(-1, codes))
 
     def move_mass(self, probs: torch.Tensor, merged: Merged) -> torch.Tensor:
-        """Return the target distribution after the probability of A(x) has moved onto x."""
+        """Move the target probability of the relaxed set A(x) onto the draft x.
+
+        For arguments and result see `Acceptance.move_mass`.
+        """
         moved = probs.scatter(-1, merged.taken, 0.0)
         return moved.scatter_(-1, merged.taken[..., -1:], merged.relaxed_prob)
 
     def has_one_residual(self) -> bool:
-        """Return False: the residual depends on the codes of A(x)."""
+        """Return False, since the residual distribution after a rejection depends on the relaxed set of the draft."""
         return False
 
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
-        """Return s(x), the target probability of {x} and A(x)."""
+        """Return s(x), the total target probability of a draft x and of the nearest codes that count for it.
+
+        For the arguments see `Acceptance.relaxed_prob`.
+        """
         codes = self.nearest(tokens)
         masses = probs.gather(-1, codes.flatten(-2)).view_as(codes)
         return self.grow(codes, masses).relaxed_prob.squeeze(-1)
@@ -167,7 +189,8 @@ class RelaxedSets(Acceptance):
     def relaxed_prob_of_all(self, probs: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:
         """Return the relaxed probability s(x) of every code x, (..., vocab).
 
-        It gathers k + 1 probabilities per code, so its cost is vocab * (k + 1) per node.
+        For the arguments see `Acceptance.relaxed_prob_of_all`. The function gathers vocab * (k + 1) probabilities per
+        node.
         """
         vocab = probs.shape[-1]
         rows = probs.reshape(-1, vocab)
@@ -182,18 +205,20 @@ class RelaxedSets(Acceptance):
     def walk(
         self, probs: torch.Tensor, children: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, MergedSet, torch.Tensor]]:
-        """Yield the relaxed sets of deterministic drafts, sibling after sibling.
+        """Yield the relaxed sets of the m deterministic drafts of each node, one sibling after the other.
 
-        A code in the set of one sibling has no probability for later siblings.
+        A code that is in the set of one sibling has probability 0 for later siblings.
 
         Args:
             probs: target distribution, (..., vocab).
-            children: drafted tokens, int64 (..., m). -1 marks a missing draft.
+            children: tokens of the siblings, int64 (..., m). -1 marks a missing draft.
 
         Yields:
-            For each rank, three values. The token, int64 (...): -1 if it is missing or may not be accepted. Its A(x),
-            which holds only the code `vocab` if there is no token. The target probability outside the sets so far,
-            (..., vocab + 1), with 0 at the end, which the next iteration changes in place.
+            For each sibling, three values. The first is its token, int64 (...), or -1 if there is none or it may not be
+            accepted. The second is its relaxed set. If there is no token, all codes of the set are `vocab`, which is no
+            code. The third holds the remaining target probabilities, (..., vocab + 1). They are 0 for this sibling, for
+            all earlier ones, and for the codes in their sets. The last entry is 0 and belongs to `vocab`. The next
+            iteration changes this tensor in place.
         """
         if not self.leaves_filters:
             is_removed = probs.gather(-1, children.clamp(min=0)) == 0
@@ -213,9 +238,15 @@ class RelaxedSets(Acceptance):
                 spent = spent + merged.mass
 
     def make_verifier(self, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
-        """Make the verifier, which is the authors' at temperature 0.
+        """Make the verifier for drafts that are not verified by rejection sampling.
 
-        Above temperature 0 it tests whether {x} and A(x) hold the target's sample.
+        At temperature 0 it is the verifier of the LANTERN authors' code. Above temperature 0 it accepts a draft if the
+        target samples the draft or a code of its relaxed set. The relaxed set holds the nearest codes that count for
+        the draft.
+
+        Args:
+            spec: the method. Its residual and tree decide which of several longest paths wins at temperature 0.
+            sampling: temperature and filters.
         """
         if sampling.is_greedy:
             return GreedyWithinBound(self, spec.residual != "paper" and spec.tree == "dynamic")
@@ -223,13 +254,14 @@ class RelaxedSets(Acceptance):
 
 
 class AdditiveBound(RelaxedSets):
-    """LANTERN's bound: A(x) is the longest prefix of the k nearest codes with mass <= delta.
+    """LANTERN's bound: the relaxed set A(x) takes the nearest codes of x while their total probability is <= delta.
 
-    The output distribution differs from the target's. With one deterministic draft, TV <= delta. With m of them, TV <=
-    1 - (1 - delta)^m. With sampled drafts there is no such bound.
+    The output distribution differs from the target's. With one deterministic draft per node, the total variation (TV)
+    is at most delta. With m deterministic drafts it is at most 1 - (1 - delta)^m. With sampled drafts there is no such
+    bound.
 
     Attributes:
-        delta: bound of the target probability of A(x).
+        delta: upper bound of the total target probability of A(x).
 
     Source: LANTERN (arXiv 2410.03355), section 4.
     """
@@ -237,19 +269,24 @@ class AdditiveBound(RelaxedSets):
     delta: float
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
-        """Return mass <= delta, the same for every draft."""
+        """Return for each set of nearest codes whether its total probability is <= delta, see `RelaxedSets.admits`."""
         return mass <= self.delta
 
 
 class JensenShannonBound(RelaxedSets):
-    """LANTERN's bound with another distance: the Jensen-Shannon divergence of t~ and t, at most delta bits.
+    """LANTERN's bound with another distance: A(x) grows while a Jensen-Shannon divergence is at most delta bits.
 
-    t~ is t after the mass c of A(x) has moved onto x. The divergence therefore depends only on t(x) and c. It grows
-    with c and is at most c, so that A(x) is at least as large as with the additive bound. The same bounds of the total
-    variation hold.
+    Let c be the total target probability of the relaxed set A(x), and t~ the target distribution t after c has moved
+    onto the draft x. The divergence is taken between t and t~. It therefore depends only on t(x) and c. It grows with
+    c, is at most c and is at least c / 2. A(x) is therefore at least as large as with `AdditiveBound`, and c is at most
+    2 delta.
+
+    The output distribution differs from the target's. With one deterministic draft per node, the total variation (TV)
+    is c, and thus at most 2 delta. With m deterministic drafts it is at most 1 - (1 - 2 delta)^m, if delta <= 1/2. With
+    sampled drafts there is no such bound.
 
     Attributes:
-        delta: bound of the divergence, in bits.
+        delta: upper bound of the divergence, in bits.
 
     Source: LANTERN (arXiv 2410.03355), the paper's comparison of distances.
     """
@@ -257,9 +294,11 @@ class JensenShannonBound(RelaxedSets):
     delta: float
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
-        """Return JSD(t~, t) <= delta.
+        """Return for each set of nearest codes whether the Jensen-Shannon divergence is <= delta.
 
-        The codes of A(x), which have probability only under t, add c / 2. x itself adds the rest.
+        The divergence compares the target distribution before and after the set's probability c has moved onto the
+        draft. Afterwards the codes of the set have probability 0, and therefore add c / 2 to the divergence. The draft
+        adds the rest. For the arguments see `RelaxedSets.admits`.
         """
         before = token_probs.expand_as(mass)
         after = token_probs + mass
@@ -269,12 +308,13 @@ class JensenShannonBound(RelaxedSets):
 
 
 class MultiplicativeBound(RelaxedSets):
-    """LANTERN++'s bound: A(x) is the longest prefix of the k nearest codes with mass <= (lambda - 1) t(x).
+    """LANTERN++'s bound: the relaxed set A(x) may have a total probability of at most (lambda - 1) t(x).
 
-    No parameter bounds the distance of the output distribution from the target's: probable drafts merge more mass.
+    A(x) takes the nearest codes of a draft x up to this bound. t(x) is the target probability of x. No parameter bounds
+    the distance of the output distribution from the target's, since the bound is wider for more probable drafts.
 
     Attributes:
-        lambda_: bound of s(x) / t(x).
+        lambda_: lambda, an upper bound of the factor s(x) / t(x) by which relaxation raises the probability of x.
 
     Source: LANTERN++ (arXiv 2502.06352), section 3.
     """
@@ -282,19 +322,26 @@ class MultiplicativeBound(RelaxedSets):
     lambda_: float
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
-        """Return mass <= (lambda - 1) t(x)."""
+        """Return for each set of nearest codes whether its total probability is <= (lambda - 1) t(x).
+
+        t(x) is the target probability of the draft x, and lambda the attribute `lambda_`. For the arguments see
+        `RelaxedSets.admits`.
+        """
         return mass <= (self.lambda_ - 1) * token_probs
 
 
 class BudgetBound(RelaxedSets):
-    """Lantern's bound: the children of a node share one budget delta of probability, in drafting order.
+    """A bound that Lantern adds to the papers' bounds: all children of a node share one budget of probability.
 
-    With deterministic drafts ("top") at most delta of the probability moves, so that TV <= delta at every node. This
-    does not hold at temperature 0: greedy decoding emits one token with certainty, so that any other token is a TV of
-    1. There, every draft has a separate budget, see `GreedyWithinBound`.
+    The relaxed sets of the children have a total target probability of at most delta. They use up this budget in
+    drafting order. With deterministic drafts, at most the probability delta moves to other codes. At every node, the
+    total variation (TV) between the distribution of the emitted token and the target's is then at most delta.
+
+    This does not hold at temperature 0. The target then emits one token with certainty. If another token is emitted,
+    the TV is 1. At temperature 0 every draft has a separate budget, see `GreedyWithinBound`.
 
     Attributes:
-        delta: the budget.
+        delta: the budget, a probability.
     """
 
     delta: float
@@ -302,40 +349,55 @@ class BudgetBound(RelaxedSets):
     leaves_filters = False
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
-        """Return mass <= the budget that earlier siblings have left."""
+        """Return for each set of nearest codes whether its total probability is <= delta - spent.
+
+        This difference is the budget that earlier siblings have left. For the arguments see `RelaxedSets.admits`.
+        """
         return mass <= self.delta - spent
 
 
 class Proximity(RelaxedSets):
-    """Lantern's proximity acceptance: A(x) is all of the k nearest codes, whatever their mass.
+    """Proximity acceptance, which Lantern adds: all k nearest codes count for a draft, whatever their probability.
 
-    The TV from the target is at most the rate of substitutions, which is counted. A substitution is an emitted token
-    that differs from the target's sample. Codes that the target's filters removed are never emitted.
+    A substitution is an emitted token that differs from the token that the target sampled. Substitutions are counted.
+    Their rate is an upper limit of the total variation from the target. Codes that top-k or top-p filtering removed are
+    never emitted.
     """
 
     renormalises = False
     leaves_filters = False
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
-        """Return True for any mass."""
+        """Return True for every set of nearest codes, see `RelaxedSets.admits`."""
         return torch.ones_like(mass, dtype=torch.bool)
 
     def make_verifier(self, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
-        """Make the verifier that looks for the target's sample among the nearest codes of each draft."""
+        """Make the verifier that looks for the target's sample among the nearest codes of each draft.
+
+        For the arguments see `Acceptance.make_verifier`.
+        """
         return ByProximity(self)
 
 
 class ByProximity(Verifier):
-    """Proximity verification: a draft is also accepted if the target's sample y is one of its nearest codes.
+    """The verifier of `Proximity`, in which all k nearest codes count for a draft, whatever their probability.
 
-    A draft equal to y is preferred to a draft near y. Drafts that the target's filters removed are not accepted.
+    Let y be the token that the target samples at the draft's parent. A draft is accepted if it equals y or if one of
+    its nearest codes does. A draft that equals y is preferred. Drafts that top-k or top-p filtering removed are not
+    accepted.
+
+    Args:
+        sets: the acceptance, with the table of nearest codes.
     """
 
     def __init__(self, sets: RelaxedSets) -> None:
         self.sets = sets
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """Accept the draft that equals the target's sample, else the first draft near it."""
+        """Accept the child that equals the token that the target samples, or else the first child near that token.
+
+        A child is near a token if the token is one of its nearest codes. For the arguments see `Verifier.verify_nodes`.
+        """
         best, sampled = scores.keys.max(-1)
         is_kept = scores.weights.gather(-1, children.clamp(min=0)) > -torch.inf
         children = children.masked_fill(~is_kept, -1)
@@ -349,40 +411,53 @@ class ByProximity(Verifier):
 
 
 class WithinBound(Verifier):
-    """Relaxed verification of deterministic drafts: x is accepted if {x} or A(x) holds the target's sample y.
+    """The verifier of relaxed sets: a draft x is accepted if the target samples x or a code of its relaxed set A(x).
 
-    The output distribution is the same as if the children were tried one by one: x is accepted with probability s(x),
-    and a rejection removes {x} and A(x). The papers' bounds may accept drafts that the target's filters removed.
-    Lantern's budget does not.
+    The drafts are deterministic. The output distribution is the same as if the children were tried one by one: x is
+    accepted with probability s(x), the total target probability of x and A(x), and a rejection removes x and A(x) from
+    the target distribution.
+
+    With the bounds of the LANTERN papers, drafts that top-k or top-p filtering removed may be accepted. With
+    `BudgetBound` they are not.
+
+    Args:
+        sets: the acceptance that determines A(x).
     """
 
     def __init__(self, sets: RelaxedSets) -> None:
         self.sets = sets
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """Accept the first draft whose set holds the target's sample, else emit that sample."""
+        """Accept the first child x such that the target samples x or a code of the relaxed set of x.
+
+        If there is no such child, the sampled token is emitted. For the arguments see `Verifier.verify_nodes`.
+        """
         best, sampled = scores.keys.max(-1)
         probs = scores.weights.softmax(-1)
-        if self.has_twins:  # a second draft of the same token must not widen its set
+        if self.has_twins:  # a second draft of the same token must not enlarge the token's set
             is_twin = (children[..., :, None] == children[..., None, :]).tril(-1).any(-1)
             children = children.masked_fill(is_twin, -1)
         masses = [mass.gather(-1, sampled[..., None]) for *_, mass in self.sets.walk(probs, children)]
-        # y is in the first set after which it has no mass.
+        # y is in the first set whose removal leaves y with probability 0.
         rank = (torch.cat(masses, dim=-1) > 0).sum(-1) if masses else torch.zeros_like(sampled)
         return Choice(token_of(rank, children, sampled), sampled, best)
 
 
 class GreedyWithinBound(Verifier):
-    """Relaxed verification at temperature 0: x is accepted if s(x) makes it the most probable token.
+    """The verifier of relaxed sets at temperature 0: s(x) must make the draft x the most probable token.
 
-    s(x) is computed from the softmax of the guided logits, without temperature and filters. Ties go to the lower code.
-    s(x) is compared with the unchanged probabilities of all other codes, although the probability of A(x) moves onto x.
-    This makes no difference: if A(x) holds the most probable token, s(x) exceeds its probability anyway.
+    s(x) is the total target probability of x and of its relaxed set A(x), the nearest codes that count for x. It is
+    computed from the softmax of the guided logits, without temperature and filters. If two probabilities are equal, the
+    lower code counts as more probable.
+
+    s(x) is compared with the unchanged target probabilities of all other codes, although the probability of A(x) moves
+    onto x. This makes no difference: if A(x) holds the most probable token, s(x) is larger than the probability of that
+    token.
 
     Args:
-        sets: gives s(x).
-        takes_first_leaf: decides between paths of the same length. If True, the path with the first leaf wins, else the
-            path with the first node.
+        sets: the acceptance that computes s(x).
+        takes_first_leaf: decides between accepted paths of the same length. If True, the path that leads to the leaf
+            with the lowest number wins, else the path that ends at the node with the lowest number.
 
     Source: jadohu/LANTERN models/kv_variants/utils.py (evaluate_posterior, greedy branch).
     """
@@ -392,13 +467,17 @@ class GreedyWithinBound(Verifier):
         self.takes_first_leaf = takes_first_leaf
 
     def order_of_nodes(self, tree: DraftTree) -> torch.Tensor | None:
-        """Return the first leaf below each node if `takes_first_leaf`, else None."""
+        """Return for each node the number of the lowest-numbered leaf below it, and for a leaf its own number.
+
+        Of several longest accepted paths, the one that leads to the lowest-numbered leaf then wins. The result is None
+        if `takes_first_leaf` is False. For the argument see `Verifier.order_of_nodes`.
+        """
         return first_leaf(tree) if self.takes_first_leaf else None
 
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Compare s(x) of every draft with the most probable token of its parent.
+        """Accept every draft x whose relaxed probability s(x) makes x the most probable token after its parent.
 
-        Several siblings may be accepted.
+        Several siblings may be accepted. For arguments and results see `Verifier.verify_all`.
         """
         best, sampled = scores.logits.max(-1)
         tokens = proposal.tokens
@@ -408,7 +487,7 @@ class GreedyWithinBound(Verifier):
         top_probs_of_parent = top_probs.gather(1, parents)
         top_of_parent = top.gather(1, parents)
         codes = self.sets.nearest(tokens.clamp(min=0))
-        # The parent's probabilities of these codes, without a copy of the parent's row per node.
+        # The probabilities of these codes at the parent, without a copy of the parent's whole distribution per node.
         index = parents[..., None] * probs.shape[-1] + codes
         masses = probs.flatten(1).gather(1, index.flatten(1)).view(codes.shape)
         relaxed_prob = self.sets.grow(codes, masses).relaxed_prob.squeeze(-1)

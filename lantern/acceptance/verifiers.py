@@ -1,4 +1,4 @@
-"""Construction of a method's verifier. The table of acceptances is in `lantern.methods`."""
+"""Construction of a method's verifier. The table of all acceptances is in `lantern.methods`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ def make_verifier(
     nearest_codes: torch.Tensor | None = None,
     embedding: torch.Tensor | None = None,
 ) -> Verifier:
-    """Make the verifier of a method.
+    """Make the verifier of a method, which decides which drafts are accepted.
 
     Args:
         spec: the method.
-        sampling: the temperature decides between greedy and sampling verifiers.
-        nearest_codes: integer table (vocab, columns), or None if the acceptance does not use it.
-        embedding: the target's code embeddings, (vocab, dim), or None if the acceptance does not use them.
+        sampling: temperature and filters. At temperature 0 the verifier is greedy.
+        nearest_codes: the nearest codes of each code, integers (vocab, columns), nearest first. None if the method does
+            not use them.
+        embedding: the target's code embeddings, (vocab, dim). None if the method does not use them.
 
     Raises:
-        ValueError: the table is missing or too narrow, or the embedding is missing.
+        ValueError: the method needs the nearest codes, but the table is missing or has too few columns. Or it needs the
+            embedding, which is missing.
     """
     acceptance = _make_acceptance(spec, Readings(sampling, nearest_codes, embedding))
     verifier: Verifier
@@ -43,7 +45,11 @@ def make_verifier(
 def _make_acceptance(spec: MethodSpec, read: Readings) -> Acceptance:
     """Make the acceptance of a method.
 
-    It is `Exact` if a parameter has a value at which the acceptance is exact.
+    If a parameter has a value that makes the acceptance exact, such as delta = 0, the result is `Exact`.
+
+    Args:
+        spec: the method.
+        read: the inputs from which the acceptance is made, such as the table of nearest codes.
     """
     row = spec.acceptance_row
     if any(spec[name] == value for name, value in row.exact_at.items()):

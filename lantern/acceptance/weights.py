@@ -1,4 +1,4 @@
-"""COOL-SD: acceptance with a weight per position in a chain."""
+"""COOL-SD: acceptance with a weight for each position of a chain of drafts."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from lantern.methods import MethodSpec
 
 
 class DraftWeights(Acceptance):
-    """COOL-SD's acceptance, in which each position i of a chain has a weight omega_i.
+    """COOL-SD's acceptance, in which each position i of a chain of drafts has a weight omega_i.
 
-    The draft x at position i is accepted with probability f(x) = min(1, omega_i t(x) / p(x)). The distance of the
-    output distribution from the target's at a node is TV = sum max(0, p f - t), the least that f allows. It is 0 if
-    omega_i <= 1, and at most 1 - 1 / omega_i otherwise. The residual must be "matched".
+    Let t be the target distribution and p the draft distribution. The draft x at position i is accepted with
+    probability f(x) = min(1, omega_i t(x) / p(x)). The residual must be "matched", see `Rejection`. No other residual
+    leads to a lower total variation (TV) between the distribution of the emitted token and t. The TV is then the sum of
+    max(0, p(x) f(x) - t(x)) over all codes x. It is 0 if omega_i <= 1, and otherwise at most 1 - 1 / omega_i.
 
     Args:
-        weights: omega_i, (drafts,), first to last.
+        weights: omega_i of each position, first to last, (drafts,).
 
-    Source: COOL-SD (arXiv 2601.09212), which has no public code. It is second-hand knowledge that omega is the mean.
+    Source: COOL-SD (arXiv 2601.09212), which has no public code. It is only known at second hand that the
+    parameter omega is the mean of the weights.
     """
 
     def __init__(self, weights: torch.Tensor) -> None:
@@ -29,7 +31,14 @@ class DraftWeights(Acceptance):
 
     @classmethod
     def make(cls, spec: MethodSpec, read: Readings) -> DraftWeights:
-        """Make weights of mean omega. Each weight is exp(-fall) times the previous one."""
+        """Make the acceptance of a method.
+
+        The weights have the mean `omega`, and each weight is exp(-fall) times the previous one.
+
+        Args:
+            spec: the method, a chain with the parameters `omega` and `fall`.
+            read: the other inputs. The weights are on the device of the embedding, or else on the CPU.
+        """
         length = len(spec.static_choices)
         values = [math.exp(-spec["fall"] * index) for index in range(length)]
         weights = [spec["omega"] * length * value / sum(values) for value in values]
@@ -37,16 +46,31 @@ class DraftWeights(Acceptance):
         return cls(torch.tensor(weights, device=device))
 
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
-        """Return omega_i t(x), (..., nodes, n).
+        """Return omega_i t(x) for drafts x, where omega_i is the weight of the position and t the target distribution.
 
-        The nodes are the nodes of the chain in order, or the nodes that were passed to `at`.
+        For the arguments see `Acceptance.relaxed_prob`.
+
+        Returns:
+            (..., nodes, n). The axis `nodes` holds all nodes of the chain that have a draft after them, in order. If
+            the acceptance was made by `at`, it holds the nodes that `at` was called with.
         """
         return self.weights[:, None] * probs.gather(-1, tokens)
 
     def relaxed_prob_of_all(self, probs: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:
-        """Return omega_i t(x) of every code, (..., nodes, vocab)."""
+        """Return omega_i t(x) for every code x, with the weight omega_i of the position and the target distribution t.
+
+        For the arguments see `Acceptance.relaxed_prob_of_all`.
+
+        Returns:
+            (..., nodes, vocab), with the same nodes as in the result of `relaxed_prob`.
+        """
         return self.weights[:, None] * probs
 
     def at(self, depths: torch.Tensor) -> DraftWeights:
-        """Return the weights at nodes of given depths, int64 (nodes,)."""
+        """Return the acceptance for the drafts after some nodes of the chain.
+
+        Args:
+            depths: depths of the nodes, int64 (nodes,). The root has depth 0, and the draft after it has the first
+                weight.
+        """
         return DraftWeights(self.weights[depths])

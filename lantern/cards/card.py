@@ -1,4 +1,4 @@
-"""The model card: prompts, sizes, sampling and files of a model in one record.
+"""The model card: one record with the prompts, sizes, sampling settings and files of a model.
 
 Snakemake imports this module to plan the workflow, so it must not import torch.
 """
@@ -14,21 +14,25 @@ from lantern.io import read_json
 from lantern.models.config import TargetConfig
 
 FILE_NAME = "card.json"
-NUM_WORD_IDS = 64  # number of ids that a target with the encoder `word_ids` embeds; the last is its null prompt
+NUM_WORD_IDS = 64  # number of ids that a target with the encoder `word_ids` embeds; the last is the null prompt
 
 
 @dataclass(frozen=True)
 class PromptSettings:
     """The prompts of a model.
 
+    A prompt is given to the target as features of a caption's tokens, as ids of its tokens, or as the number of a
+    class.
+
     Attributes:
-        encoder: "words", "word_ids", "classes", "t5", or a family of `lantern.models.families`.
+        encoder: name of the text encoder: "words", "word_ids", "classes", "t5", or a key of `FAMILIES` in
+            `lantern.models.families`.
         max_tokens: length of the longest prompt, in words or tokens. 0 if prompts are classes.
-        caption_dim: channels of a token's feature. 0 if prompts are ids.
-        num_classes: number of classes without the null class. 0 if prompts are not classes.
-        vocabulary: words that "words" and "word_ids" know. None allows any word.
-        class_words: lists of words. A class is a combination of one word of each list. None if prompts are class
-            numbers.
+        caption_dim: number of channels of a token's feature. 0 if prompts are ids or classes.
+        num_classes: number of classes, without the null class of classifier-free guidance. 0 if prompts are not
+            classes.
+        vocabulary: words that the encoders "words" and "word_ids" know. None allows any word.
+        class_words: lists of words, if a class is a combination of one word of each list. None for all other prompts.
     """
 
     encoder: str
@@ -39,7 +43,7 @@ class PromptSettings:
     class_words: tuple[tuple[str, ...], ...] | None = None
 
     def sizes(self) -> dict[str, object]:
-        """Return the fields of a `TargetConfig` that follow from the prompts."""
+        """Return the fields of a `TargetConfig` that follow from the prompts, by name."""
         if self.encoder == "classes":
             return {"num_text_tokens": 1, "num_prompt_ids": self.num_classes + 1, "null_ids": (self.num_classes,)}
         sizes: dict[str, object] = {"num_text_tokens": self.max_tokens}
@@ -49,7 +53,7 @@ class PromptSettings:
 
 
 class SamplingSettings(TypedDict, total=False):
-    """Fields of a `SamplingConfig` that a card may set."""
+    """Fields of a `SamplingConfig` that a model card may set. `SamplingConfig` describes them."""
 
     top_k: int
     top_p: float
@@ -62,10 +66,10 @@ class ImageSettings:
     """Sizes of a model's images.
 
     Attributes:
-        size: pixels of a side.
-        grid: codes of a side.
-        codebook_size: number of codes.
-        code_dim: channels of a code.
+        size: side of an image in pixels.
+        grid: side of an image in codes.
+        codebook_size: number of codes in the codebook.
+        code_dim: number of channels of a code vector.
     """
 
     size: int
@@ -79,10 +83,10 @@ class HubFiles:
     """Files of a repository on the Hugging Face hub.
 
     Attributes:
-        name: the workflow downloads the files into `resources/<name>/`.
-        repo: owner/name of the repository.
-        files: file names with their SHA-256, or None if it is not known.
-        revision: commit. None takes the newest.
+        name: name of these files. The workflow downloads them into the folder `resources/<name>/`.
+        repo: the repository, as owner/name.
+        files: file names, each with its SHA-256, or with None if the SHA-256 is not known.
+        revision: commit of the repository. None for the newest.
     """
 
     name: str
@@ -98,14 +102,16 @@ class ModelCard:
     Attributes:
         name: name of the model in published tables.
         prompts: the model's prompts.
-        images: sizes of its images.
-        target: fields of a `TargetConfig` that follow from neither `prompts` nor `images`.
-        sampling: fields of a `SamplingConfig` with which the model is sampled.
-        trees: trees of the draft model: "static" is the name of a tree, "dynamic" has options of a
+        images: sizes of the model's images.
+        target: fields of a `TargetConfig` that follow neither from `prompts` nor from `images`, by name.
+        sampling: fields of a `SamplingConfig` with which the model is sampled by default, by name.
+        trees: default draft trees. "static" is the name of a static tree, "dynamic" has the fields of a
             `DynamicTreeOptions`.
-        neighbours: kind of its nearest codes, see `lantern.codebook`.
-        files: files of the parts "target", "drafter", "tokenizer" and "text": a path relative to the card, or files on
-            the hub. A part that the model does not have is left out.
+        neighbours: measure of distance between codes, by which nearest codes are found, see
+            `lantern.codebook.nearest_codes`.
+        files: files of the model. The keys are "target", "drafter" (the draft model), "tokenizer" (of images) and
+            "text" (the text encoder). A value is a path relative to the card, or files on the hub. A key is missing if
+            the model has no such files.
         licence: licence of the weights.
     """
 
@@ -120,13 +126,13 @@ class ModelCard:
     licence: str = ""
 
     def target_config(self) -> TargetConfig:
-        """Return the sizes of the target."""
+        """Return the sizes of the model's target."""
         sizes = {**self.prompts.sizes(), "grid": self.images.grid, **self.target}
         has_line_end = self.target.get("line_end") is not None
         return TargetConfig(**sizes, vocab_size=self.images.codebook_size + has_line_end)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the card as JSON values, from which `card_from` makes it again."""
+        """Return the card as JSON values, from which `card_from` restores it."""
         return asdict(self)
 
 
@@ -134,8 +140,8 @@ def card_from(known: Mapping[str, Any]) -> ModelCard:
     """Make a card from the JSON values that `ModelCard.to_dict` returned.
 
     Raises:
-        TypeError: the values are something else.
-        KeyError: the values are something else.
+        TypeError: a required value is missing, or there is an unknown one.
+        KeyError: the files, prompts or images are missing.
     """
     files = {part: file if isinstance(file, str) else HubFiles(**file) for part, file in known["files"].items()}
     prompts = {name: _as_tuples(value) for name, value in known["prompts"].items()}
@@ -144,11 +150,11 @@ def card_from(known: Mapping[str, Any]) -> ModelCard:
 
 
 def read_card(folder: Path) -> ModelCard:
-    """Read the card in a folder.
+    """Read the model card in a folder, from the file card.json.
 
     Raises:
         FileNotFoundError: the folder holds no card.
-        ValueError: the card is damaged, or from another version.
+        ValueError: the card is damaged, or another version of Lantern wrote it.
     """
     path = folder / FILE_NAME
     try:

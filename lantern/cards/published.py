@@ -1,7 +1,7 @@
-"""The published models, one card each, and their files on the hub.
+"""The model cards of the published models, and the files of these models on the Hugging Face hub.
 
-The sampling settings are those of each model's authors. Trees and neighbours are those of the LANTERN authors.
-Snakemake imports this module to plan the workflow, so it must not import torch.
+The sampling settings are those that each model's authors use. The draft trees and the distances of nearest codes are
+those that the LANTERN authors use. Snakemake imports this module to plan the workflow, so it must not import torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ _C2I = "FoundationVision/LlamaGen"
 
 
 def _unhashed(*names: str) -> dict[str, None]:
-    """Return files whose SHA-256 is not known."""
+    """Return a value for the attribute `files` of a `HubFiles`, if no SHA-256 is known.
+
+    Args:
+        names: names of the files.
+    """
     return dict.fromkeys(names)
 
 
@@ -105,7 +109,7 @@ _HUB_FILES = (
         ),
     ),
 )
-# The keys are the names of the workflow's `resources`.
+# A key is also the name of the folder in `resources` into which the workflow downloads the files.
 HUB_FILES: dict[str, HubFiles] = {files.name: files for files in _HUB_FILES}
 
 _TREES = {"static": "naive_extend_57", "dynamic": {"num_nodes": 58, "depth": 4, "top_k": 10}}
@@ -120,7 +124,13 @@ def _llamagen_target(size: str) -> dict[str, int]:
 
 
 def _llamagen_stage(stage: int, name: str, pixels: int) -> ModelCard:
-    """Return the card of LlamaGen-XL for captions, whose image tokenizer has 16 x 16 pixels per code."""
+    """Return the card of LlamaGen-XL for captions. Its image tokenizer has 16 x 16 pixels per code.
+
+    Args:
+        stage: 1 (images of 256 pixels) or 2 (512 pixels).
+        name: name of the model in tables.
+        pixels: side of an image in pixels.
+    """
     return ModelCard(
         name,
         PromptSettings("t5", max_tokens=120, caption_dim=2048),
@@ -140,7 +150,13 @@ def _llamagen_stage(stage: int, name: str, pixels: int) -> ModelCard:
 
 
 def _llamagen_c2i(size: str, pixels: int, cfg_scale: float) -> ModelCard:
-    """Return the card of LlamaGen for ImageNet's classes."""
+    """Return the card of LlamaGen for ImageNet's classes.
+
+    Args:
+        size: size of the model, such as "XL", a key of `LLAMAGEN_SIZES`.
+        pixels: side of an image in pixels.
+        cfg_scale: scale of classifier-free guidance.
+    """
     return ModelCard(
         f"LlamaGen-{size}, classes",
         PromptSettings("classes", num_classes=1000),
@@ -167,7 +183,20 @@ def _of_family(
     trees: Mapping[str, object] | None = None,
     neighbours: str = "l2",
 ) -> ModelCard:
-    """Return the card of a transformers model. Its family states the remaining fields of the target."""
+    """Return the card of a model that transformers has a class for.
+
+    Args:
+        family: key of `FAMILIES`, such as "janus". The family states the remaining fields of the target.
+        name: name of the model in tables.
+        prompt_tokens: length of the longest prompt in tokens.
+        images: sizes of the images.
+        target: fields of a `TargetConfig` that the family does not state, by name.
+        sampling: default fields of a `SamplingConfig`, by name.
+        files: files of the model, as in `ModelCard`.
+        licence: licence of the weights.
+        trees: default draft trees, as in `ModelCard`. None if there is no draft model.
+        neighbours: measure of distance between codes, as in `ModelCard`.
+    """
     target = {**FAMILIES[family].target, "rope": "1d", **target}
     return ModelCard(
         name, PromptSettings(family, prompt_tokens), images, target, sampling, trees or {}, neighbours, files, licence
@@ -190,15 +219,15 @@ def _janus(billions: int, **sizes: int) -> ModelCard:
 
 
 def _chameleon(family: str, name: str, prompt_tokens: int, pixels: int, files: str, depth: int) -> ModelCard:
-    """Return the card of a model based on Chameleon, with Chameleon's two tokenizers.
+    """Return the card of a model based on Chameleon, with Chameleon's image tokenizer and text tokenizer.
 
     Args:
-        family: key of FAMILIES.
-        name: name in tables.
-        prompt_tokens: length of the longest prompt.
-        pixels: side of an image.
-        files: name of the model in HUB_FILES.
-        depth: depth of the dynamic tree.
+        family: key of `FAMILIES`, "anole" or "lumina".
+        name: name of the model in tables.
+        prompt_tokens: length of the longest prompt in tokens.
+        pixels: side of an image in pixels.
+        files: key of the target's files in `HUB_FILES`. The draft model's key is the same with "_drafter".
+        depth: depth of the dynamic draft tree.
     """
     return _of_family(
         family,
@@ -218,7 +247,7 @@ def _chameleon(family: str, name: str, prompt_tokens: int, pixels: int, files: s
     )
 
 
-# The keys are the names that `lantern.load` and the workflow's key `model` take.
+# A key is also the name of the model for `lantern.load`, and for the key `model` in the workflow's config.
 CARDS: dict[str, ModelCard] = {
     "llamagen_stage1": _llamagen_stage(1, "LlamaGen-XL stage I", 256),
     "llamagen_stage2": _llamagen_stage(2, "LlamaGen-XL stage II", 512),
@@ -274,12 +303,19 @@ CARDS: dict[str, ModelCard] = {
 
 
 def card_of_family(family: str) -> ModelCard | None:
-    """Return the card of the first published model of a family, or None if no model is published."""
+    """Return the card of the first published model of a family, or None if there is no such model.
+
+    Args:
+        family: key of `FAMILIES`, such as "janus".
+    """
     return next((card for card in CARDS.values() if card.prompts.encoder == family), None)
 
 
 def published_grid(family: str) -> int:
-    """Return the height of the images of a family's published models, in codes.
+    """Return the height in codes of the images of a family's published models.
+
+    Args:
+        family: key of `FAMILIES`, such as "janus".
 
     Raises:
         ValueError: no model of the family is published.

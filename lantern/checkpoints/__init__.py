@@ -1,1 +1,4 @@
-"""Checkpoint files in Lantern's layout and in published layouts, whose tensors are renamed."""
+"""Functions that read and write checkpoint files.
+
+These files have either Lantern's layout or a published one. Tensors of published files are renamed.
+"""

@@ -1,4 +1,7 @@
-"""Draft models from files: Lantern's, and those of the LANTERN authors. A draft model must belong to its target.
+"""Functions that read draft models, in Lantern's layout or in the layout of the LANTERN authors.
+
+A draft model can be used only with the target for which it was trained. Its sizes are therefore compared with the
+target's.
 
 Source: key lists and modelling code of jadohu/LANTERN@3a56e45, models/drafters/cnets_llamagen.py.
 """
@@ -20,27 +23,28 @@ from lantern.checkpoints.target import load_native
 from lantern.models.config import DraftConfig, TargetConfig
 from lantern.models.draft import DraftModel
 
-# Side of the grid per input_type, which the authors' drafter hard-codes whatever else config.json says.
+# Side of the image in codes for each input_type. The authors' code takes it from the input_type, and ignores the other
+# values in config.json.
 _GRIDS = {"t2i": 16, "t2i2": 32}
-_TEXT_ROWS = 119  # its position table has one prompt position fewer than the target's
+_TEXT_ROWS = 119  # prompt positions of the authors' draft model, one fewer than of its target
 _ROPE_BASE = 10000.0
-_ROUNDING = 0.01  # relative to the norm; bfloat16 rounds by 0.002
+_ROUNDING = 0.01  # largest distance of a copy, relative to the norm; bfloat16 rounds by 0.002
 
 
 def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.float32) -> DraftModel:
-    """Read a draft model in Lantern's layout or in that of the LANTERN authors, in evaluation mode.
+    """Read a draft model in evaluation mode, from a file in Lantern's layout or in the LANTERN authors' layout.
 
-    Its token embedding is the one in the file.
+    Its token embedding is read from its own file, not from the target's.
 
     Args:
-        path: file of Lantern's layout. Or of the authors: `pytorch_model.bin` or a safetensors file with config.json in
-            the same folder, or that folder.
+        path: in Lantern's layout, a safetensors file with the config in its metadata. In the authors' layout,
+            `pytorch_model.bin` or a safetensors file with config.json in the same folder, or that folder.
         target: sizes of the target.
         dtype: dtype of the weights.
 
     Raises:
-        FileNotFoundError: a file is missing. The message names it.
-        ValueError: the file is damaged, or drafts for a target of other sizes.
+        FileNotFoundError: the weights or config.json are missing.
+        ValueError: the file is damaged, or the draft model belongs to a target of other sizes.
     """
     file = find_weights(path)
     if read_metadata(file) is not None:
@@ -61,7 +65,7 @@ def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.floa
     model = empty_model(DraftModel, config, dtype)
     parameters = map_draft_parameters(model, has_bias=True)
     tensors = dict(weights.tensors)
-    if (table := tensors.pop("embed_tokens.weight", None)) is not None:  # ids of prompts, including codes
+    if (table := tensors.pop("embed_tokens.weight", None)) is not None:  # one table for the ids of words and codes
         tensors["prompts.weight"] = table
         tensors["embed_tokens.weight"] = _token_rows(table, config)
     fill_draft(model, expand_norms(tensors, config.head_dim, config.num_heads), weights.path, has_bias=True)
@@ -70,16 +74,20 @@ def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.floa
 
 
 def fill_draft(model: DraftModel, tensors: Mapping[str, torch.Tensor], path: Path, has_bias: bool) -> DraftModel:
-    """Copy the tensors of a published draft model into a model of its sizes, in evaluation mode.
+    """Copy the tensors of a published draft model into a model of the same sizes.
 
     Args:
         model: the model, changed in place.
         tensors: tensors by published name.
         path: the file, for error messages.
-        has_bias: whether the file's fc layer has a bias. If not, the model's bias becomes 0.
+        has_bias: whether the published linear layer `fc` has a bias. If not, the model's bias becomes 0.
+
+    Returns:
+        The model, in evaluation mode.
 
     Raises:
-        ValueError: as in `copy_tensors`.
+        ValueError: a tensor is missing, is unexpected, has another shape than its parameter, or holds no floating-point
+            numbers.
     """
     parameters = map_draft_parameters(model, has_bias)
     copy_tensors(tensors, parameters, path)
@@ -93,14 +101,17 @@ def fill_draft(model: DraftModel, tensors: Mapping[str, torch.Tensor], path: Pat
 
 
 def map_draft_parameters(model: DraftModel, has_bias: bool) -> dict[str, torch.Tensor]:
-    """Map each tensor name of a published draft model to the parameter that it fills.
+    """Map each tensor name of a published draft model to the parameter that the tensor fills.
 
-    fc.weight holds two matrices of the model side by side. It is mapped to a concatenated copy of them, and who reads a
-    file splits that tensor.
+    The published fc.weight consists of two parameters of the model side by side. It is therefore mapped to a
+    concatenated copy of them. After filling the copy, the caller must split it, as `fill_draft` does.
 
     Args:
         model: the draft model.
-        has_bias: whether the published fc has a bias.
+        has_bias: whether the published linear layer `fc` has a bias.
+
+    Returns:
+        Parameters, or slices of them, by published name.
     """
     state = model.state_dict()
     parameters = {
@@ -113,17 +124,18 @@ def map_draft_parameters(model: DraftModel, has_bias: bool) -> dict[str, torch.T
 
 
 def find_embedding(model: DraftModel, target: Path | str) -> str | None:
-    """Find the matrix of a target from which a draft model's token embedding was copied.
+    """Find out which matrix of the target was copied as the draft model's token embedding.
 
-    The copy may differ from the matrix by the rounding of a half precision. The authors' training copies the head if
-    the target is one file, and the token embedding if it is in shards.
+    The copy may differ from the matrix by rounding to a half-precision dtype. The LANTERN authors' training copies the
+    head if the target is in one file, and the token embedding if it is in several files.
 
     Args:
         model: the draft model.
         target: file of the target, in Lantern's layout.
 
     Returns:
-        "token_embedding.weight" or "head.weight". None if the draft model belongs to another target.
+        "token_embedding.weight" or "head.weight". None if neither was copied, so that the draft model belongs to
+        another target.
     """
     embedding = model.token_embedding.weight.detach().float()
     with safe_open(target, framework="pt") as file:
@@ -135,7 +147,16 @@ def find_embedding(model: DraftModel, target: Path | str) -> str | None:
 
 
 def _llamagen_config(weights: WeightFile, target: TargetConfig, sizes: Mapping[str, int]) -> DraftConfig:
-    """Return the sizes of a draft model for LlamaGen: the target's, after config.json was compared with them."""
+    """Return the sizes of a draft model for LlamaGen, after comparing config.json with the target's sizes.
+
+    Args:
+        weights: tensors and config.json of the draft model.
+        target: sizes of the target.
+        sizes: expected values of those keys of config.json that draft models for all targets have.
+
+    Raises:
+        ValueError: a value in config.json differs, or the draft model is for class prompts.
+    """
     input_type = weights.setting("input_type", str)
     if input_type == "c2i":
         raise ValueError(
@@ -172,24 +193,33 @@ def _check(weights: WeightFile, key: str, expected: object, found: object) -> No
 
 
 def _is_chameleon(weights: WeightFile) -> bool:
-    """Return whether queries and keys are normalised."""
+    """Return whether a draft model belongs to Chameleon, in which queries and keys are normalised."""
     return any(".q_norm." in name for name in weights.tensors)
 
 
 def _token_rows(table: torch.Tensor, config: DraftConfig) -> torch.Tensor:
-    """Return the rows of the codes and then of the line end, from a table of Chameleon's whole vocabulary."""
+    """Return the embeddings of the codes, and of the line-end token if there is one.
+
+    Args:
+        table: embeddings of Chameleon's whole vocabulary, (ids, dim).
+        config: sizes of the draft model.
+
+    Returns:
+        The rows of the table that belong to these tokens, (vocab, dim).
+    """
     codes = table[FIRST_CODE : FIRST_CODE + config.num_codes]
     return codes if config.line_end is None else torch.cat([codes, table[config.line_end :][:1]])
 
 
 def _pair_neighbours(parameters: Mapping[str, torch.Tensor], head_dim: int) -> None:
-    """Reorder the channels of queries and keys so that channels that are rotated together are adjacent, in place.
+    """Reorder the channels of queries and keys for Lantern's rotary embedding, in place.
 
-    In published layouts they are half a head apart.
+    A rotary embedding rotates pairs of channels. The two channels of a pair are half a head apart in published layouts,
+    and adjacent in Lantern's.
 
     Args:
-        parameters: parameters by published name.
-        head_dim: channels of a head.
+        parameters: parameters by published name. Only those of queries and keys are changed.
+        head_dim: number of channels of a head.
     """
     for name, parameter in parameters.items():
         if found := re.search(r"\.[qk]_(proj|norm)\.", name):

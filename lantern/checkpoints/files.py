@@ -1,4 +1,7 @@
-"""Published weight files: PyTorch pickles and safetensors, in one file or in several. No code in a file is executed."""
+"""Functions that read published weight files: PyTorch pickles and safetensors, in one or several files.
+
+Code in a file is never executed.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,16 @@ from lantern.io import check_finite, open_tensors, read_json
 
 T = TypeVar("T", int, float, str)
 
-_TOP_LEVEL_KEYS = ("model", "module", "state_dict")  # plain or DDP training, DeepSpeed, everything else
+_TOP_LEVEL_KEYS = ("model", "module", "state_dict")  # of plain or DDP training, of DeepSpeed, and of other programs
 _NAMES = [f"{stem}{ending}" for stem in ("model.safetensors", "pytorch_model.bin") for ending in ("", ".index.json")]
 PIPELINE_MODEL = "vision_language_encoder"  # folder of the model in a diffusers pipeline such as GLM-Image's
 _SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"}
 _POSITION_TABLE = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|freqs_cis)")
-# Messages of PyTorch's restricted unpickler about something that it would have to call, with the name if it gives one.
+# Messages of PyTorch's restricted unpickler about a function or class that it refuses to call. The group matches its
+# name, which some of the messages lack.
 _FOREIGN_CODE = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)|call reduce|Can only (?:build|create)")
-# Classes of values that training may store with the weights. They are not read, so that no constructor runs.
+# Classes of values that a training program may store with the weights. Lantern does not need them, and replaces them by
+# `_Inert` objects, so that none of their constructors runs.
 _INERT_NAMES = (
     *("numpy.dtype", "numpy.ndarray", "datetime.datetime", "datetime.timedelta"),
     *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("scalar", "_reconstruct")),
@@ -47,10 +52,10 @@ class WeightFile:
     """The content of a published file or folder.
 
     Attributes:
-        path: file of the weights, or of their index.
+        path: file of the weights. If the weights are in several files, their index.
         tensors: tensors by published name.
-        settings: content of the config.json in the same folder, or None.
-        args: command line of the training, if the file has it.
+        settings: content of the config.json in the same folder. None if there is none.
+        args: arguments of the training program. Empty if they are not in the file.
     """
 
     path: Path
@@ -60,19 +65,19 @@ class WeightFile:
 
     @property
     def settings_path(self) -> Path:
-        """The path at which config.json is, or should be."""
+        """Path of the config.json in the folder of the weights, whether it exists or not."""
         return self.path.parent / "config.json"
 
     def setting(self, key: str, kind: type[T] = int, default: T | None = None) -> T:
-        """Return a value of config.json, which is a text or a number above 0.
+        """Return a value of config.json, which must be a string or a number above 0.
 
         Args:
             key: key of config.json.
-            kind: type of the value.
-            default: value if the key is missing.
+            kind: type of the value: int, float or str.
+            default: value if the key is missing. If it is None, the key is required.
 
         Raises:
-            ValueError: the value is something else, or the key is missing and there is no default.
+            ValueError: the value has another type or is a number <= 0. Or the key is missing, and there is no default.
             FileNotFoundError: there is no config.json.
         """
         if self.settings is None:
@@ -91,7 +96,7 @@ class WeightFile:
         return kind(value)
 
     def require(self, *names: str) -> None:
-        """Check that there are tensors of these names.
+        """Check that the file holds tensors of these names.
 
         Raises:
             ValueError: one of them is missing.
@@ -102,19 +107,20 @@ class WeightFile:
 
 
 def read_weights(path: Path) -> WeightFile:
-    """Read the weights in a file or folder.
+    """Read the weights in a file or folder, and the config.json in the same folder.
 
-    The prefix "module.", which DistributedDataParallel adds to all names, is removed. Position tables are left out,
-    since a model computes them.
+    If all names begin with "module.", which DistributedDataParallel adds, this prefix is removed. Tables of the rotary
+    embedding are left out, since the models compute them.
 
     Args:
-        path: a pickle (`.pt`, `.pth`, `.bin`), a safetensors file, the index of a sharded one, or a folder with one of
-            these.
+        path: a pickle (`.pt`, `.pth`, `.bin`), a safetensors file, the index of several files (`.index.json`), or a
+            folder with one of these.
 
     Raises:
-        FileNotFoundError: the file or folder does not exist, it holds no weights, or a shard is missing.
+        FileNotFoundError: the file or folder does not exist, the folder holds no weights, or a file of the index is
+            missing.
         ValueError: there are several weight files, a file is truncated or damaged, a pickle holds code or something
-            other than weights, or numbers are not finite.
+            other than weights, or weights are not finite.
     """
     file = find_weights(path)
     result = WeightFile(file, {})
@@ -134,7 +140,11 @@ def read_weights(path: Path) -> WeightFile:
 
 
 def find_weights(path: Path) -> Path:
-    """Return the weight file in a folder, or the path itself if it is a file.
+    """Return the path of the weight file in a folder, or the path itself if it is a file.
+
+    Args:
+        path: a file, or a folder with one weight file. In the folder of a diffusers pipeline, the weights in its folder
+            `vision_language_encoder` are found.
 
     Raises:
         FileNotFoundError: the path does not exist, or the folder holds no weights.
@@ -160,17 +170,17 @@ def find_weights(path: Path) -> Path:
 
 
 def check_equal(path: Path, key: str, expected: object, found: object, name: str) -> None:
-    """Compare a value in a file with the model's value.
+    """Check that a value in a file equals the model's value.
 
     Args:
         path: the file.
         key: name of the value in the file.
         expected: the model's value.
         found: the file's value.
-        name: name of the model's value in the message.
+        name: name of the model's value, for the error message.
 
     Raises:
-        ValueError: they differ.
+        ValueError: the values differ.
     """
     if expected != found:
         raise ValueError(
@@ -180,14 +190,14 @@ def check_equal(path: Path, key: str, expected: object, found: object, name: str
 
 
 def load_pickle(path: Path) -> object:
-    """Read a file that `torch.save` wrote, in either of its formats.
+    """Read a file that `torch.save` wrote, in either of its formats: a zip archive, or a plain pickle.
 
-    Tensors of a zip archive are mapped into memory.
+    Tensors of a zip archive are mapped into memory, so that they are read only when they are used.
 
     Raises:
-        ValueError: the file is truncated or damaged, or would run code, like a TorchScript archive.
+        ValueError: the file is truncated or damaged, or reading it would run code, as for a TorchScript archive.
     """
-    is_zip = zipfile.is_zipfile(path)  # PyTorch's format since version 1.6, which can be mapped into memory
+    is_zip = zipfile.is_zipfile(path)  # PyTorch's default format since version 1.6; only it can be mapped into memory
     if is_zip:
         _check_members(path)
     # LlamaGen's training stores its command line, an argparse.Namespace of plain values.
@@ -210,7 +220,7 @@ def load_pickle(path: Path) -> object:
 
 
 class _Inert:
-    """A placeholder for a value that is not needed. It accepts any arguments and any state, and ignores them."""
+    """A placeholder for a value in a pickle that is not needed. It ignores all arguments and its state."""
 
     def __new__(cls, *arguments: object) -> _Inert:
         return super().__new__(cls)
@@ -223,13 +233,13 @@ class _Inert:
 
 
 def _check_members(path: Path) -> None:
-    """Compare each member of a zip archive with its checksum, and refuse TorchScript archives.
+    """Compare each file in a zip archive with its checksum, and refuse TorchScript archives.
 
-    PyTorch does not check the checksums of a file that it maps. A TorchScript archive is recognised by its table of
-    constants. Its code would run while it is loaded.
+    PyTorch does not verify the checksums of an archive that it maps into memory. A TorchScript archive holds code,
+    which would run while it is loaded. It is recognised by its table of constants, constants.pkl.
 
     Raises:
-        ValueError: the archive is damaged, or is a TorchScript archive.
+        ValueError: the archive is damaged, or it is a TorchScript archive.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -274,10 +284,13 @@ def _read_shards(index: Path) -> dict[str, torch.Tensor]:
 
 
 def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Read one weight file.
+    """Read one weight file, a pickle or a safetensors file.
 
     Returns:
-        (tensors by name, arguments of the training).
+        Two dictionaries: the tensors by name, and the arguments of the training program, which may be empty.
+
+    Raises:
+        ValueError: the file has another format, is damaged, or holds code or something other than weights.
     """
     with open(path, "rb") as file:
         start = file.read(16)
@@ -292,13 +305,19 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def _unwrap(path: Path, value: object) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Find the weights in the content of a pickle: all of it, or the entry of one of _TOP_LEVEL_KEYS.
+    """Find the weights in the content of a pickle.
+
+    They are either the whole content, or the entry under one of `_TOP_LEVEL_KEYS`, such as "model".
+
+    Args:
+        path: the file, for error messages.
+        value: content of the pickle.
 
     Returns:
-        (tensors by name, arguments of the training).
+        Two dictionaries: the tensors by name, and the arguments of the training program, which may be empty.
 
     Raises:
-        ValueError: there are no weights.
+        ValueError: there are no weights, or a value is not a tensor.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{path} should hold tensors by name, found a {type(value).__name__}")

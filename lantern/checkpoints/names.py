@@ -15,7 +15,8 @@ import torch
 from lantern.models.transformer import Layer
 
 FIRST_CODE = 4  # id of code 0 in Chameleon's vocabulary
-# The weights of a layer: Lantern's name, and the published weights that it holds, stacked along the first axis.
+# The weights of a layer: Lantern's name of each, and the names of the published weights that are stacked in it along
+# the first axis. ORIGINAL_LAYER has LlamaGen's names, LLAMA_LAYER those of transformers' Llama.
 ORIGINAL_LAYER = {
     "qkv": ("attention.wqkv",),
     "attention_out": ("attention.wo",),
@@ -34,7 +35,7 @@ LLAMA_LAYER = {
     "ffn_norm": ("post_attention_layernorm",),
 }
 
-# Patterns of Meta's names for Chameleon, and their replacements, applied in order, that give Hugging Face's names.
+# Patterns in Meta's names for Chameleon's tensors, and replacements. Applied in order, they give Hugging Face's names.
 META_CHAMELEON = {
     r"^(layers|norm)\.": r"model.\1.",
     r"^tok_embeddings\.": "model.embed_tokens.",
@@ -50,10 +51,14 @@ META_CHAMELEON = {
 
 
 def vq16_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Rename the tensors of the image tokenizer of Chameleon or of transformers' Janus to VQ-16's names.
+    """Rename the tensors of an image tokenizer to the names in VQ-16, LlamaGen's image tokenizer.
 
-    The tensors of the training losses are dropped. VQ-16 numbers the levels of its decoder from the lowest resolution,
-    like Janus. Chameleon numbers them from the highest.
+    The tensors belong to Chameleon's image tokenizer, or to Janus's in transformers. VQ-16 and Janus number the
+    resolution levels of the decoder from the lowest resolution. Chameleon numbers them from the highest. Its levels are
+    therefore renumbered. Tensors of the training losses are dropped.
+
+    Args:
+        tensors: tensors by published name.
     """
     levels = {found[1] for name in tensors if (found := re.match(r"encoder\.down\.(\d+)\.", name))}
     is_upward = len(levels) == 1 or "decoder.up.0.upsample.conv.weight" in tensors
@@ -74,7 +79,7 @@ def rename(tensors: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> dic
 
     Args:
         tensors: tensors by name.
-        names: patterns of names, and their replacements, applied in order.
+        names: regular expressions that match parts of names, and their replacements, applied in order.
     """
     found = dict(tensors)
     for pattern, name in names.items():
@@ -83,12 +88,17 @@ def rename(tensors: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> dic
 
 
 def map_layer_parameters(layer: Layer, prefix: str, names: Mapping[str, tuple[str, ...]]) -> dict[str, torch.Tensor]:
-    """Map each tensor name of a published layer to the parameter, or the slice of one, that it fills.
+    """Map each tensor name of a published layer to the parameter that the tensor fills.
+
+    If a parameter holds several published tensors, the name is mapped to a slice of the parameter.
 
     Args:
-        layer: the layer of a Lantern model.
-        prefix: published name of the layer.
-        names: published names of the weights, as in LLAMA_LAYER.
+        layer: layer of a Lantern model.
+        prefix: name of the layer in the published file, such as "layers.0".
+        names: published names of the weights, such as `LLAMA_LAYER`.
+
+    Returns:
+        Views of the parameters by published name.
     """
     parameters: dict[str, torch.Tensor] = {}
     for name, weight in layer.state_dict().items():
@@ -103,7 +113,19 @@ def map_layer_parameters(layer: Layer, prefix: str, names: Mapping[str, tuple[st
 
 
 def expand_norms(tensors: Mapping[str, torch.Tensor], head_dim: int, num_heads: int, num_kv_heads: int = 0) -> dict:
-    """Expand the norms of queries and keys that have one row for all heads, like Lumina-mGPT's, to one row per head."""
+    """Expand the norms of queries and keys to one row of weights per head.
+
+    Some models, such as Lumina-mGPT, have one row for all heads. Tensors of other shapes stay unchanged.
+
+    Args:
+        tensors: tensors by published name.
+        head_dim: number of channels of a head.
+        num_heads: number of query heads.
+        num_kv_heads: number of key/value heads. 0 if it is the number of query heads.
+
+    Returns:
+        All tensors by name. The expanded norms have the shape (heads, head_dim).
+    """
     found = dict(tensors)
     for name, value in tensors.items():
         if (part := re.search(r"\.([qk])_norm\.", name)) and value.numel() == head_dim:

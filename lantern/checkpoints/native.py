@@ -1,9 +1,14 @@
-"""Lantern's checkpoint layout: one safetensors file with the weights, the config and the kind of a model."""
+"""Lantern's checkpoint layout: one safetensors file with the weights of a model, its config and its kind.
+
+The kind is the name of the model's class, such as "draft_model".
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,12 +33,14 @@ _OTHER = "it belongs to another model or to other sizes than expected"
 
 
 def save_model(path: Path | str, model: StoredModel, metadata: Mapping[str, object] | None = None) -> None:
-    """Write a model into one file, atomically: its weights, its config and its kind.
+    """Write a model into one file, which holds its weights, its config and the name of its class.
+
+    The file appears only when it is complete.
 
     Args:
-        path: the file.
+        path: the file to write.
         model: the model.
-        metadata: further JSON values.
+        metadata: JSON values to store in the file besides the config, by name.
     """
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     save_tensors(path, state, {**(metadata or {}), "kind": model.kind, "config": asdict(model.config)})
@@ -49,12 +56,13 @@ def load_model(
     Args:
         path: the file.
         cls: class of the model.
-        dtype: dtype of the weights, except those named in `cls.wide`. None for the file's.
+        dtype: dtype of the weights. Weights whose names begin with a prefix in `cls.wide` are always float32. None
+            keeps the dtypes in the file.
         device: device of the model.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file is damaged, holds another kind of model, has weights that are not finite, or has tensors
+        ValueError: the file is damaged, holds a model of another class, has weights that are not finite, or has tensors
             that do not fit its config.
     """
     state, metadata = load_tensors(path)
@@ -66,16 +74,34 @@ def load_model(
     return load_weights(empty_model(cls, cls.config_class(**metadata["config"]), dtypes, device), state, path)
 
 
-def _drop_storage(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-    """Return a parameter without storage, which replaces a parameter that a module registers."""
-    return None if parameter is None else nn.Parameter(parameter.to("meta"))
+@contextmanager
+def _without_storage() -> Iterator[None]:
+    """Context manager: within its `with` block, new parameters of modules get no storage (device "meta").
+
+    This applies only to modules that this thread makes. PyTorch calls the hook in all threads, but in other threads the
+    hook changes nothing.
+    """
+    thread = threading.get_ident()
+
+    def drop_storage(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or threading.get_ident() != thread:
+            return None  # the parameter stays
+        return nn.Parameter(parameter.to("meta"))
+
+    hook = register_module_parameter_registration_hook(
+        drop_storage  # pyright: ignore[reportArgumentType]  torch's annotation lacks the hook's result
+    )
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 class _NoInitialisation(TorchFunctionMode):
-    """A mode that skips the functions of torch.nn.init.
+    """A mode in which calls of the functions in torch.nn.init do nothing.
 
-    On parameters without storage they do nothing, but they would import PyTorch's compiler, which takes 1.3 s and 150
-    MB.
+    On parameters without storage these functions have no effect anyway. But they would import PyTorch's compiler, which
+    takes 1.3 s and 150 MB.
     """
 
     def __torch_function__(
@@ -101,19 +127,13 @@ def empty_model(
     Args:
         cls: class of the model.
         config: sizes of the model.
-        dtype: dtype of all parameters, or dtypes by name, with float32 for names that are missing. Parameters whose
-            names begin with one of `cls.wide` are always float32.
+        dtype: dtype of all parameters, or a dtype for each name. Names without a dtype get float32. Parameters whose
+            names begin with a prefix in `cls.wide` are always float32.
         device: device of the model.
     """
-    # At first without storage and random numbers, which take gigabytes and seconds for a large model.
-    without_storage = register_module_parameter_registration_hook(
-        _drop_storage  # pyright: ignore[reportArgumentType]  torch's annotation lacks the hook's result
-    )
-    try:
-        with _NoInitialisation():
-            model = cls(config)
-    finally:
-        without_storage.remove()
+    # First make parameters without storage and random numbers, which take gigabytes and seconds for a large model.
+    with _without_storage(), _NoInitialisation():
+        model = cls(config)
     for name, parameter in list(model.named_parameters()):
         wanted = dtype if isinstance(dtype, torch.dtype) else dtype.get(name, torch.float32)
         wanted = torch.float32 if name.startswith(cls.wide) else wanted
@@ -124,7 +144,10 @@ def empty_model(
 
 
 def read_metadata(path: Path | str) -> dict[str, Any] | None:
-    """Return the metadata of a file in Lantern's layout, without reading its tensors. None for any other file."""
+    """Return the metadata of a file that `save_model` wrote, without reading its tensors.
+
+    The result is None for a file that has another layout, is damaged or does not exist.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
@@ -134,16 +157,28 @@ def read_metadata(path: Path | str) -> dict[str, Any] | None:
 
 
 def read_report(path: Path | str) -> dict[str, Any]:
-    """Return the further JSON values that `save_model` stored. Empty if the file has another layout."""
+    """Return the argument `metadata` of the call of `save_model` that wrote a file: JSON values by name.
+
+    The result is empty if the file has another layout.
+    """
     internal = ("kind", "config", CHECKSUM_KEY)
     return {name: value for name, value in (read_metadata(path) or {}).items() if name not in internal}
 
 
 def load_weights(model: Model, state: Mapping[str, torch.Tensor], path: Path | str) -> Model:
-    """Fill a model with the weights of a file and return it in evaluation mode.
+    """Copy the weights of a file into a model.
+
+    Args:
+        model: the model, changed in place.
+        state: tensors of the file, by the names of the model's parameters.
+        path: the file, for error messages.
+
+    Returns:
+        The model, in evaluation mode.
 
     Raises:
-        ValueError: as in `copy_tensors`.
+        ValueError: a tensor is missing, is unexpected, has another shape than its parameter, or holds no floating-point
+            numbers.
     """
     copy_tensors(state, model.state_dict(), path)
     return model.eval()
@@ -154,11 +189,12 @@ def copy_tensors(state: Mapping[str, torch.Tensor], parameters: Mapping[str, tor
 
     Args:
         state: tensors of the file by name.
-        parameters: parameters, or slices of them, by the same names.
+        parameters: parameters, or slices of them, by the same names. They are changed in place.
         path: the file, for error messages.
 
     Raises:
-        ValueError: a tensor has another shape, is missing, is unexpected, or does not hold floating-point numbers.
+        ValueError: a tensor is missing, is unexpected, has another shape than its parameter, or holds no floating-point
+            numbers.
     """
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     missing = [name for name in parameters if name not in state]

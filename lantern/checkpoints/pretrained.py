@@ -1,7 +1,8 @@
-"""Models of transformers' classes from their folders, including Chameleon in Meta's layout.
+"""Functions that read models of the package transformers from their folders, and Chameleon in Meta's layout.
 
-Lantern reads the weights itself, so that pickles run no code and a damaged file gives one clear sentence. Transformers
-provides the classes, the names of older files and the dtypes. No code of a repository is ever run.
+Lantern reads the weights itself, so that no code in a pickle runs and every damaged file leads to one clear error
+message. The package transformers provides the classes, the dtypes, and the names that tensors have in older files. No
+code of a model's repository is executed.
 """
 
 from __future__ import annotations
@@ -22,20 +23,23 @@ if TYPE_CHECKING:
 META_NORM = "layers.0.attention.q_normalization.weight"  # only Meta's files have this tensor
 _LETTERS = "ABCDEFGHIJ"
 _CHAMELEON = "ChameleonForConditionalGeneration"
-_SAME_WEIGHTS = {"ChameleonXLLMXForConditionalGeneration": _CHAMELEON}  # Lumina-mGPT's authors' class
+# The key is the class of Lumina-mGPT's authors, which has the same weights as the value.
+_SAME_WEIGHTS = {"ChameleonXLLMXForConditionalGeneration": _CHAMELEON}
 _UNUSED = (
     "model.vqmodel.",
     "model.vision_model.",
     "model.visual.",
     "model.aligner.",
-)  # parts of a model that do not generate images
+)  # prefixes of tensors that are not needed to generate image tokens
 
 
 def is_pretrained(weights: WeightFile) -> bool:
-    """Return whether config.json names a transformers class that generates images. False for LlamaGen.
+    """Return whether config.json names a transformers class that generates images.
+
+    The result is False for LlamaGen, for which transformers has no class.
 
     Raises:
-        ValueError: it names another class of transformers.
+        ValueError: config.json names a class that is not known to generate images.
     """
     name = class_of(weights)
     if name is None or (weights.settings or {}).get("input_type"):  # the LANTERN authors' LlamaGen
@@ -45,9 +49,10 @@ def is_pretrained(weights: WeightFile) -> bool:
 
 
 def read_config(weights: WeightFile) -> PreTrainedConfig:
-    """Make transformers' config from config.json.
+    """Make the config object of transformers from config.json.
 
-    If Chameleon's has no vocabulary, it gets the published ids of codes.
+    The config of a Chameleon model must state which ids are image codes (`vocabulary_map`). If it does not, the
+    published ids are added.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
@@ -73,11 +78,12 @@ def open_pretrained(weights: WeightFile, config: PreTrainedConfig, dtype: torch.
 
     Args:
         weights: the weights.
-        config: from `read_config`.
-        dtype: dtype of the weights.
+        config: config of the model, from `read_config`.
+        dtype: dtype of the weights. The head, and other parameters from which logits are computed, are float32.
 
     Raises:
-        ValueError: a tensor that generates images is missing, or has another shape than config.json states.
+        ValueError: a tensor that is needed to generate image tokens is missing, or has another shape than config.json
+            states.
     """
     import transformers
 
@@ -121,9 +127,12 @@ def open_pretrained(weights: WeightFile, config: PreTrainedConfig, dtype: torch.
 def complete_meta(weights: WeightFile, expected: TargetConfig) -> WeightFile:
     """Convert a Chameleon checkpoint from Meta's layout to Hugging Face's.
 
-    Config values that Meta's files lack are taken from `expected`.
+    The tensors are renamed, and the channels of queries and keys are reordered. A rotary embedding rotates pairs of
+    channels. The two channels of a pair are adjacent in Meta's layout, and half a head apart in Hugging Face's.
 
-    Channels that are rotated together are adjacent in Meta's layout, and half a head apart in Hugging Face's.
+    Args:
+        weights: the checkpoint in Meta's layout.
+        expected: sizes of the model. Config values that Meta's files lack are taken from it.
     """
     heads = expected.num_heads
     width = expected.head_dim
@@ -151,7 +160,11 @@ def complete_meta(weights: WeightFile, expected: TargetConfig) -> WeightFile:
 
 
 def _code_words(num_codes: int) -> dict[str, int]:
-    """Return the ids of Chameleon's words for image codes, which spell the code in letters, by word."""
+    """Return the ids of the words for image codes in Chameleon's vocabulary, by word.
+
+    A word consists of "IMGIMG", the digits of the code as letters with A for 0, and "Z". The word for code 13 is
+    "IMGIMGBDZ".
+    """
     digits = {code: "".join(_LETTERS[int(digit)] for digit in str(code)) for code in range(num_codes)}
     return {f"IMGIMG{letters}Z": FIRST_CODE + code for code, letters in digits.items()}
 
@@ -161,10 +174,10 @@ def _draws(name: str) -> bool:
 
 
 def _named_class(weights: WeightFile) -> str:
-    """Return the transformers class that reads the weights.
+    """Return the name of the transformers class that reads the weights.
 
     Raises:
-        ValueError: config.json names none.
+        ValueError: config.json names no class.
     """
     name = class_of(weights)
     if name is None:
@@ -173,6 +186,6 @@ def _named_class(weights: WeightFile) -> str:
 
 
 def class_of(weights: WeightFile) -> str | None:
-    """Return the transformers class that reads the weights, or None if config.json names none."""
+    """Return the name of the transformers class that reads the weights, or None if config.json names no class."""
     names = (weights.settings or {}).get("architectures")
     return _SAME_WEIGHTS.get(names[0], names[0]) if names and isinstance(names, list) else None

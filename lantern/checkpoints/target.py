@@ -1,8 +1,13 @@
-"""Targets from files: Lantern's, and published ones in several layouts.
+"""Functions that read target models, in Lantern's layout or in a published one.
 
-The published layouts are LlamaGen for captions and for classes (in the original layout or in the LANTERN authors'
-Hugging Face layout), models of transformers' classes, and Chameleon in Meta's layout. A file is compared with the
-expected sizes before a model is made from it.
+The published layouts are these:
+
+- LlamaGen for captions or for classes, in LlamaGen's original layout
+- LlamaGen for captions, in the LANTERN authors' Hugging Face layout
+- models of the package transformers
+- Chameleon in Meta's layout
+
+The sizes in a file are compared with the expected sizes before a model is made from it.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from lantern.models.config import COMPARED_SIZES, LLAMAGEN_SIZES, TargetConfig
 from lantern.models.families import FAMILIES
 from lantern.models.target import Target, TargetModel
 
-# Names of COMPARED_SIZES in config.json.
+# Names in config.json of those COMPARED_SIZES that have another name there.
 _JSON_NAMES = {
     "dim": "hidden_size",
     "num_layers": "num_hidden_layers",
@@ -38,7 +43,7 @@ _JSON_NAMES = {
     "grid": "block_size",
     "num_text_tokens": "cls_token_num",
 }
-_CLASSES = "cls_embedding.embedding_table.weight"  # only in targets for classes; the null class is the last row
+_CLASSES = "cls_embedding.embedding_table.weight"  # only in targets for classes; its last row embeds the null class
 _NULL_CAPTION_ROWS = 120  # LlamaGen's null caption has this length, whatever the model's number of prompt positions
 _KINDS: dict[str, type[TransformersTarget] | type[TargetModel]] = {TransformersTarget.kind: TransformersTarget}
 
@@ -46,19 +51,20 @@ log = logging.getLogger(__name__)
 
 
 def read_target(path: Path, expected: TargetConfig, dtype: torch.dtype = torch.float32, family: str = "") -> Target:
-    """Read a target in any layout, in evaluation mode.
+    """Read a target in any layout, in evaluation mode. The layout is recognised from the files.
 
-    The layout is recognised from the files. Values that `expected` cannot know (norm eps, base of the rotary table,
-    width of the feed-forward part) are read from the file or from its config.json.
+    `expected` need not have the right eps of the norms, base of the rotary embedding and width of the feed-forward
+    layers. If the file or its config.json states these values, they replace the values in `expected`.
 
     Args:
-        path: file or folder.
-        expected: sizes of the model.
-        dtype: dtype of all weights, except those in `wide` of the model's class.
-        family: key of FAMILIES, for a transformers model.
+        path: the file or folder.
+        expected: expected sizes of the model.
+        dtype: dtype of the weights. Weights whose names begin with a prefix in `wide` of the model's class are float32.
+        family: key of `FAMILIES`, such as "janus", if the model belongs to the package transformers. Not needed for
+            other models.
 
     Raises:
-        FileNotFoundError: a file is missing. The message names it.
+        FileNotFoundError: the file or its config.json is missing.
         ValueError: the file is damaged, holds another model, or has other sizes than expected.
     """
     file = find_weights(path)
@@ -73,13 +79,36 @@ def read_target(path: Path, expected: TargetConfig, dtype: torch.dtype = torch.f
 
 
 def load_target(path: Path | str, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Target:
-    """Read a target in Lantern's layout, of either class. See `load_model`."""
+    """Read a target that `save_model` wrote, in evaluation mode. Its class is found in the file.
+
+    Args:
+        path: the file.
+        dtype: dtype of the weights. None keeps the dtypes in the file.
+        device: device of the model.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is damaged, or holds no target.
+    """
     kind = (read_metadata(path) or {}).get("kind", "")
     return load_model(path, _KINDS.get(kind, TargetModel), dtype, device)
 
 
 def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.dtype, family: str) -> Target:
-    """Read a transformers model, whose file states all sizes except those of the grid and the prompt."""
+    """Read a target that is a model of the package transformers.
+
+    Its config.json states all sizes except those of the image grid and of the prompt, which are taken from `expected`.
+
+    Args:
+        weights: weights and config.json of the model.
+        expected: expected sizes of the model.
+        dtype: dtype of the weights.
+        family: key of `FAMILIES`, such as "janus".
+
+    Raises:
+        ValueError: the family is not in `FAMILIES`, the model is of another class, or its sizes differ from the
+            expected ones.
+    """
     if family not in FAMILIES:
         check_equal(weights.path, "what it is prompted with", "captions", "ids of tokens", "text encoder")
     wanted = FAMILIES[family].model_class
@@ -98,10 +127,16 @@ def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.d
 
 
 def load_native(file: Path, cls: type[Stored], target: TargetConfig, dtype: torch.dtype) -> Stored:
-    """Read a target or a draft model in Lantern's layout.
+    """Read a target or a draft model in Lantern's layout, in evaluation mode.
+
+    Args:
+        file: the file.
+        cls: class of the model.
+        target: expected sizes of the target. A draft model must have been made for a target of these sizes.
+        dtype: dtype of the weights.
 
     Raises:
-        ValueError: its sizes differ from those of `target`.
+        ValueError: the model does not fit the sizes in `target`, or the file cannot be read, see `load_model`.
     """
     model = load_model(file, cls, dtype)
     for name in (*COMPARED_SIZES, "num_prompt_ids"):
@@ -127,11 +162,16 @@ def _read_llamagen(weights: WeightFile, expected: TargetConfig, dtype: torch.dty
 
 
 def map_target_parameters(model: TargetModel, is_hugging_face: bool) -> dict[str, torch.Tensor]:
-    """Map each tensor name of a published LlamaGen target to the parameter, or the slice of one, that it fills.
+    """Map each tensor name of a published LlamaGen target to the parameter that the tensor fills.
+
+    If a parameter holds several published tensors, the name is mapped to a slice of the parameter.
 
     Args:
         model: the target.
-        is_hugging_face: whether names are those of the LANTERN authors' Hugging Face layout, not LlamaGen's.
+        is_hugging_face: whether the names are those of the LANTERN authors' Hugging Face layout, not LlamaGen's own.
+
+    Returns:
+        Views of the parameters by published name.
     """
     prefix, table, head = ("model.", "embed_tokens", "lm_head") if is_hugging_face else ("", "tok_embeddings", "output")
     state = model.state_dict()
@@ -156,7 +196,15 @@ def map_target_parameters(model: TargetModel, is_hugging_face: bool) -> dict[str
 
 
 def _read_config(weights: WeightFile, expected: TargetConfig) -> TargetConfig:
-    """Return the sizes in config.json, after comparing them with the expected ones."""
+    """Return the sizes of a LlamaGen target in Hugging Face's layout, after comparing them with the expected sizes.
+
+    Args:
+        weights: weights and config.json of the target.
+        expected: expected sizes of the target.
+
+    Raises:
+        ValueError: a size in config.json differs, or the target does not read captions.
+    """
     if (input_type := weights.setting("input_type", str)) != "t2i":
         raise ValueError(
             f"{weights.settings_path}: input_type should be t2i (a target that reads captions), found {input_type}"
@@ -175,13 +223,18 @@ def _read_config(weights: WeightFile, expected: TargetConfig) -> TargetConfig:
 
 
 def _check_original(weights: WeightFile, expected: TargetConfig) -> None:
-    """Compare the information in an original LlamaGen file with the expected model.
+    """Check that an original LlamaGen file holds the expected model.
 
-    This is necessary because different models have tensors of the same names and shapes: models for captions or
-    classes, models of stage 1 (256 pixels) or 2 (512), and models with any number of heads.
+    Tensors of the same names and shapes occur in different models: in models of stage 1 (256 pixels) and stage 2 (512
+    pixels), and in models with different numbers of heads. The check therefore also uses the name of the file, and the
+    arguments of the training program if they are in the file.
+
+    Args:
+        weights: content of the file.
+        expected: expected sizes of the model.
 
     Raises:
-        ValueError: they differ.
+        ValueError: the file holds another model.
     """
     wanted, found = ("classes" if ids else "captions" for ids in (expected.num_prompt_ids, _CLASSES in weights.tensors))
     check_equal(weights.path, "what it is prompted with", wanted, found, "text encoder")

@@ -1,4 +1,4 @@
-"""Image tokenizers from files: Lantern's, VQ-16, Chameleon's, and those inside models of transformers."""
+"""Functions that read image tokenizers: VQ-16, Lantern's, Chameleon's, Emu3's, and those in models of transformers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lantern.models.image_tokenizer import ImageTokenizer
 from lantern.models.vq16 import VQ16, VQ16Config
 
 ImageModel = ImageTokenizer | VQ16 | Emu3Tokenizer | CodeColours
-_PREFIXES = ("model.vqmodel.", "vqmodel.")  # of names inside transformers models
+_PREFIXES = ("model.vqmodel.", "vqmodel.")  # of the names of a tokenizer's tensors in a transformers model
 
 
 class _Sizes(TypedDict):
-    """Fields that the configs of both convolutional tokenizers share."""
+    """Config fields that both convolutional image tokenizers have, VQ-16 and Emu3's."""
 
     grid: int
     codebook_size: int
@@ -31,21 +31,21 @@ class _Sizes(TypedDict):
 
 
 def load_tokenizer(path: Path | str) -> ImageModel:
-    """Read an image tokenizer of any class in Lantern's layout, in evaluation mode."""
+    """Read an image tokenizer of any class that `save_model` wrote, in evaluation mode."""
     kinds = {kind.kind: kind for kind in (ImageTokenizer, VQ16, Emu3Tokenizer, CodeColours)}
     return load_model(path, kinds.get((read_metadata(path) or {}).get("kind", ""), ImageTokenizer))
 
 
 def read_tokenizer(path: Path, sizes: ImageSettings) -> ImageModel:
-    """Read an image tokenizer of any layout, in evaluation mode and float32.
+    """Read an image tokenizer in any layout, in evaluation mode and float32.
 
     Args:
-        path: file or folder.
-        sizes: expected sizes, with which the file is compared.
+        path: the file or folder.
+        sizes: expected sizes.
 
     Raises:
         FileNotFoundError: the file is missing.
-        ValueError: the file is damaged, holds something else, or has other sizes.
+        ValueError: the file is damaged, does not hold an image tokenizer, or has other sizes than expected.
     """
     file = find_weights(path)
     is_native = read_metadata(file) is not None
@@ -57,11 +57,16 @@ def read_tokenizer(path: Path, sizes: ImageSettings) -> ImageModel:
 
 
 def read_image_tokenizer(path: Path, image_size: int) -> ImageModel:
-    """Read a published image tokenizer for images of `image_size` pixels.
+    """Read an image tokenizer in a published layout, in evaluation mode.
+
+    Args:
+        path: the file or folder.
+        image_size: side of an image in pixels.
 
     Raises:
-        FileNotFoundError: as in `read_tokenizer`.
-        ValueError: as in `read_tokenizer`.
+        FileNotFoundError: the file is missing.
+        ValueError: the file is damaged or holds no image tokenizer, or the image size is not a multiple of the side of
+            a code in pixels.
     """
     return make_image_tokenizer(read_weights(path), image_size)
 
@@ -70,13 +75,15 @@ def make_image_tokenizer(weights: WeightFile, image_size: int | None = None, gri
     """Make an image tokenizer from published weights, in evaluation mode. Its sizes are read from the tensors.
 
     Args:
-        weights: weights of VQ-16, of Chameleon's or Emu3's tokenizer, or of a transformers model. A tokenizer that can
-            only encode images (Chameleon, GLM-Image) becomes `CodeColours`.
-        image_size: side of an image in pixels, if `grid` is not given.
+        weights: weights of VQ-16, of Chameleon's or Emu3's tokenizer, or of a transformers model. If a transformers
+            model has no image decoder (Chameleon, GLM-Image), the result is `CodeColours`, which shows codes as
+            colours.
+        image_size: side of an image in pixels. Needed if `grid` is not given.
         grid: side of an image in codes.
 
     Raises:
-        ValueError: the weights belong to something else, or the image size is not a multiple of the pixels of a code.
+        ValueError: the weights belong to something else, both sizes are missing, or the image size is not a multiple of
+            the side of a code in pixels.
     """
     found = weights.tensors
     prefix = next((prefix for prefix in _PREFIXES if f"{prefix}quantize.embedding.weight" in found), "")
@@ -112,7 +119,16 @@ def _make_emu3(weights: WeightFile, image_size: int | None, grid: int | None) ->
 
 
 def _side_of(image_size: int | None, grid: int | None, pixels: int) -> int:
-    """Return the side of an image in codes: `grid` if it is given, else `image_size` over the pixels of a code."""
+    """Return the side of an image in codes: `grid` if it is given, else the image size divided by the code size.
+
+    Args:
+        image_size: side of an image in pixels, or None.
+        grid: side of an image in codes, or None.
+        pixels: side of a code in pixels.
+
+    Raises:
+        ValueError: both sizes are missing.
+    """
     if grid:
         return grid
     if image_size is None:
@@ -121,13 +137,18 @@ def _side_of(image_size: int | None, grid: int | None, pixels: int) -> int:
 
 
 def _sizes(weights: WeightFile, blocks: str, image_size: int | None, grid: int | None) -> _Sizes:
-    """Return the sizes that the configs of both convolutional tokenizers share, read from the tensors.
+    """Read the sizes of a convolutional image tokenizer from its tensors.
 
     Args:
         weights: the weights.
-        blocks: name of the encoder's blocks at a level, with {} for the level.
-        image_size: side of an image in pixels, if `grid` is not given.
+        blocks: prefix of the names of the encoder's blocks at one resolution level, with {} in place of the number of
+            the level. An example is "encoder.conv_blocks.{}.res.".
+        image_size: side of an image in pixels. Needed if `grid` is not given.
         grid: side of an image in codes.
+
+    Raises:
+        ValueError: a tensor is missing, both sizes are missing, or the image size is not a multiple of the side of a
+            code in pixels.
     """
     pattern = blocks.replace(".", r"\.").replace("{}", r"(\d+)") + r"(\d+)\.conv1\.weight"
     found = [match for name in weights.tensors if (match := re.fullmatch(pattern, name))]

@@ -1,4 +1,4 @@
-"""The interface of all drafters, and the drafter of autoregressive decoding."""
+"""The interface of all drafters, and the drafter of autoregressive decoding, which has no drafts."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ from lantern.sampling import SamplingConfig
 from lantern.step import Outcome, Prefill, Proposal
 from lantern.tree_shapes import DynamicTreeOptions
 
-State = TypeVar("State")  # the data that a drafter keeps of a batch of images
+State = TypeVar("State")  # the data that a drafter keeps about a batch of images
 
 
 class Drafter(Generic[State]):
-    """The base class of all drafters, which fill a tree of drafts in every step.
+    """The base class of all drafters, which propose a tree of drafts in every step.
 
-    The data of a batch of images is in a separate state, whose tensors are changed in place and keep their addresses.
+    A drafter keeps its data about a batch of images in a separate state object. Each image has one row of the state's
+    tensors. These tensors are changed in place and never move in memory, so that a CUDA graph can use them.
 
-    A custom class may declare `trees`, `parameters`, `is_sampled` and so on, which are described in
-    `lantern.methods.DraftsRow`.
+    A custom class may declare the class attributes `trees`, `parameters`, `is_sampled` and others, which are described
+    in `lantern.methods.DraftsRow`.
 
     Attributes:
         tree: the static tree, or the options of the dynamic one.
-        max_depth: length of the longest path of drafts, 0 if only the root is proposed. A step emits at most one token
+        max_depth: length of the longest path of drafts. 0 if only the root is proposed. A step emits at most one token
             more.
-        noise_streams: names of the noise that the drafter reads, besides the target's.
-        keeps_probs: whether proposals hold `draft_probs` even if the verifier does not need them. `with_draft_probs`
-            sets it. A drafter that does not know the distributions ignores it.
-        verifier: decides which drafts are accepted. None for the verifier of the method's acceptance.
+        noise_streams: names of the streams of random numbers that the drafter reads, in addition to the stream
+            "target".
+        keeps_probs: whether proposals hold the distributions `draft_probs` even if the verifier does not need them.
+            `with_draft_probs` sets it. A drafter that cannot compute these distributions ignores it.
+        verifier: decides which drafts are accepted. None if the method's acceptance makes the verifier.
     """
 
     tree: DraftTree | DynamicTreeOptions
@@ -45,28 +47,41 @@ class Drafter(Generic[State]):
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter[State]:
-        """Make the drafter of a method."""
+        """Make the drafter of a method.
+
+        Args:
+            models: the target, and the draft model if the method needs one.
+            spec: the method, with its tree and its parameters.
+            sampling: temperature, filters and guidance.
+        """
         raise NotImplementedError
 
     def with_draft_probs(self) -> Drafter[State]:
-        """Return a copy whose proposals hold the distributions of the drafts, for a measurement."""
+        """Return a copy of the drafter whose proposals always hold the distributions of the drafts.
+
+        Measurements need these distributions even if the verifier does not.
+        """
         other = copy(self)
         other.keeps_probs = True
         return other
 
     def allocate(self, num_rows: int, noise: NoiseField) -> State:
-        """Make the state of `num_rows` images that have no prompts yet.
+        """Make the state of a batch of images that have no prompts yet.
 
-        A drafter without a state returns None.
+        By default a drafter has no state and returns None.
+
+        Args:
+            num_rows: number of images in the batch.
+            noise: random numbers of the images, from which a drafter may sample drafts.
         """
         return None  # type: ignore[return-value]
 
     def fill(self, state: State, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Prepare the state for new prompts.
+        """Prepare the state for new prompts. By default nothing is done.
 
         Args:
             state: the state, changed in place.
-            rows: batch rows of the prompts, int64 (prompts,).
+            rows: indices in the batch at which the new images are generated, int64 (prompts,).
             prefill: the target's outputs for the prompts.
         """
 
@@ -74,24 +89,24 @@ class Drafter(Generic[State]):
         """Return a tree filled with drafts.
 
         Args:
-            state: the state.
+            state: the state of the drafter.
             root: last emitted token of each image, int64 (batch, 1).
             lengths: number of emitted tokens of each image, int64 (batch,).
         """
         raise NotImplementedError
 
     def observe(self, state: State, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Update the state with the outcome of a step.
+        """Update the state with the outcome of a step. By default nothing is done.
 
         Args:
             state: the state, changed in place.
-            outcome: the target's decisions about the proposal.
-            lengths: number of tokens that were emitted before the step, the same as in `propose`.
+            outcome: result of the verification, with the target's scores and the emitted tokens.
+            lengths: number of tokens of each image before the step, the same as in `propose`, int64 (batch,).
         """
 
 
 class NoDrafter(Drafter[None]):
-    """The drafter of autoregressive decoding, which proposes only the root."""
+    """The drafter of autoregressive decoding. Its tree consists of the root, which is not a draft."""
 
     max_depth = 0
 
@@ -100,22 +115,22 @@ class NoDrafter(Drafter[None]):
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> NoDrafter:
-        """Make the drafter on the target's device."""
+        """Make the drafter on the target's device, see `Drafter.make`."""
         return cls(models.target.device)
 
     def propose(self, state: None, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return the root."""
+        """Return a tree that holds only the root, see `Drafter.propose`."""
         return Proposal(root, self.tree)
 
 
 def best_codes(keys: torch.Tensor, k: int) -> torch.Tensor:
-    """Return the k codes with the largest keys, int64 (..., k).
+    """Return the k codes with the largest scores, largest first, int64 (..., k).
 
-    -1 marks a missing code, if the filters left fewer than k.
+    -1 marks a missing code, if the filters left fewer than k codes.
 
     Args:
-        keys: (..., vocab), -inf for codes that were filtered out.
-        k: number of codes.
+        keys: scores of the codes, (..., vocab). -inf for codes that were filtered out.
+        k: number of codes to return.
     """
     if k == 1:
         return keys.argmax(-1, keepdim=True)

@@ -1,10 +1,11 @@
-"""EAGLE's drafts, which a draft model makes from the target's hidden states.
+"""EAGLE's drafters, whose draft model predicts tokens from the target's hidden states.
 
-Each step has a *catch-up pass* of the draft model over the newly accepted tokens, then one pass per level of the tree.
+In each step, a *catch-up pass* runs the draft model over the tokens that the previous step emitted. Then the draft
+model runs once for each further level of the draft tree.
 
 There are three kinds of drafts. "top" drafts are the most probable tokens. "sampled" drafts are sampled without
-replacement, with separate noise. "coupled" drafts are sampled with the target's noise, so that both models tend to
-choose the same token. At temperature 0 all three are "top".
+replacement, with noise that only the draft model uses. "coupled" drafts are sampled with the same noise as the target's
+tokens, so that both models tend to choose the same token. At temperature 0 all three kinds are "top".
 """
 
 from __future__ import annotations
@@ -35,15 +36,18 @@ Choose = Callable[[int, torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 @dataclass
 class EagleState:
-    """The state of an EAGLE drafter: the draft model's cache, and the emitted tokens that it has not processed yet.
+    """The state of an EAGLE drafter: the draft model's cache, and the tokens that it has not processed yet.
+
+    `most_pending` is the largest number of tokens that one step emits. branches = 1, or 2 with classifier-free
+    guidance.
 
     Attributes:
         cache: the draft model's key/value cache.
-        noise: noise of the images.
-        tokens: tokens that the draft model has not processed, int64 (batch, most_pending). Entries from `counts` on
-            have no meaning.
+        noise: random numbers of the images, from which "sampled" and "coupled" drafts are sampled.
+        tokens: emitted tokens that the draft model has not processed, int64 (batch, most_pending). Only the first
+            `counts` entries of an image have a meaning.
         hidden: the target's hidden states that predicted these tokens, (branches, batch, most_pending, dim).
-        counts: number of these tokens, int64 (batch,), at least 1.
+        counts: number of these tokens per image, int64 (batch,), at least 1.
     """
 
     cache: KVCache
@@ -54,15 +58,15 @@ class EagleState:
 
 
 class EagleDrafter(Drafter[EagleState]):
-    """Fills trees with drafts of a draft model.
+    """The drafter that fills a static or dynamic tree with drafts of a draft model.
 
     Args:
         draft: the draft model.
-        target: the target model, for its head and its layout.
-        drafts: "top", "sampled" or "coupled".
+        target: the target model, for its head and its sizes.
+        drafts: kind of drafts: "top" (most probable tokens), "sampled", or "coupled" (sampled with the target's noise).
         tree: the static tree, or the options of the dynamic one.
         sampling: temperature, filters and guidance of the target and of the draft model.
-        most_pending: largest number of tokens that a step emits. By default the length of the longest path of drafts
+        most_pending: largest number of tokens that a step emits. None means the length of the longest path of drafts
             plus 1.
     """
 
@@ -101,7 +105,11 @@ class EagleDrafter(Drafter[EagleState]):
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> EagleDrafter:
-        """See `Drafter`."""
+        """Make the drafter of a method, see `Drafter.make`.
+
+        Raises:
+            ValueError: there is no draft model.
+        """
         if isinstance(spec.tree_shape, DynamicTreeOptions):
             tree = spec.tree_shape
         else:
@@ -109,7 +117,7 @@ class EagleDrafter(Drafter[EagleState]):
         return cls(models.require_draft(spec.label), models.target, spec.drafts, tree, sampling)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> EagleState:
-        """See `Drafter`."""
+        """Make the state of a batch of images that have no prompts yet, see `Drafter.allocate`."""
         device = self.target.device
         dim = self.draft.config.dim
         branches = 1 + self.sampling.is_guided
@@ -124,7 +132,7 @@ class EagleDrafter(Drafter[EagleState]):
         )
 
     def fill(self, state: EagleState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Run new prompts through the draft model."""
+        """Run the draft model over new prompts, and store their keys and values in its cache, see `Drafter.fill`."""
         n = self.num_text_rows
         if n > 0:  # 0 for a class prompt, whose only hidden state belongs to image token 0
             ids = None if prefill.ids is None else prefill.ids[:, :, 1:]
@@ -139,10 +147,12 @@ class EagleDrafter(Drafter[EagleState]):
     ) -> Proposal:
         """Run the draft model over the tokens that it has not processed, and draft a tree after them.
 
+        For the other arguments and the result see `Drafter.propose`.
+
         Args:
-            state: the state.
-            root: see `Drafter`.
-            lengths: see `Drafter`.
+            state: the state of the drafter.
+            root: last emitted token of each image, int64 (batch, 1).
+            lengths: number of emitted tokens of each image, int64 (batch,).
             choose: chooses the children of nodes of a static tree. By default they are the codes with the largest keys.
         """
         begin = lengths - state.counts
@@ -154,7 +164,7 @@ class EagleDrafter(Drafter[EagleState]):
         return self._propose_dynamic(self.tree, state, root, hidden, lengths)
 
     def observe(self, state: EagleState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Keep the emitted tokens for the next catch-up pass."""
+        """Store the emitted tokens, which the draft model processes in the next step, see `Drafter.observe`."""
         assert outcome.scores.hidden is not None
         state.tokens.copy_(outcome.emitted)
         state.hidden.copy_(pick_nodes(outcome.scores.hidden, outcome.path))
@@ -166,31 +176,41 @@ class EagleDrafter(Drafter[EagleState]):
     def _run(
         self, state: EagleState, tokens: torch.Tensor, hidden: torch.Tensor, begin: torch.Tensor, layout: _Layout
     ) -> torch.Tensor:
-        """Run the draft model over some nodes.
+        """Run the draft model over some nodes of the tree, and store their keys and values in its cache.
+
+        branches = 1, or 2 with classifier-free guidance.
 
         Args:
-            state: the state.
-            tokens: tokens of the nodes, int64 (batch, nodes).
+            state: the state of the drafter. Its cache is changed in place.
+            tokens: tokens of the nodes, int64 (batch, nodes). -1 marks a missing draft.
             hidden: hidden states that predicted the tokens, (branches, batch, nodes, dim).
             begin: image position of each image's first node, int64 (batch,).
-            layout: positions of the nodes relative to it.
+            layout: positions of the nodes relative to `begin`.
 
         Returns:
-            Hidden states, (branches, batch, nodes, dim).
+            Hidden states of the draft model, (branches, batch, nodes, dim).
         """
         origin = (begin + self.num_text_rows)[:, None]
         rotary_positions = (origin + layout.steps).expand(-1, tokens.shape[1])
         mask = state.cache.mask(layout.window, origin[:, 0])
-        tokens = tokens.clamp(min=0)  # a missing draft is -1, which is no row of the embedding
+        tokens = tokens.clamp(min=0)  # a missing draft is -1, for which there is no embedding
         return self.draft.extend(state.cache, tokens, hidden, origin + layout.slots, rotary_positions, mask)
 
     def _weights(
         self, state: EagleState, hidden: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the draft model's log-probabilities, without and with the noise of the drafts.
+        """Return the draft model's log-probabilities of the next token, without and with noise.
+
+        The codes with the largest log-probabilities plus noise are the drafts. "top" drafts have no noise.
+
+        Args:
+            state: the state of the drafter, for its noise.
+            hidden: hidden states of the draft model, (branches, batch, nodes, dim).
+            positions: image position that each state predicts, int64 (batch, nodes).
 
         Returns:
-            (unnormalised log-probabilities after the filters, the same plus noise), both (batch, nodes, vocab).
+            Two tensors (batch, nodes, vocab): unnormalised log-probabilities after temperature and filters, and the
+            same plus noise.
         """
         logits = self.target.guided_logits(hidden, self.sampling.cfg_scale, positions)
         if self.sampling.is_greedy:
@@ -210,14 +230,14 @@ class EagleDrafter(Drafter[EagleState]):
         lengths: torch.Tensor,
         choose: Choose | None,
     ) -> Proposal:
-        """Draft level by level.
+        """Fill a static tree with drafts, level by level.
 
         Args:
-            tree: the tree.
-            state: the state.
-            root: last emitted token, int64 (batch, 1).
-            hidden: hidden state of the root, (branches, batch, 1, dim).
-            lengths: number of emitted tokens, int64 (batch,).
+            tree: the static tree.
+            state: the state of the drafter.
+            root: last emitted token of each image, int64 (batch, 1).
+            hidden: the draft model's hidden state of the root, (branches, batch, 1, dim).
+            lengths: number of emitted tokens of each image, int64 (batch,).
             choose: as in `propose`.
         """
         levels = [root]
@@ -245,9 +265,17 @@ class EagleDrafter(Drafter[EagleState]):
         hidden: torch.Tensor,
         lengths: torch.Tensor,
     ) -> Proposal:
-        """Draft by beam search, and keep the candidates with the highest scores.
+        """Choose a dynamic tree by beam search, and keep the candidates on the most probable paths.
 
-        Every level of the beam has k nodes, and each node has k children. The k best children are the next level.
+        The beam is a set of k nodes of the same depth. Every node of the beam gets k children, its most probable next
+        tokens. All children are candidates for the tree. The k children with the most probable paths are the next beam.
+
+        Args:
+            options: number of kept nodes, number of passes, and beam width k.
+            state: the state of the drafter.
+            root: last emitted token of each image, int64 (batch, 1).
+            hidden: the draft model's hidden state of the root, (branches, batch, 1, dim).
+            lengths: number of emitted tokens of each image, int64 (batch,).
 
         Source: EAGLE-2 (arXiv 2406.16858), section 4; jadohu/LANTERN cnets_llamagen.py (topK_genrate).
         """
@@ -259,7 +287,7 @@ class EagleDrafter(Drafter[EagleState]):
         scores = root_scores[:, 0]  # (batch, k): log-probability of the path to each node of the beam
         tokens = root_tokens[:, 0]  # (batch, k)
         candidates = [_Candidates(tokens, scores, torch.full_like(tokens, -1))]
-        number = beam.expand(batch, k)  # numbers of the beam's nodes among the candidates
+        number = beam.expand(batch, k)  # indices of the beam's nodes among all candidates
         hidden = hidden.expand(-1, -1, k, -1)
         visible = torch.zeros(batch, k, options.depth * k, dtype=torch.bool, device=root.device)
         for level in range(options.depth):
@@ -288,10 +316,17 @@ class EagleDrafter(Drafter[EagleState]):
     def _select(
         self, root: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor, parents: torch.Tensor
     ) -> Proposal:
-        """Keep the candidates with the highest scores, in the order in which they were found.
+        """Return a tree of the candidates that have the most probable paths.
 
-        A score never exceeds the parent's score, and parents are found first. With a stable sort, every parent is
-        therefore kept if its child is.
+        Its nodes are in the order in which the candidates were found. The score of a candidate is the log-probability
+        of its path. It never exceeds the score of its parent, and the parent is found first. Candidates are ranked by a
+        stable sort of the scores. Every parent is therefore kept if one of its children is.
+
+        Args:
+            root: last emitted token of each image, int64 (batch, 1).
+            tokens: tokens of the candidates, int64 (batch, candidates).
+            scores: log-probability of the path to each candidate, (batch, candidates).
+            parents: index of each candidate's parent among the candidates, int64 (batch, candidates). -1 for the root.
         """
         options = cast("DynamicTreeOptions", self.tree)
         best = scores.sort(dim=1, descending=True, stable=True).indices
@@ -306,12 +341,14 @@ class EagleDrafter(Drafter[EagleState]):
 
 @dataclass
 class _Candidates:
-    """Nodes that one level of the beam adds to the candidates of a dynamic tree. All attributes are (batch, n).
+    """Nodes that one level of the beam search adds to the candidates for a dynamic tree.
+
+    All attributes have the shape (batch, n), with n new candidates per image.
 
     Attributes:
         tokens: tokens of the nodes, int64.
-        scores: log-probability of the path to each node.
-        parents: index of the parent among all candidates, int64. -1 for the root.
+        scores: log-probability of the path from the root to each node.
+        parents: index of each node's parent among all candidates, int64. -1 for the root.
     """
 
     tokens: torch.Tensor
@@ -320,19 +357,26 @@ class _Candidates:
 
 
 def pick_nodes(hidden: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
-    """Return the hidden states of some nodes, (branches, batch, n, dim).
+    """Return the hidden states of n nodes per image, (branches, batch, n, dim).
 
     Args:
         hidden: hidden states of all nodes, (branches, batch, nodes, dim).
-        nodes: int64, (batch, n).
+        nodes: indices of the nodes, int64 (batch, n).
     """
     return hidden.gather(2, nodes[None, ..., None].expand(len(hidden), -1, -1, hidden.shape[3]))
 
 
 def _children(keys: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the log-probabilities and tokens of each node's k best children.
+    """Return the log-probabilities and the tokens of each node's k most probable children.
 
-    A missing child has token -1 and log-probability -1000.
+    A missing child, if the filters left fewer than k codes, has token -1 and log-probability -1000.
+
+    Args:
+        keys: unnormalised log-probabilities of the next token, (batch, nodes, vocab).
+        k: number of children of each node.
+
+    Returns:
+        Two tensors (batch, nodes, k): the log-probabilities, and the tokens as int64.
     """
     best = keys.log_softmax(-1).topk(k, dim=-1)
     return best.values.clamp(min=-1e3), best.indices.masked_fill(best.values.isneginf(), -1)
@@ -340,12 +384,15 @@ def _children(keys: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @dataclass
 class _Layout:
-    """The positions of the nodes of one pass, relative to the first new image token.
+    """The positions of the nodes that one pass of the draft model processes.
 
     Attributes:
-        slots: slots in the cache, int64 (nodes,) or (batch, nodes).
-        steps: positions in the image, int64 (nodes,), or one number for all nodes.
-        window: attention of the nodes, see `window_table`.
+        slots: slots of the nodes in the key/value cache, relative to the first new slot, int64 (nodes,) or (batch,
+            nodes).
+        steps: image positions of the nodes, relative to the position of the first new token, int64 (nodes,). An int if
+            all nodes have the same position.
+        window: additive attention mask, which states for each node which other new nodes it sees. A result of
+            `window_table`.
     """
 
     slots: torch.Tensor
@@ -355,12 +402,14 @@ class _Layout:
 
 @dataclass
 class _LevelRun:
-    """The pass of the draft model over the inner nodes of one level of a static tree.
+    """The pass of the draft model over one level of a static tree: the inner nodes of one depth.
+
+    Inner nodes are nodes that have children.
 
     Attributes:
-        tokens: indices of the inner nodes among the nodes of their depth, int64.
-        parents: indices of their parents among the inner nodes of the previous level, int64.
-        layout: positions of the nodes.
+        tokens: index of each node of the level among all nodes of its depth, int64.
+        parents: index of each node's parent among the inner nodes of the parent's depth, int64.
+        layout: positions of the nodes in the image and in the key/value cache.
     """
 
     tokens: torch.Tensor
@@ -370,12 +419,17 @@ class _LevelRun:
 
 @dataclass
 class _LevelPlan:
-    """The indices by which one level of a static tree is drafted.
+    """The indices that are needed to draft the children of one level of a static tree.
+
+    A level holds the inner nodes of one depth, which are the nodes that have children.
 
     Attributes:
-        width: largest number of children of the level's inner nodes.
-        drafted: indices into the flattened drafts of this level, one for each node that is one deeper, int64.
-        run: pass over the level's inner nodes. None for the root, which the catch-up pass has processed.
+        width: largest number of children of a node of the level.
+        drafted: indices that select the children's tokens, int64 (children of the level,). `width` tokens are drafted
+            for each node of the level, but a node may have fewer children. Entry i is the index of child i's token
+            among all drafted tokens.
+        run: pass of the draft model over the level. None for the root, which the first pass of the step has already
+            processed.
     """
 
     width: int

@@ -1,7 +1,7 @@
-"""PathRelax: several chains of SJD drafts below one root. The longest accepted chain is taken.
+"""PathRelax: several chains of speculative Jacobi drafts (SJD) below one root.
 
-This is not exact, even without relaxation. A chain is long if its tokens are easy to continue, so that such tokens are
-emitted too often.
+Of all chains, the one with the most accepted drafts is emitted. Even without relaxation this is not exact. A chain is
+more likely to be long if its tokens are easy to continue, so that such tokens are emitted too often.
 
 Source: PathRelax, or PathSpec (arXiv 2606.10492; Haodong-Lei-Ray/PathSpec@8a3df48).
 """
@@ -28,12 +28,15 @@ from lantern.tree_shapes import MAX_SIBLINGS, tree_choices
 
 @dataclass
 class ChainNoise:
-    """The noise of images, for a batch in which every chain is a row. Each chain of an image has separate slots.
+    """Noise for a batch in which every row is a chain of drafts, and several chains belong to one image.
+
+    Its values are read from the noise of the images. A position of an image has several random numbers, and a *slot* is
+    the index of one of them. Each chain of an image reads separate slots.
 
     Attributes:
-        noise: noise of the images.
+        noise: random numbers of the images, from which new drafts are sampled.
         num_chains: number of chains per image.
-        num_slots: number of slots per chain.
+        num_slots: number of slots that one chain may read at a position.
     """
 
     noise: NoiseField
@@ -41,12 +44,12 @@ class ChainNoise:
     num_slots: int
 
     def fresh(self, stream: str, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """See `NoiseField.fresh`."""
+        """Return uniform noise in (0, 1) for all chains, see `NoiseField.fresh`."""
         image_positions, image_slots = self._of_images(positions, slots)
         return self.noise.fresh(stream, image_positions, image_slots).view_as(positions)
 
     def sample(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """See `NoiseField.sample`."""
+        """Sample a code for each position of all chains, see `NoiseField.sample`."""
         image_positions, image_slots = self._of_images(positions, slots)
         image_probs = probs.view(*image_positions.shape, -1)
         return self.noise.sample(stream, image_probs, image_positions, image_slots).view_as(positions)
@@ -57,15 +60,16 @@ class ChainNoise:
 
 
 class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
-    """Drafts several chains, each like SJD.
+    """The drafter of several chains, each of which is drafted as in speculative Jacobi decoding (SJD).
 
     Args:
-        tree: chains of the same length below the root.
-        chain: drafts one chain.
-        delta: see `LongestChain`.
+        tree: the tree, which consists of chains of the same length below the root.
+        chain: the drafter of one chain.
+        delta: factor of the relaxation, see `LongestChain`.
 
     Raises:
-        ValueError: the tree has more nodes than a position has noise for.
+        ValueError: the tree is too large. Each chain needs a random number at a position for every node, including the
+            root. A position has `MAX_SIBLINGS` random numbers for all chains together.
     """
 
     tree: StaticTree
@@ -86,7 +90,11 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
-        """Make the drafter, or a Jacobi drafter at temperature 0, at which both draft the most probable tokens."""
+        """Make the drafter of a method, see `Drafter.make`.
+
+        At temperature 0 the result is a Jacobi drafter with the same tree. Both kinds of drafter then draft the tokens
+        that were most probable in the previous step.
+        """
         tree = static_tree(spec.static_choices, models.target.device)
         if sampling.is_greedy:
             return JacobiDrafter(tree, models.target.config, num_kept=1)
@@ -94,20 +102,25 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
         return cls(tree, SpeculativeJacobiDrafter(chain, spec, models.target.config), spec["delta"])
 
     def allocate(self, num_rows: int, noise: NoiseField) -> SpeculativeJacobiState:
-        """Make a state with a row for every chain."""
+        """Make the state of a batch of images, with a separate row for each chain of an image.
+
+        For the arguments see `Drafter.allocate`.
+        """
         chain_noise = ChainNoise(noise, self.num_chains, self.max_depth + 1)
         # `ChainNoise` has the functions of `NoiseField` that the drafter of a chain calls.
         return self.chain.allocate(num_rows * self.num_chains, cast("NoiseField", chain_noise))
 
     def fill(self, state: SpeculativeJacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Discard the drafts of the old prompts."""
+        """Discard the drafts of all images that get new prompts, see `Drafter.fill`."""
         chains = torch.arange(self.num_chains, device=rows.device)
         self.chain.fill(state, (rows[:, None] * self.num_chains + chains).flatten(), prefill)
 
     def propose(self, state: SpeculativeJacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return all chains.
+        """Return the drafts of all chains, see `Drafter.propose`.
 
-        Here `draft_probs` has one distribution per draft, (batch, nodes - 1, vocab), not one per inner node.
+        In this proposal `draft_probs` has one distribution per draft, (batch, nodes - 1, vocab), since the root's
+        children are sampled from different distributions. In proposals of other drafters all children of a node are
+        sampled from the same distribution, and `draft_probs` has one per node with children.
         """
         chains = self.chain.propose(state, self._repeat(root), self._repeat(lengths))
         assert chains.draft_probs is not None
@@ -117,7 +130,7 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
         return Proposal(torch.cat([root, tokens], dim=1), self.tree, draft_probs)
 
     def observe(self, state: SpeculativeJacobiState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Sample new drafts of all chains for the positions after the emitted tokens."""
+        """Sample new drafts of all chains for the positions after the emitted tokens, see `Drafter.observe`."""
         scores = outcome.scores
         nodes = self._paths.flatten().expand(len(lengths), -1)
         rows = (len(lengths) * self.num_chains, self.max_depth + 1)
@@ -132,17 +145,20 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
 
 
 class LongestChain(ByRejection):
-    """Verification of parallel chains: each chain is verified separately, and the longest accepted one is taken.
+    """The verifier of parallel chains: each chain is verified separately, and the longest accepted one is emitted.
 
-    Of several longest chains the first is taken. Draft x of a chain is accepted with probability min(1, (t(x) + m) /
-    p(x)), where m is `delta` times the mean probability t of the other chains' tokens at that position. The residual
-    after a rejection is normalise(max(0, t - p)).
+    If several chains have the largest number of accepted drafts, the first of them is taken.
 
-    This is not exact. The total variation of images grows with the number of chains and with delta, without a known
-    bound.
+    Let x be a draft, t the target distribution after the drafts before x in its chain, and p the distribution that x
+    was sampled from. x is accepted with probability min(1, (t(x) + m) / p(x)). Here m is `delta` times the mean of t(y)
+    over the drafts y of all other chains at the position of x. The residual distribution after a rejection is
+    normalise(max(0, t - p)).
+
+    This is not exact. The total variation between the distribution of the images and the target's grows with the number
+    of chains and with delta. No upper limit is known.
 
     Args:
-        delta: fraction of the other chains' probability that is added to a draft's.
+        delta: factor of the mean in m. With 0, each chain is verified exactly.
 
     Source: PathRelax (arXiv 2606.10492; Haodong-Lei-Ray/PathSpec@8a3df48).
     """
@@ -152,9 +168,10 @@ class LongestChain(ByRejection):
         self.delta = delta
 
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Verify all chains.
+        """Verify all chains at once.
 
-        If no draft is accepted, the emitted token is sampled from the residual of the first chain.
+        If no draft of any chain is accepted, the emitted token is sampled from the residual distribution of the first
+        chain. For arguments and results see `Verifier.verify_all`.
         """
         tree = proposal.tree
         tokens = proposal.tokens
@@ -167,7 +184,7 @@ class LongestChain(ByRejection):
         num_chains = (tree.num_nodes - 1) // window
         probs = scores.weights.softmax(-1).index_select(1, tree.parents[0, 1:])  # (batch, drafts, vocab)
         drafts = tokens[:, 1:].view(batch, window, num_chains)
-        # Each chain's probabilities of the tokens of all chains at the same position.
+        # The probability that each chain's target distribution gives the tokens of all chains at the same position.
         tokens_at_position = drafts[:, :, None].expand(-1, -1, num_chains, -1).reshape(batch, -1, num_chains)
         masses = probs.gather(2, tokens_at_position).view(batch, window, num_chains, num_chains)
         token_probs = masses.diagonal(dim1=2, dim2=3)  # (batch, window, chains)

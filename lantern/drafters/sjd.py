@@ -1,12 +1,14 @@
-"""Speculative Jacobi drafts: sampled from the target's distributions of the previous step, and verified by rejection.
+"""Speculative Jacobi drafts: tokens that are sampled from the target's distributions of the previous step.
 
-Every position in the window of the next positions has a draft and a *draft distribution*, which the draft was sampled
-from. It is the target's distribution at that position in the previous step, given the drafts of that step. With it, the
-draft is verified by rejection sampling, like the draft of a draft model.
+The *window* is a fixed number of positions after the last emitted token. Every position in the window has a draft and a
+*draft distribution*, which the draft was sampled from. The draft distribution is the target's distribution at that
+position in the previous step, given the drafts of that step. Since it is known, the draft can be verified by rejection
+sampling, like a draft of a draft model.
 
-The decoding is exact. The noise that samples a draft depends on the position and the step, the noise that verifies it
-on the position only. Given all that the target's distribution depends on, a draft therefore follows its draft
-distribution, and the emitted tokens follow the target's distribution.
+The decoding is exact. The noise that verifies a draft depends only on the position. It is independent of the noise that
+samples the draft, which depends on the position and, except with the coupling "gumbel", on the step. Given all tokens
+on which the target's distribution depends, a draft therefore follows its draft distribution. Hence the emitted tokens
+follow the target's distribution.
 
 Sources: speculative Jacobi decoding, SJD (arXiv 2410.01699; tyshiwo1/Accelerating-T2I-AR-with-SJD@b389cfb); speculative
 coupled decoding, SCD or MC-SJD (arXiv 2510.24211; junhyukso/SCD@7322379); SJD++ (arXiv 2512.07503), as in
@@ -36,13 +38,15 @@ from lantern.tree_shapes import MAX_SIBLINGS
 
 @dataclass
 class SpeculativeJacobiState:
-    """The state of a speculative Jacobi drafter. Window position 0 is the position after the last emitted token.
+    """The state of a speculative Jacobi drafter: the drafts for the window of next positions.
+
+    Window index 0 is the position after the last emitted token.
 
     Attributes:
-        noise: noise of the images.
-        drafts: drafts of the window, int64 (batch, window). Entries from `counts` on have no meaning.
+        noise: random numbers of the images, from which drafts are sampled.
+        drafts: drafts of the window, int64 (batch, window). Only the first `counts` entries of an image have a meaning.
         draft_probs: distributions that the drafts were sampled from, (batch, window, vocab).
-        counts: number of positions that have a draft, int64 (batch, 1).
+        counts: number of positions of the window that have a draft, int64 (batch, 1).
     """
 
     noise: NoiseField
@@ -52,22 +56,31 @@ class SpeculativeJacobiState:
 
 
 class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
-    """Drafts samples of the target's distributions of the previous step, for temperatures above 0.
+    """The drafter that samples from the target's distributions of the previous step, for temperatures above 0.
 
-    It is exact with every coupling, but not with a `threshold` (SJD++), which keeps drafts that were not sampled from
-    their new draft distribution.
+    Each position after the last emitted token, up to the depth of the tree, has a draft x. The method has three
+    parameters:
+
+    - `coupling`: how the new draft of a position depends on the old one. "none" samples it independently. "gumbel"
+      samples it with noise that depends only on the position. "maximal" keeps the old draft with the largest possible
+      probability.
+    - `threshold` (SJD++): the old draft is kept if t(x) / p(x) is larger than the threshold, where t is the target
+      distribution and p the draft distribution. None switches this off.
+    - `labels`: the draft distribution of the first draft of a position, which is a random code. "point" is a point mass
+      at this code, "uniform" is uniform over all codes.
+
+    Decoding is exact with every coupling, but not with a threshold. A draft that is kept because of the threshold was
+    not sampled from its new draft distribution.
 
     Args:
-        tree: the tree. Its depth is the window. The first sibling is the draft of its position. Further siblings are
-            sampled from the same draft distribution without replacement, and are the same for every parent.
-        spec: the method. Its parameter `coupling` decides how new drafts depend on the old ones: "none" samples them
-            independently, "gumbel" samples with the noise of their position, "maximal" keeps as many as possible.
-            `threshold` is the ratio t(x) / p(x) above which SJD++ keeps a draft. `labels` is the draft distribution of
-            random first drafts, "point" or "uniform".
+        tree: the tree. The first child of a node is the draft of its position. Further siblings are sampled from the
+            same draft distribution without replacement. They are the same for all parents of the same depth.
+        spec: the method.
         config: sizes of the target.
 
     Raises:
-        ValueError: there are siblings at too many depths.
+        ValueError: the tree has siblings at too many depths. The largest number of siblings times the number of depths
+            that have siblings may be at most `MAX_SIBLINGS`.
     """
 
     tree: StaticTree
@@ -87,7 +100,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         codes = torch.arange(config.vocab_size, device=tree.parents.device) < config.num_codes
         self._rejection = Rejection()
         self._first_probs = codes / config.num_codes if spec.get("labels") == "uniform" else None
-        self._chain = first_ranks(tree)  # the root, then the nodes of the positions' first drafts
+        self._chain = first_ranks(tree)  # the root, then the node of each position's first draft
         self._chain_inner = torch.searchsorted(tree.parent_nodes, self._chain[:-1])
         self._inner_depths = tree.depths[0, tree.parent_nodes]
         self._steps = torch.arange(self.max_depth + 1, device=tree.parents.device)[None]
@@ -102,14 +115,18 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
-        """Make the drafter, or a Jacobi drafter at temperature 0, at which both draft the most probable tokens."""
+        """Make the drafter of a method, see `Drafter.make`.
+
+        At temperature 0 the result is a Jacobi drafter with the same tree. Both kinds of drafter then draft the tokens
+        that were most probable in the previous step.
+        """
         tree = static_tree(spec.static_choices, models.target.device)
         if sampling.is_greedy:
             return JacobiDrafter(tree, models.target.config, num_kept=1)
         return cls(tree, spec, models.target.config)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> SpeculativeJacobiState:
-        """See `Drafter`."""
+        """Make the state of a batch of images that have no drafts yet, see `Drafter.allocate`."""
         device = self.tree.parents.device
         window = self.max_depth
         return SpeculativeJacobiState(
@@ -120,11 +137,14 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         )
 
     def fill(self, state: SpeculativeJacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Discard the drafts of the old prompts."""
+        """Discard the drafts of all images that get new prompts, see `Drafter.fill`."""
         state.counts.index_fill_(0, rows, 0)
 
     def propose(self, state: SpeculativeJacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return the drafts of the positions after the root. A position without a draft gets a random one."""
+        """Return a tree with the drafts of the positions after the root, see `Drafter.propose`.
+
+        A position without a draft gets a random one.
+        """
         positions = lengths[:, None] + self._steps[:, :-1]
         is_new = self._steps[:, :-1] >= state.counts
         first, first_probs = self._begin(state, positions)
@@ -135,7 +155,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         return Proposal(torch.cat([root, tokens], dim=1), self.tree, draft_probs.index_select(1, self._inner_depths))
 
     def observe(self, state: SpeculativeJacobiState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Sample new drafts for the positions after the emitted tokens."""
+        """Sample new drafts for the positions after the emitted tokens, see `Drafter.observe`."""
         probs = outcome.scores.weights.index_select(1, self._chain).softmax(-1)
         tokens = self._resample(state.noise, outcome, probs)
         rows = outcome.num_accepted[:, None] + 1 + self._steps[:, :-1]
@@ -145,14 +165,22 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         torch.sub(self.max_depth, outcome.num_accepted[:, None], out=state.counts)
 
     def _begin(self, state: SpeculativeJacobiState, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return random first drafts and the distributions that they count as sampled from.
+        """Return random first drafts, and their draft distributions.
+
+        The window consists of the positions that are drafted, from the one after the last emitted token on. At the end
+        of a line the line-end token is drafted, since the target allows no other token there.
+
+        Args:
+            state: the state of the drafter.
+            positions: image positions of the window, int64 (batch, window).
 
         Returns:
-            (drafts of all positions, (batch, window); draft distributions, (batch, window, vocab)).
+            Two tensors. The first holds the drafts, int64 (batch, window). The second holds their draft distributions,
+            (batch, window, vocab). Verification assumes that each draft was sampled from its draft distribution.
         """
         noise = state.noise.fresh("initial", positions, self._steps[:, :-1])
         drafts = (noise.double() * self.config.num_codes).long()
-        is_end = self.config.ends_line(positions)  # only one token is possible there
+        is_end = self.config.ends_line(positions)  # where only the line-end token is possible
         drafts = torch.where(is_end, self.config.num_codes, drafts)
         draft_probs = torch.zeros_like(state.draft_probs).scatter_(-1, drafts[..., None], 1.0)
         if self._first_probs is not None:
@@ -162,7 +190,20 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
     def _sample_siblings(
         self, noise: NoiseField, drafts: torch.Tensor, draft_probs: torch.Tensor, positions: torch.Tensor
     ) -> Iterator[torch.Tensor]:
-        """Yield further drafts of the first positions, one tensor per rank, int64 (batch, window). -1 marks none."""
+        """Yield further drafts of the positions at which the tree has siblings, sampled without replacement.
+
+        The window consists of the positions that are drafted, from the one after the last emitted token on.
+
+        Args:
+            noise: random numbers of the images, from which the further drafts are sampled.
+            drafts: the first sibling at each position of the window, int64 (batch, window).
+            draft_probs: distributions that the first siblings were sampled from, (batch, window, vocab).
+            positions: image positions of the window, int64 (batch, window).
+
+        Yields:
+            For each rank among siblings from 1 on, the drafts of that rank, int64 (batch, window). -1 marks a missing
+            draft.
+        """
         wide = slice(0, self._num_wide)
         # The probabilities of the codes that are not sampled yet.
         remaining = draft_probs[:, wide].scatter(-1, drafts[:, wide, None], 0.0)
@@ -174,9 +215,15 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
             remaining = remaining.scatter(-1, token.clamp(min=0)[..., None], 0.0)
 
     def _resample(self, noise: NoiseField, outcome: Outcome, probs: torch.Tensor) -> torch.Tensor:
-        """Return new drafts of the positions after all nodes of the chain, int64 (batch, window + 1).
+        """Return a new draft for the position after each node of a chain, int64 (batch, window + 1).
 
-        Their draft distributions are `probs`.
+        The chain consists of the root, then the first sibling at each of the `window` drafted positions.
+
+        Args:
+            noise: random numbers of the images, from which the new drafts are sampled.
+            outcome: result of the step's verification.
+            probs: target distributions after the nodes of the chain, (batch, window + 1, vocab). They become the draft
+                distributions of the new drafts.
         """
         positions = outcome.positions.index_select(1, self._chain)
         if self.coupling == "gumbel":
@@ -188,7 +235,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         assert outcome.proposal.draft_probs is not None
         draft_probs = outcome.proposal.draft_probs.index_select(1, self._chain_inner)
         is_kept, residual = self._keep(noise, probs[:, :-1], drafts, draft_probs, positions[:, :-1])
-        residual = torch.cat([residual, probs[:, -1:]], dim=1)  # the last node is followed by no draft
+        residual = torch.cat([residual, probs[:, -1:]], dim=1)  # the position after the last node had no draft
         sampled = noise.sample("redraw", residual, positions, self._steps)
         return torch.where(F.pad(is_kept, (0, 1)), F.pad(drafts, (0, 1)), sampled)
 
@@ -200,11 +247,20 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         draft_probs: torch.Tensor,
         positions: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Decide which drafts are kept.
+        """Decide which drafts of this step are drafted again in the next step, at the same positions.
+
+        The window consists of the positions that were drafted, from the one after the last emitted token on.
+
+        Args:
+            noise: random numbers of the images, which decide with the coupling "maximal".
+            probs: target distributions of this step at the positions of the window, (batch, window, vocab).
+            drafts: drafts of this step, int64 (batch, window).
+            draft_probs: distributions that `drafts` were sampled from, (batch, window, vocab).
+            positions: image positions of the window, int64 (batch, window).
 
         Returns:
-            (whether each draft is kept, bool (batch, window); distributions from which the others are sampled again,
-            (batch, window, vocab)).
+            Two tensors. The first states whether each draft is kept, bool (batch, window). The second holds the
+            distributions from which the drafts that are not kept must be replaced, (batch, window, vocab).
         """
         if self.threshold is not None:
             target_prob = probs.gather(-1, drafts[..., None]).squeeze(-1)

@@ -1,8 +1,12 @@
-"""Targets whose layers are a model of transformers: cache, trees, guidance and noise stay ours, nothing is patched."""
+"""Targets whose layers are those of a transformers model.
+
+The model's code is not patched. The key/value cache, draft trees, guidance and noise are Lantern's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,20 +19,23 @@ from lantern.kv_cache import KVCache
 from lantern.models.config import OVERSHOOT, TargetConfig
 from lantern.models.families import FAMILIES, Parts
 from lantern.models.target import Target
+from lantern.models.transformer import attend
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
+GROUPED_ATTENTION = "lantern_grouped"  # name under which transformers knows `_attend_grouped`
+
 
 @dataclass(frozen=True)
 class AdapterConfig(TargetConfig):
-    """Sizes of a target from transformers.
+    """Sizes of a target whose layers are those of a transformers model.
 
     Attributes:
         layers_class: name of the class of the layers.
-        settings: keyword arguments of its config class.
-        head_width: channels inside a head of two matrices; 0 if the head is one matrix.
-        uses_grid_rope: whether the rotary embedding turns channels by time, row and column.
+        settings: keyword arguments of the config class of the layers.
+        head_width: hidden channels of a head with two matrices. 0 if the head is one matrix.
+        uses_grid_rope: whether the rotary embedding rotates channels by time, row and column, as in GLM-Image.
     """
 
     layers_class: str = ""
@@ -38,18 +45,18 @@ class AdapterConfig(TargetConfig):
 
 
 class TransformersTarget(Target):
-    """A causal language model of transformers as a target.
+    """A target that runs a causal language model of transformers.
 
     Its layers must take `inputs_embeds`, a four-dimensional mask and `position_ids`.
 
     Args:
-        config: sizes of the target; prompts are token ids.
-        parts: parts of a loaded model, whose head is copied to float32. None makes empty parts.
+        config: sizes of the target. Prompts are token ids.
+        parts: parts of a loaded model. The head is copied and cast to float32. None makes parts with random weights, to
+            be filled later.
 
     Attributes:
-        negative: negative prompts with their mask, both (batch, num_text_tokens), for one batch of prompts. They
-            replace
-            the config's `null_ids`. None if not set.
+        negative: negative prompts and their mask, both (batch, num_text_tokens), for the next batch of prompts. They
+            replace the config's `null_ids`. None if not set.
     """
 
     kind = "transformers_target"
@@ -71,7 +78,7 @@ class TransformersTarget(Target):
 
     @property
     def is_head_linear(self) -> bool:
-        """Guidance and a linear head commute."""
+        """Whether the head is linear. If so, guidance is applied before the head."""
         return self.config.head_width == 0
 
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -108,23 +115,24 @@ class TransformersTarget(Target):
 
     def _call(self, x: torch.Tensor, rows: torch.Tensor, mask: torch.Tensor, past: _Slots | None) -> torch.Tensor:
         positions = rows if self.positions is None else self.positions[:, rows]
-        known = {"inputs_embeds": x, "attention_mask": mask, "position_ids": positions}
-        return self.layers(**known, past_key_values=past, use_cache=past is not None).last_hidden_state
+        known = {"inputs_embeds": x, "position_ids": positions, "past_key_values": past, "use_cache": past is not None}
+        with _grouped_attention(self.layers.config) as groups:
+            return self.layers(**known, attention_mask=mask.repeat(1, 1, groups, 1)).last_hidden_state
 
 
 def adapt(model: PreTrainedModel, family: str, *, grid: int, **sizes: Any) -> TransformersTarget:
-    """Make a target of a loaded model of transformers.
+    """Make a target from a loaded transformers model.
 
     Args:
-        model: of the class that the family's row names.
-        family: its name in FAMILIES.
-        grid: height of the image, in codes.
-        sizes: fields of a `TargetConfig` that no model states: num_text_tokens, null_ids, null_filler; and columns,
-            small_grid, small_columns, line_end if they differ from the family's.
+        model: model of the class that the family names.
+        family: key of FAMILIES.
+        grid: height of the image in codes.
+        sizes: fields of `TargetConfig` that the model's config does not have: num_text_tokens, null_ids and
+            null_filler. Also columns, small_grid, small_columns and line_end, if they differ from those of the family.
 
     Raises:
-        ValueError: the layers lie on several devices or on none, attend in a way that takes no mask of four dimensions,
-            or hide a weight that is read, see `weight_of`.
+        ValueError: the layers are on several devices or offloaded, their attention takes no mask of four dimensions, or
+            a weight that Lantern reads is quantised or has an adapter such as LoRA.
     """
     row, text = FAMILIES[family], model.config.get_text_config()
     sizes = {"grid": grid, "num_text_tokens": 128, **row.target, **sizes}
@@ -155,7 +163,14 @@ def adapt(model: PreTrainedModel, family: str, *, grid: int, **sizes: Any) -> Tr
 
 
 def _device_of(parts: Parts) -> torch.device:
-    """Return the one device of a model's parts; check how they attend. Raises as `adapt`."""
+    """Return the device of a model's parts, and check that their attention takes a mask of a draft tree.
+
+    Args:
+        parts: layers, input embedding and head of a transformers model.
+
+    Raises:
+        ValueError: the parts are on several devices or offloaded, or the attention takes no such mask.
+    """
     kind = getattr(parts.layers.config, "_attn_implementation", "sdpa")
     if kind not in ("eager", "sdpa"):
         raise ValueError(
@@ -172,11 +187,59 @@ def _device_of(parts: Parts) -> torch.device:
     return weights[0].device
 
 
+@contextmanager
+def _grouped_attention(config: PreTrainedConfig) -> Iterator[int]:
+    """Context manager: within its block, the layers of a model compute attention with `_attend_grouped`.
+
+    This applies only if query heads share key/value heads. Without it, transformers copies keys and values for every
+    query head, in each pass over more than one token.
+
+    Args:
+        config: config of the layers. It is changed within the block.
+
+    Yields:
+        Number of query heads per key/value head. The caller repeats the attention mask by it, see `group_mask`. It is 1
+            if the attention of transformers is kept: if no heads are shared, or the implementation is not "sdpa".
+    """
+    from transformers import AttentionInterface  # an optional part of the package
+
+    groups, kind = config.num_attention_heads // config.num_key_value_heads, config._attn_implementation
+    if groups == 1 or kind != "sdpa":
+        yield 1
+        return
+    AttentionInterface.register(GROUPED_ATTENTION, _attend_grouped)
+    config._attn_implementation = GROUPED_ATTENTION
+    try:
+        yield groups
+    finally:
+        config._attn_implementation = kind
+
+
+def _attend_grouped(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, **_: object
+) -> tuple[torch.Tensor, None]:
+    """Compute attention by `attend`, with the arguments and results of a transformers attention function.
+
+    Args:
+        module: the attention layer.
+        query: (branches * batch, heads, nodes, head_dim).
+        key: (branches * batch, key/value heads, slots, head_dim).
+        value: shaped like `key`.
+        mask: from `group_mask`.
+
+    Returns:
+        (attended values, (branches * batch, nodes, heads, head_dim); None in place of attention weights).
+    """
+    return attend(query.transpose(1, 2), key, value, mask).flatten(2, 3), None
+
+
 def grid_positions(config: TargetConfig) -> torch.Tensor:
     """Return the times, rows and columns that GLM-Image's rotary embedding reads.
 
-    In the prompt all three are the position. A grid that begins at p has time p, rows p + row and columns p + column.
-    The next grid begins after the longer side of this one.
+    Each token has three numbers: time, row and column. For a prompt token, all three are its position. Two images
+    follow: the smaller one, if there is one, and the large one. Let p be the number at which an image begins. The code
+    in row r and column c of the image has time p, row p + r and column p + c. The first image begins at the length of
+    the prompt. What follows an image begins at p plus its longer side.
 
     Returns:
         int64 (3, num_text_tokens + image tokens + OVERSHOOT).
@@ -191,12 +254,15 @@ def grid_positions(config: TargetConfig) -> torch.Tensor:
 
 
 def _settings(config: PreTrainedConfig) -> dict[str, object]:
-    """Return a config of transformers without its vocabulary, which takes megabytes and is no longer needed."""
+    """Return a transformers config as keyword arguments, with an empty vocabulary.
+
+    The config of Chameleon's class holds the words of the tokenizer, which take megabytes. The layers do not read them.
+    """
     return {name: {} if name == "vocabulary_map" else value for name, value in config.to_diff_dict().items()}
 
 
 def _empty_parts(config: AdapterConfig) -> Parts:
-    """Return layers, table and head with random or no weights."""
+    """Make the layers, input embedding and head that a config describes. Their weights are random until loaded."""
     import transformers  # an optional part of the package
 
     layers_class = getattr(transformers, config.layers_class)
@@ -210,7 +276,12 @@ def _empty_parts(config: AdapterConfig) -> Parts:
 
 
 class _Slots:
-    """The cache that a transformers model gets. It writes keys and values into the slots of a `KVCache`."""
+    """The cache that a transformers model gets: it writes keys and values into the slots of a `KVCache`.
+
+    Args:
+        cache: the cache.
+        slots: slots of the new tokens, int64 (batch, nodes).
+    """
 
     is_compileable, is_sliding = False, [False]
 
@@ -221,12 +292,21 @@ class _Slots:
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write keys and values of new nodes, (rows, heads, nodes, head_dim), and return those of the slots in use."""
+        """Store the keys and values of new tokens, and return those of all used slots.
+
+        Args:
+            keys: (branches * batch, heads, nodes, head_dim).
+            values: shaped like `keys`.
+            layer_idx: index of the layer.
+
+        Returns:
+            (keys, values) of all used slots, each (branches * batch, heads, slots, head_dim).
+        """
         past = self._layers[layer_idx]
         both = torch.cat([keys, values], dim=1).transpose(1, 2)  # (rows, nodes, 2 * heads, head_dim)
         past.write(self._flat_slots, both.flatten(0, 1))
         return past.read()
 
     def get_seq_length(self, *_: object) -> int:
-        """Positions are given."""
+        """Return 0. The model gets `position_ids`, and so does not compute positions from this length."""
         return 0

@@ -1,4 +1,4 @@
-"""Images of codes that only another program can decode: each code is a square with its own colour."""
+"""Coloured squares in place of images, for codes that only another program can decode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lantern.models.vq16 import check_codes
 
 @dataclass(frozen=True)
 class CodeColoursConfig:
-    """Sizes of a codebook, and of the grid that is shown.
+    """Sizes of a codebook, and of the images that `CodeColours` makes, with one coloured square per code.
 
     Attributes:
         grid: side of the image in tokens.
@@ -33,10 +33,13 @@ class CodeColoursConfig:
 
 
 class CodeColours(StoredModel):
-    """A codebook with the interface of VQ-16, which shows codes as colours.
+    """A codebook that decodes each code to a square of one colour. It has the interface of `VQ16`.
 
     The result is not an image of the scene. Red, green and blue are the codebook's three principal directions, so that
     similar codes have similar colours.
+
+    Args:
+        config: the sizes.
     """
 
     kind = "code_colours"
@@ -66,14 +69,14 @@ class CodeColours(StoredModel):
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Return images of codes, float32 (images, 3, size, size) in [-1, 1].
+        """Return coloured squares for codes, float32 (images, 3, size, size) in [-1, 1].
 
         Args:
-            codes: codes of images, (images, tokens). Only the last grid * grid are shown, since stored records of
-                GLM-Image also hold a smaller image, which comes first.
+            codes: codes of images, (images, tokens). Only the last grid * grid are shown. In records of GLM-Image the
+                codes of a smaller image come before them.
 
         Raises:
-            ValueError: a code is out of range.
+            ValueError: there are fewer codes than grid * grid, or a code is out of range.
         """
         config = self.config
         codes = codes[:, -(config.grid**2) :]
@@ -83,9 +86,10 @@ class CodeColours(StoredModel):
 
     @cached_property
     def colours(self) -> Tensor:
-        """RGB colour of each code, in [-1, 1], (codebook_size, 3).
+        """RGB colour of each code, float32 (codebook_size, 3) in [-1, 1].
 
-        A colour value is the rank of the code along a direction, so that all values are used equally often.
+        Each colour value is the rank of the code along a principal direction, so that all values are used equally
+        often.
         """
         rows = self.codebook.float() - self.codebook.float().mean(0)
         _, directions = torch.linalg.eigh(rows.T @ rows)

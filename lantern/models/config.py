@@ -34,7 +34,7 @@ FFN_MULTIPLE = 256  # LlamaGen rounds the width of its feed-forward part up to a
 
 
 def pick(cls: type[T], settings: Mapping[str, object], **more: object) -> T:
-    """Make a settings dataclass.
+    """Make a dataclass from a dict that may have more keys.
 
     Args:
         cls: the dataclass.
@@ -46,7 +46,7 @@ def pick(cls: type[T], settings: Mapping[str, object], **more: object) -> T:
 
 
 class CommonSizes:
-    """Properties that follow from the sizes of a target and of a draft model in the same way."""
+    """Properties of both target and draft model that follow from their sizes."""
 
     dim: int
     num_heads: int
@@ -65,7 +65,7 @@ class CommonSizes:
 
     @property
     def kv_dim(self) -> int:
-        """Channels of the keys of a token, summed over heads. The values have the same number."""
+        """Channels of the keys of a token, summed over heads. The values have the same number of channels."""
         return (self.num_kv_heads or self.num_heads) * self.head_dim
 
     @property
@@ -89,10 +89,13 @@ class CommonSizes:
         return self.small_grid * (self.small_columns or self.small_grid) + self.grid * self.line_width
 
     def image_codes(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the codes of images: their tokens without line ends and without those of a smaller image.
+        """Remove line ends and the smaller first image, if any, from the tokens of images.
 
         Args:
             tokens: tokens of images, (..., num_image_tokens).
+
+        Returns:
+            The codes of the image, (..., codes).
         """
         lines = tokens[..., -self.grid * self.line_width :].unflatten(-1, self.lines)
         return lines[..., : self.columns or self.grid].flatten(-2)
@@ -102,17 +105,17 @@ class CommonSizes:
     @overload
     def ends_line(self, positions: torch.Tensor) -> torch.Tensor: ...
     def ends_line(self, positions: int | torch.Tensor) -> bool | torch.Tensor:
-        """Return whether tokens end a line.
+        """Return whether the tokens at some positions are line ends.
 
         Args:
-            positions: positions of the tokens in the image, a number or a tensor.
+            positions: image positions, an integer or a tensor.
         """
         return positions % self.line_width == (self.columns or self.grid)
 
 
 @dataclass(frozen=True)
 class TargetConfig(CommonSizes):
-    """Sizes of a target. The defaults are those of the shapes dataset.
+    """Sizes of a target. The defaults are those of the shipped model, which was trained on the shapes dataset.
 
     Attributes:
         dim: channels of a hidden state.
@@ -122,22 +125,22 @@ class TargetConfig(CommonSizes):
         grid: number of lines of an image, and of codes per line unless `columns` is set.
         num_text_tokens: number of prompt positions.
         caption_dim: channels of a caption's features.
-        ffn_multiple: the width of the feed-forward part is rounded up to a multiple of it.
+        ffn_multiple: the width of the feed-forward network is rounded up to a multiple of this number.
         norm_eps: eps of the norms.
         rope_base: base of the rotary table.
-        num_prompt_ids: number of rows of the embedding of prompt ids. 0 if prompts are caption features.
-        null_ids: the null prompt if prompts are ids, padded on the left.
-        null_filler: None, or the id that fills the null prompt, between its first and its last id, up to the prompt's
-            length.
-        ffn_width: width of the feed-forward part. 0 for 8 / 3 of `dim`, rounded up to a multiple of `ffn_multiple`.
+        num_prompt_ids: number of entries of the prompt embedding. 0 if prompts are caption features.
+        null_ids: ids of the null prompt, which is padded on the left. Empty if prompts are caption features.
+        null_filler: None, or the id that fills the null prompt between its first and its last id, so that it is as long
+            as the prompt.
+        ffn_width: width of the feed-forward network. 0 for 8 / 3 of `dim`, rounded up to a multiple of `ffn_multiple`.
         num_kv_heads: number of key/value heads (GQA). 0 for `num_heads`.
-        rope: "2d" rotates image tokens by row and column and leaves the prompt unrotated. "1d" rotates all tokens by
-            position.
+        rope: "2d" rotates image tokens by row and column and leaves the prompt without position. "1d" rotates all
+            tokens by their position in the sequence.
         has_qk_norm: whether queries and keys of each head are normalised.
         has_mlp_head: whether the head has a hidden layer.
         columns: number of codes per line if the image is not a square. 0 for `grid`.
-        line_end: id in the prompts' vocabulary of the token that ends every line of codes. It is the last of the
-            `vocab_size` tokens. None if there is no such token.
+        line_end: id of the token that ends every line of codes, in the vocabulary of the prompts. As a sampled token it
+            is number `vocab_size` - 1. None if there is no such token.
         small_grid: number of lines of a smaller image whose tokens come first. 0 for none.
         small_columns: number of codes per line of the smaller image if it is not a square. 0 for `small_grid`.
     """
@@ -170,18 +173,18 @@ class TargetConfig(CommonSizes):
 
     @property
     def ffn_hidden(self) -> int:
-        """Channels inside the feed-forward part."""
+        """Channels of the hidden layer of the feed-forward network."""
         return self.ffn_width or -(-int(8 * self.dim / 3) // self.ffn_multiple) * self.ffn_multiple
 
 
 @dataclass(frozen=True)
 class DraftConfig(CommonSizes):
-    """Sizes of a draft model, which follow from the target's.
+    """Sizes of a draft model, which follow from the sizes of its target.
 
-    Fields that are not described here are those of `TargetConfig`.
+    Fields that are not described here are as in `TargetConfig`.
 
     Attributes:
-        ffn_hidden: width of the feed-forward part.
+        ffn_hidden: width of the feed-forward network.
         masks_text_padding: whether padding of prompts is masked. LlamaGen's published draft models attend to it,
             Lantern's do not.
         num_embedded_ids: size of the prompt embedding of Chameleon's draft models. 0 if token 0 is fed at every prompt
@@ -208,14 +211,14 @@ class DraftConfig(CommonSizes):
 
     @classmethod
     def of(cls, target: TargetConfig) -> DraftConfig:
-        """Return the sizes of Lantern's draft model of a target."""
+        """Return the sizes of the draft model that Lantern trains for a target."""
         return pick(cls, {**asdict(target), "has_qk_norm": False}, ffn_hidden=target.ffn_hidden)
 
     @classmethod
     def of_chameleon(cls, target: TargetConfig) -> DraftConfig:
-        """Return the sizes of the LANTERN authors' draft model for Chameleon.
+        """Return the sizes of the draft model that LANTERN's authors published for Chameleon.
 
-        The draft model embeds the token ids of the prompt itself.
+        This draft model has an embedding of prompt ids.
         """
         return replace(
             cls.of(target), num_embedded_ids=target.num_prompt_ids, has_attention_norm=True, has_qk_norm=True
@@ -225,9 +228,10 @@ class DraftConfig(CommonSizes):
 def target_parameters(config: TargetConfig) -> int:
     """Return the number of parameters of a target.
 
-    With width d, vocabulary V, t prompt positions and c caption channels, it is the sum of the layers, the code
-    embedding (V d), the head, the last norm (d), and the prompt embedding: i d for i prompt ids, or d^2 + (d + t) c
-    with the null caption.
+    Let d be the width, V the vocabulary, t the number of prompt positions, and c the channels of caption features. The
+    number is the sum of the layers, the code embedding (V d), the head, the last norm (d), and the prompt embedding.
+    The prompt embedding has i d parameters for i prompt ids. For caption features it has d^2 + (d + t) c, including the
+    null caption.
     """
     c = config
     prompt = c.num_prompt_ids * c.dim or (c.dim + c.num_text_tokens) * c.caption_dim + c.dim**2
@@ -235,24 +239,32 @@ def target_parameters(config: TargetConfig) -> int:
 
 
 def head_parameters(config: TargetConfig) -> int:
-    """Return the number of parameters of a target's head: V d, and d^2 + d + V more with a hidden layer."""
+    """Return the number of parameters of a target's head.
+
+    For width d and vocabulary V it is V d. A hidden layer adds d^2 + d + V.
+    """
     return config.vocab_size * config.dim + config.has_mlp_head * (config.dim**2 + config.dim + config.vocab_size)
 
 
 def draft_parameters(config: DraftConfig) -> int:
     """Return the number of parameters of a draft model.
 
-    It is the sum of the embeddings of V tokens and i prompt ids, (V + i) d, the fc layer, 2 d^2 + d, and the layer.
+    Let d be the width. The embeddings of V tokens and i prompt ids have (V + i) d parameters. The linear map of
+    embedding and hidden state has 2 d^2 + d. The parameters of the transformer layer are added.
     """
     c = config
     return (c.vocab_size + c.num_embedded_ids + 2 * c.dim + 1) * c.dim + _layer_parameters(c, 1 + c.has_attention_norm)
 
 
 def _layer_parameters(config: TargetConfig | DraftConfig, num_norms: int) -> int:
-    """Return the number of parameters of a layer.
+    """Return the number of parameters of a transformer layer.
 
-    It is 2 d^2 + 2 d k + 3 d f for keys of width k and a feed-forward part of width f, plus d per norm and 2 (d + k)
-    for norms of queries and keys.
+    Let d be its width, k the width of its keys, and f the width of its feed-forward network. The number is 2 d^2 + 2 d
+    k + 3 d f, plus d per norm, plus 2 (d + k) for norms of queries and keys.
+
+    Args:
+        config: the sizes.
+        num_norms: number of norms of width d.
     """
     c = config
     norms = num_norms * c.dim + 2 * (c.dim + c.kv_dim) * c.has_qk_norm

@@ -1,7 +1,7 @@
-"""The draft model: EAGLE's head, which continues the target model's hidden states.
+"""The draft model of EAGLE, which predicts the target's next hidden states.
 
-For image token n it takes the token and the hidden state with which the target predicted it. It returns the hidden
-state that predicts token n + 1, which the head of the target turns into logits.
+For image token n it takes the token, and the hidden state from which the target predicted it. It returns an estimate of
+the hidden state that predicts token n + 1. The head of the target turns this into logits.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from lantern.models.transformer import DecodingLayer, Layer, gather_rotary, grou
 
 
 class DraftModel(StoredModel):
-    """A linear layer fc(cat(token embedding, hidden state of the target)), then one decoder layer without input norm.
+    """A linear map `fc` of token embedding and hidden state, then one decoder layer without input norm.
 
-    The head of the target computes logits from the result. The layer fc is stored in two parts: `from_token`, with the
-    bias, and `from_hidden`.
+    The inputs of `fc` are concatenated. The map is stored in two parts, `from_token` with the bias, and `from_hidden`.
+    The head of the target computes logits from the output.
+
+    Args:
+        config: the sizes.
 
     Source: SafeAILab/EAGLE model/cnets.py and jadohu/LANTERN models/drafters/cnets_llamagen.py.
     """
@@ -40,19 +43,26 @@ class DraftModel(StoredModel):
         if config.num_embedded_ids:
             self.prompt_embedding = nn.Embedding(config.num_embedded_ids, config.dim)
         self.layer = Layer(config, has_attention_norm=config.has_attention_norm)
-        # Row r of the drafter pairs (hidden r, token r + 1) and turns like the target's row r + 1: one text row fewer.
+        # Position r of the draft model combines hidden state r with token r + 1, and is rotated like position r + 1 of
+        # the target. The prompt therefore has one position fewer.
         num_text = config.num_text_tokens - 1
         table = rotary_table(num_text, config.lines, config.head_dim, config.rope_base, config.rope)
         self.register_buffer("rotary", table, persistent=False)
-        self.decoding_layer: DecodingLayer | None = None  # of the weights once prepared for decoding
-        self.token_table: torch.Tensor | None = None  # from_token of every code, once prepared for decoding
+        self.decoding_layer: DecodingLayer | None = None  # None before `prepare_for_decoding`
+        self.token_table: torch.Tensor | None = (
+            None  # output of from_token for every token; None before `prepare_for_decoding`
+        )
 
     @classmethod
     def from_target(cls, target: Target, seed: int) -> DraftModel:
-        """Return an untrained draft model for a target, on its device.
+        """Make an untrained draft model for a target, on its device.
 
-        It copies the token embedding of the target. Its fc layer starts as the identity on the hidden state. The
+        It copies the token embedding of the target. The linear map `fc` starts as the identity on the hidden state. The
         other weights are random normal numbers.
+
+        Args:
+            target: the target.
+            seed: random seed.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -68,7 +78,16 @@ class DraftModel(StoredModel):
         return draft.to(target.device)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Apply the token part of the fc layer to tokens, int64 (...): (..., dim)."""
+        """Return what tokens contribute to the output of the linear map `fc`: their embedding times one half of `fc`.
+
+        `fc` maps the concatenation of token embedding and hidden state. The caller adds the half for the hidden state.
+
+        Args:
+            tokens: image tokens, int64 (...). They are embedded here.
+
+        Returns:
+            (..., dim).
+        """
         if self.token_table is not None:
             return F.embedding(tokens, self.token_table)
         return self.from_token(self.token_embedding(tokens))
@@ -77,12 +96,13 @@ class DraftModel(StoredModel):
         """Run a teacher-forced pass over whole images.
 
         Args:
-            tokens: int64 (rows, n), zeros at the num_text_tokens - 1 positions of the prompt.
-            hidden: hidden states with which the target predicted the tokens, (rows, n, dim).
-            mask: additive mask, (rows, 1, n, n).
+            tokens: the token that follows each hidden state, int64 (sequences, n). 0 at the first num_text_tokens - 1
+                positions, which belong to the prompt. Image tokens follow.
+            hidden: hidden states from which the target predicted the tokens, (sequences, n, dim).
+            mask: additive mask, causal and with hidden padding, (sequences, 1, n, n).
 
         Returns:
-            Predicted next hidden states, (rows, n, dim).
+            Predicted next hidden states, (sequences, n, dim).
         """
         return self.layer(self.embed(tokens) + self.from_hidden(hidden), self.rotary[: tokens.shape[1], None], mask)
 
@@ -92,10 +112,12 @@ class DraftModel(StoredModel):
         """Run the prompts of a batch and return the cache, with which `extend` continues.
 
         Args:
-            hidden: hidden states of the target, (branches, batch, num_text_tokens - 1, dim).
-            mask: bool (branches, batch, num_text_tokens - 1), True for prompt tokens.
-            num_slots: number of slots of the cache.
-            ids: ids of the prompt tokens that follow these positions, read if the config has `num_embedded_ids`.
+            hidden: hidden states of the target at all prompt positions except the last, whose hidden state belongs to
+                image token 0. (branches, batch, num_text_tokens - 1, dim).
+            mask: True for prompt tokens, at the positions of `hidden`, bool (branches, batch, num_text_tokens - 1).
+            num_slots: number of slots of the cache per image.
+            ids: for each hidden state, the prompt id at the next position, int64, shaped like `mask`. Read only if
+                `num_embedded_ids` is not 0.
         """
         visible = mask if self.config.masks_text_padding else torch.ones_like(mask)
         cache = self.make_cache(visible, num_slots)
@@ -108,7 +130,12 @@ class DraftModel(StoredModel):
         return cache
 
     def make_cache(self, visible: torch.Tensor, num_slots: int) -> KVCache:
-        """Return an empty cache for this model."""
+        """Make an empty cache for this model.
+
+        Args:
+            visible: prompt positions that may be attended to, bool (branches, batch, positions).
+            num_slots: number of slots per image.
+        """
         head_shape = (self.layer.num_kv_heads, self.layer.head_dim)
         return KVCache(visible, 1, num_slots, head_shape, self.token_embedding.weight.dtype)
 
@@ -121,23 +148,44 @@ class DraftModel(StoredModel):
         rotary_positions: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Run new nodes with a cache, as `Target.extend` does.
+        """Run new tokens with a cache, and store their keys and values in it.
 
-        The argument `hidden`, (branches, batch, nodes, dim), is the hidden states that predicted the tokens.
+        Args:
+            cache: keys and values of earlier tokens.
+            tokens: int64 (batch, nodes).
+            hidden: hidden states that predicted the tokens, (branches, batch, nodes, dim).
+            slots: slots for their keys and values, int64 (batch, nodes).
+            rotary_positions: positions in the rotary table, int64 (batch, nodes).
+            mask: additive mask, (branches * batch, 1, nodes, slots), see `KVCache.mask`.
+
+        Returns:
+            Predicted next hidden states, (branches, batch, nodes, dim).
         """
         return self._run(self.from_hidden(hidden).add_(self.embed(tokens)), slots, rotary_positions, mask, cache)
 
     def _run(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """Run the layer in place on x, the output of fc, (branches, batch, nodes, dim)."""
+        """Replace x in place by the layer's output, and return it.
+
+        Args:
+            x: output of the linear map `fc` for new tokens, (branches, batch, nodes, dim).
+            slots: as in `extend`.
+            rotary_positions: as in `extend`.
+            mask: as in `extend`.
+            cache: as in `extend`.
+        """
         layer = self.decoding_layer or DecodingLayer(self.layer)
         rotary, flat_slots = gather_rotary(self.rotary, rotary_positions), cache.flat_slots(slots)
         layer(x.view(-1, x.shape[-1]), rotary, group_mask(mask, layer), cache.layers[0], flat_slots)
         return x
 
     def prepare_for_decoding(self) -> DraftModel:
-        """Prepare the layer, see `prepare_layers`, and replace `from_token` by a table of all tokens."""
+        """Make decoding faster, in place, and return the model. It can then no longer be trained.
+
+        The layer is prepared by `prepare_layers`. The output of `from_token`, the part of `fc`
+        for tokens, is computed once for every token and read from a table.
+        """
         with torch.no_grad():
             self.token_table = self.from_token(self.token_embedding.weight)
         (self.decoding_layer,) = prepare_layers(self, [self.layer])

@@ -1,4 +1,4 @@
-"""Emu3's image tokenizer: transformers' class, with the interface of VQ-16."""
+"""Emu3's image tokenizer: the class of transformers, with the interface of `VQ16`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from lantern.models.vq16 import check_codes
 @dataclass(frozen=True)
 class Emu3TokenizerConfig:
     """Sizes of an Emu3 tokenizer. The defaults are those of the published one.
+
+    A *level* has one resolution. Each further level has half the side.
 
     Attributes:
         grid: side of the image in tokens.
@@ -42,7 +44,10 @@ class Emu3TokenizerConfig:
 class Emu3Tokenizer(StoredModel):
     """Emu3's tokenizer, which is made for videos. An image is a video of four equal frames, and the first is decoded.
 
-    Codes are the rows of the codebook as they are stored.
+    Code vectors are not normalised.
+
+    Args:
+        config: the sizes.
 
     Source: baaivision/Emu3@f6ea9aa, emu3/tokenizer; transformers' Emu3VQVAE.
     """
@@ -71,12 +76,12 @@ class Emu3Tokenizer(StoredModel):
 
     @property
     def codebook(self) -> Tensor:
-        """The codes as they are stored, (codebook_size, code_dim)."""
+        """The code vectors as they are stored, (codebook_size, code_dim)."""
         return self.vqvae.quantize.embedding.weight
 
     @property
     def decoded_codebook(self) -> Tensor:
-        """The codes as they are decoded, float32."""
+        """The code vectors that the decoder gets, float32 (codebook_size, code_dim)."""
         return self.codebook.float()
 
     @torch.no_grad()
@@ -98,7 +103,7 @@ class Emu3Tokenizer(StoredModel):
             codes: (images, grid * grid).
 
         Raises:
-            ValueError: the number of codes differs, or a code is out of range.
+            ValueError: an image does not have grid * grid codes, or a code is out of range.
         """
         check_codes(codes, self.config.grid, self.config.codebook_size)
         return self.vqvae.decode(codes.unflatten(1, (self.config.grid, -1))).float().clamp(-1, 1)

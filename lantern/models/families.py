@@ -1,7 +1,9 @@
-"""Families of language models that generate images. A family is a transformers class, with its prompts and its parts.
+"""Families of language models that generate images.
 
-The published models of a family are in `lantern.cards.published`. Snakemake imports this module to plan the workflow,
-so torch and transformers are imported only inside functions.
+A *family* is a class of transformers together with a form of prompts, and a way to find the parts of a model that
+generate images. The published models of a family are in `lantern.cards.published`.
+
+Snakemake imports this module to plan the workflow, so torch and transformers are imported only inside functions.
 """
 
 from __future__ import annotations
@@ -27,16 +29,20 @@ if TYPE_CHECKING:
 class PromptForm:
     """The tokens and the text that a family puts around a caption.
 
-    A part of `start`, `end` or `null` that begins with "<" is the name of one token. Any other part is text. {large}
-    and {small} are the sides of the grids. {name} is any other placeholder, for the tokenizer's token of that name.
+    `start`, `end` and `null` are sequences of strings. A string that begins with "<" is the name of one token. Any
+    other string is text.
+
+    Strings may contain placeholders. {large} is the side of the image in codes, and {small} that of a smaller
+    image that some models generate first. Any other {name} is the
+    special token that the tokenizer has under this name.
 
     Attributes:
-        start: parts before the text.
+        start: strings before the text.
         text: text that is tokenised as a whole, with the caption in place of {}.
-        end: parts after the text.
+        end: strings after the text.
         null: the null prompt, without a caption.
-        filler: None, or the token that fills the null prompt, between its first and its last token, up to the prompt's
-            length.
+        filler: None, or the token that fills the null prompt between its first and its last token, so that it is as
+            long as the prompt.
     """
 
     start: tuple[str, ...]
@@ -48,14 +54,16 @@ class PromptForm:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a transformers model that generate image tokens. Codes come before the line end.
+    """The parts of a transformers model with which Lantern generates images. Other parts are not used.
+
+    A token below is an image token. If there is a line end, it is the last one.
 
     Attributes:
         layers: the model without its head.
         tokens: input embedding of each token, (vocab, dim).
         head: maps hidden states to logits of the tokens.
         ids: ids of the tokens in the model's vocabulary, int64 (vocab,). None if they are not in it.
-        ends: ids of the words that follow an image.
+        ends: ids of the tokens that follow an image.
     """
 
     layers: PreTrainedModel
@@ -67,15 +75,16 @@ class Parts:
 
 @dataclass(frozen=True)
 class Family:
-    """A class of transformers that generates images.
+    """A transformers class that generates images, with its prompts.
 
     Attributes:
         model_class: name of the class.
         layers_class: name of the class of its layers without the head.
         prompt: form of its prompts.
-        take_apart: returns the parts of a model. Its arguments are the model, and the id of the line end or None.
+        take_apart: function that returns the parts of a model. Its arguments are the model, and the id of the line end
+            or None.
         target: fields of a `TargetConfig` that all models of the family share.
-        uses_grid_rope: whether rotary positions are (time, row, column).
+        uses_grid_rope: whether the rotary embedding rotates by time, row and column.
     """
 
     model_class: str
@@ -87,12 +96,15 @@ class Family:
 
     @property
     def small_grid(self) -> int:
-        """Side in codes of the smaller image that comes first, or 0."""
+        """Side in codes of the smaller image that is generated first, or 0."""
         return self.target.get("small_grid", 0)
 
 
 def family_of(model_class: str) -> str:
     """Return the first family of a transformers class.
+
+    Args:
+        model_class: name of the class.
 
     Raises:
         ValueError: the class has no family. The message lists the classes that have one.
@@ -106,10 +118,14 @@ def family_of(model_class: str) -> str:
 
 
 def family_named(name: str | None, model_class: str) -> str:
-    """Return `name` if it is a family, or the family of the model's class if it is None.
+    """Return a family by its name, or by the model's class.
+
+    Args:
+        name: key of FAMILIES, or None.
+        model_class: name of the class, which is used if `name` is None.
 
     Raises:
-        ValueError: the name is unknown. The message lists the known ones.
+        ValueError: the name is unknown (the message lists the known ones), or the class has no family.
     """
     if name is None:
         return family_of(model_class)
@@ -121,9 +137,13 @@ def family_named(name: str | None, model_class: str) -> str:
 def weight_of(model: nn.Module, name: str) -> torch.Tensor:
     """Return the weight of a layer of a model.
 
+    Args:
+        model: the model.
+        name: name of the layer in the model.
+
     Raises:
-        ValueError: the layer is not a plain nn.Linear or nn.Embedding, for example that of an adapter, whose `weight`
-            leaves the adapter out.
+        ValueError: the layer is not a plain nn.Linear or nn.Embedding. It may be quantised, or have an adapter such as
+            LoRA, whose part of the weight would be lost.
     """
     from torch import nn
 
@@ -140,14 +160,14 @@ def weight_of(model: nn.Module, name: str) -> torch.Tensor:
 def _words(
     model: PreTrainedModel, layers: PreTrainedModel, name: str, ids: torch.Tensor, ends: tuple[int, ...] = ()
 ) -> Parts:
-    """Return the parts of a language model in which each token is a word.
+    """Return the parts of a language model whose image tokens are in its vocabulary.
 
     Args:
         model: the model.
         layers: the model without its head.
         name: name of `layers` in the model.
-        ids: ids of the tokens in the vocabulary.
-        ends: ids of the words that follow an image.
+        ids: ids of the image tokens in the vocabulary.
+        ends: ids of the tokens that follow an image.
     """
     from torch import nn
 

@@ -1,4 +1,7 @@
-"""The image tokenizer of the shapes dataset: a VQ autoencoder with LlamaGen's interface, small enough for CPUs."""
+"""The image tokenizer of the shapes dataset: a VQ autoencoder that is small enough for CPUs.
+
+It has the interface of `VQ16`.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +20,37 @@ _GROUPS = 8
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """Sizes of the tokenizer."""
+    """Sizes of the tokenizer.
 
-    image_size: int = 48  # side in pixels, a multiple of 2 * grid
-    grid: int = 8  # tokens per side; an image has grid * grid tokens
+    Attributes:
+        image_size: side of the image in pixels, a multiple of 2 * grid.
+        grid: tokens per side. An image has grid * grid tokens.
+        codebook_size: number of codes.
+        code_dim: channels of a code.
+        encoder_width: channels of the encoder at the resolution 2 * grid. At the resolution grid it has twice as many.
+        decoder_width: channels of the decoder at the resolution 2 * grid. At the resolution grid it has twice as many.
+        decoder_blocks: residual blocks of the decoder at each of the two resolutions.
+    """
+
+    image_size: int = 48
+    grid: int = 8
     codebook_size: int = 1024
-    code_dim: int = 8  # length of a code
-    encoder_width: int = 48  # channels at 2 * grid positions per side; twice this number at grid positions
-    decoder_width: int = 64  # the same for the decoder
-    decoder_blocks: int = 2  # residual blocks of the decoder at each of the two resolutions
+    code_dim: int = 8
+    encoder_width: int = 48
+    decoder_width: int = 64
+    decoder_blocks: int = 2
 
 
 class ImageTokenizer(StoredModel):
-    """A tokenizer with an l2-normalised codebook: images become the nearest codes, and codes become images.
+    """A VQ autoencoder with an l2-normalised codebook.
 
-    The vectors are normalised as in LlamaGen's vq_model.py (FoundationVision/LlamaGen@ce98ec4). Patches have image_size
-    / (2 * grid) pixels. There are blocks at 2 * grid and at grid positions per side.
+    It works at two resolutions. The finer one has 2 * grid positions per side, one for each patch of image_size / (2 *
+    grid) pixels. The coarser one has grid positions per side, one for each token.
+
+    Vectors are normalised as in LlamaGen's vq_model.py (FoundationVision/LlamaGen@ce98ec4).
+
+    Args:
+        config: the sizes.
     """
 
     kind = "image_tokenizer"
@@ -72,24 +90,34 @@ class ImageTokenizer(StoredModel):
 
     @property
     def codebook(self) -> Tensor:
-        """The l2-normalised codes, (codebook_size, code_dim) float32."""
+        """The l2-normalised code vectors, float32 (codebook_size, code_dim)."""
         return F.normalize(self.embedding, dim=-1)
 
     @property
     def decoded_codebook(self) -> Tensor:
-        """The codes as they are decoded."""
+        """The code vectors that the decoder gets, float32 (codebook_size, code_dim)."""
         return self.codebook
 
     def latents(self, images: Tensor) -> Tensor:
-        """Return the unit vectors before quantisation, (images, grid * grid, code_dim), row by row of the grid."""
+        """Return the encoder's unit vectors, before quantisation.
+
+        Args:
+            images: float32 (images, 3, size, size) in [-1, 1].
+
+        Returns:
+            (images, grid * grid, code_dim), in raster order.
+        """
         hidden = self.encoder(images.contiguous(memory_format=torch.channels_last))
         return F.normalize(hidden.flatten(2).transpose(1, 2), dim=-1)
 
     def reconstruct(self, latents: Tensor) -> Tensor:
-        """Decode latent vectors to images, (images, 3, size, size), without clamping.
+        """Decode latent vectors to images, without clamping.
 
         Args:
-            latents: vectors of codes or of an encoder, (images, grid * grid, code_dim). They are not quantised here.
+            latents: vectors of codes or of the encoder, (images, grid * grid, code_dim). They are not quantised here.
+
+        Returns:
+            (images, 3, size, size).
         """
         grid = self.config.grid
         hidden = latents.transpose(1, 2).unflatten(2, (grid, grid))
@@ -103,7 +131,7 @@ class ImageTokenizer(StoredModel):
             images: float32 (images, 3, size, size) in [-1, 1].
 
         Raises:
-            ValueError: the images have another size.
+            ValueError: the images do not have the size of the config.
         """
         check_images(images, self.config.image_size)
         return torch.cat([nearest_rows(self.latents(chunk), self.codebook) for chunk in images.split(_BATCH)])
@@ -116,7 +144,7 @@ class ImageTokenizer(StoredModel):
             codes: (images, grid * grid).
 
         Raises:
-            ValueError: the number of codes differs, or a code is out of range.
+            ValueError: an image does not have grid * grid codes, or a code is out of range.
         """
         check_codes(codes, self.config.grid, self.config.codebook_size)
         codebook = self.codebook
@@ -125,7 +153,11 @@ class ImageTokenizer(StoredModel):
 
 
 class ResidualBlock(nn.Module):
-    """x + conv(silu(norm(conv(silu(norm(x)))))). The last convolution is initialised to zero."""
+    """Residual block: x + conv(silu(norm(conv(silu(norm(x)))))). The last convolution is initialised to zero.
+
+    Args:
+        channels: number of channels.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -143,10 +175,10 @@ class ResidualBlock(nn.Module):
 
 
 def nearest_rows(vectors: Tensor, rows: Tensor) -> Tensor:
-    """Return the index of the row nearest to each vector, (...). Ties go to the first.
+    """Return the index of the code nearest to each vector, int64 (...). Ties go to the first code.
 
     Args:
         vectors: unit vectors, (..., dim).
-        rows: unit vectors, (rows, dim).
+        rows: code vectors of unit length, (codes, dim).
     """
     return (vectors @ rows.T).argmax(-1)

@@ -1,7 +1,7 @@
-"""Linear maps for decoding.
+"""Fast linear maps for decoding.
 
-The size of a product determines its kernel. Timings have no influence, so that the same call always gives the same
-digits.
+Each matrix product runs on a kernel that is chosen by its size. Measured times have no influence on the choice, so that
+the same call always gives the same digits.
 """
 
 from __future__ import annotations
@@ -13,21 +13,27 @@ from pathlib import Path
 import torch
 from torch import nn
 
-LARGE = 150_000  # elements from which a weight is packed for products of at least MANY rows
+LARGE = 150_000  # number of elements from which a weight is packed, for products of at least MANY rows
 MANY = 4
-HUGE = 1_500_000  # elements from which a weight is packed for all products, and stored only packed
+HUGE = 1_500_000  # number of elements from which a weight is packed for all products, and stored only in packed form
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 AddProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class PreparedLinear(nn.Module):
-    """Linear map for inference, which can no longer be trained, cast or moved.
+    """Linear map for inference, which cannot be trained, cast or moved.
 
-    On a CPU in float32 there are two kernels. `torch.mm` on column-major weights is best for small weights and few
-    rows: it reads them up to twice as fast as row-major ones. On AMD's CPUs, where torch.mm runs MKL without AVX-512,
-    large weights are also packed once for oneDNN, whose call costs about 8 microseconds more. Other devices and dtypes
-    use `torch.mm` on the original weights. So does `is_view`, which copies nothing.
+    On a CPU in float32 there are two kernels. For small weights and few rows, `torch.mm` on column-major weights is
+    best. It reads them up to twice as fast as row-major weights. On AMD's CPUs, torch.mm uses MKL without AVX-512.
+    There, large weights are also converted once to oneDNN's packed layout. A call of oneDNN costs about 8 microseconds
+    more.
+
+    On other devices and in other dtypes, `torch.mm` runs on the original weights.
+
+    Args:
+        linear: the map to replace.
+        is_view: whether to use the original weights without a copy on a CPU, too.
     """
 
     def __init__(self, linear: nn.Linear, is_view: bool = False) -> None:
@@ -52,10 +58,11 @@ class PreparedLinear(nn.Module):
         return mapped.view(*x.shape[:-1], -1)
 
     def kernels(self, num_rows: int) -> tuple[Product, AddProduct]:
-        """Return the functions that compute products of `num_rows` rows, both without the bias.
+        """Return two functions that compute products of `num_rows` rows with the weight W. Both leave out the bias.
 
         Returns:
-            (x -> x W^T for x (num_rows, inputs); (total, x) -> total + x W^T, in place in `total`).
+            (function that maps x, (num_rows, inputs), to x W^T; function of `total` and x that adds x W^T to `total` in
+                place).
         """
         columns, packed = self.columns, self.packed
         if columns is not None and not self.is_packed(num_rows):
@@ -67,24 +74,30 @@ class PreparedLinear(nn.Module):
         return product, lambda total, x: total.add_(product(x))
 
     def is_packed(self, num_rows: int) -> bool:
-        """Return whether products of this many rows run on packed weights."""
+        """Return whether products of `num_rows` rows run on packed weights."""
         return self.packed is not None and (num_rows >= MANY or self.size >= HUGE)
 
 
 def can_pack() -> bool:
-    """Return whether packed weights are used: on AMD's CPUs, if this torch has oneDNN's products on them."""
+    """Return whether weights can be packed, that is, converted to the layout of oneDNN's fast matrix product.
+
+    This is so on AMD's CPUs, if the installed torch has that product.
+    """
     return is_amd() and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 @cache
 def is_amd() -> bool:
-    """Return whether the CPU is made by AMD, according to /proc/cpuinfo. Without that file, return False."""
+    """Return whether the CPU is made by AMD, according to /proc/cpuinfo. False if that file does not exist."""
     info = Path("/proc/cpuinfo")
     return info.is_file() and "AuthenticAMD" in info.read_text(encoding="utf-8")
 
 
 def prepare_linears(model: nn.Module) -> None:
-    """Replace all linear maps of a model by prepared ones, in place, one after the other to save memory."""
+    """Replace all linear maps of a model by prepared ones, in place.
+
+    Each old map is freed before the next one is prepared, to save memory.
+    """
     for parent in [part for part in model.modules() if not isinstance(part, nn.Linear)]:
         for name in [name for name, part in parent.named_children() if isinstance(part, nn.Linear)]:
             setattr(parent, name, PreparedLinear(getattr(parent, name)))

@@ -1,4 +1,4 @@
-"""The base class of models that can be stored in a checkpoint."""
+"""Base class of models that can be stored in a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 class StoredModel(nn.Module):
-    """A model that `lantern.checkpoints.native` writes and reads.
+    """Base class of models that `lantern.checkpoints.native` writes and reads.
 
     Attributes:
         kind: name of the class in checkpoints.
         config_class: dataclass of the sizes.
-        wide: prefixes of the names of weights that stay float32.
+        wide: prefixes of the names of weights that stay float32 when the model is cast to another dtype.
         config: sizes of this model.
     """
 

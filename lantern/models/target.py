@@ -1,8 +1,11 @@
 """The target model: a transformer over a prompt and the tokens of an image.
 
 A sequence is `num_text_tokens` positions of the left-padded prompt, then the image tokens in raster order. The hidden
-state at position `num_text_tokens - 1 + i` predicts image token i. With classifier-free guidance there are two
-*branches*: the prompts and the null prompts. Without guidance there is one.
+state at position `num_text_tokens - 1 + i` predicts image token i.
+
+With classifier-free guidance there are two *branches*: the prompts and the null prompts. Without guidance there is one.
+*Nodes* are the new tokens of a pass, for example the nodes of a draft tree. A *slot* is an entry of the key/value
+cache.
 """
 
 from __future__ import annotations
@@ -31,13 +34,17 @@ from lantern.models.transformer import (
 class Target(StoredModel):
     """Interface of a target, for decoders, draft models and measurements.
 
-    A subclass embeds prompts and computes logits from hidden states. It runs nodes with a cache in `run_nodes`, and
-    whole images without a cache in `forward`.
+    A subclass embeds prompts and computes logits from hidden states. It runs new tokens with a cache in `run_nodes`,
+    and whole images without a cache in `forward`.
+
+    Args:
+        config: sizes of the target.
 
     Attributes:
         config: sizes of the target.
         token_embedding: embedding of the tokens that the target generates.
-        forbidden: tokens that may not be generated within a line, and at its end, bool (2, vocab).
+        forbidden: bool (2, vocab). forbidden[0] marks tokens that may not occur within a line of the image,
+            forbidden[1] tokens that may not occur at its end.
         null_caption: learned features of the null prompt, if the target has them.
     """
 
@@ -59,11 +66,21 @@ class Target(StoredModel):
         return True
 
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute logits, float32 (..., vocab), of hidden states, (..., dim)."""
+        """Compute the logits of hidden states.
+
+        Args:
+            hidden: (..., dim).
+
+        Returns:
+            float32 (..., vocab).
+        """
         raise NotImplementedError
 
     def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
-        """Embed caption features, (..., positions, caption_dim), or ids, int64 (..., positions).
+        """Embed prompts.
+
+        Args:
+            features: caption features, (..., positions, caption_dim), or ids, int64 (..., positions).
 
         Returns:
             (..., positions, dim).
@@ -73,23 +90,23 @@ class Target(StoredModel):
     def run_nodes(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """Run embedded nodes with a cache.
+        """Run embedded new tokens with a cache, and store their keys and values in it.
 
         Args:
-            x: embedded nodes, (rows, nodes, dim), which may be changed in place.
-            slots: see `extend`, like the other arguments.
-            rotary_positions: see `extend`.
-            mask: see `extend`.
-            cache: see `extend`.
+            x: embedded tokens, (branches * batch, nodes, dim), which may be changed in place.
+            slots: slots for their keys and values, int64 (batch, nodes).
+            rotary_positions: positions in the rotary table, int64 (batch, nodes).
+            mask: additive mask, (branches * batch, 1, nodes, slots), see `KVCache.mask`.
+            cache: keys and values of earlier tokens.
 
         Returns:
-            Hidden states, (branches, batch, nodes, dim).
+            Hidden states after the final norm, (branches, batch, nodes, dim).
         """
         raise NotImplementedError
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
-        """Number of layers, number of key/value heads, and channels of a head."""
+        """Sizes of a key/value cache: (number of layers, number of key/value heads, channels of a head)."""
         raise NotImplementedError
 
     @property
@@ -107,13 +124,14 @@ class Target(StoredModel):
     ) -> torch.Tensor:
         """Compute logits of hidden states, with guidance if there are two branches.
 
-        Guidance before a linear head gives the same logits as after it, and halves the rows of the head.
+        If the head is linear, guidance is applied to the hidden states. This gives the same logits up to rounding, and
+        the head computes half as many rows.
 
         Args:
             hidden: (branches, ..., dim).
             cfg_scale: scale of classifier-free guidance.
-            positions: image positions that the states predict, int64, broadcastable to (...). If given, tokens that
-                may not be at a position get -inf.
+            positions: image positions that the states predict, int64, broadcastable to (...). If given, tokens that may
+                not be at a position get -inf.
 
         Returns:
             float32 (..., vocab).
@@ -131,15 +149,15 @@ class Target(StoredModel):
     def null_prompt(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the null prompts for guidance, one per prompt.
 
-        Without `null_ids` they are the learned null caption, with the masks of the prompts. With `null_ids` they are
-        these ids after hidden padding. With a `null_filler` they have the length of the prompts: visible fillers
-        between the first and the last of the `null_ids`.
+        There are three kinds. Without `null_ids` in the config, it is the learned null caption with the mask of the
+        prompt. With `null_ids`, it is these ids after masked padding. With `null_filler`, it is as long as the prompt:
+        visible fillers are put between the first and the last of the `null_ids`.
 
         Args:
             mask: True for prompt tokens, bool (..., num_text_tokens).
 
         Returns:
-            Features or ids, and their mask.
+            (features or ids, their mask).
 
         Raises:
             ValueError: the target has no null prompt.
@@ -159,7 +177,15 @@ class Target(StoredModel):
         return features, is_seen
 
     def with_null(self, features: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stack prompts and their null prompts: features and masks, each (2, batch, ...)."""
+        """Stack prompts and their null prompts.
+
+        Args:
+            features: caption features or ids of the prompts, (batch, ...).
+            mask: True for prompt tokens, False for padding, bool (batch, num_text_tokens).
+
+        Returns:
+            (features, mask), each with a leading axis of two branches: prompts, then null prompts.
+        """
         null, null_mask = self.null_prompt(mask)
         return torch.stack([features, null.to(features.dtype)]), torch.stack([mask, null_mask])
 
@@ -167,9 +193,9 @@ class Target(StoredModel):
         """Run a teacher-forced pass over whole images.
 
         Args:
-            features: caption features (images, num_text_tokens, caption_dim), or ids int64 (images, num_text_tokens).
+            features: caption features (images, num_text_tokens, caption_dim), or ids, int64 (images, num_text_tokens).
             mask: bool (images, num_text_tokens), True for prompt tokens.
-            codes: int64 (images, n).
+            codes: image tokens, int64 (images, n).
 
         Returns:
             Hidden states of all positions after the final norm, (images, num_text_tokens + n, dim).
@@ -177,7 +203,16 @@ class Target(StoredModel):
         raise NotImplementedError
 
     def forward_with_null(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """Run `forward` on images with their prompts, then with null prompts: (2 * images, ...)."""
+        """Run `forward` on images with their prompts, then on the same images with null prompts.
+
+        Args:
+            features: as in `forward`.
+            mask: as in `forward`.
+            codes: as in `forward`.
+
+        Returns:
+            (2 * images, num_text_tokens + n, dim).
+        """
         both, masks = (part.flatten(0, 1) for part in self.with_null(features, mask))
         return self(both, masks, repeat_rows(codes, len(both)))
 
@@ -185,12 +220,12 @@ class Target(StoredModel):
         """Run the prompts of a batch and fill a new cache, with which `extend` continues.
 
         Args:
-            features: as in `forward`, but (branches, batch, ...), see `with_null`.
-            mask: as in `forward`, but (branches, batch, num_text_tokens).
-            num_slots: number of slots of the cache.
+            features: caption features or ids, (branches, batch, ...), see `with_null`.
+            mask: bool (branches, batch, num_text_tokens), True for prompt tokens.
+            num_slots: number of slots of the cache per image.
 
         Returns:
-            Hidden states after the final norm, (branches, batch, num_text_tokens, dim), and the cache.
+            (hidden states after the final norm, (branches, batch, num_text_tokens, dim); the cache).
         """
         cache = self.make_cache(mask, num_slots)
         rows = torch.arange(mask.shape[2], device=mask.device).expand(mask.shape[1:])
@@ -198,7 +233,12 @@ class Target(StoredModel):
         return self.run_nodes(x, rows, rows, cache.text_mask(mask), cache), cache
 
     def make_cache(self, visible: torch.Tensor, num_slots: int) -> KVCache:
-        """Return an empty cache for this model."""
+        """Make an empty cache for this model.
+
+        Args:
+            visible: prompt positions that may be attended to, bool (branches, batch, num_text_tokens).
+            num_slots: number of slots per image.
+        """
         num_layers, num_kv_heads, head_dim = self.cache_shape
         return KVCache(visible, num_layers, num_slots, (num_kv_heads, head_dim), self.dtype)
 
@@ -210,14 +250,14 @@ class Target(StoredModel):
         rotary_positions: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Run new nodes with a cache, and store their keys and values in it. The result is not differentiable.
+        """Run new tokens with a cache, and store their keys and values in it. The result is not differentiable.
 
         Args:
             cache: keys and values of earlier tokens.
-            tokens: tokens of the nodes, int64 (batch, nodes).
+            tokens: int64 (batch, nodes).
             slots: slots for their keys and values, int64 (batch, nodes).
             rotary_positions: positions in the rotary table, int64 (batch, nodes).
-            mask: additive mask, (rows, 1, nodes, slots), see `KVCache.mask`.
+            mask: additive mask, (branches * batch, 1, nodes, slots), see `KVCache.mask`.
 
         Returns:
             Hidden states after the final norm, (branches, batch, nodes, dim).
@@ -227,14 +267,19 @@ class Target(StoredModel):
         )
 
     def prepare_for_decoding(self) -> Target:
-        """Make decoding faster, in place, if the model can do so. Return the model."""
+        """Make decoding faster, in place, if the class supports it, and return the model."""
         return self
 
 
 class TargetModel(Target):
-    """Decoder-only transformer over prompts and image tokens.
+    """Decoder-only transformer over prompts and image tokens, as in LlamaGen.
 
-    Source: LlamaGen autoregressive/models/gpt.py; options of `TargetConfig` make it a language model.
+    Options of `TargetConfig` turn it into the architecture of Chameleon, Janus or Emu3.
+
+    Args:
+        config: sizes of the target.
+
+    Source: LlamaGen autoregressive/models/gpt.py.
     """
 
     kind = "target_model"
@@ -261,7 +306,7 @@ class TargetModel(Target):
         self.head = nn.Linear(config.dim, config.vocab_size, bias=config.has_mlp_head)
         table = rotary_table(config.num_text_tokens, config.lines, config.head_dim, config.rope_base, config.rope)
         self.register_buffer("rotary", table, persistent=False)
-        self.decoding_layers: list[DecodingLayer] = []  # of the weights once prepared for decoding
+        self.decoding_layers: list[DecodingLayer] = []  # empty before `prepare_for_decoding`
         self._initialise()
 
     def _initialise(self) -> None:
@@ -297,7 +342,7 @@ class TargetModel(Target):
         return self.caption_out(F.gelu(self.caption_in(features.to(self.dtype)), approximate="tanh"))
 
     def forward(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """See `Target.forward`; differentiable."""
+        """See `Target.forward`. The result is differentiable."""
         x = torch.cat([self.embed_prompts(features), self.token_embedding(codes)], dim=1)
         rotary = self.rotary[: x.shape[1], None]
         attention_mask = prefix_mask(mask, x.shape[1], x.dtype)
@@ -308,7 +353,7 @@ class TargetModel(Target):
     def run_nodes(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """See `Target.run_nodes`; changes x."""
+        """See `Target.run_nodes`. This changes x."""
         x, rotary, flat_slots = x.flatten(0, 1), gather_rotary(self.rotary, rotary_positions), cache.flat_slots(slots)
         layers = self.decoding_layers or [DecodingLayer(layer) for layer in self.layers]
         mask = group_mask(mask, layers[0])
@@ -326,7 +371,7 @@ def guide(doubled: torch.Tensor, cfg_scale: float) -> torch.Tensor:
     """Apply classifier-free guidance u + s (c - u) to logits, or to hidden states before a linear head.
 
     Args:
-        doubled: rows of the prompts (c), then of the null prompts (u), (2 * batch, ...).
+        doubled: values for the prompts (c), then for the null prompts (u), (2 * batch, ...).
         cfg_scale: scale s.
 
     Returns:

@@ -1,8 +1,10 @@
 """The transformer layer of target and draft models, as in LlamaGen and Llama.
 
 It has pre-norm attention with rotary embeddings, and a SwiGLU feed-forward network. Two classes run it with the same
-weights. `Layer` runs whole sequences and is differentiable. `DecodingLayer` runs a few new nodes (tokens of a draft
-tree) against a `KVCache`, in place.
+weights. `Layer` runs whole sequences and is differentiable. `DecodingLayer` runs a few new tokens, the nodes of a draft
+tree, with a `KVCache`. It works in place.
+
+Axes: rows = batch times guidance branches; nodes = new tokens of a pass; slots = entries of the cache.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from lantern.models.linear import PreparedLinear, prepare_linears
 
 Model = TypeVar("Model", bound=nn.Module)
 
-MANY_ROWS = 16  # rows of a cache from which `attend` uses batched products on a CPU
+MANY_ROWS = 16  # number of rows from which `attend` uses batched products on a CPU
 
 
 def rotary_table(
@@ -31,9 +33,9 @@ def rotary_table(
     """Return the rotary table of a prompt and an image.
 
     Each entry rotates a pair of neighbouring channels. Kind "2d" rotates the first half of the channels by the row in
-    the image, and the second half by the column. Its entries for prompt positions are zeros. They make queries and
-    keys zero, so that attention over the prompt is uniform. Kind "1d", as in language models, rotates all channels by
-    the position in the sequence, including prompt positions.
+    the image, and the second half by the column. Its entries at prompt positions are zeros. There, queries and keys
+    become zero, so that attention among prompt positions is uniform. Kind "1d", as in language models, rotates all
+    channels by the position in the sequence, including prompt positions.
 
     Args:
         num_text_tokens: number of prompt positions.
@@ -43,7 +45,8 @@ def rotary_table(
         kind: "2d" or "1d".
 
     Returns:
-        complex64 (num_text_tokens + image tokens + OVERSHOOT, head_dim / 2).
+        complex64 (num_text_tokens + image tokens + OVERSHOOT, head_dim / 2). The last OVERSHOOT entries are zeros, for
+        drafts after the end of the image.
 
     Source: LlamaGen autoregressive/models/gpt.py, precompute_freqs_cis_2d.
     """
@@ -64,8 +67,13 @@ def rotary_table(
 class RMSNorm(nn.Module):
     """Root-mean-square norm of the last axis, computed in float32.
 
-    On a CPU the result is cast back before it is multiplied with the weight, as in LlamaGen. On a GPU one kernel does
-    everything and casts back after the weight. So bfloat16 outputs of CPU and GPU differ by rounding.
+    On a CPU, the result is cast back to the dtype of x before it is multiplied by the weight, as in LlamaGen. On a GPU,
+    one kernel does everything and casts back after the weight. bfloat16 outputs of CPU and GPU therefore differ by
+    rounding.
+
+    Args:
+        dim: size of the last axis.
+        eps: number that is added to the mean square.
 
     Attributes:
         weight: factor of each channel, or None after `fold_into` has moved it.
@@ -90,7 +98,7 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x.float(), (self.dim,), None, self.eps).to(x.dtype) * self.weight
 
     def function(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return this norm as a function, which avoids the attribute lookups of a module."""
+        """Return this norm as a plain function. It is faster, since a module looks up its attributes in each call."""
         return self.forward if self.weight is not None else partial(divide_by_norm, floor=self.floor)
 
     def fold_into(self, linear: nn.Linear) -> None:
@@ -122,7 +130,12 @@ def divide_by_norm(x: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
 
 
 class HeadNorm(nn.Module):
-    """Layer norm of the queries and keys of each head, before rotation. Weights and eps are as in Chameleon."""
+    """Layer norm of the queries and keys of each head, before rotation, as in Chameleon.
+
+    Args:
+        num_heads: number of query heads plus key heads.
+        head_dim: channels of a head.
+    """
 
     def __init__(self, num_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -135,7 +148,12 @@ class HeadNorm(nn.Module):
 
 
 class Layer(nn.Module):
-    """Decoder layer. dim / num_heads is divisible by 4. The layer of EAGLE's draft model has no attention norm."""
+    """Transformer decoder layer.
+
+    Args:
+        config: sizes of the model. dim / num_heads must be divisible by 4.
+        has_attention_norm: whether there is a norm before the attention. EAGLE's draft model has none.
+    """
 
     def __init__(self, config: TargetConfig | DraftConfig, *, has_attention_norm: bool = True) -> None:
         super().__init__()
@@ -160,14 +178,14 @@ class Layer(nn.Module):
         """Run the layer on whole sequences. The result is differentiable.
 
         Args:
-            x: (rows, nodes, dim).
-            rotary: complex64, broadcastable to (rows, nodes, query heads + key heads, head_dim / 2).
-            mask: additive attention mask, (rows or 1, 1, nodes, keys).
-            append: takes the keys and values of x, each (rows, nodes, heads, head_dim), and returns all keys and values
-                that x attends to. If None, x attends to itself only.
+            x: (sequences, positions, dim).
+            rotary: complex64, broadcastable to (sequences, positions, query heads + key heads, head_dim / 2).
+            mask: additive attention mask, (sequences or 1, 1, positions, keys).
+            append: function that takes the keys and values of x, each (sequences, positions, heads, head_dim). It
+                returns all keys and values to which x attends. None lets x attend to itself only.
 
         Returns:
-            Hidden states, (rows, nodes, dim).
+            Hidden states, (sequences, positions, dim).
         """
         rows, nodes, dim = x.shape
         normed = x if self.attention_norm is None else self.attention_norm(x)
@@ -187,10 +205,14 @@ class Layer(nn.Module):
 
 
 class DecodingLayer:
-    """A `Layer` for decoding, with few kernels and without the attribute lookups of modules.
+    """A `Layer` for decoding, with few kernels and no module calls.
 
-    Those lookups take a quarter of a short pass. The object keeps references to the weights of the layer. If they are
-    cast, moved or folded, create a new object.
+    Looking up the attributes of modules would take a quarter of a short pass.
+
+    The object keeps references to the weights of the layer. If they are cast, moved or folded, create a new object.
+
+    Args:
+        layer: the layer.
     """
 
     def __init__(self, layer: Layer) -> None:
@@ -207,13 +229,13 @@ class DecodingLayer:
     def __call__(
         self, x: torch.Tensor, rotary: torch.Tensor, mask: torch.Tensor, past: LayerCache, flat_slots: torch.Tensor
     ) -> None:
-        """Replace x in place by the output of the layer. The operation is not differentiable.
+        """Replace x in place by the output of the layer. This is not differentiable.
 
         Args:
-            x: hidden states of the nodes, (rows * nodes, dim).
+            x: hidden states of the new tokens, (branches * batch * nodes, dim).
             rotary: complex64 (batch * nodes, 1, head_dim / 2), the same for both guidance branches.
             mask: additive attention mask from `group_mask`.
-            past: cache of this layer, which stores the keys and values of the nodes.
+            past: cache of this layer, into which the keys and values of the new tokens are written.
             flat_slots: slots of the new keys and values, from `KVCache.flat_slots`.
         """
         dim, heads, kv_heads, head_dim = x.shape[1], self.num_heads, self.num_kv_heads, self.head_dim
@@ -245,20 +267,22 @@ class DecodingLayer:
 
 
 def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Compute attention with an additive mask.
+    """Compute attention of new tokens to a cache, with an additive mask.
 
-    Heads that share keys and values are treated as more nodes of one head. So every attention kernel can be used, and
-    keys and values are read only once. For one query per row and many rows, two batched products are used on a CPU in
-    float32. They take a third of the time of the fused kernel.
+    Query heads that share a key/value head are computed like more tokens of one head. This way every attention kernel
+    can be used, and keys and values are read only once.
+
+    With one new token per row and many rows, a CPU in float32 uses two batched products. They take a third of the time
+    of the fused kernel.
 
     Args:
-        query: (rows, nodes, heads, head_dim).
+        query: (rows, nodes, heads, head_dim), with rows = branches * batch and nodes = new tokens.
         keys: (rows, key/value heads, slots, head_dim).
-        values: shaped as `keys`.
+        values: shaped like `keys`.
         mask: from `group_mask`.
 
     Returns:
-        (rows, nodes, key/value heads, heads of each, head_dim), which may be a view.
+        (rows, nodes, key/value heads, query heads per key/value head, head_dim). It may be a view.
     """
     rows, nodes, heads, head_dim = query.shape
     kv_heads = keys.shape[1]
@@ -277,14 +301,14 @@ def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: 
 
 
 def group_mask(mask: torch.Tensor, layer: DecodingLayer) -> torch.Tensor:
-    """Repeat an attention mask for the heads that share keys and values, as `attend` takes it.
+    """Repeat an attention mask for query heads that share a key/value head, for `attend`.
 
     Args:
-        mask: (rows, 1, nodes, slots).
-        layer: one of the layers, all of which have the same heads.
+        mask: (rows, 1, nodes, slots), with rows = branches * batch and nodes = new tokens.
+        layer: any layer of the model; all have the same heads.
 
     Returns:
-        (rows, 1, heads per key/value head * nodes, slots).
+        (rows, 1, query heads per key/value head * nodes, slots).
     """
     groups = layer.num_heads // layer.num_kv_heads
     return mask if groups == 1 else mask.repeat(1, 1, groups, 1)
@@ -304,7 +328,11 @@ def apply_rotary_(x: torch.Tensor, rotary: torch.Tensor) -> None:
 
 
 def gather_rotary(table: torch.Tensor, rotary_positions: torch.Tensor) -> torch.Tensor:
-    """Return the entries of a rotary table, (n, head_dim / 2), at positions int64 (batch, nodes).
+    """Return entries of a rotary table.
+
+    Args:
+        table: complex64 (n, head_dim / 2).
+        rotary_positions: positions in the table, int64 (batch, nodes).
 
     Returns:
         complex64 (batch * nodes, 1, head_dim / 2).
@@ -313,10 +341,14 @@ def gather_rotary(table: torch.Tensor, rotary_positions: torch.Tensor) -> torch.
 
 
 def prepare_layers(model: nn.Module, layers: Sequence[Layer]) -> list[DecodingLayer]:
-    """Return decoding layers of a model, which can then no longer be trained, saved, moved or cast.
+    """Make decoding layers from a model's layers. Afterwards the model must not be trained, saved, moved or cast.
 
-    On a CPU in float32, norms are folded into the linear maps after them, and all linear maps become `PreparedLinear`.
-    Outputs change by rounding. On other devices the weights do not change.
+    On a CPU in float32, the weights of norms are moved into the linear maps after them, and all linear maps become
+    `PreparedLinear`. Outputs change by rounding. On other devices the weights do not change.
+
+    Args:
+        model: the model, changed in place.
+        layers: its layers.
     """
     weight = layers[0].qkv.weight
     if weight.device.type == "cpu" and weight.dtype == torch.float32:
@@ -329,9 +361,14 @@ def prepare_layers(model: nn.Module, layers: Sequence[Layer]) -> list[DecodingLa
 
 
 def cast_weights(module: Model, dtype: torch.dtype) -> Model:
-    """Cast parameters and real buffers in place, except those with a prefix in `module.wide`.
+    """Cast parameters and real buffers of a model in place, and return the model.
 
-    The rotary table is complex and does not change. `Module.to` would cast it.
+    Weights whose names begin with a prefix in `module.wide` keep their dtype. The rotary table is complex and does not
+    change. `Module.to` would cast it.
+
+    Args:
+        module: the model.
+        dtype: the new dtype.
     """
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if tensor.is_floating_point() and not name.startswith(getattr(module, "wide", ())):

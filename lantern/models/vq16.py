@@ -15,28 +15,30 @@ from torch import Tensor, nn
 from lantern.models.stored import StoredModel
 
 _GROUPS = 32
-_PIXELS = 8 * 256 * 256  # total of the images that run together; more would need gigabytes for activations
+_PIXELS = 8 * 256 * 256  # number of pixels that run together; more would need gigabytes for activations
 
 
 @dataclass(frozen=True)
 class VQ16Config:
-    """Sizes of the tokenizer. The defaults are those of `vq_ds16_t2i.pt` at 256 pixels.
+    """Sizes of the tokenizer. The defaults are those of LlamaGen's `vq_ds16_t2i.pt` for images of 256 pixels.
 
-    A *level* has one resolution. The first level has the resolution of the image, and each further one half the side.
+    A *level* has one resolution. The first level has the resolution of the image. The side halves from level to level.
 
     Attributes:
-        grid: side of the image in tokens, 32 for 512 pixels with the same weights.
+        grid: side of the image in tokens. The same weights work for other sizes, for example 32 for 512 pixels.
         codebook_size: number of codes.
         code_dim: channels of a code.
         channels: channels of the first convolution.
         channel_multipliers: channels of each level, as multiples of `channels`.
-        num_blocks: residual blocks per level of the encoder. The decoder has one more.
-        latent_channels: channels between the autoencoder and the codebook's projections.
-        has_attention: whether the last level has attention. If not, only the middle has it, as in Chameleon's.
-        is_normalised: whether vectors and codes have unit length. False for Chameleon's.
+        num_blocks: residual blocks per level of the encoder. The decoder has one more per level.
+        latent_channels: channels of the encoder's output and the decoder's input. 1 x 1 convolutions project between
+            them and `code_dim`.
+        has_attention: whether the level of the lowest resolution has attention. If not, as in Chameleon, only the
+            middle block has it.
+        is_normalised: whether latent vectors and codes have unit length. False for Chameleon.
 
     Raises:
-        ValueError: `channels` does not fit the groups of the norms.
+        ValueError: `channels` is not a multiple of the number of groups of the norms, 32.
     """
 
     grid: int = 16
@@ -61,7 +63,7 @@ class VQ16Config:
 
 
 class _Codes(nn.Module):
-    """The codebook, under its name in LlamaGen's file."""
+    """Module that only holds the codebook, so that its weight has the same name as in LlamaGen's file."""
 
     def __init__(self, config: VQ16Config) -> None:
         super().__init__()
@@ -69,10 +71,13 @@ class _Codes(nn.Module):
 
 
 class VQ16(StoredModel):
-    """A tokenizer that turns images into codes and codes into images.
+    """A tokenizer that turns images into codes, and codes into images.
+
+    Args:
+        config: the sizes.
 
     Source: FoundationVision/LlamaGen@ce98ec4, tokenizer/tokenizer_image/vq_model.py, for the architecture and its
-    norms; facebookresearch/chameleon, chameleon/inference/vqgan.py, for Chameleon's.
+    norms; facebookresearch/chameleon, chameleon/inference/vqgan.py, for the options of Chameleon.
     """
 
     kind = "vq16"
@@ -90,36 +95,52 @@ class VQ16(StoredModel):
 
     @property
     def codebook(self) -> Tensor:
-        """The codes as stored, (codebook_size, code_dim). The LANTERN authors compute their nearest codes from them."""
+        """The code vectors as they are stored, not normalised, (codebook_size, code_dim).
+
+        LANTERN's authors compute nearest codes from them.
+        """
         return self.quantize.embedding.weight
 
     @property
     def decoded_codebook(self) -> Tensor:
-        """The codes as they are decoded, float32."""
+        """The code vectors that the decoder gets, float32 (codebook_size, code_dim).
+
+        They have unit length if the config's `is_normalised` is set.
+        """
         return self._normalise(self.codebook.float())
 
     def latents(self, images: Tensor) -> Tensor:
-        """Return the vectors before normalisation and quantisation, (images, grid * grid, code_dim)."""
+        """Return the encoder's vectors, before normalisation and quantisation.
+
+        Args:
+            images: (images, 3, size, size) in [-1, 1].
+
+        Returns:
+            (images, grid * grid, code_dim).
+        """
         return self.quant_conv(self.encoder(images)).flatten(2).transpose(1, 2)
 
     def reconstruct(self, latents: Tensor) -> Tensor:
-        """Return the images of vectors, not clamped, (images, 3, size, size).
+        """Decode latent vectors to images, without clamping.
 
         Args:
-            latents: vectors, (images, grid * grid, code_dim).
+            latents: (images, grid * grid, code_dim).
+
+        Returns:
+            (images, 3, size, size).
         """
         grid = self.config.grid
         return self.decoder(self.post_quant_conv(latents.transpose(1, 2).unflatten(2, (grid, grid))))
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Return the nearest codes of images, int64 (images, grid * grid). Ties go to the first.
+        """Return the nearest codes of images, int64 (images, grid * grid). Ties go to the first code.
 
         Args:
             images: (images, 3, size, size) in [-1, 1].
 
         Raises:
-            ValueError: the images have another size.
+            ValueError: the images do not have the size of the config.
         """
         check_images(images, self.config.image_size)
         rows = self.decoded_codebook
@@ -137,7 +158,7 @@ class VQ16(StoredModel):
             codes: (images, grid * grid).
 
         Raises:
-            ValueError: the number of codes differs, or a code is out of range.
+            ValueError: an image does not have grid * grid codes, or a code is out of range.
         """
         config = self.config
         check_codes(codes, config.grid, config.codebook_size)
@@ -155,7 +176,7 @@ class VQ16(StoredModel):
 
 
 class Encoder(nn.Module):
-    """The encoder: images (n, 3, size, size) to (n, latent_channels, grid, grid)."""
+    """The encoder, which maps images (n, 3, size, size) to latents (n, latent_channels, grid, grid)."""
 
     def __init__(self, config: VQ16Config) -> None:
         super().__init__()
@@ -167,7 +188,7 @@ class Encoder(nn.Module):
         self.conv_out = nn.Conv2d(widths[-1], config.latent_channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Encode images."""
+        """Map images (n, 3, size, size) to latents (n, latent_channels, grid, grid)."""
         x = self.conv_in(x)
         for part in [*self.conv_blocks, *self.mid]:
             x = part(x)
@@ -175,7 +196,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The decoder: (n, latent_channels, grid, grid) to images (n, 3, size, size)."""
+    """The decoder, which maps latents (n, latent_channels, grid, grid) to images (n, 3, size, size)."""
 
     def __init__(self, config: VQ16Config) -> None:
         super().__init__()
@@ -187,7 +208,7 @@ class Decoder(nn.Module):
         self.conv_out = nn.Conv2d(widths[-1], 3, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Decode latents."""
+        """Map latents (n, latent_channels, grid, grid) to images (n, 3, size, size)."""
         x = self.conv_in(x)
         for part in [*self.mid, *self.conv_blocks]:
             x = part(x)
@@ -195,12 +216,12 @@ class Decoder(nn.Module):
 
 
 def levels(widths: list[int], num_blocks: int, resize: str, has_attention: bool) -> nn.ModuleList:
-    """Make the levels of an encoder or a decoder. All except the last end with a change of the resolution.
+    """Make the levels of an encoder or a decoder. After each level except the last, the resolution changes.
 
     Args:
         widths: channels before the first level, then after each level.
         num_blocks: residual blocks per level.
-        resize: "down" or "up".
+        resize: "down" to halve the side after each level, "up" to double it.
         has_attention: whether the level of the lowest resolution has attention.
     """
     last = len(widths) - 2
@@ -212,7 +233,7 @@ def levels(widths: list[int], num_blocks: int, resize: str, has_attention: bool)
 
 
 class Level(nn.Module):
-    """The blocks of one resolution, and a change of the resolution after them.
+    """Blocks of one resolution, then a change of the resolution.
 
     Args:
         before: channels before the level.
@@ -233,7 +254,7 @@ class Level(nn.Module):
         self.resize = resize
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the blocks, (n, before, side, side) to (n, width, new side, new side)."""
+        """Map (n, before, side, side) to (n, width, new side, new side)."""
         for index, block in enumerate(self.res):
             x = block(x)
             if self.attn:
@@ -246,7 +267,14 @@ class Level(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """x + conv(silu(norm(conv(silu(norm(x)))))). If the number of channels changes, x gets a 1 x 1 convolution."""
+    """Residual block: x + conv(silu(norm(conv(silu(norm(x)))))).
+
+    If the number of channels changes, a 1 x 1 convolution is applied to x in the sum.
+
+    Args:
+        before: number of input channels.
+        width: number of output channels.
+    """
 
     def __init__(self, before: int, width: int) -> None:
         super().__init__()
@@ -264,7 +292,11 @@ class ResidualBlock(nn.Module):
 
 
 class AttentionBlock(nn.Module):
-    """Attention with one head over the positions of a feature map, added to its input."""
+    """Self-attention with one head over the positions of a feature map, added to its input.
+
+    Args:
+        width: number of channels.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -280,15 +312,19 @@ class AttentionBlock(nn.Module):
 
 
 def middle(width: int) -> nn.ModuleList:
-    """Return the blocks at the lowest resolution: residual, attention, residual."""
+    """Make the blocks between encoder or decoder and codebook: residual, attention, residual."""
     return nn.ModuleList([ResidualBlock(width, width), AttentionBlock(width), ResidualBlock(width, width)])
 
 
 def check_images(images: Tensor, size: int) -> None:
     """Check that images have the shape (n, 3, size, size).
 
+    Args:
+        images: the images.
+        size: side of an image in pixels.
+
     Raises:
-        ValueError: they have another shape.
+        ValueError: the images have another shape.
     """
     if images.ndim != 4 or images.shape[1:] != (3, size, size):
         raise ValueError(f"images must have shape (n, 3, {size}, {size}), got {tuple(images.shape)}; resize them")
@@ -297,8 +333,13 @@ def check_images(images: Tensor, size: int) -> None:
 def check_codes(codes: Tensor, grid: int, codebook_size: int) -> None:
     """Check that codes have the shape (n, grid * grid) and are in [0, codebook_size).
 
+    Args:
+        codes: codes of n images.
+        grid: side of an image in codes.
+        codebook_size: number of codes of the tokenizer.
+
     Raises:
-        ValueError: they have another shape or are out of range.
+        ValueError: the codes have another shape or are out of range.
     """
     if codes.ndim != 2 or codes.shape[1] != grid**2:
         raise ValueError(f"codes must have shape (n, {grid**2}), got {tuple(codes.shape)}")

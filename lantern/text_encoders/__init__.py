@@ -1,1 +1,1 @@
-"""Text encoders, which turn prompts into the features or ids that a target reads."""
+"""Text encoders, which turn a prompt into the target's input: features or ids of its tokens."""

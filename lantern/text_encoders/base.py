@@ -1,4 +1,4 @@
-"""The interface of text encoders, and how a text is split into words."""
+"""The interface of text encoders, and a function that splits a text into words."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _WORD = re.compile(r"\w+(?:['-]\w+)*")
 
 
 class TextEncoder(Protocol):
-    """The interface of text encoders."""
+    """The interface of text encoders, which turn a prompt into the target's input."""
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Encode texts, padded on the left to the same length.
 
         Returns:
-            (features, float32 (texts, max_tokens, caption_dim), 0 at padding, or ids, int64 (texts, max_tokens); mask,
-            bool (texts, max_tokens), True for tokens and False for padding).
+            Two tensors. The first holds features, float32 (texts, max_tokens, caption_dim), 0 at padding, or ids, int64
+            (texts, max_tokens). The second is the mask, bool (texts, max_tokens): True for tokens, False for padding.
         """
         ...
 
 
 def split_words(text: str) -> list[str]:
-    """Return the words of a text in lower case, without punctuation."""
+    """Return the words of a text in lower case, without punctuation. Words may contain apostrophes and hyphens."""
     return _WORD.findall(text.lower())

@@ -1,9 +1,9 @@
 """The caption cleaning with which LlamaGen's text encoder was trained.
 
-A published target has only seen captions that were cleaned twice in this way. Its images therefore depend on every
-quirk of the cleaning: digits next to letters vanish, a comma gets a space after it, "free shipping" is removed. The
-steps, their order and their quirks are the reference's. The fixture caption_clean.json holds the reference's results
-for 68 captions.
+LlamaGen's published targets have only seen captions that were cleaned twice in this way. Their images therefore depend
+on every detail of the cleaning: digits next to letters vanish, a comma gets a space after it, "free shipping" is
+removed. The steps, their order and their mistakes are the same as in LlamaGen's code, which is called the *reference*.
+The test file caption_clean.json holds the results of the reference for 68 captions.
 
 Source: facts read from LlamaGen's language/t5.py (FoundationVision/LlamaGen@ce98ec4), which follows DeepFloyd IF.
 """
@@ -26,7 +26,7 @@ def _compile(steps: list[tuple[str, str]]) -> list[tuple[re.Pattern[str], str]]:
     return [(re.compile(pattern), replacement) for pattern, replacement in steps]
 
 
-# Pairs (pattern, replacement), applied in order. First to the caption in lower case, with its markup.
+# Pairs (pattern, replacement), applied in order. These come first, on the caption in lower case with HTML markup.
 _BEFORE_MARKUP = _compile(
     [
         (r"<person>", "person"),
@@ -34,7 +34,7 @@ _BEFORE_MARKUP = _compile(
         (rf"\b(?:www:(?:/{{1,3}}|[a-z0-9%])|{_HOST})", ""),
     ]
 )
-# Then to its text, without markup.
+# These come second, after the HTML markup is removed.
 _AFTER_MARKUP = _compile(
     [
         (r"@\w+\b", ""),  # nicknames
@@ -62,7 +62,7 @@ _AFTER_MARKUP = _compile(
         (r"\s+\.\s+", " "),
     ]
 )
-# Last, after broken encodings and remaining entities are repaired.
+# These come last, after broken encodings are repaired and HTML entities are replaced.
 _AFTER_MENDING = _compile(
     [
         (r"\b[a-zA-Z]{1,3}\d{3,15}\b", ""),  # serial numbers: jc6640, jc6640vc, 6640vc231
@@ -86,11 +86,14 @@ _AFTER_MENDING = _compile(
     ]
 )
 _JOINER = re.compile(r"[-_]")
-_MAX_JOINERS = 3  # with more joiners, a caption counts as written like-this-one
+_MAX_JOINERS = 3  # if a caption has more joiners, they are taken for separators of words, and replaced by spaces
 
 
 def clean_caption(caption: str) -> str:
-    """Clean a caption twice, like LlamaGen. The second pass matches text that the first has uncovered."""
+    """Clean a caption twice, as LlamaGen does.
+
+    The second pass matches patterns that only exist after the first pass has removed other text.
+    """
     return _clean_once(_clean_once(caption))
 
 
@@ -110,7 +113,10 @@ def _substitute(text: str, steps: list[tuple[re.Pattern[str], str]]) -> str:
 
 
 def _text_of_markup(markup: str) -> str:
-    """Return the text of an HTML fragment, the same as Beautiful Soup with the standard library's parser."""
+    """Return the text of an HTML fragment, without tags.
+
+    The result is the same as from Beautiful Soup with the parser of the standard library.
+    """
     parser = _TextParser()
     try:
         parser.feed(markup)
@@ -121,7 +127,11 @@ def _text_of_markup(markup: str) -> str:
 
 
 class _TextParser(HTMLParser):
-    """A parser that collects text outside of scripts, styles, templates and ruby annotations."""
+    """An HTML parser that collects the text outside of scripts, styles, templates and ruby annotations.
+
+    Attributes:
+        parts: the pieces of text in order.
+    """
 
     _SILENT = frozenset({"script", "style", "template", "rt", "rp"})
     _VOID = frozenset(

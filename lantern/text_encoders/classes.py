@@ -1,4 +1,4 @@
-"""Text encoders for classes: a prompt becomes the number of a class."""
+"""Text encoders for targets that generate images of a class: a prompt becomes the number of its class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ IMAGENET_CLASSES = Path(__file__).with_name("imagenet_classes.txt")  # torchvisi
 
 
 class ClassEncoder:
-    """Encoder of prompts that are class numbers, or ImageNet's class names if there are 1000 classes.
+    """The encoder of prompts that are class numbers, such as "207".
+
+    If there are 1000 classes, a prompt may also be a class name of ImageNet.
 
     Args:
         num_classes: number of classes. Class numbers go from 0 to num_classes - 1.
@@ -28,12 +30,19 @@ class ClassEncoder:
         self.numbers |= {str(number): number for number in range(num_classes)}
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Encode texts to one id each, see `TextEncoder.encode`."""
+        """Return the class number of each text, see `TextEncoder.encode`.
+
+        Returns:
+            Two tensors of shape (texts, 1): the class numbers, int64, and a mask that is always True.
+
+        Raises:
+            ValueError: a text is not a class.
+        """
         ids = torch.tensor([[self.check(text)] for text in texts])
         return ids, torch.ones_like(ids, dtype=torch.bool)
 
     def check(self, text: str) -> int:
-        """Return the number of a class.
+        """Return the class number of a text.
 
         Raises:
             ValueError: the text is not a class.
@@ -48,13 +57,14 @@ class ClassEncoder:
 
 
 class WordClassEncoder(ClassEncoder):
-    """Encoder of captions whose class is a combination of words.
+    """The encoder of captions whose words determine the class.
 
-    If a caption holds several words of a list, the one that comes first in the caption counts. Classes are numbered in
-    the order of `itertools.product`.
+    A caption must contain a word of each list, for example one of the colours and one of the shapes. If it contains
+    several words of a list, the first of them in the caption counts. The class is the combination of these words.
+    Classes are numbered in the order of `itertools.product`.
 
     Args:
-        class_words: lists of words. A class is a combination of one word of each list.
+        class_words: the lists of words.
     """
 
     def __init__(self, class_words: Sequence[Sequence[str]]) -> None:
@@ -67,7 +77,7 @@ class WordClassEncoder(ClassEncoder):
         """Return the class number of a caption.
 
         Raises:
-            ValueError: the caption holds no word of one of the lists.
+            ValueError: the caption contains no word of one of the lists.
         """
         found = []
         for words in self.class_words:

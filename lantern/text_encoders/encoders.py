@@ -1,4 +1,4 @@
-"""Construction of a model's text encoder, and comparison with the features that a target was trained on."""
+"""Construction of a model's text encoder, and a check that the target was trained with this encoder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lantern.text_encoders.base import TextEncoder
 from lantern.text_encoders.classes import ClassEncoder, WordClassEncoder
 from lantern.text_encoders.words import WordEmbeddingEncoder, WordIdEncoder
 
-WORD_FEATURES = {"seed": 0, "phrase_words": 3}  # arguments of `WordEmbeddingEncoder` that a target is trained with
+WORD_FEATURES = {"seed": 0, "phrase_words": 3}  # arguments of `WordEmbeddingEncoder` with which targets are trained
 
 
 def make_text_encoder(
@@ -29,16 +29,17 @@ def make_text_encoder(
     """Make the text encoder of a model.
 
     Args:
-        prompts: the model's prompts.
-        file: folder of a T5, or a tokenizer.json or its folder. Other encoders do not use it.
-        large: side of the image in codes, for prompts that state it.
-        small: side of the smaller image that comes first, or 0.
+        prompts: description of the model's prompts, with the name of the encoder.
+        file: for the encoder "t5", the folder of a T5. For a family of transformers models, a tokenizer.json or its
+            folder. Not needed for other encoders.
+        large: side of the image in codes. Only needed if the model's prompts state it, as Emu3's and GLM-Image's do.
+        small: side in codes of a smaller image that the model generates first. 0 if it generates none.
         device: device of a T5.
 
     Raises:
-        ValueError: the file is damaged or belongs to another encoder.
-        FileNotFoundError: a file is missing.
-        ModuleNotFoundError: a package of the extra `transformers` is missing.
+        ValueError: `file` is needed but not given, is damaged, or belongs to another encoder.
+        FileNotFoundError: `file` or one of the files in it does not exist.
+        ModuleNotFoundError: a package of the extra `transformers` is not installed.
     """
     name = prompts.encoder
     if name == "classes":
@@ -66,20 +67,26 @@ def make_text_encoder(
 
 
 def describe_features(encoder: str) -> dict[str, str | int]:
-    """Return the settings that determine a prompt's features, for the report of a target."""
+    """Return the settings that determine the features of a prompt: the encoder's name and its arguments.
+
+    They are stored in the file of a target, so that `compare_features` can check them.
+
+    Args:
+        encoder: name of the text encoder.
+    """
     return {"encoder": encoder, **(WORD_FEATURES if encoder == "words" else {})}
 
 
 def compare_features(path: Path, report: Mapping[str, Any], encoder: str) -> None:
-    """Compare the features that a target was trained on with those of its text encoder.
+    """Check that a text encoder makes the same features of prompts as in the training of a target.
 
     Args:
         path: file of the target.
-        report: report of the training in that file.
-        encoder: name of the text encoder.
+        report: JSON values in that file that describe the training. The settings of the features are under "text".
+        encoder: name of the text encoder that will be used with the target.
 
     Raises:
-        ValueError: they differ, so that the target would ignore the prompt.
+        ValueError: the settings differ, so that the target would ignore the prompt.
     """
     wanted = describe_features(encoder)
     for key, value in report.get("text", {}).items():

@@ -1,4 +1,4 @@
-"""LlamaGen's text encoder, T5 (flan-t5-xl), read from a local folder in its published layout."""
+"""LlamaGen's text encoder, the T5 model flan-t5-xl, read from a local folder in its published layout."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ MAX_TOKENS = 120
 
 
 class T5TextEncoder:
-    """LlamaGen's text encoder (a `TextEncoder`): cleaning, T5, and rotation to left padding.
+    """LlamaGen's text encoder, a `TextEncoder`.
 
-    Texts that are longer than `max_tokens`, including the end token, are cut.
+    It cleans a text, encodes it with T5, and moves the padding to the left. A text with more than `max_tokens` tokens,
+    including the end token, is cut.
 
     Args:
-        folder: holds config.json, tokenizer.json and the weights of a T5, like its hub repository. If the T5 has a
-            decoder, only its encoder is read.
-        caption_dim: expected channels of a feature. None accepts the model's, which is 2048 for flan-t5-xl.
-        max_tokens: length of the longest prompt.
-        dtype: dtype of the weights. LlamaGen was run with features of a bfloat16 T5.
+        folder: folder with config.json, tokenizer.json and the weights of a T5, as in its Hugging Face repository. If
+            the T5 has a decoder, only its encoder is read.
+        caption_dim: expected number of channels of a token's feature. None accepts any number. flan-t5-xl has 2048.
+        max_tokens: length of the longest prompt in tokens.
+        dtype: dtype of the weights. LlamaGen was run with a T5 in bfloat16.
         device: device of the T5.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a file is damaged, or belongs to another model.
+        ValueError: a file is damaged or belongs to another model, or the number of channels is not `caption_dim`.
 
     Source: FoundationVision/LlamaGen@ce98ec4, language/t5.py and autoregressive/sample/sample_t2i.py.
     """
@@ -62,8 +63,8 @@ class T5TextEncoder:
         """Clean texts and split them into tokens, padded on the right.
 
         Returns:
-            (ids with the end token, int64 (texts, max_tokens); mask, bool (texts, max_tokens); whether a text was cut,
-            bool (texts,)).
+            Three tensors: ids with the end token, int64 (texts, max_tokens); mask, bool (texts, max_tokens), False at
+            padding; whether each text was cut, bool (texts,).
         """
         encodings = self._tokenizer.encode_batch([clean_caption(text) for text in texts])
         ids = torch.full((len(texts), self.max_tokens), self._pad_id)
@@ -75,21 +76,21 @@ class T5TextEncoder:
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Encode texts on the CPU, see `TextEncoder.encode`."""
+        """Return the features of texts, on the CPU, see `TextEncoder.encode`."""
         ids, mask, _ = self.tokenize(texts)
         output = self._model(input_ids=ids.to(self._device), attention_mask=mask.to(self._device))
         return rotate_to_left_padding(output.last_hidden_state.float().cpu(), mask)
 
 
 def rotate_to_left_padding(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Move the tokens of each text to its end, and the padding to its front.
+    """Move the tokens of each text to the end of the axis `tokens`, and the padding to the start.
 
     Args:
-        features: (texts, tokens, dim).
-        mask: bool, (texts, tokens).
+        features: features of the tokens, (texts, tokens, dim), padded on the right.
+        mask: True for tokens, False for padding, bool (texts, tokens).
 
     Returns:
-        (features, 0 at padding; mask), shaped like the arguments.
+        Two tensors, shaped like the arguments: the features, 0 at padding, and the mask.
     """
     num_tokens = mask.shape[1]
     num_pads = (~mask).sum(1, keepdim=True)  # (texts, 1)
@@ -114,9 +115,17 @@ def _read_config(folder: Path, caption_dim: int | None) -> dict[str, Any]:
 
 
 def _load_tokenizer(folder: Path, max_tokens: int) -> Tokenizer:
-    """Load the tokenizer of a tokenizer.json.
+    """Load the tokenizer in a tokenizer.json with the package tokenizers.
 
-    transformers 5 would build a different one from the file's vocabulary.
+    transformers 5 would not use the file as it is, but build a different tokenizer from its vocabulary.
+
+    Args:
+        folder: folder of the file.
+        max_tokens: number of tokens to which texts are cut.
+
+    Raises:
+        FileNotFoundError: the file is missing.
+        ValueError: the file is damaged.
     """
     from tokenizers import Tokenizer
 

@@ -1,4 +1,4 @@
-"""Prompts of language models that generate images: ids of a caption and of the fixed text around it."""
+"""Encoder for language models that generate images: a caption becomes ids, with fixed text around it."""
 
 from __future__ import annotations
 
@@ -23,26 +23,34 @@ log = logging.getLogger(__name__)
 
 
 class NullPrompt(TypedDict):
-    """The fields of a `TargetConfig` that state the prompt without a caption."""
+    """The null prompt of classifier-free guidance: the prompt without a caption.
+
+    It consists of two fields of a `TargetConfig`, where they are described.
+    """
 
     null_ids: tuple[int, ...]
     null_filler: int | None
 
 
 class TokenPromptEncoder:
-    """An encoder of prompts to ids by a `tokenizer.json`, padded on the left to `max_tokens`.
+    """The encoder that turns prompts into ids with the tokenizer in a `tokenizer.json`.
 
-    It is a `TextEncoder`. The end of a long caption is cut, which is logged, but the text after the caption is kept.
-    The tokenizer is changed: it no longer cuts and pads.
+    It is a `TextEncoder`. A prompt is a caption with fixed text and tokens around it, the *form*. It is padded on the
+    left to `max_tokens`. If a prompt is too long, the end of the caption is cut, but the text after the caption is
+    kept. A warning is logged.
 
     Args:
         form: the text and tokens around a caption.
-        tokenizer: the model's tokenizer.
-        max_tokens: length of the longest prompt.
+        tokenizer: the model's tokenizer. Its own cutting and padding are switched off.
+        max_tokens: length of the longest prompt in tokens.
         path: file of the tokenizer, for error messages.
 
     Attributes:
-        refuses_long: whether a prompt that is too long is a ValueError.
+        refuses_long: whether a prompt that is too long raises a ValueError instead of being cut.
+
+    Raises:
+        ValueError: `max_tokens` is too small for the form, the tokenizer lacks a token of the form, or its ids of codes
+            differ from the target's.
     """
 
     refuses_long = False
@@ -66,13 +74,17 @@ class TokenPromptEncoder:
 
     @classmethod
     def of_file(cls, family: str, given: str | Path, max_tokens: int, **sides: int) -> TokenPromptEncoder:
-        """Make the encoder of a family from a `tokenizer.json` or its folder.
+        """Make the encoder for a family of models from a `tokenizer.json`.
 
         Args:
-            family: key of FAMILIES.
-            given: the file or folder.
-            max_tokens: length of the longest prompt.
-            sides: `large` and `small`, as in `fill_form`.
+            family: key of `FAMILIES`, such as "janus".
+            given: the file, or its folder.
+            max_tokens: length of the longest prompt in tokens.
+            sides: the arguments `large` and `small` of `fill_form`, which are sides of images in codes.
+
+        Raises:
+            FileNotFoundError: the file or folder does not exist.
+            ValueError: the folder does not hold exactly one tokenizer, or the tokenizer does not fit the family.
         """
         path = _find_file(Path(given))
         settings = path.with_name("tokenizer_config.json")
@@ -82,7 +94,7 @@ class TokenPromptEncoder:
 
     @property
     def null_prompt(self) -> NullPrompt:
-        """The fields of a `TargetConfig` that state the prompt without a caption."""
+        """The null prompt of classifier-free guidance, as the fields of a `TargetConfig` that describe it."""
         filler = self.form.filler
         return {
             "null_ids": tuple(self._ids(self.form.null)),
@@ -90,7 +102,11 @@ class TokenPromptEncoder:
         }
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Encode texts, see `TextEncoder.encode`."""
+        """Return the ids of prompts, see `TextEncoder.encode`.
+
+        Raises:
+            ValueError: a prompt is too long, and `refuses_long` is True.
+        """
         ids = torch.zeros(len(texts), self.max_tokens, dtype=torch.int64)
         mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)
         for row, text in enumerate(texts):
@@ -129,13 +145,14 @@ class TokenPromptEncoder:
 
 
 def fill_form(form: PromptForm, names: Mapping[str, object], *, large: int, small: int) -> PromptForm:
-    """Fill the placeholders of a form.
+    """Fill the placeholders in the text and tokens that a model expects around a caption.
 
     Args:
-        form: the form, see `PromptForm`.
-        names: the tokenizer's names of its tokens, by placeholder.
+        form: the text and tokens, see `PromptForm`.
+        names: names of the tokenizer's special tokens, by placeholder such as "grid_bos_token". Values that are not
+            strings are ignored.
         large: side of the image in codes.
-        small: side of the smaller image in codes.
+        small: side in codes of a smaller image that the model generates first. 0 if it generates none.
 
     Raises:
         ValueError: the tokenizer has no name for a placeholder.
@@ -155,7 +172,14 @@ def fill_form(form: PromptForm, names: Mapping[str, object], *, large: int, smal
 
 
 def _check_codes(path: Path, ids: Mapping[str, int]) -> None:
-    """Check that Chameleon's words for image codes, which spell the code in letters, have the ids of the codes.
+    """Check that Chameleon's words for image codes have the ids that the target expects.
+
+    A word consists of "IMGIMG", the digits of the code as letters with A for 0, and "Z". The word for code 13 is
+    "IMGIMGBDZ". Other tokenizers have no such words.
+
+    Args:
+        path: file of the tokenizer, for error messages.
+        ids: ids of the tokenizer's vocabulary, by word.
 
     Raises:
         ValueError: an id differs.
@@ -171,7 +195,10 @@ def _check_codes(path: Path, ids: Mapping[str, int]) -> None:
 
 
 def _find_file(path: Path) -> Path:
-    """Return a tokenizer's file, given the file, its folder, or the folder of a diffusers pipeline.
+    """Return the path of a tokenizer's file.
+
+    Args:
+        path: the file, its folder, or the folder of a diffusers pipeline.
 
     Raises:
         FileNotFoundError: the path does not exist.

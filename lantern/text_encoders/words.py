@@ -1,4 +1,4 @@
-"""Text encoders for words: fixed random embeddings, or the numbers of words in a vocabulary."""
+"""Text encoders that encode each word: as a fixed random embedding, or as its number in a vocabulary."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from lantern.text_encoders.base import split_words
 
 
 class WordEmbeddingEncoder:
-    """An encoder that gives each word a fixed random embedding, which depends on its position.
+    """The encoder that turns each word into a fixed random feature, which depends on its position.
 
-    The feature of a word is S[position] * (E[word] + E[the last two words] + ...) / sqrt(terms), for phrases of at most
-    `phrase_words` words. E is a random normal vector per phrase, S a random vector of signs per position. LlamaGen's
-    attention is uniform over text tokens, so that it sees the mean of their features. The signs keep pairs (word,
-    position) separable in that mean: "red left of blue" differs from "blue left of red". Phrases encode which words
-    belong together.
+    Let E be a random normal vector per phrase, and S a random vector of signs per position. The feature of a word is
+    S[position] * (E[the word] + E[the last two words] + ...) / sqrt(number of terms). It has a term for every phrase of
+    at most `phrase_words` words that ends with the word. These terms encode which words belong together.
+
+    LlamaGen's attention is uniform over text tokens, so that it sees the mean of their features. The signs keep the
+    order of the words visible in this mean: "red left of blue" differs from "blue left of red".
 
     Args:
         vocabulary: known words. None allows any word.
-        caption_dim: channels of a feature.
+        caption_dim: number of channels of a feature.
         max_tokens: number of words of the longest prompt.
-        seed: random seed of the embeddings.
+        seed: random seed of E and S.
         phrase_words: number of words of the longest phrase.
     """
 
@@ -46,10 +47,10 @@ class WordEmbeddingEncoder:
         self._rows: dict[str, Tensor] = {}
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Encode texts, see `TextEncoder.encode`.
+        """Return the features of the words of each text, see `TextEncoder.encode`.
 
         Raises:
-            ValueError: as in `check`.
+            ValueError: a text has no word, more than `max_tokens` words, or an unknown word.
         """
         features = torch.zeros(len(texts), self.max_tokens, self.caption_dim)
         mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)
@@ -61,7 +62,7 @@ class WordEmbeddingEncoder:
         return features, mask
 
     def check(self, text: str) -> list[str]:
-        """Split a text into words.
+        """Return the words of a text, after checking that they can be encoded.
 
         Raises:
             ValueError: the text has no word, more than `max_tokens` words, or an unknown word.
@@ -79,7 +80,11 @@ class WordEmbeddingEncoder:
         return words
 
     def _feature(self, words: Sequence[str]) -> Tensor:
-        """Return the feature of the last of some words, before the signs, (caption_dim,)."""
+        """Return the feature of the last word in a list, (caption_dim,), without the signs of its position.
+
+        Args:
+            words: the words of a text up to the encoded one.
+        """
         phrases = [" ".join(words[-n:]) for n in range(1, min(self.phrase_words, len(words)) + 1)]
         return torch.stack([self._row(phrase) for phrase in phrases]).sum(0) / len(phrases) ** 0.5
 
@@ -93,9 +98,9 @@ class WordEmbeddingEncoder:
 
 
 class WordIdEncoder(WordEmbeddingEncoder):
-    """An encoder that gives each word its number in the vocabulary, from 1. 0 is padding.
+    """The encoder that turns each word into its number in the vocabulary. Numbers begin at 1, and 0 is padding.
 
-    A target embeds `NUM_WORD_IDS` ids. The last one is the null prompt.
+    A target with this encoder embeds `NUM_WORD_IDS` ids. The last id is the null prompt of classifier-free guidance.
 
     Args:
         vocabulary: known words.
@@ -107,10 +112,10 @@ class WordIdEncoder(WordEmbeddingEncoder):
         self.numbers = {word: number for number, word in enumerate(vocabulary, 1)}
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Encode texts, see `TextEncoder.encode`.
+        """Return the numbers of the words of each text, see `TextEncoder.encode`.
 
         Raises:
-            ValueError: as in `check`.
+            ValueError: a text has no word, more than `max_tokens` words, or an unknown word.
         """
         ids = torch.zeros(len(texts), self.max_tokens, dtype=torch.int64)
         for row, text in enumerate(texts):

@@ -1,4 +1,4 @@
-"""The Slurm profile: every overlay plans with it, and its jobs fit the shipped partitions. Needs no Slurm."""
+"""Tests of the Slurm profile without Slurm: every overlay plans with it, and its jobs fit the shipped partitions."""
 
 import re
 
@@ -18,7 +18,10 @@ ONE_SHARD = ["shards=1", "text_shards=1", "image_shards=1"]
 
 
 def plan(folder, overlays, *arguments):
-    """Plans with the profile in an empty folder; returns the jobs: dicts of the rule, its threads and its resources."""
+    """Plan a run with the profile in an empty folder.
+
+    Returns a dict per job with its rule, threads and resources.
+    """
     for name in ("models", "workflow"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "images").mkdir()  # the folder that overlays leave to the user
@@ -36,7 +39,7 @@ def plan(folder, overlays, *arguments):
 
 
 def stack_of(overlay):
-    """The config files that the head of an overlay says to lay over each other, itself among them."""
+    """Return the config files that the first lines of an overlay combine, including the overlay itself."""
     head = re.match("(#.*\n)+", overlay.read_text())[0]
     named = re.search(r"--configfile ([^\"\n]+)", head)
     stack = [ROOT / name for name in named[1].split()] if named else [overlay]

@@ -1,4 +1,4 @@
-"""The Slurm profile on a real Slurm: the whole target, through a cancelled job and a killed Snakemake."""
+"""Tests of the Slurm profile on a real Slurm: the whole target, with a cancelled job and a killed Snakemake."""
 
 import itertools
 import os
@@ -38,7 +38,7 @@ case "$*" in *--name*) squeue --states=all --noheader --format "%i|%T" | sed "s/
 
 @pytest.fixture(scope="module")
 def slurm():
-    """A Slurm of our own; tests that want one skip where none can be."""
+    """Start a Slurm for the tests. They are skipped if Slurm cannot run here."""
     reason = toy_slurm.why_not()
     if reason:
         pytest.skip(reason)
@@ -51,12 +51,12 @@ def slurm():
 
 
 def jobs_of(jobs, rule):
-    """Slurm's jobs of a rule, by the comment that the plugin gives them."""
+    """Return Slurm's jobs of a rule, which the plugin writes into the comment of each job."""
     return [job for job in jobs if job["Comment"].partition("_wildcards")[0] == f"rule_{rule}"]
 
 
 def cancel_in_the_middle(slurm, workflow, folder, arguments):
-    """Start a run of one job, cancel the job in its middle, and let it end when it is sent again."""
+    """Start a run of one job, cancel the running job, and let its second attempt end."""
     with held_run(workflow, folder, *arguments, f"results/tiny/{CANCELLED}") as held:
         held.job()
         (folder / "held").unlink()
@@ -67,7 +67,7 @@ def cancel_in_the_middle(slurm, workflow, folder, arguments):
 
 
 def kill_in_the_middle(slurm, workflow, folder, arguments):
-    """Start a run of one job, kill Snakemake in the job's middle, and let the job end by itself."""
+    """Start a run of one job, kill Snakemake while the job runs, and let the job end by itself."""
     with held_run(workflow, folder, *arguments, f"results/tiny/{UNSEEN}") as held:
         held.job()
         held.process.kill()
@@ -78,7 +78,7 @@ def kill_in_the_middle(slurm, workflow, folder, arguments):
 
 @pytest.fixture(scope="module")
 def local_run(finished, tmp_path_factory):
-    """The undisturbed run on this machine."""
+    """Return the same run on this machine, without disturbance."""
     local = copy_run(finished, tmp_path_factory.mktemp("local") / "run", (SMALL,))
     code, output = local.run()
     assert code == 0, output + local.logs()
@@ -87,7 +87,7 @@ def local_run(finished, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster_run(slurm, finished, tmp_path_factory):
-    """The same run on Slurm, disturbed and resumed, with a user's copy of the profile."""
+    """Return a run on Slurm that was disturbed and resumed, with a copy of the profile as a user makes one."""
     folder = tmp_path_factory.mktemp("cluster")
     workflow = copy_run(finished, folder / "run", (SMALL,))
     file = Path(shutil.copytree(ROOT / "profiles" / "slurm", workflow.folder / "profile")) / "config.yaml"

@@ -1,4 +1,4 @@
-"""Fixtures of several test files of the core."""
+"""Fixtures that several test files of the core share."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from lantern import sampling, stepping
 
 @pytest.fixture
 def top_k_of_torch(monkeypatch):
-    """As on a GPU: neither a tape nor torch.compile sees what numpy does on a CPU."""
+    """Use torch for top-k, as on a GPU.
+
+    Tapes and torch.compile cannot see numpy's operations, which are used on a CPU.
+    """
     monkeypatch.setattr(sampling, "_kth_largest", lambda logits, k: logits.topk(k, dim=-1).values[..., -1:])
 
 
 @pytest.fixture
 def tapes(monkeypatch, top_k_of_torch):
-    """In the place of CUDA graphs: they know a step's operations and addresses, but none of its Python."""
+    """Replace CUDA graphs by tapes, which record the operations and addresses of a step, but no Python."""
     tapes = []
 
     def record(step, state, limits):

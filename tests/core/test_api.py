@@ -1,4 +1,4 @@
-"""`lantern.load(...).generate(...)`: the README's example, what comes back, and what cannot be loaded."""
+"""Tests of `lantern.load(...).generate(...)`: the example of the README, results, and errors of loading."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_importing_the_package_leaves_torch_alone():
 
 
 def test_images_are_those_of_the_method_on_the_models_own_settings(model):
-    """Against a decoder put together by hand, as config.yaml has its trees, neighbours and sampling."""
+    """Compared with a decoder that is built by hand with trees, neighbours and sampling of config.yaml."""
     config = yaml.safe_load((ROOT / "config.yaml").read_text())
     models = load_decoding_models(WEIGHTS / "target.safetensors", WEIGHTS / "drafter.safetensors")
     models.nearest_codes = nearest_codes(load_tokenizer(WEIGHTS / "tokenizer.safetensors").codebook.detach(), 20)
@@ -158,7 +158,7 @@ def test_the_old_name_of_generate_is_answered_with_the_new_one(model):
 
 
 def test_a_published_layout_is_read_by_its_name_and_paths(tmp_path, monkeypatch):
-    """LlamaGen for ten classes in its original layout with a small VQ-16."""
+    """LlamaGen for ten classes in its original layout, with a small VQ-16."""
     card = replace(
         CARDS["llamagen_c2i"],
         prompts=PromptSettings("classes", num_classes=10),
@@ -290,7 +290,7 @@ def test_threads_follow_from_the_targets_size(dim, expected):
 
 
 def test_draws_that_overlap_in_threads_give_the_number_of_threads_back(model, monkeypatch):
-    """The first begins, the second begins, the first ends, the second ends."""
+    """Two overlapping calls: the first begins, the second begins, the first ends, the second ends."""
     before, seen = torch.get_num_threads(), []
     begun, may_end = (Event(), Event()), (Event(), Event())
 

@@ -1,4 +1,4 @@
-"""Nearest codes against hand-made codebooks and a plain sort."""
+"""Tests of nearest codes against hand-made codebooks and a full sort."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def test_nearest_by_eye():
 
 
 def test_distances_of_float32_rows_are_told_apart_in_float64():
-    """Code 2 is nearer to code 0 than code 1 is, by 5e-9: in float32 they tie, and the lower code would be first."""
+    """Code 2 is nearer to code 0 than code 1 by 5e-9. In float32 they tie, and the lower code would win."""
     codebook = torch.tensor([[0.0, 0.0], [1.0, 1e-4], [1.0, 0.0]])
     assert nearest_codes(codebook, 2, "l2")[0].tolist() == [2, 1]
 
 
 @pytest.mark.parametrize("neighbours", ["l2", "l2_normalised"])
 def test_nearest_equals_a_full_sort(neighbours):
-    """Of more codes than are worked out at once."""
+    """The codebook has more codes than one chunk of the computation."""
     codebook = torch.randn(1100, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rows = codebook if neighbours == "l2" else F.normalize(codebook, dim=1)
     distance = (rows[:, None] - rows[None]).pow(2).sum(-1).fill_diagonal_(float("inf"))

@@ -1,4 +1,4 @@
-"""A user's own drafter or acceptance that errs: one sentence with its class, what was called, and the method."""
+"""Tests of wrong custom drafters and acceptances: the error names class, function and method."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ CHANGES = [
 
 @pytest.mark.parametrize(("drafts", "change", "words"), CHANGES)
 def test_a_wrong_proposal_names_class_and_method(models, monkeypatch, drafts, change, words):
-    """Greedy decoding reads no draft_probs, so that none need be there."""
+    """Greedy decoding does not read draft_probs, so they may be missing."""
     monkeypatch.setattr(Guesses, "change", staticmethod(change))
     with pytest.raises(ValueError) as error:
         draw(models, drafts)
@@ -81,6 +81,14 @@ def test_right_proposals_draw_the_images_of_one_by_one_decoding(models):
     expected = generate(models, MethodSpec.of("autoregressive"), rows=range(2))
     found = draw(models, "Guesses")
     assert torch.equal(found.codes, expected.codes) and (found.target_forwards < 16).any()
+
+
+def test_a_drafter_may_leave_drafts_out(models, monkeypatch):
+    expected = generate(models, MethodSpec.of("autoregressive"), rows=range(2))
+    only_the_root = with_tokens(lambda tokens: tokens.masked_fill(torch.arange(4) > 0, -1))
+    monkeypatch.setattr(Guesses, "change", staticmethod(only_the_root))
+    found = draw(models, "Guesses")
+    assert torch.equal(found.codes, expected.codes) and (found.target_forwards == 16).all()
 
 
 @pytest.mark.parametrize(
@@ -161,12 +169,12 @@ def test_a_wrong_acceptance_names_class_and_method(models, monkeypatch, kind, ch
 
 
 def test_siblings_that_the_filters_left_none_of_are_no_error(models):
-    """Of three children one is left to draw: the drafts' distribution of the others is 0 / 0."""
+    """The filters leave one of three children. The draft distribution of the other two is 0 / 0."""
     assert decode_with(models, "Mixed", tree="chain2k3d1", top_k=1).codes.shape == (2, 16)
 
 
 def test_a_bound_of_ones_own_is_asked_even_if_delta_is_0(models):
-    """At 0 LANTERN's own bound is exact; another class's need not be."""
+    """With delta 0, LANTERN's bound is exact decoding. A custom bound need not be."""
     spec = MethodSpec.of("mine", tree="chain3", drafts="sampled", acceptance=f"{PARTS}:Additive", k=4, delta=0.0)
     table = nearest_codes(torch.randn(12, 4, generator=torch.Generator().manual_seed(3)), 6)
     assert type(make_verifier(spec, SamplingConfig(), table).rejection.acceptance) is Additive
@@ -217,7 +225,7 @@ def test_a_class_for_an_earlier_version_is_told_the_new_name(monkeypatch, part, 
 
 
 def test_a_relaxation_that_derives_from_exact_or_acceptance_decodes_alike(models):
-    """Classes for earlier versions derive from Exact."""
+    """Classes that were written for earlier versions derive from Exact."""
     found = [decode_with(models, name).codes for name in ("Mixed", "MixedFromExact")]
     assert torch.equal(*found) and not torch.equal(found[0], decode_with(models, "Plain").codes)
 

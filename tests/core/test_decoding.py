@@ -1,4 +1,4 @@
-"""Decoding: exactness as an equality, output distributions by chi-square, and what a run counts and refuses."""
+"""Tests of decoding: exactness as equality of tokens, output distributions by chi-square, counts and errors."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ MODELS_DRAFTS = [(drafts, tree) for drafts in ("top", "coupled") for tree in ("c
     ],
 )
 def test_exact_decoding_emits_the_autoregressive_tokens(models, drafts, tree, rows):
-    """Jacobi drafts need no draft model; beside those of one they accept more than either alone."""
+    """Jacobi drafts need no draft model. Together with drafts of one, more are accepted than with either only."""
     if drafts == "jacobi":
         models = DecodingModels(models.target)
-    forwards = []  # of all images: with hybrid drafts, then with Jacobi's and the draft model's alone
+    forwards = []  # of all images: with hybrid drafts, then with those of Jacobi or of the draft model only
     for sampling in SAMPLINGS:
         expected = generate(models, AUTOREGRESSIVE, rows, **sampling)
         result = generate(models, method(drafts, tree), rows, **sampling)
@@ -64,7 +64,7 @@ def test_exact_decoding_emits_the_autoregressive_tokens(models, drafts, tree, ro
 
 @pytest.mark.parametrize(("drafts", "tree"), MODELS_DRAFTS)
 def test_in_bfloat16_tokens_part_only_where_candidates_are_close(drafts, tree):
-    """Forwards over one and over several nodes round differently; guidance, filters and the head stay float32."""
+    """One and several nodes round differently. Guidance, filters and the head stay in float32."""
     models = make_models(seed=5, is_prepared=False)
     cast_weights(models.target, torch.bfloat16).prepare_for_decoding()
     cast_weights(models.draft, torch.bfloat16).prepare_for_decoding()
@@ -116,8 +116,10 @@ NEAR = {"neighbours": "l2_normalised", "k": 4}
     ],
 )
 def test_relaxation_accepts_more_than_exact_decoding_and_counts_substitutions(models, drafts, tree, parts):
-    """The exact counterpart shares tree, drafts and noise. Where the target draws a token at every node, an image is
-    the autoregressive one up to the first substitution, and there it departs.
+    """Exact and relaxed decoding share tree, drafts and noise.
+
+    If the target samples a token at every node, an image equals the autoregressive one up to the first substitution,
+    and differs there.
     """
     relaxed = generate(models, method(drafts, tree, **NEAR | parts), range(40))
     assert relaxed.target_forwards.sum() < generate(models, method(drafts, tree), range(40)).target_forwards.sum()
@@ -132,9 +134,9 @@ def test_relaxation_accepts_more_than_exact_decoding_and_counts_substitutions(mo
 @pytest.mark.parametrize("tree", [[(0,), (0, 0)], [(0,), (1,), (0, 0), (1, 0)]], ids=["chain", "siblings"])
 @pytest.mark.parametrize("drafts", ["sampled", "top", "coupled"])
 def test_emitted_pairs_have_the_targets_distribution(drafts, tree):
-    """The first two tokens of 4000 images against the enumeration.
+    """The first two tokens of 4000 images are compared with the enumerated distribution.
 
-    Both acceptance and rejection are common at the root, so that what is emitted after either has its say.
+    Acceptance and rejection are both common at the root, so tokens after either are tested.
     """
     models = make_models(vocab_size=4, grid=2, seed=3)
     target, count = models.target, 4000
@@ -153,7 +155,7 @@ def test_emitted_pairs_have_the_targets_distribution(drafts, tree):
 
 
 class AcceptsByDepth(ByEquality):
-    """Accepts every draft down to a depth, whatever it is."""
+    """Verifier that accepts every draft down to a depth."""
 
     depths: int
 
@@ -164,7 +166,7 @@ class AcceptsByDepth(ByEquality):
 
 @pytest.mark.parametrize(("depths", "forwards"), [(0, 16), (1, 9), (3, 5)])
 def test_number_of_forwards_when_never_sometimes_always_accepting(models, depths, forwards):
-    """16 tokens on a chain of 3: the prefill emits one, each step one more than it accepts."""
+    """16 tokens, a chain of 3: the prefill emits one token, each step one more than it accepts."""
     decoder = make_decoder(models, method("coupled", "chain3"), SamplingConfig(cfg_scale=2.0))
     decoder.verifier = AcceptsByDepth()
     decoder.verifier.depths = depths

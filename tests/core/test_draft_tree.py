@@ -1,4 +1,4 @@
-"""Structures of draft trees that can be checked by eye."""
+"""Tests of draft trees that are small enough to check by eye."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lantern.tree_shapes import DynamicTreeOptions, tree_choices
 
 
 def test_static_tree_by_eye():
-    """Root 0; children 1, 2; 1 has 3, 4; 2 has 5."""
+    """Node 0 is the root with children 1 and 2; node 1 has children 3 and 4; node 2 has child 5."""
     tree = static_tree([(1,), (0,), (0, 0), (1, 0), (0, 1)])
     assert tree.parents.tolist() == [[0, 0, 0, 1, 1, 2]]
     assert tree.depths.tolist() == [[0, 1, 1, 2, 2, 2]]
@@ -32,14 +32,14 @@ def test_two_trees_are_joined_below_one_root():
 
 
 def test_longest_path_by_eye():
-    """Root 0 with children 1 and 2, 1 with child 3, 2 with child 4."""
+    """Node 0 is the root with children 1 and 2; node 1 has child 3; node 2 has child 4."""
     tree = static_tree([(0,), (1,), (0, 0), (1, 0)])
     accepted = torch.tensor(
         [
             [False, True, False, True, False],  # 0-1-3
             [False, False, True, True, False],  # 3's parent is not accepted: 0-2
             [False, True, True, True, True],  # two longest paths: the first
-            [True, False, False, True, True],  # none: the root alone
+            [True, False, False, True, True],  # no drafts: only the root
         ]
     )
     path, counts = longest_path(tree, accepted)

@@ -1,4 +1,4 @@
-"""Drafts of a draft model and of Jacobi decoding: well formed, filtered, and no deeper than there is room."""
+"""Tests of drafts of a draft model and of Jacobi decoding: well formed, filtered, and not deeper than the image."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bushy(drafts: str) -> MethodSpec:
 
 
 def steps_of(models: DecodingModels, spec: MethodSpec, **sampling) -> list[Outcome]:
-    """What happened in every step of five images."""
+    """Return the outcome of every step of five images."""
     seen: list[Outcome] = []
     generate(models, spec, observer=seen.append, **sampling)
     return seen
@@ -40,7 +40,7 @@ def steps_of(models: DecodingModels, spec: MethodSpec, **sampling) -> list[Outco
 
 @pytest.fixture(scope="module")
 def certain_models() -> DecodingModels:
-    """Models so sure of themselves that a draft is often as probable as the draft before it."""
+    """Return models that are so certain that a draft is often as probable as its parent."""
     models = make_models(seed=2, is_prepared=False)
     with torch.no_grad():
         models.target.head.weight.mul_(20)
@@ -83,7 +83,7 @@ def test_every_node_of_a_dynamic_tree_hangs_on_its_own_parent(certain_models, sa
 
 @pytest.mark.parametrize("drafts", ["top", "coupled", "sampled"])
 def test_greedy_drafts_do_not_depend_on_the_filters(models, drafts):
-    """Filters never take the most probable token away, but they would take its siblings."""
+    """Filters never remove the most probable token, but they would remove its siblings."""
     found = []
     for filters in ({}, {"top_k": 1, "top_p": 0.5}):
         seen = steps_of(models, bushy(drafts), temperature=0.0, **filters)
@@ -93,7 +93,7 @@ def test_greedy_drafts_do_not_depend_on_the_filters(models, drafts):
 
 @pytest.mark.parametrize("drafts", ["top", "coupled", "sampled", "dynamic"])
 def test_what_the_filters_take_away_is_never_drafted(models, drafts):
-    """Two codes are left, three children wanted: the third is no draft."""
+    """The filters leave two codes for three children, so the third child is no draft."""
     for outcome in steps_of(models, bushy(drafts), top_k=2):
         tree, tokens = outcome.proposal.tree, outcome.proposal.tokens
         assert torch.equal(tokens < 0, (tree.ranks >= 2).expand(tokens.shape))
@@ -121,7 +121,7 @@ def test_a_tree_may_be_as_deep_as_the_rotary_table_reaches(models):
 
 
 def first_steps(models: DecodingModels, spec: MethodSpec, num_steps: int, **sampling) -> list[Outcome]:
-    """What happened in the first steps of two images."""
+    """Return the outcome of the first steps of two images."""
     decoder, seen = make_decoder(models, spec, SamplingConfig(cfg_scale=2.0, **sampling)), []
     decoder.observer = seen.append
     with torch.inference_mode():
@@ -132,7 +132,10 @@ def first_steps(models: DecodingModels, spec: MethodSpec, num_steps: int, **samp
 
 
 def test_jacobi_drafts_are_drawn_from_the_distributions_that_are_asked_for_in_rows_that_are_used_again(models):
-    """A row's next prompt has no distributions of the one before; what is decoded is the same without them."""
+    """The next prompt of a batch row does not get the distributions of the previous one.
+
+    Decoding gives the same tokens with and without them.
+    """
     decoder = make_decoder(models, make_method("jacobi", tree="chain4"), SamplingConfig(cfg_scale=2.0))
     asked, seen = decoder.with_draft_probs(), []
     asked.observer = seen.append
@@ -158,7 +161,10 @@ def test_jacobi_drafts_are_drawn_from_the_distributions_that_are_asked_for_in_ro
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("tree", ["chain4", "chain5k3d2+chain1", "chain3+chain2"])
 def test_guesses_are_of_the_newest_row_that_saw_the_newest_guess_at_their_left(models, tree, temperature):
-    """Against lists. Where no row is, a position has a copy of the last one's draws, or of image token 0."""
+    """Compared with a version in plain lists.
+
+    Without a result in the pool, a position copies the samples of the last one, or is image token 0.
+    """
     spec = make_method("hybrid" if "+" in tree else "jacobi", tree=tree)
     seen, num_chosen = first_steps(models, spec, 8, temperature=temperature), 0
     jacobi = make_decoder(models, spec, SamplingConfig()).drafter
@@ -186,12 +192,14 @@ def test_guesses_are_of_the_newest_row_that_saw_the_newest_guess_at_their_left(m
             length += int(outcome.num_accepted[image]) + 1
             if length >= 16:
                 break
-    assert num_chosen > 0 or temperature  # greedily, an older row guesses otherwise than the newest
+    assert num_chosen > 0 or temperature  # greedily, an older result gives another draft than the newest
 
 
 def test_with_one_row_kept_guesses_are_what_the_target_drew_in_the_step_before(models):
-    """As those of the peers at temperature 0: the best codes of the rows along the first ranks, in order; for new
-    positions, the last's.
+    """Drafts are the same as those of SJD at temperature 0.
+
+    They are the most probable codes of the results along the first ranks, in order. New positions copy those of the
+    last position.
     """
     seen = first_steps(models, make_method("sjd_pac", tree="chain3k2d1"), 4, temperature=0.0)
     tree = seen[0].proposal.tree
@@ -207,8 +215,9 @@ def test_with_one_row_kept_guesses_are_what_the_target_drew_in_the_step_before(m
 
 
 def test_a_pool_knows_what_the_last_row_did_not_see():
-    """Where the next token is the last one plus 1, modulo 3, a row is right for one token at its left alone, and that
-    of the step before always saw another one; three rows know all.
+    """The next token is the last one plus 1, modulo 3, so a result is right after one preceding token only.
+
+    The result of the previous step always has another preceding token. Three results cover all tokens.
     """
     tables = {name: torch.zeros(3, 3) for name in ("base_c", "left2_c", "up_c")} | {"left_c": torch.eye(3).roll(1, 1)}
     world = TableWorld(tables, 8, SamplingConfig(temperature=0.0))

@@ -1,6 +1,6 @@
-"""Every preset in every setting, drawn once: what must hold of all of them.
+"""Tests of what must hold for every preset in every setting; each is generated once.
 
-Settings are a temperature and the number of logits above which large trees are verified along the path alone.
+A setting is a temperature and a number of logits. Trees with more logits are verified along the path only.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def autoregressive_codes(temperature: float, line_end: int | None = None) -> tup
 
 
 def reachable_tensors(owner: object, path: str = "state") -> dict[str, torch.Tensor]:
-    """Tensors in an object's attributes, lists and dictionaries, by where they are found."""
+    """Return the tensors in attributes, lists and dictionaries of an object, keyed by their path."""
     if isinstance(owner, torch.Tensor):
         return {path: owner}
     if isinstance(owner, list | tuple):
@@ -64,7 +64,7 @@ def addresses(state) -> dict[str, tuple]:
 
 @pytest.fixture
 def streams_read(monkeypatch) -> set[str]:
-    """Noise that is read."""
+    """Return a list of the noise streams that are read during the test."""
     found, read = set(), NoiseField._read
 
     def spy(self, stream, positions):
@@ -116,7 +116,7 @@ def test_what_holds_of_every_method(models, name, temperature, many_logits, tape
     for state, part in zip(states, expected, strict=True):
         assert torch.equal(state.tokens[:, :16], part.codes)
 
-    # A step recorded once, on a state without prompts, draws both batches.
+    # A step that is recorded once, on a state without prompts, generates both batches.
     if not many_logits:
         return
     graphed = captured(decoder)
@@ -127,14 +127,14 @@ def test_what_holds_of_every_method(models, name, temperature, many_logits, tape
 
 @pytest.fixture(scope="module")
 def lined() -> DecodingModels:
-    """Of 11 codes, in four lines of four and an end."""
+    """Return models with 11 codes, and images of four lines with four codes and a line end."""
     return make_models(line_end=7)
 
 
 @pytest.mark.parametrize(("temperature", "many_logits"), SETTINGS)
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "lantern_official"])  # may draw from all codes
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "lantern_official"])  # may sample from all codes
 def test_every_method_ends_every_line(lined, name, temperature, many_logits, monkeypatch):
-    """The token that ends a line stands there and nowhere else; a step may go beyond it."""
+    """The line-end token occurs at line ends and nowhere else; a step may go beyond one."""
     monkeypatch.setattr(base, "MANY_LOGITS", many_logits)
     decoder = decoder_of(lined, name, temperature)
     batch = make_batches(decoder, lined)[0]
@@ -148,7 +148,7 @@ def test_every_method_ends_every_line(lined, name, temperature, many_logits, mon
 
 
 def test_what_ends_a_line_is_drafted_where_it_stands(lined):
-    """Jacobi and SJD guess it before the target has: from the first step on, drafts there are accepted."""
+    """Jacobi and SJD draft line ends before the target has sampled them, and accept them from the first step."""
     for name in ("jacobi", "sjd"):
         decoder, seen = decoder_of(lined, name), []
         decoder.observer = lambda outcome, seen=seen: seen.append(outcome.proposal.tokens[:, 1:])
@@ -162,7 +162,7 @@ def test_what_ends_a_line_is_drafted_where_it_stands(lined):
 
 
 def test_images_do_not_depend_on_the_order_of_methods(models):
-    """Nor on noise that another method has read before."""
+    """They do not depend on noise that another method has read, either."""
     features, mask = make_prompts(models, 3)
     streams = ["target", "draft", "accept", "initial", "redraw", "keep", "sibling"]
 
@@ -176,7 +176,10 @@ def test_images_do_not_depend_on_the_order_of_methods(models):
 
 
 class OnDevice(TorchDispatchMode):
-    """Raises where tensors of another device take part; the values of fake tensors cannot be read anyway."""
+    """Mode that raises if an operation uses tensors of another device.
+
+    The tensors are fake and have no values to read.
+    """
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -188,7 +191,7 @@ class OnDevice(TorchDispatchMode):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_step_stays_on_its_gpu(name, temperature):
-    """On fake tensors, which have a device and a shape, and no values that a step could read."""
+    """Fake tensors have a device and a shape, but no values that a step could read."""
     models, fake = make_models(), FakeTensorMode(allow_non_fake_inputs=True)
     models = DecodingModels(TargetModel(models.target.config), DraftModel(models.draft.config), models.nearest_codes)
     decoder = decoder_of(models, name, temperature)
@@ -213,7 +216,7 @@ TRACED = {"scd", "lantern_pp", "mixing_of_siblings"}  # the others take a minute
     "name", [name if name in TRACED else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
 )
 def test_a_step_is_one_graph_of_torch_compile(models, name, temperature, top_k_of_torch, monkeypatch):
-    """Without a break; verified as on a GPU."""
+    """The graph has no break. Drafts are verified as on a GPU."""
     monkeypatch.setattr(base, "MANY_LOGITS", 2**30)
     torch.compiler.reset()
     decoder = decoder_of(models, name, temperature)
@@ -233,7 +236,7 @@ def test_a_step_is_one_graph_of_torch_compile(models, name, temperature, top_k_o
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", METHODS)
 def test_captured_steps_draw_the_same_images(name, temperature):
-    """Of models that were prepared on the GPU, so that their layers are those that a GPU runs."""
+    """The models are prepared as on a GPU, so that their layers are those that a GPU runs."""
     models = make_models(is_prepared=False)
     models = DecodingModels(
         models.target.cuda().prepare_for_decoding(),

@@ -1,4 +1,4 @@
-"""The examples of docs/extending.md: each is applied as the page prints it, and needs no other file."""
+"""The examples of docs/extending.md work as the page prints them, and need no other file."""
 
 import os
 import re
@@ -65,9 +65,9 @@ def apply_example(heading: str, folder: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with the files of a user's own classes."""
-    for name in ("An acceptance", "A drafter"):
-        apply_example(f"{name} of your own", tmp_path)
+    """Return a folder with the files of the two custom classes."""
+    for heading in ("A custom acceptance", "A custom drafter"):
+        apply_example(heading, tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("capped", "line_above"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -76,7 +76,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def project(tmp_path):
-    """A copy of Lantern, without its tests."""
+    """Return a copy of Lantern without its tests."""
     for name in ("lantern", "workflow"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("Snakefile", "config.yaml", "environment.yml"):
@@ -86,7 +86,7 @@ def project(tmp_path):
 
 
 def run_check(name: str, project: Path) -> None:
-    """Run a function of `extending_checks` with the copy's packages."""
+    """Run a function of `extending_checks` on the packages of the copy."""
     folders = [project, project / "workflow", ROOT / "benchmarks", ROOT / "tests"]
     code = f"import pathlib; from helpers import extending_checks as c; c.{name}(pathlib.Path({str(project)!r}))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "PYTHONSAFEPATH": "1"}
@@ -157,7 +157,7 @@ def test_it_decodes_and_its_code_is_part_of_the_method(models, folder):
 
 
 def test_the_workflow_plans_the_overlay(folder):
-    """From the project's folder, with nothing but the overlay named."""
+    """The command runs in the project's folder and names only the overlay."""
     command = [sys.executable, "-m", "snakemake", "--cores", "1", "-n", "-p", "--configfile", str(folder / "mine.yaml")]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -166,7 +166,10 @@ def test_the_workflow_plans_the_overlay(folder):
 
 
 def test_what_else_lies_beside_an_overlay_is_never_run(folder, tmp_path):
-    """Neither in place of a library nor as Python starts, by Snakemake or by a job; a named class is found."""
+    """Other files next to an overlay replace no library and do not run as Python starts.
+
+    This holds for Snakemake and for jobs. A class that the overlay names is found.
+    """
     for name in ("random", "sitecustomize", "usercustomize"):
         (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'was_run')!r}, 'a').write({name!r})\n")
     (folder / "models").symlink_to(ROOT / "models")

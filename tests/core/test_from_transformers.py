@@ -1,4 +1,4 @@
-"""`lantern.from_transformers(...).generate(...)`: images of stock models, their prompts and settings; the example."""
+"""Tests of `lantern.from_transformers(...).generate(...)`: images of stock models, prompts, settings, the example."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORDS = ["a", "red", "cat", ":", "2", "3", "4", "*"]
 
 
 def save_words(folder, name):
-    """A family's tokenizer of WORDS, with what says the names of its tokens."""
+    """Write a family's tokenizer with the words WORDS, and the file with the names of its special tokens."""
     save_tokenizer(folder / "tokenizer.json", SPECIALS[name], WORDS)
     names = {"bos_token": "<bos>", "extra_special_tokens": {"grid_bos_token": "<sop>", "grid_eos_token": "<eop>"}}
     names = {"tokenizer_class": "PreTrainedTokenizerFast", **(names if name == "glm_image" else {})}
@@ -34,7 +34,7 @@ def save_words(folder, name):
 
 @pytest.fixture
 def small_grids(monkeypatch):
-    """Cards and families with the few codes of the tiny models."""
+    """Give cards and families the small grids of the tiny models."""
     for name, family in (("janus-pro-1b", "janus"), ("emu3-gen", "emu3"), ("glm-image", "glm_image")):
         grids, row, card = dict(GRIDS[family == "glm_image"]), FAMILIES[family], CARDS[name]
         small = {"small_grid": grids["small_grid"]} if family == "glm_image" else {}
@@ -64,7 +64,7 @@ def test_images_are_drawn_as_the_models_own_settings_say_and_equal_one_by_one_de
 
 def test_emu3_has_a_negative_prompt_and_line_ends(tmp_path):
     _, wrap = open_tiny(tmp_path, "emu3")
-    model = wrap()  # whose own settings say nothing of sampling: the card's
+    model = wrap()  # its own settings state no sampling, so the card's are used
     assert (model.sampling.temperature, model.sampling.top_k, model.sampling.cfg_scale) == (1.0, 2048, 3.0)
     images = model.generate("a red cat", method="jacobi")
     assert images.codes.shape == (1, 20) and (images.codes.view(4, 5)[:, 4] == 20).all()
@@ -105,7 +105,7 @@ def test_a_folder_is_the_model_in_it(tmp_path, small_grids, name):
 
 
 def test_generate_itself_draws_by_jacobi_decoding(tmp_path):
-    """Emu3 with its negative prompt and GLM-Image, token for token what their own loops draw."""
+    """Tokens of Emu3 with its negative prompt, and of GLM-Image, equal those of transformers' loops."""
     ids = torch.tensor([[1, 11, 12, 13, 14, 7], [1, 31, 32, 33, 34, 7]])
     model, _ = make_tiny("emu3")
     negative = torch.tensor([[1, 9, 8, 7]] * 2)

@@ -1,4 +1,4 @@
-"""Kernels of Triton: they give what PyTorch's operations give, and a step of a GPU calls them."""
+"""Tests of Triton kernels: they give the results of PyTorch's operations, and a step on a GPU calls them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def interpreted(monkeypatch):
-    """The kernels, run by Triton's interpreter on the CPU."""
+    """Run the kernels in Triton's interpreter on the CPU."""
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     spec = importlib.util.find_spec("lantern.triton_kernels")
@@ -47,7 +47,7 @@ def test_a_kernel_that_writes_nothing_fails_the_check(interpreted, monkeypatch, 
 
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_compile_for_gpus(capability):
-    """For A100 and H100, without one, in the model's dtypes."""
+    """They compile for A100 and H100 without a GPU, in the dtypes of the model."""
     triton = pytest.importorskip("triton")
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -90,7 +90,7 @@ def test_they_are_used_on_a_gpu_that_passes_the_check(monkeypatch, caplog):
 
 
 def test_a_step_of_the_largest_published_size_launches_few_kernels(monkeypatch):
-    """One token of LlamaGen XL, guided, at batch 1: 731 before norms and these operations were fused."""
+    """One token of LlamaGen XL with guidance at batch 1. Before fusion it took 731 kernels."""
     make = partial(random_models, XL, torch.bfloat16)
     spec = make_method("autoregressive")
     plain = count_kernels(make, spec, SAMPLING)

@@ -1,4 +1,4 @@
-"""Models that fit each other, and records that do not depend on how they were made."""
+"""Tests of generation: models must fit each other, and records do not depend on batches."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ PARTS = ("codes", "target_forwards", "step_lengths", "is_substituted")
 def test_images_depend_neither_on_the_row_that_they_take_over_nor_on_the_window_of_their_noise(
     name, temperature, monkeypatch
 ):
-    """Eight prompts through one, three and five rows, against each prompt in a batch of its own."""
+    """Eight prompts in one, three and five batch rows, compared with each prompt in its own batch."""
     prompts = [Prompt(f"p{i}", f"{PROMPTS[i % 5].text} {i}") for i in range(8)]
     decoder, held = decoder_of(SPECS[name], temperature), []
     allocate = decoder.allocate
@@ -124,7 +124,7 @@ def test_images_depend_neither_on_the_row_that_they_take_over_nor_on_the_window_
 
 
 class Counted:
-    """A decoder's steps, and of its fills the prompts and the steps before them."""
+    """Decoder that counts its steps, and for each fill the prompts and the steps before it."""
 
     def __init__(self, decoder):
         self.steps, self.fills, self.steps_before = 0, [], []
@@ -153,7 +153,7 @@ def test_rows_do_not_wait_for_the_slowest_image():
 
 
 def test_rows_take_prompts_in_groups_and_the_last_ones_at_once():
-    """Of 24 rows three at a time; one prompt that is left takes the first."""
+    """With 24 batch rows, prompts are filled in groups of three. A single last prompt takes the first row."""
     prompts = [Prompt(f"p{i}", f"{PROMPTS[i % 5].text} {i}") for i in range(30)]
     decoder, fills = decoder_of(), {}
     for count in (25, 30):
@@ -168,8 +168,9 @@ def test_rows_take_prompts_in_groups_and_the_last_ones_at_once():
 
 @pytest.mark.parametrize("name", ["autoregressive", "proximity"])
 def test_seconds_add_up_to_the_time_of_decoding(name, monkeypatch):
-    """By a clock that goes on by one at every look: two looks a turn, so one second for each. Autoregressive images of
-    a batch end together, so that the last of five has a turn of its own.
+    """The clock advances by one second per reading. Each turn reads it twice, so it lasts one second.
+
+    Autoregressive images of a batch end together, so the last of five has its own turn.
     """
     ticks = itertools.count()
     decoder = decoder_of(SPECS[name])

@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, and unreadable ones are named."""
+"""Tests of files: they are complete or absent, and unreadable ones are named."""
 
 import errno
 import os
@@ -52,7 +52,7 @@ def full_disk(*_, **__):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def full_disk_under_safetensors(*_, **__):  # what it says; tests/workflow/test_faults.py fills a disk
+def full_disk_under_safetensors(*_, **__):  # the message; tests/workflow/test_faults.py fills a disk
     raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
 

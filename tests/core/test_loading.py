@@ -1,4 +1,4 @@
-"""Cards and hub repositories behind `lantern.load`."""
+"""Tests of the cards and hub repositories that `lantern.load` uses."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_hub_id_is_downloaded_into_the_hubs_cache_and_read_there_without_a_net
 
 
 def test_of_a_known_repository_only_the_files_of_its_card_are_fetched():
-    """GLM-Image's holds a diffusion model as well."""
+    """The repository of GLM-Image also holds a diffusion model, which is not downloaded."""
     assert loading._files_of_repository("zai-org/GLM-Image") is HUB_FILES["glm_image"]
     assert list(loading._files_of_repository("someone/else").files) == ["*.json", "*.safetensors"]
 

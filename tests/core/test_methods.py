@@ -1,4 +1,4 @@
-"""Methods by their parts: presets, the tree that a name stands for, and what a method's parts say about its tokens."""
+"""Tests of methods and their parts: presets, trees by name, and which methods keep the tokens."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_readmes_table_of_methods_is_that_of_the_presets():
 def test_the_table_of_peers_is_that_of_their_presets():
     lines = (ROOT / "docs" / "methods.md").read_text().splitlines()
     table = lines[
-        lines.index("| preset | tree | guesses | output distribution | paper; public code that was read |") + 2 :
+        lines.index("| preset | tree | drafts | output distribution | paper; public code that was read |") + 2 :
     ]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[: table.index("")]]
     assert [(row[0], row[1]) for row in rows] == [(f"`{name}`", PRESETS[name].get("tree", "–")) for name in PEERS]

@@ -1,4 +1,4 @@
-"""The noise field as a pure function of (run seed, prompt id, stream, position, code)."""
+"""Tests of the noise field as a pure function of (run seed, prompt id, stream, position, code)."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def test_noise_is_a_function_of_seed_id_stream_position_and_code():
 
 @pytest.mark.parametrize("first", [1, 2, 5])
 def test_noise_of_a_position_does_not_depend_on_where_one_begins(first):
-    """Rows of 7 values begin inside a counter step, which gives four."""
+    """Rows of 7 values begin inside a counter step, which gives four values."""
     assert torch.equal(gumbel_field(1, "a", "target", 3, 7, first), gumbel_field(1, "a", "target", 8, 7)[first:][:3])
 
 
 def test_noise_is_finite_at_the_largest_raw_values(monkeypatch):
-    """2^53 - 0.5 is no double: the largest value would be 1, its Gumbel noise infinite."""
+    """2^53 - 0.5 is no double. The largest uniform would be 1, and its Gumbel noise infinite."""
 
     class Largest:
         def __init__(self, **_):
@@ -68,7 +68,7 @@ def test_a_device_makes_the_noise_that_numpy_makes(stream, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("stream", STREAMS)
 def test_a_gpu_makes_the_noise_that_numpy_makes(stream):
-    """A logarithm may be rounded in another way once in 10^9 values."""
+    """A logarithm may round differently once in 10^9 values."""
     expected = ImageNoise(3, "x", STREAMS, 64, 16384).read(stream, 3, 64)
     found = ImageNoise(3, "x", STREAMS, 64, 16384, device="cuda").read(stream, 3, 64).cpu()
     assert (found != expected).sum() <= 3
@@ -117,7 +117,7 @@ def test_noise_that_was_made_is_not_made_again(monkeypatch):
 
 @pytest.mark.parametrize("made", [3, 6])
 def test_a_window_of_positions_holds_the_same_noise(made):
-    """Rows at different positions, one of which takes another image half way; positions made at once or when read."""
+    """Batch rows are at different positions, and one changes its image. Noise is made in advance or when read."""
     whole, part = make_field(2, "x", "y"), make_field(2, "x", "y", window=3, made=made)
     lengths = [0, 0]
     for steps in ([1, 2], [2, 1], [1, -4], [2, 4], [0, 2], [0, 1]):
@@ -145,8 +145,10 @@ def test_windows_are_for_fields_beyond_32_mib():
 
 
 def test_noise_has_the_moments_of_its_law():
-    """A million draws: mean of uniforms within 5 standard errors (odds of failing 1 in 2 million), and Gumbel-max
-    samples."""
+    """A million samples: the mean of uniforms is within 5 standard errors (odds of failing: 1 in 2 million).
+
+    Gumbel-max samples are tested as well.
+    """
     uniform = uniform_field(0, "p", "target", 1000, 1000)
     assert abs(uniform.mean() - 0.5) < 5 * (1 / 12) ** 0.5 / 1000
     assert uniform.min() > 0
@@ -158,7 +160,7 @@ def test_noise_has_the_moments_of_its_law():
 
 
 class SameEverywhere:
-    """The noise of an image that is one value at all positions and slots."""
+    """Noise of an image with one value at all positions and codes."""
 
     prompt_id = "same"
 
@@ -170,7 +172,7 @@ class SameEverywhere:
 
 
 def draw_with(value: float, probs: torch.Tensor) -> int:
-    """The code that a uniform number draws from a distribution, (vocab,)."""
+    """Return the code that a uniform number samples from a distribution, (vocab,)."""
     noise, place = NoiseField(1, 1, len(probs), ["redraw"]), torch.zeros(1, 1, dtype=torch.int64)
     noise.fill([0], [SameEverywhere(value)])
     assert noise.fresh("redraw", place, place) < 1  # though float32 rounds the largest numbers to 1
@@ -184,7 +186,7 @@ def test_a_uniform_number_draws_the_code_whose_share_holds_it():
 
 
 def test_shares_that_float32_would_lose_beside_a_large_one_are_drawn():
-    """A hundred codes of 1e-8 behind one of 1, where float32's steps are 12 of them wide."""
+    """A hundred codes of probability 1e-8 follow one of almost 1, where float32 cannot resolve them."""
     probs = torch.cat([torch.ones(1), torch.full((100,), 1e-8)])
     for steps in range(1, 16):
         value = 1 - steps * 2.0**-24

@@ -1,7 +1,7 @@
-"""The shipped model as a GPU decodes it: against a CPU in float32, and against itself in bfloat16.
+"""Tests of the shipped model on a GPU: against a CPU in float32, and against itself in bfloat16.
 
-In bfloat16 a product of 2 rows rounds otherwise than one of 20. So exact methods are compared with autoregressive steps
-of as many rows. That holds on a CPU too, where these tests run as well.
+In bfloat16, a product of 2 rows rounds differently from one of 20. Exact methods are therefore compared with
+autoregressive steps that have the same number of rows. This also holds on a CPU, where these tests run, too.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ def sampling_of(temperature: float) -> SamplingConfig:
 
 
 def generate(decoder: Decoder, num_images: int) -> Generation:
-    """Images of the captions in turn, each with noise of its own."""
+    """Generate images of the captions in order, each with its own noise."""
     texts = [CAPTIONS[index % len(CAPTIONS)] for index in range(num_images)]
     captions = lantern.load("embedded").encoder.encode(texts)
     return decoder.generate(*captions, [decoder.make_noise(0, str(index)) for index in range(num_images)])
 
 
 def assert_same_images(found: Generation, expected: Generation) -> None:
-    """Equal codes, or a first difference where the target's two best codes were almost tied."""
+    """Assert equal codes, or a first difference at a near-tie of the target's two best codes."""
     equality = compare_with_autoregressive(found.codes.cpu(), expected.codes, expected.margins)
     assert (equality.is_equal | equality.is_near_tie).all(), equality.margin_at_difference
 
 
 @pytest.mark.parametrize("name", METHODS_OF_CPU)
 def test_the_layer_that_a_gpu_runs_gives_the_images_of_a_cpus(name):
-    """Which folds norms and stores matrices in another way."""
+    """A GPU layer folds norms into matrices and stores matrices differently."""
     spec = spec_of(name)
     folded, plain = (
         make_decoder(models_for(models, spec), spec, sampling_of(1.0), records_margins=True)

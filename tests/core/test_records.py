@@ -1,4 +1,4 @@
-"""Records survive the disk, join in the order asked for, and refuse what is damaged."""
+"""Tests of records: they survive the disk, join in the requested order, and damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_some_images_in_the_order_asked_for():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", METHODS)
 def test_substitutions_are_counted_exactly_where_the_target_draws_a_token_of_its_own(name, temperature):
-    """As verification tells; without relaxation the authors' residual is the exact one."""
+    """Verification knows where the target samples a token. Without relaxation the authors' residual is exact."""
     method, table = spec_of(name), torch.zeros(4, 5, dtype=torch.int64)
     verifier = make_verifier(method, SamplingConfig(temperature=temperature), table, torch.zeros(4, 2))
     records = make_records(["a", "b"])

@@ -1,9 +1,9 @@
-"""Numbers of the public reference code reproduced by ours, on tiny random models with a drafter that was trained with
-the official losses until it is accepted now and then.
+"""Tests that numbers of the public reference code are reproduced, on tiny random models.
 
-"reference" has images of 16 tokens and further numbers (tests/data/reference, by LlamaGen@ce98ec4 and LANTERN@3a56e45);
-"full_len" has 120 caption rows and 256 tokens, read from files as they are published. All prompts of the former are
-padded, of the latter p0 alone.
+The drafter was trained with the official losses until some of its drafts are accepted. "reference" has images of 16
+tokens and further numbers (tests/data/reference, made by LlamaGen@ce98ec4 and LANTERN@3a56e45). "full_len" has 120
+caption positions and 256 tokens, read from files as they are published. All prompts of "reference" are padded; of
+"full_len" only p0 is.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SCALES = [("reference", 1.5), ("reference", 3.0), ("reference", 7.5), ("full_len
 
 @pytest.fixture(scope="module", params=GENERATIONS)
 def reference(request, tmp_path_factory) -> SimpleNamespace:
-    """Models before (`plain`) and after preparation for decoding, and the stored inputs and outputs."""
+    """Return models before (`plain`) and after preparation for decoding, and the stored inputs and outputs."""
     name, folder = request.param, DATA / request.param
     if name == "full_len":
         plain, plain_draft = (
@@ -83,7 +83,7 @@ def reference(request, tmp_path_factory) -> SimpleNamespace:
 
 @pytest.mark.sensitive
 def test_target_logits_and_rotary_tables(reference):
-    """Of full_len every eighth position is stored."""
+    """For full_len, every eighth position is stored."""
     io, target, (features, mask) = reference.io, reference.plain, reference.prompts
     codes, first = io["codes"].long()[:, :-1], mask.shape[1]
     rows = io.get("rows", torch.arange(codes.shape[1] + 1)).long()
@@ -136,8 +136,10 @@ def test_drafter_hidden_and_logits(reference):
 
 
 def start_drafter(reference, drafts: str, tree, sampling) -> tuple[EagleDrafter, list[tuple[EagleState, int]]]:
-    """A drafter that has seen the stored caption, and its state at two calls, each with the number of tokens emitted:
-    after the first token, then two more, with the hidden states that predicted them.
+    """Return a drafter that has seen the stored caption, and its state at two calls.
+
+    Each state comes with the number of emitted tokens: after the first token, and after two more, with the hidden
+    states that predicted them.
     """
     stored, target = reference.tree, reference.models.target
     drafter = EagleDrafter(reference.models.draft, target, drafts, tree, sampling)
@@ -157,7 +159,7 @@ def start_drafter(reference, drafts: str, tree, sampling) -> tuple[EagleDrafter,
 
 
 def propose(drafter: EagleDrafter, state: EagleState, length: int) -> Proposal:
-    """A tree behind the last token that the draft model has not seen."""
+    """Propose a tree after the last token that the draft model has not seen."""
     root = state.tokens.gather(1, state.counts[:, None] - 1)
     with torch.inference_mode():
         return drafter.propose(state, root, torch.tensor([length]))
@@ -217,10 +219,13 @@ def test_static_tree_structure(name):
 
 
 def renumber(paths: torch.Tensor) -> tuple[torch.Tensor, dict[int, int]]:
-    """Parents (1, nodes) of a tree given by its leaf paths (rows of node numbers, -1 padded), and the new number of
-    each node.
+    """Return parents (1, nodes) of a tree that is given by the paths to its leaves, and the new number of each node.
 
-    New numbers go by depth, then by first appearance: siblings in the order in which the reference tries them.
+    New numbers are ordered by depth, then by first appearance. Siblings are thus in the order in which the reference
+    tries them.
+
+    Args:
+        paths: rows of node numbers, padded with -1.
     """
     number: dict[int, int] = {}
     for column in paths.T.tolist():
@@ -241,7 +246,7 @@ def id_of(case: dict) -> str:
 
 @pytest.mark.parametrize("case", read_json("posterior.json"), ids=id_of)
 def test_posterior(case):
-    """Accepted length, best path and what is left, for recorded uniforms."""
+    """Compares accepted length, best path and residual distribution, for recorded uniforms."""
     stored = load_file(FOLDER / "posterior.safetensors")
     table = load_file(FOLDER / "neighbours.safetensors")["table_raw_l2"].long()
     is_dynamic, name = case["kind"] == "dynamic", case["inp"]
@@ -277,7 +282,7 @@ def test_posterior(case):
 
 
 def draft_probs_of(rows: torch.Tensor, tree) -> torch.Tensor:
-    """What each node's children were drawn from, given for the inner nodes in their order."""
+    """Return the distributions from which the children of inner nodes were sampled, in the order of these nodes."""
     probs = torch.full((1, tree.num_nodes, rows.shape[-1]), 1.0 / rows.shape[-1])
     for row, node in enumerate(sorted(set(tree.parents[0, 1:].tolist()))):
         probs[0, node] = rows[row]
@@ -285,8 +290,9 @@ def draft_probs_of(rows: torch.Tensor, tree) -> torch.Tensor:
 
 
 def follow_recorded(recorded: list[float], rejection, weights, drafts: Proposal) -> tuple[int, torch.Tensor]:
-    """Gives each decision on the reference's path the uniform that the reference drew for it, sibling by sibling;
-    returns how many drafts are accepted, and what is left behind them.
+    """Return the number of accepted drafts and the residual distribution, with the uniforms of the reference.
+
+    Each decision on the reference's path gets the uniform that the reference used for it, sibling by sibling.
     """
     children, probs, used = drafts.tree.children[0], weights.softmax(-1), 0
     uniforms = torch.full((1, *children.shape), 0.5)
@@ -309,7 +315,7 @@ def follow_recorded(recorded: list[float], rejection, weights, drafts: Proposal)
 @pytest.mark.sensitive
 @pytest.mark.parametrize(("reference", "scale"), SCALES, indirect=["reference"])
 def test_greedy_codes(reference, scale):
-    """Of all prompts, by the target alone and with drafts, whose padded rows are our own."""
+    """Codes of all prompts, by the target only and with drafts. Padded positions are those of this project."""
     expected = [GENERATIONS[reference.name][f"p{i}/cfg{scale}"]["vanilla"] for i in range(len(reference.prompts[0]))]
     for spec in (MethodSpec.of("autoregressive"), method_of("eagle_dynamic"), method_of("eagle_static")):
         decoder = make_decoder(reference.models, spec, SamplingConfig(temperature=0.0, cfg_scale=scale))
@@ -326,7 +332,7 @@ RUNS = [
 
 @pytest.mark.parametrize(("reference", "scale", "run"), RUNS, indirect=["reference"])
 def test_greedy_codes_and_accepted_lengths(reference, scale, run):
-    """EAGLE, and LANTERN with an additive and a multiplicative bound, on a dynamic and a static tree."""
+    """EAGLE and LANTERN with an additive and a multiplicative bound, on a dynamic and a static tree."""
     decoder = make_decoder(reference.models, method_of(run), SamplingConfig(temperature=0.0, cfg_scale=scale))
     prompts, numbers = reference.prompts, range(len(reference.prompts[0]))
     if reference.name == "full_len":
@@ -344,8 +350,9 @@ def test_greedy_codes_and_accepted_lengths(reference, scale, run):
 
 @pytest.mark.parametrize("reference", ["reference"], indirect=True)
 def test_sampled_drafts_keep_the_targets_distribution_on_trained_models(reference):
-    """The third token of 1000 images against its enumerated distribution: drafts of all depths are accepted and
-    rejected on the way there.
+    """The third token of 1000 images is compared with its enumerated distribution.
+
+    Drafts of all depths are accepted and rejected before it.
     """
     count, vocab = 1000, TINY.vocab_size
     features, mask = (part[1:2] for part in reference.prompts)

@@ -1,7 +1,7 @@
-"""Numbers of other families of targets, reproduced by the same transformer with other options.
+"""Tests that numbers of other families of targets are reproduced by the same transformer with other options.
 
-Made by public code: LlamaGen for classes (tests/data/c2i) by LlamaGen@ce98ec4; of tests/data/llama Anole and
-Lumina-mGPT by transformers 4.45.2 and jadohu/LANTERN@3a56e45, Janus-Pro by deepseek-ai/Janus@1daa72f, Emu3 by
+The numbers were made by public code: LlamaGen for classes (tests/data/c2i) by LlamaGen@ce98ec4; in tests/data/llama,
+Anole and Lumina-mGPT by transformers 4.45.2 and jadohu/LANTERN@3a56e45, Janus-Pro by deepseek-ai/Janus@1daa72f, Emu3 by
 baaivision/Emu3@f6ea9aa.
 """
 
@@ -72,7 +72,7 @@ LUMINA_END = torch.tensor([69, 75, 75])  # begin of image, its height and width
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The models as they are published, Janus' with its config beside it."""
+    """Write the models in their published layouts, with the config of Janus next to its weights."""
     folder = tmp_path_factory.mktemp("families")
     for family in CONFIGS:
         (folder / family).mkdir()
@@ -99,7 +99,7 @@ def read(folder, family: str, file: str | None = None, **changes: object) -> Tar
 
 
 def prompts_of(family: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Classes, or ids behind pads; and their mask."""
+    """Return the prompts of a family, class ids or token ids after padding, and their mask."""
     if family == "c2i":
         return CLASSES["labels"][:, None].long(), torch.ones(len(CLASSES["labels"]), 1, dtype=torch.bool)
     rows = [
@@ -137,7 +137,7 @@ def test_lumina_is_read_by_its_authors_class_and_without_a_vocabulary(folder, tm
 
 @pytest.fixture(scope="module")
 def anole_prompts(tmp_path_factory):
-    """The stored prompts as captions of numbers, read by a tokenizer.json that has them as words."""
+    """Return the stored prompts as captions of numbers, which a tokenizer.json reads as words."""
     specials = {"<s>": 0, "<racm3:break>": 69, "<reserved08706>": 70}
     words = [f"w{id}" for id in range(72, 160)]
     path = save_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json", specials, words, first_word=71)
@@ -154,7 +154,7 @@ def anole_prompts(tmp_path_factory):
     ("family", "scale"), [("c2i", 4.0), ("anole", 3.0), ("lumina", 3.0), ("janus", 5.0), ("emu3", 3.0)]
 )
 def test_logits(folder, family, scale):
-    """Of images under their captions and the null prompt, in one pass and node by node behind the prompt."""
+    """Images under their captions and the null prompt, in one pass and node by node after the prompt."""
     target, codes = read(folder, family), stored_of(family, "codes").long()[:, :-1]
     prompts, first = [part[: len(codes)] for part in prompts_of(family)], target.config.num_text_tokens
     with torch.inference_mode():
@@ -190,7 +190,7 @@ def greedy_codes(family: str, scale: float) -> list[list[int]]:
     ],
 )
 def test_greedy_codes(folder, family, scales, methods):
-    """Without guidance no null row runs; where lines end in a token, those of the lines alone are stored."""
+    """Without guidance the null branch does not run. If lines end with a token, only codes of lines are stored."""
     target, config = read(folder, family), CONFIGS[family]
     draft = DraftModel.from_target(target, 0).eval().prepare_for_decoding() if family == "c2i" else None
     models = DecodingModels(target.prepare_for_decoding(), draft)
@@ -206,7 +206,7 @@ def test_greedy_codes(folder, family, scales, methods):
 @pytest.mark.parametrize("run", sorted(ACCEPTED["anole"]["p0/cfg3.0"]))
 @pytest.mark.parametrize("scale", [3.0, 5.0])
 def test_greedy_codes_and_accepted_lengths_of_the_published_drafters_layout(folder, anole_prompts, scale, run):
-    """The drafter sees each prompt's own ids, and nothing of the pads in front."""
+    """The drafter sees the ids of each prompt, but not the padding before them."""
     target, table = read(folder, "anole"), STORED["anole.nearest_codes"].long()
     draft = read_draft(folder / "anole_drafter", target.config)
     models = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding(), table)
@@ -220,7 +220,7 @@ def test_greedy_codes_and_accepted_lengths_of_the_published_drafters_layout(fold
 
 @pytest.mark.parametrize("scale", [1.5, 3.0])
 def test_accepted_lengths_where_lines_end_in_a_token(folder, scale):
-    """Lumina-mGPT's drafter is Anole's, but for one row of norms for all heads."""
+    """Lumina-mGPT's drafter is Anole's, except that all heads share one norm."""
     target = read(folder, "lumina")
     draft = read_draft(folder / "lumina_drafter", target.config)
     models = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding())
@@ -243,7 +243,7 @@ def test_other_layouts_are_the_same_model(folder, family, file):
 
 
 def test_a_drafter_of_classes_learns_on_the_rows_on_which_it_drafts(folder):
-    """There is no row before the pair of the class's hidden state and image token 0."""
+    """The first position pairs the hidden state of the class with image token 0; nothing is before it."""
     target, codes = read(folder, "c2i"), CLASSES["codes"].long()
     draft = DraftModel.from_target(target, 0).eval()
     torch.nn.init.normal_(draft.layer.attention_out.weight, std=0.3)

@@ -1,6 +1,4 @@
-"""Verification by rejection: output distributions by enumeration, against stored numbers of public code, and decisions
-checkable by eye.
-"""
+"""Tests of rejection sampling: output distributions by enumeration, numbers of public code, decisions by eye."""
 
 from __future__ import annotations
 
@@ -41,15 +39,17 @@ TABLE = nearest_codes(EMBEDDING, 20)
 def distribution_of(
     rejection: Rejection, target: torch.Tensor, draft: torch.Tensor, num_drafts: int = 1
 ) -> torch.Tensor:
-    """Exact distribution of the token emitted at one node, (vocab,): every sequence of drafts drawn without
-    replacement, every accept or reject, weighted.
+    """Return the exact distribution of the token emitted at one node, (vocab,).
+
+    Every sequence of drafts that can be sampled without replacement, and every acceptance and rejection, counts with
+    its probability.
     """
     sequences = torch.tensor(list(itertools.permutations(range(len(target)), num_drafts)))
     return distribution_given(rejection, target, draft.expand(len(sequences), -1), sequences)
 
 
 def distribution_given(rejection: Rejection, target, draft, sequences: torch.Tensor) -> torch.Tensor:
-    """The same of some sequences, (n, drafts), by the functions that decode."""
+    """Return the same distribution for given sequences of drafts, (n, drafts), by the functions that decode."""
     tried = list(rejection.try_siblings(target.expand(len(sequences), -1), sequences, draft))
     weight, emitted = torch.ones(len(sequences), dtype=target.dtype), torch.zeros_like(target)
     for turn in tried:
@@ -62,30 +62,33 @@ def distribution_given(rejection: Rejection, target, draft, sequences: torch.Ten
 
 
 def random_probs(rows: int = 20) -> tuple[torch.Tensor, torch.Tensor]:
-    """A target's distributions and a drafter's, (rows, VOCAB)."""
+    """Return random distributions of a target and a drafter, (rows, VOCAB) each."""
     logits = 1.5 * torch.randn(2, rows, VOCAB, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return logits[0].softmax(-1), (logits[0] + logits[1]).softmax(-1)
 
 
 def weighted(*weights: float) -> Rejection:
-    """COOL-SD's rejection with these weights of the nodes."""
+    """Return COOL-SD's rejection with these weights of the nodes."""
     return Rejection(DraftWeights(torch.tensor(weights, dtype=torch.float64)), "matched")
 
 
 def grouped(residual: str, embedding: torch.Tensor = EMBEDDING, **parts) -> Rejection:
-    """GSD's."""
+    """Return GSD's rejection."""
     spec = make_method("gsd", **{"h": 3, "p_max": 0.2, "d_max": 6.0, "residual": residual, **parts})
     return make_verifier(spec, SamplingConfig(), None, embedding).rejection
 
 
 def mixture(name: str, value: float, residual: str = "paper") -> Rejection:
-    """Of the target's distribution and the drafts'."""
+    """Return rejection against a mixture of the target's distribution and that of the drafts."""
     parameter = {"ensemble": "weight", "mixing": "budget"}[name]
     return make_verifier(make_method(name, residual=residual, **{parameter: value}), SamplingConfig()).rejection
 
 
 def acceptance_of(case: dict) -> Exact:
-    """The reference packs both bounds in one number: 0 is exact, up to 1 it is delta, above it is lambda."""
+    """Return the acceptance of a stored case.
+
+    The reference packs both bounds into one number: 0 is exact, up to 1 it is delta, above 1 it is lambda.
+    """
     table = torch.tensor(case["neighbours"])
     if case["delta"] == 0:
         return Exact()
@@ -115,7 +118,7 @@ def test_siblings_of_exact_rejections_keep_the_targets_distribution(rejection, n
 
 @pytest.mark.parametrize("drafts", [0, 1, 4])
 def test_a_chain_is_verified_as_a_reader_would_write_it(drafts):
-    """Verification of one chain, in a loop over its drafts, beside the batched one."""
+    """Batched verification of a chain is compared with a plain loop over its drafts."""
     generator = torch.Generator().manual_seed(drafts)
     rejected = 0
     for _ in range(200):
@@ -132,7 +135,7 @@ def test_a_chain_is_verified_as_a_reader_would_write_it(drafts):
 
 
 def accept_batched(rejection: Rejection, probs, draft_probs, tokens: list[int], uniforms) -> tuple[int, torch.Tensor]:
-    """(number of accepted drafts, distribution behind them) of a chain."""
+    """Return (number of accepted drafts, residual distribution after them) of a chain."""
     count, children = len(tokens), torch.tensor(tokens, dtype=torch.int64).view(1, -1, 1)
     rank, residual = rejection.accept(probs[None, :count], children, draft_probs[None, :count], uniforms.view(1, -1, 1))
     accepted = int((rank[0] == 0).long().cumprod(0).sum())
@@ -149,7 +152,7 @@ def test_children_are_tried_in_order_against_what_is_left(uniform, rank):
 
 
 def test_a_draft_that_the_target_never_emits_is_not_accepted_though_its_test_rounds_to_0():
-    """u p(x) is 0 in float32, as is t(x)."""
+    """In float32, u p(x) is 0, and so is t(x)."""
     probs, draft = torch.tensor([[[0.0, 1.0]]]), torch.tensor([[[1e-40, 1.0]]])
     rank, _ = Rejection().accept(probs, torch.tensor([[[0]]]), draft, torch.full((1, 1, 1), 1e-10))
     assert rank.item() == 1
@@ -200,7 +203,7 @@ def test_one_position_has_the_distribution_of_cool(case):
 
 
 def probs_of(world: TableWorld, tokens: tuple[int, ...]) -> torch.Tensor:
-    """Distribution of the token behind these."""
+    """Return the distribution of the token after these tokens."""
     contexts = torch.nn.functional.pad(torch.tensor(tokens, dtype=torch.int64), (0, 1)).view(1, 1, -1)
     return world.logits(contexts, torch.tensor([[len(tokens)]]))[0, 0].softmax(-1)
 
@@ -236,8 +239,9 @@ TABLES = ("base_c", "left_c", "left2_c", "up_c")
 
 
 def make_tables(seed: int, scales: tuple[float, ...], vocab: int, positions: int) -> dict[str, torch.Tensor]:
-    """The recipe of tests/data/peers for a stub's tables; of the null half's, which are drawn in between, nothing is
-    kept.
+    """Make the tables of a stub target by the recipe of tests/data/peers.
+
+    The tables of the null branch are sampled in between and not kept.
     """
     generator, tables = np.random.RandomState(seed), {}
     for name, scale in zip(TABLES, scales, strict=True):
@@ -268,7 +272,7 @@ def test_the_distribution_of_whole_images_of_cool_is_the_references(row):
 
     @cache
     def masses(tokens: tuple[int, ...], place: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(target probabilities, probability that a code is drafted and accepted, that it is emitted otherwise)."""
+        """Return the target's probabilities, and the probabilities that a code is accepted, and emitted otherwise."""
         probs, draft_probs = probs_of(target, tokens), probs_of(draft, tokens)
         accepted = rejections[place].accepted_mass(probs, draft_probs).view(-1)
         residual = rejections[place].residual_probs(probs, None, draft_probs).view(-1)
@@ -276,7 +280,11 @@ def test_the_distribution_of_whole_images_of_cool_is_the_references(row):
 
     @cache
     def images_behind(tokens: tuple[int, ...], place: int) -> torch.Tensor:
-        """Distribution of the images behind these tokens, `place` of which are drafts accepted in this step."""
+        """Return the distribution of whole images that begin with these tokens.
+
+        Args:
+            place: how many of the tokens are drafts that were accepted in this step.
+        """
         if len(tokens) == count:
             return torch.ones(1, dtype=torch.float64)
         if place == min(3, count - len(tokens) + place - 1):
@@ -289,7 +297,7 @@ def test_the_distribution_of_whole_images_of_cool_is_the_references(row):
         )
 
     def num_accepted(tokens: tuple[int, ...]) -> float:
-        """Expected number of the drafts behind these, all of one step, that are accepted."""
+        """Return the expected number of accepted drafts after these tokens, all of one step."""
         if len(tokens) == 3:
             return 0.0
         accepted = masses(tokens, len(tokens))[1]
@@ -345,7 +353,7 @@ def test_no_rejection_accepts_more_of_one_draft_than_mixing_at_its_total_variati
 
 @pytest.mark.parametrize("weight", [0.3, 0.8])
 def test_the_ensemble_decides_as_transformers_does(weight, monkeypatch):
-    """How many drafts of a chain are accepted, and the distribution behind them."""
+    """Compares the number of accepted drafts of a chain, and the distribution after them."""
     generator, seen, counts = torch.Generator().manual_seed(0), [], set()
     monkeypatch.setattr(torch, "multinomial", lambda probs, num_samples: seen.append(probs) or torch.zeros(1, 1).long())
     for _ in range(50):
@@ -363,7 +371,7 @@ def test_the_ensemble_decides_as_transformers_does(weight, monkeypatch):
 
 @pytest.mark.parametrize("number", range(len(GSD)))
 def test_groups_of_gsd_decide_as_the_authors_code_does(number):
-    """Acceptance of each draft, how many are accepted, and the token drawn from what is left."""
+    """Compares the acceptance of each draft, the number of accepted ones, and the token sampled after them."""
     case, names = GSD[number], ("target", "label", "embedding", "uniform", "residual")
     target, label, embedding, uniform, noise = (GSD_TENSORS[f"{number}.{name}"].double() for name in names)
     rejection = make_verifier(make_method("gsd"), SamplingConfig(), None, embedding).rejection
@@ -379,7 +387,7 @@ def test_groups_of_gsd_decide_as_the_authors_code_does(number):
 
 
 def test_a_group_holds_codes_as_probable_as_the_draft_and_near_it():
-    """By hand: a loop over the draft's ranks."""
+    """Compared with a loop over the ranks around the draft."""
     target, draft = random_probs()
     acceptance = grouped("paper").acceptance
     is_near = acceptance.is_near
@@ -409,7 +417,7 @@ def test_either_residual_is_the_least_where_groups_accept_more_than_single_codes
 
 @pytest.mark.parametrize(("residual", "expected"), [("paper", [0.1, 0.2743, 0.6257]), ("matched", [0.1, 0.3, 0.6])])
 def test_where_groups_accept_less_the_matched_residual_is_exact_and_the_plain_one_is_not(residual, expected):
-    """Code 1 stands in a group with code 0, which is drafted far too often."""
+    """Code 1 is in a group with code 0, which is drafted far too often."""
     target, draft = (torch.tensor(row, dtype=torch.float64) for row in ([0.1, 0.3, 0.6], [0.6, 0.1, 0.3]))
     rejection = grouped(residual, torch.zeros(3, 2), h=1, p_max=1.0)
     assert rejection.accepted_mass(target, draft).tolist() == pytest.approx([0.1, 0.1 * 0.4 / 0.7, 0.3])
@@ -422,7 +430,7 @@ def test_a_group_leaves_out_a_code_whose_probability_differs_by_p_max(p_max, is_
     found = grouped("paper", torch.zeros(3, 2), h=1, p_max=p_max).acceptance.relaxed_prob(
         target, draft, torch.tensor([1])
     )
-    assert float(found) == pytest.approx(0.25 * 0.5 / 0.75 if is_in else 0.375)  # with code 0, or code 1 alone
+    assert float(found) == pytest.approx(0.25 * 0.5 / 0.75 if is_in else 0.375)  # with code 0, or code 1 only
 
 
 @pytest.mark.parametrize("parts", [{"h": VOCAB}, {"d_max": 1e-9}, {"p_max": 1e-12}])
@@ -446,7 +454,7 @@ def test_a_weight_of_1_and_the_matched_residual_change_no_token_and_heavy_weight
 
 
 def test_distances_of_groups_are_exact_far_from_the_origin_and_at_d_max():
-    """In float32 squares of 3,000 are rounded to 1. What lies at d_max is not near; codes are taken in chunks."""
+    """In float32, squares of 3,000 are rounded to 1. A distance of exactly d_max is not near. Codes run in chunks."""
     embedding = torch.zeros(1030, 2)
     embedding[:, 0], embedding[1:, 1] = 3000.0, torch.arange(1029) * 64.0
     embedding[1028:] = torch.tensor([[3000.5, 0.0], [3000.75, 0.0]])

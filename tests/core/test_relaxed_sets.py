@@ -1,4 +1,4 @@
-"""Relaxed sets checkable by eye, against a slow loop, and what verifiers make of them."""
+"""Tests of relaxed sets: by eye, against a slow loop, and in verifiers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TABLE = torch.tensor([[3, 4, 2, 1], [0, 2, 3, 4], [3, 1, 0, 4], [2, 4, 0, 1], [3
 
 
 def merge(sets, probs, tokens):
-    """A(x) of some drafts at nodes where nothing is spent."""
+    """Return A(x) of some drafts at nodes where no mass is spent yet."""
     return sets.merge(probs, None, sets.codes_of(tokens))
 
 
@@ -44,7 +44,7 @@ def merge(sets, probs, tokens):
         (MultiplicativeBound(TABLE, k=4, lambda_=1.0), 0, 0.0, [], 0.0),
         (MultiplicativeBound(TABLE, k=4, lambda_=2.0), 4, 0.0, [], 0.0),  # 0.05 of its own; its nearest code has 0.1
         (BudgetBound(TABLE, k=4, delta=0.16), 0, 0.0, [3, 4], 0.15),
-        (BudgetBound(TABLE, k=4, delta=0.16), 0, 0.05, [3], 0.1),  # what earlier siblings left
+        (BudgetBound(TABLE, k=4, delta=0.16), 0, 0.05, [3], 0.1),  # probabilities that earlier siblings left
         (BudgetBound(TABLE, k=4, delta=0.16), 0, 0.1, [], 0.0),
         (Proximity(TABLE, k=3), 0, 0.0, [3, 4, 2], 0.3),
         (JensenShannonBound(TABLE, k=4, delta=1.0), 0, 0.0, [3, 4, 2, 1], 0.6),
@@ -59,7 +59,7 @@ def test_the_relaxed_set_is_the_longest_prefix_within_the_bound(sets, token, spe
 
 
 def jensen_shannon_bits(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The divergence by its definition, over all codes."""
+    """Return the Jensen-Shannon divergence by its definition, over all codes."""
     middle = (a + b) / 2
     nats = (torch.xlogy(a, a) + torch.xlogy(b, b)).sum() / 2 - torch.xlogy(middle, middle).sum()
     return float(nats) / math.log(2)
@@ -111,7 +111,7 @@ def test_many_drafts_at_once_equal_one_after_the_other(sets):
         # 0.1, and with code 1 it would be 0.4. 0.25 are gone: of the rest, code 4 has 0.05 / 0.75, and code 3 has
         # nothing left to give.
         (AdditiveBound(TABLE, k=2, delta=0.26), [2, 0], [(2, [3], 0.1), (0, [3, 4], 0.05 / 0.75)]),
-        # A budget is neither rescaled nor exceeded: 0.05 of code 4 would exceed what is left, 0.02.
+        # A budget is neither rescaled nor exceeded: 0.05 of code 4 would exceed the remaining 0.02.
         (BudgetBound(TABLE, k=2, delta=0.12), [2, 0], [(2, [3], 0.1), (0, [3], 0.0)]),
         (BudgetBound(TABLE, k=2, delta=0.12), [2, 3, 0], [(2, [3], 0.1), (3, [2], 0.0), (0, [3], 0.0)]),
         # A missing sibling takes nothing.
@@ -127,7 +127,7 @@ def test_siblings_get_what_earlier_ones_left(sets, children, expected):
 
 
 class Judged:
-    """What a verifier reads of `Scores`: nodes with these probabilities, at which the target draws this token."""
+    """Stand-in for `Scores`: nodes with these probabilities, at which the target samples this token."""
 
     def __init__(self, probs: torch.Tensor, drawn: int) -> None:
         self.weights = self.logits = probs.log()
@@ -135,7 +135,7 @@ class Judged:
 
 
 def chosen(verifier, drawn: int, children: list[int]) -> int | None:
-    """Rank of the child that is accepted at a node of PROBS, None for none."""
+    """Return the rank of the child that is accepted at a node of PROBS, or None."""
     found = verifier.verify_nodes(Judged(PROBS.expand(1, 1, -1), drawn), torch.tensor([[children]]), None)
     assert found.bonus.item() == drawn
     return children.index(int(found.chosen)) if int(found.chosen) in children else None
@@ -185,7 +185,7 @@ def test_a_child_is_accepted_for_what_its_relaxed_set_holds(sets, drawn, rank):
 
 
 def accepted_greedily(sets, probs: torch.Tensor, tokens: list[int], choices: list) -> list[bool]:
-    """Which nodes but the root are accepted at temperature 0."""
+    """Return which nodes except the root are accepted at temperature 0."""
     scores = Judged(probs.expand(1, len(tokens), -1), 0)
     proposal = Proposal(torch.tensor([tokens]), static_tree(choices))
     return GreedyWithinBound(sets).verify_all(scores, proposal)[0][0, 1:].tolist()
@@ -196,14 +196,14 @@ def accepted_greedily(sets, probs: torch.Tensor, tokens: list[int], choices: lis
     [
         (AdditiveBound(NEAREST, k=2, delta=0.0), [False, True, False]),  # code 0 is the most probable of the root's
         (AdditiveBound(NEAREST, k=2, delta=0.46), [True, True, False]),  # draft 3 with codes 2 and 1 has 0.55 > 0.4
-        (AdditiveBound(NEAREST, k=2, delta=0.2), [False, True, False]),  # 0.25 with code 2 alone
+        (AdditiveBound(NEAREST, k=2, delta=0.2), [False, True, False]),  # 0.25 with code 2 only
         (JensenShannonBound(NEAREST, k=2, delta=0.45), [True, True, False]),
         (MultiplicativeBound(NEAREST, k=2, lambda_=5.6), [True, True, False]),
         (MultiplicativeBound(NEAREST, k=2, lambda_=5.0), [False, True, False]),
     ],
 )
 def test_at_temperature_0_every_child_that_its_set_makes_the_most_probable_is_accepted(sets, accepted):
-    """A root with two children, the first of which has one."""
+    """The root has two children, the first of which has one child."""
     assert accepted_greedily(sets, PROBS, [0, 3, 0, 4], [(0,), (1,), (0, 0)]) == accepted
 
 

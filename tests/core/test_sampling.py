@@ -1,4 +1,7 @@
-"""Filters where codes tie, and their bounds; tests/core/test_reference.py has their numbers and those of guidance."""
+"""Tests of filters with tied codes and of their bounds.
+
+Numbers of filters and guidance are tested in tests/core/test_reference.py.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def test_top_k_keeps_ties_with_the_last_kept():
 
 @pytest.mark.parametrize("k", [1, 7, 63])
 def test_top_k_is_the_same_in_both_ways_of_finding_the_kth_largest(k):
-    """numpy finds it in float32 on a CPU, torch elsewhere. A fifth of the logits are filtered out, others tie."""
+    """numpy finds it in float32 on a CPU, torch elsewhere. A fifth of the logits is filtered out; others tie."""
     logits = torch.randn(3, 5, 64, generator=torch.Generator().manual_seed(0)).mul_(4).round_()
     logits[..., ::5] = float("-inf")
     found = filter_logits(logits, SamplingConfig(top_k=k))
@@ -46,7 +49,7 @@ def test_out_of_range_values_name_the_field(field, value):
 
 
 def test_guidance_of_narrow_numbers_is_not_rounded_to_their_format():
-    """In bfloat16, 257.9 would be 258."""
+    """In bfloat16, 257.9 would be rounded to 258."""
     doubled = torch.tensor([[256.0, 1.0], [255.0, 0.0]], dtype=torch.bfloat16)
     assert guide(doubled, 2.9).dtype == torch.float32
     torch.testing.assert_close(guide(doubled, 2.9), torch.tensor([[257.9, 2.9]]), rtol=1e-6, atol=0)

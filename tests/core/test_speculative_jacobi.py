@@ -1,4 +1,4 @@
-"""Speculative Jacobi drafts and PathRelax: the public functions' tokens under their noise, distributions of images."""
+"""Tests of SJD and PathRelax: tokens of the public functions under their noise, and distributions of images."""
 
 from __future__ import annotations
 
@@ -27,7 +27,12 @@ FOLDER = DATA / "peers"
 
 
 def make_parts(world: TableWorld, name: str, embedding: torch.Tensor | None = None, **parts):
-    """Drafter and verifier of a preset on a table world, whose target has this embedding of its codes."""
+    """Return drafter and verifier of a preset.
+
+    Args:
+        world: table world that serves as target.
+        embedding: code embeddings of this target.
+    """
     spec = make_method(name, **parts)
     config = TargetConfig(vocab_size=world.vocab_size, grid=world.width)
     return SpeculativeJacobiDrafter(static_tree(spec.tree_shape), spec, config), make_verifier(
@@ -36,7 +41,10 @@ def make_parts(world: TableWorld, name: str, embedding: torch.Tensor | None = No
 
 
 class RecordedNoise:
-    """The public functions' noise of one image, by step and row; `length` is that of the image before the step."""
+    """Noise that the public functions used for one image, by step and position.
+
+    `length` is the length of the image before the step.
+    """
 
     def __init__(self, noise: dict[str, torch.Tensor], coupling: str) -> None:
         self.noise, self.coupling, self.step, self.length = noise, coupling, -1, 1
@@ -48,7 +56,10 @@ class RecordedNoise:
         return positions - self.length
 
     def residual(self) -> torch.Tensor:
-        """Of the rows: the residual noise of the draft that each verifies, of the last the noise of its own draw."""
+        """Return the residual noise of the draft that each position verifies.
+
+        The last position gets the noise of its own sample.
+        """
         last = self.noise["draw"][self.step, -1:]
         return torch.cat([self.noise["residual"][self.step, 1:], last])
 
@@ -92,7 +103,7 @@ RUNS = {
     ("run", "number"), [(run, number) for run in RUNS for number in (0, 1) if (run, number) != ("gsd", 0)]
 )
 def test_the_public_functions_tokens_and_drafts(number, run):
-    """Their windows end with the image, so that its last token is drawn there, and verified here: it is left out."""
+    """Public windows end with the image and its last token is sampled; here it is verified, so it is left out."""
     reference = json.loads((FOLDER / f"jacobi_{number}.json").read_text())
     model, expected = reference["model"], reference["runs"][run]
     tables = load_file(FOLDER / f"jacobi_{number}_model.safetensors")
@@ -140,13 +151,13 @@ def distance(law: torch.Tensor, case: str, name: str = "autoregressive") -> floa
     ],
 )
 def test_whole_images_have_the_targets_distribution(name, parts):
-    """By enumeration of every outcome; labels are kept in float32."""
+    """All outcomes are enumerated; draft distributions are kept in float32."""
     world = law_world("small", torch.float64)
     assert distance(law_of_images(world, *make_parts(world, name, **parts), 4), "small") < 1e-7
 
 
 def test_a_threshold_leaves_the_targets_law_as_far_as_is_stated():
-    """Windows of the stated numbers end with the image; ours run past it, which few outcomes see."""
+    """The stated numbers have windows that end with the image. Lantern's go beyond it, in few outcomes."""
     world, run = law_world("0", torch.float64), "sjdpp_tau0.5"
     law = law_of_images(world, *make_parts(world, "sjd_pp", tree="chain2"), 6)
     assert distance(law, "0") == pytest.approx(CASES["0"]["tv"][run], abs=1e-4)
@@ -154,7 +165,7 @@ def test_a_threshold_leaves_the_targets_law_as_far_as_is_stated():
 
 
 def test_groups_leave_the_targets_law_as_far_as_is_stated():
-    """Of images without their last token, which is verified here alone; distances are given without an embedding."""
+    """The last token is left out, because only Lantern verifies it. Distances are given without an embedding."""
     world = law_world("0", torch.float64)
     drafter, verifier = make_parts(world, "gsd", torch.zeros(3, 1), tree="chain2", h=1)
     verifier.rejection.acceptance.is_near = TENSORS["0.gsd_distance"] < 0.5
@@ -179,7 +190,7 @@ def test_groups_leave_the_targets_law_as_far_as_is_stated():
     ],
 )
 def test_many_images_have_the_targets_distribution(name, parts, is_exact):
-    """A chi-square test with 80 degrees of freedom, mean 80 and deviation 13; the noise is keyed as that of images."""
+    """Chi-square test with 80 degrees of freedom (mean 80, deviation 13). The noise is keyed as for images."""
     world, num_images = law_world("small", torch.float32), 2**15
     drafter, verifier = make_parts(world, name, **{"tree": "chain3", **parts})
     counts = count_images(world, drafter, verifier, num_images, 4)
@@ -189,7 +200,7 @@ def test_many_images_have_the_targets_distribution(name, parts, is_exact):
 
 
 def test_tokens_that_the_filters_took_away_are_not_emitted(models):
-    """Uniform labels draft them; with one code left the image is that of greedy decoding."""
+    """Uniform draft distributions propose them. With one code left, the image is that of greedy decoding."""
     bare = DecodingModels(models.target)
     greedy = generate(bare, make_method("autoregressive"), temperature=0.0)
     for name in (name for name, parts in PRESETS.items() if parts.get("drafts") in ("sjd", "sjd_pp")):
@@ -220,7 +231,7 @@ def make_chains(world: TableWorld, num_chains: int, length: int, delta: float):
 
 
 class NoiseOfChains:
-    """The public functions' noise of one image, by step, chain and row."""
+    """Noise that the public functions used for one image, by step, chain and position."""
 
     def __init__(self, noise: dict[str, torch.Tensor]) -> None:
         self.noise, self.step, self.length = noise, -1, 1
@@ -230,7 +241,7 @@ class NoiseOfChains:
         return self.noise[name][self.step][chains, rows]
 
     def gumbel(self, stream: str, positions: torch.Tensor) -> torch.Tensor:
-        """Of nodes in order: the root, then chain by chain at every depth."""
+        """Return the noise of the nodes in order: the root, then chain by chain at every depth."""
         rows = positions - self.length
         chains = (torch.arange(positions.shape[1]) - 1).clamp(min=0) % self.num_chains
         residual = self.by_row("residual", chains.expand_as(rows), (rows + 1).clamp(max=self.num_rows - 1))
@@ -275,7 +286,7 @@ def test_the_public_functions_tokens_and_drafts_of_path_relax(number):
 
 @pytest.mark.parametrize("delta", [0.0, 0.3])
 def test_path_relax_leaves_the_targets_distribution_as_far_as_is_stated(delta):
-    """Of all tokens but the last, see above; by 2^16 images, where chance alone is a distance of about 0.007."""
+    """All tokens except the last, by 2^16 images, where chance alone gives a distance of about 0.007."""
     world = law_world("small", torch.float32)
     law = count_images(world, *make_chains(world, 2, 1, delta), 2**16, 4) / 2**16
     names = ("autoregressive", f"paths_K2_delta{delta}")
@@ -286,7 +297,7 @@ def test_path_relax_leaves_the_targets_distribution_as_far_as_is_stated(delta):
 
 @pytest.mark.parametrize(("tree", "is_allowed"), [("chain15x4", True), ("chain12x5", False)])
 def test_chains_have_at_most_as_many_nodes_as_a_position_has_noise(models, tree, is_allowed):
-    """4 x 16 = 64 slots, and 5 x 13 = 65; each chain has a root."""
+    """4 x 16 = 64 slots are allowed, 5 x 13 = 65 are not; each chain has a root."""
     spec = make_method("path_relax", tree=tree)
     if is_allowed:
         assert ParallelChainsDrafter.make(models, spec, SamplingConfig()).num_chains == 4

@@ -1,4 +1,4 @@
-"""Ways to step: a step is captured once per state, watched steps are run eagerly, what fails is run eagerly."""
+"""Tests of steps: each state is captured once; observed steps, and steps that cannot be captured, run eagerly."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_step_is_recorded_for_every_size_of_a_batch_and_one_state_is_kept(mode
     states = [decoder.runner.borrow(decoder.allocate, num_rows) for num_rows in (3, 3, 2, 3)]
     assert states[0] is states[1] and len({id(state) for state in states}) == len(tapes) == 3
     for state in states:
-        assert not state.num_steps.any() and (state.lengths == 16).all()  # what was recorded emitted nothing
+        assert not state.num_steps.any() and (state.lengths == 16).all()  # recording emits nothing
 
 
 def test_where_a_capture_fails_steps_are_run_eagerly_and_records_say_so(models, monkeypatch, caplog):
@@ -53,7 +53,7 @@ def test_where_a_capture_fails_steps_are_run_eagerly_and_records_say_so(models, 
 
 
 def test_a_capture_follows_two_steps_and_graphs_of_one_state_share_stream_and_pool(monkeypatch):
-    """The calls of `capture`, on a stand-in for torch.cuda."""
+    """The calls of `capture` go to a stand-in for torch.cuda."""
     calls, pools, parts = [], iter("abc"), []
 
     class Stream:
@@ -103,7 +103,7 @@ def test_a_long_image_has_few_graphs():
 
 @pytest.mark.parametrize("name", ["autoregressive", "jacobi", "eagle1", "zipar"])
 def test_recorded_steps_read_little_more_than_the_slots_in_use(models, tapes, monkeypatch, name):
-    """The graph of the fewest slots that serve is launched, and images are those of steps that read all."""
+    """The graph with the fewest sufficient slots runs, and images equal those of steps that read all slots."""
     plain = decoder_of(models, name)
     (batch, *_), limits = make_batches(plain, models), []
     expected = plain.generate(*batch)
@@ -130,7 +130,7 @@ def test_attention_of_cudnn_is_off_while_images_are_decoded(models, monkeypatch)
 
 
 def test_a_decoder_is_freed_as_soon_as_it_is_dropped(models, tapes):
-    """Without the garbage collector, which would let two decoders and their caches fill a GPU meanwhile."""
+    """If this needed the garbage collector, two decoders and their caches could fill a GPU."""
     decoder = captured(decoder_of(models, "eagle1"))
     decoder.generate(*make_batches(decoder, models)[0])
     kept = weakref.ref(decoder)

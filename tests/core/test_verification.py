@@ -1,4 +1,4 @@
-"""Verification by the parts of a method: what is emitted after a rejection, and which bounds are exact decoding."""
+"""Tests of verification by the parts of a method: tokens after a rejection, and bounds that equal exact decoding."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def noise() -> NoiseField:
     ],
 )
 def test_what_is_emitted_behind_drafts_follows_the_residual(noise, children, parts, weights):
-    """Of many images at a root with these drafted children."""
+    """Many images have these children at the root."""
     choices = [(rank,) for rank in range(len(children))]
     spec = MethodSpec.of("rejects", tree="mine", drafts="sampled", tree_shape=choices, **parts)
     tokens = torch.tensor([[0, *children]]).expand(COUNT, -1)
@@ -114,7 +114,10 @@ NEAREST = nearest_codes(torch.randn(VOCAB, 4, generator=torch.Generator().manual
 
 
 def make_step(drafts: str, sampling: SamplingConfig, is_dynamic: bool = False, seed: int = 0) -> tuple:
-    """(scores, proposal) of random drafts that resemble the target, the second child of the first node missing."""
+    """Return (scores, proposal) of random drafts that resemble the target.
+
+    The second child of the first node is missing.
+    """
     generator, tree = torch.Generator().manual_seed(seed), static_tree(CHOICES)
     logits = 2 * torch.randn(BATCH, tree.num_nodes, VOCAB, generator=generator)
     draft_logits = (logits + torch.randn(logits.shape, generator=generator))[:, tree.parent_nodes]
@@ -154,7 +157,7 @@ def test_verifying_the_path_only_finds_what_verifying_all_nodes_finds(name, monk
         monkeypatch.setattr(base, "MANY_LOGITS", most)
         outcomes.append(verifier.verify(replace(scores), proposal))
     path, whole = outcomes
-    assert verified == [0]  # the first alone
+    assert verified == [0]  # only the first
     assert torch.equal(path.num_accepted, whole.num_accepted) and torch.equal(path.path, whole.path)
     assert set(path.num_accepted.tolist()) == {0, 1, 2, 3}
     counts = torch.arange(4) <= path.num_accepted[:, None]
@@ -170,7 +173,7 @@ def test_verifying_the_path_only_finds_what_verifying_all_nodes_finds(name, monk
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_missing_draft_is_never_accepted(name, temperature, most, monkeypatch):
-    """Code 11, the last of the table, would stand in for a draft of -1: all tokens here are it or among its nearest."""
+    """Index -1 would read code 11, the last one. All tokens here are this code or one of its nearest codes."""
     monkeypatch.setattr(base, "MANY_LOGITS", most)
     sampling = SamplingConfig(temperature=temperature)
     verifier, is_dynamic = verifier_of(name, sampling)
@@ -198,10 +201,10 @@ def test_only_the_papers_rules_emit_what_the_target_filtered(name, leaves):
 
 
 def test_siblings_of_one_token_are_accepted_together_and_the_longer_path_is_taken():
-    """Two chains from the root that begin alike, as Jacobi drafts and a draft model's side by side do."""
+    """Two chains from the root begin with one token, as Jacobi drafts and coupled drafts in `hybrid` may do."""
     tree = static_tree([(0,), (1,), (0, 0), (1, 0)])
     logits = torch.full((1, 5, VOCAB), -20.0)
-    for node, token in enumerate([3, 5, 5, 7, 7]):  # what the target draws after each
+    for node, token in enumerate([3, 5, 5, 7, 7]):  # tokens that the target samples after each
         logits[0, node, token] = 20.0
     proposal = Proposal(torch.tensor([[0, 3, 3, 6, 5]]), tree)
     sampling, noise = SamplingConfig(), NoiseField(1, 4, VOCAB, ["target"])

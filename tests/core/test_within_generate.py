@@ -1,5 +1,6 @@
-"""`generate(custom_generate=lantern.custom_generate(...))` on what transformers' own processors give: tokens equal
-those of `generate` itself, or an error names what is not done.
+"""Tests of `generate(custom_generate=lantern.custom_generate(...))` on the outputs of transformers' processors.
+
+Tokens equal those of `generate` itself, or an error names the option that is not supported.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ def emu3_inputs(processor, texts=PROMPTS, **options):
 
 
 def constraint(model, processor, height, width):
-    """As the class's own documentation has it: an image's codes and ends of lines, then what follows an image."""
+    """Return the prefix function from the documentation of the class.
+
+    It allows the codes and line ends of an image, and then the tokens that follow an image.
+    """
     tokenizer, words = processor.tokenizer, model.model.vocabulary_mapping
     behind = [tokenizer.eof_token_id, tokenizer.eoi_token_id, tokenizer.eos_token_id]
 
@@ -61,7 +65,7 @@ def constraint(model, processor, height, width):
 @pytest.mark.parametrize("negative", ["none", "short", "longer", "a row each", "one row"])
 @pytest.mark.parametrize("ratio", ["1:1", "2:1"])
 def test_emu3_draws_the_tokens_of_its_own_generate(emu3, negative, ratio):
-    """Its documentation's call, prompts of two lengths, and the next line, which makes pixels."""
+    """The call of its documentation, with prompts of two lengths, and the next line, which makes pixels."""
     model, processor = emu3
     inputs = emu3_inputs(processor, ratio=ratio)
     height, width = inputs.pop("image_sizes")[0]
@@ -83,7 +87,7 @@ def test_emu3_draws_the_tokens_of_its_own_generate(emu3, negative, ratio):
 
 
 def test_emu3_draws_with_what_its_processor_gives_as_it_stands(emu3):
-    """With the sizes, which transformers ignores, and without a limit of tokens."""
+    """The inputs include sizes, which transformers ignores, and no limit of tokens."""
     model, processor = emu3
     inputs = emu3_inputs(processor)
     drawn = []
@@ -113,7 +117,7 @@ def test_glm_image_draws_the_tokens_of_its_own_generate(glm, height, width):
 
 
 def test_filters_are_read_from_the_processors_in_whatever_way_they_came(emu3):
-    """A user's own top-k beside none of the config's draws what the config's draws."""
+    """A user's top-k without one in the config gives the tokens of the same top-k in the config."""
     model, processor = emu3
     inputs, drawn = emu3_inputs(processor), []
     for options in ({"top_k": 3}, {"top_k": 0, "logits_processor": LogitsProcessorList([TopKLogitsWarper(3)])}, {}):
@@ -123,7 +127,7 @@ def test_filters_are_read_from_the_processors_in_whatever_way_they_came(emu3):
 
 
 def test_chameleon_which_cannot_draw_itself_draws_within_generate():
-    """A square of codes; with a negative prompt, as by a decoder that is put together by hand."""
+    """A square of codes with a negative prompt, compared with a decoder that is built by hand."""
     model, grids = make_tiny("anole")
     ids, negative = torch.tensor([[31, 10, 12, 9], [31, 31, 11, 9]]), torch.tensor([[31, 9]])
     options = {"negative_prompt_ids": negative, "guidance_scale": 3.0, "do_sample": False}
@@ -255,7 +259,7 @@ def test_a_class_whose_codes_are_no_words_is_sent_to_from_transformers():
 
 
 def block_of(page, words):
-    """The only block of Python on a page with these words, as it stands."""
+    """Return the only Python block of a page that contains these words."""
     (code,) = [code for code in page.split("```")[1::2] if code.startswith("python") and words in code]
     return code.removeprefix("python\n")
 
@@ -282,7 +286,7 @@ def test_the_pages_lines_for_diffusers_pipeline_of_glm_image_hand_it_a_large_gri
     calls = []
 
     class Pipeline:
-        """Of diffusers, as far as the page goes: its parts, and what it is called with."""
+        """Stand-in for the pipeline of diffusers, with the parts that the page uses. It keeps its arguments."""
 
         device = "cpu"
         vision_language_encoder, processor = glm

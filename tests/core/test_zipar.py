@@ -1,4 +1,4 @@
-"""Lines in parallel: the public schedule, images of a loop that feeds one token after the other, and autoregression."""
+"""Tests of ZipAR: the public schedule, images of a loop with one token per pass, and autoregressive decoding."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_positions_are_fed_and_drawn_in_the_public_forwards(case):
 
 
 def draw_slowly(decoder: Decoder, row: int) -> list[int]:
-    """One image, one token in each pass of the target."""
+    """Generate one image with one token in each pass of the target."""
     target, spec = decoder.target, decoder.spec
     features, mask = (part[[row]] for part in make_prompts(decoder.models, 5))
     noise = NoiseField(1, decoder.num_tokens, target.config.vocab_size, ("target",))

@@ -1,1 +1,1 @@
-"""What several test files share: tiny models and data, made-up tables, servers and runs of the workflow."""
+"""Helpers that several test files share: tiny models and data, made-up tables, servers and runs of the workflow."""

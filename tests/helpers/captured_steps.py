@@ -1,4 +1,4 @@
-"""A stand-in for CUDA graphs, and what a step that is captured must not do."""
+"""Stand-ins for CUDA graphs on a CPU, and a check that a decoding step never waits for the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from lantern.stepping import StepRunner
 
 
 class Tape(TorchDispatchMode):
-    """Records operations with the tensors that they read and gave; `replay` does them again in the same places."""
+    """Recorder of tensor operations, which acts as a CUDA graph on a CPU.
+
+    While it is active, it records each operation with its arguments and results. `replay` runs the operations again and
+    writes the results into the same tensors.
+    """
 
     def __init__(self):
         super().__init__()
@@ -28,19 +32,22 @@ class Tape(TorchDispatchMode):
         for func, args, kwargs, result in self.calls:
             for place, value in zip(tree_leaves(result), tree_leaves(func(*args, **kwargs)), strict=True):
                 is_copy = isinstance(place, torch.Tensor) and place.data_ptr() != value.data_ptr()
-                if is_copy:  # neither view nor in place
+                if is_copy:  # the operation returns new memory: it is neither a view nor in place
                     place.copy_(value)
 
 
 def captured(decoder: Decoder) -> Decoder:
-    """The decoder as on a GPU."""
+    """Return a copy of a decoder that believes it is on a GPU, so that it captures its steps as CUDA graphs."""
     other = decoder.stepped("eager")
     other.runner = StepRunner("auto", torch.device("cuda"), decoder.spec.name)
     return other
 
 
 class NoHostSync(TorchDispatchMode):
-    """Raises where an operation would have to wait for the device."""
+    """Context in which an operation that has to wait for the device raises an AssertionError.
+
+    Such operations read a value back, or have a result whose shape depends on data.
+    """
 
     forbidden = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "unique")
 

@@ -1,4 +1,4 @@
-"""Configs of the workflow, read and checked as it does."""
+"""Configs of the workflow, merged and checked in the way that the Snakefile does it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from lantern_pipeline.settings.run_config import RunConfig
 
 
 def load_config(paths) -> dict:
-    """Merge config files as the workflow does, and check the result: defaults, the model's card, then overlays."""
+    """Merge config files in the way that the workflow does it, and check the result.
+
+    The order is: the defaults, the published settings of the model that the config names, then the given files.
+
+    Args:
+        paths: config files; later ones take precedence. The default config.yaml is always included.
+
+    Raises:
+        ValueError: the merged config is not valid.
+    """
     from snakemake.utils import update_config
 
     given, defaults = {}, ROOT / "config.yaml"
@@ -28,12 +37,16 @@ def load_config(paths) -> dict:
 
 
 def typed_config(config: dict) -> RunConfig:
-    """Return a config as rules get it, without the rules between its keys."""
+    """Return a config as the object that Snakemake rules read. Checks that relate several keys are left out."""
     return check_keys(copy.deepcopy(config))
 
 
 def load_config_of_all_figures() -> dict:
-    """The default config with the ablations of all overlays that have some, and trees of many sizes."""
+    """Return a config that draws every figure.
+
+    It is the default config, with the ablations of all files in experiments/ that have ablations, and with Jacobi
+    drafts in trees of three sizes.
+    """
     config = load_config([ROOT / "config.yaml"])
     for overlay in ("ablations", "embedded_training"):
         more = load_config([ROOT / "config.yaml", ROOT / "experiments" / f"{overlay}.yaml"])

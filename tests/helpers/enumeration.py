@@ -1,4 +1,8 @@
-"""The law of whole images of a table world, by every outcome of all that is random in SJD drafts and their tests."""
+"""Exact distribution of whole images under Speculative Jacobi Decoding (SJD), on the small target of `table_world`.
+
+Every outcome of each random choice is followed as a *branch* with a probability (its weight): the drafts, the tests
+that accept or reject them, and the tokens that are sampled.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +17,32 @@ from helpers.table_world import Images, TableWorld
 
 @dataclass
 class Plan:
-    """In the place of a `NoiseField`: outcomes chosen beforehand, one row per branch.
+    """Replacement of a `NoiseField` that returns outcomes chosen beforehand, one batch row per branch.
 
-    Codes of -1 are not read. Drawing one multiplies the branch's weight with its probability; the weights of decisions
-    by a uniform number are the planner's.
+    When a planned code is sampled, the weight of the branch is multiplied by the probability of the code. Codes of -1
+    are not sampled. The weights of accept and reject decisions are set by the function that plans them.
+
+    Attributes:
+        weight: probability of each branch, (branches,).
+        lengths: number of tokens that each branch has emitted, (branches,).
+        initial: codes of the initial drafts, (branches, window).
+        siblings: codes of the alternative drafts, (branches, nodes with alternatives, alternatives).
+        vocab_size: number of codes.
+        uniforms: decisions on the children of nodes, (branches, inner nodes, children): 0 accepts, 1 rejects.
+        emitted: the code sampled after the accepted drafts, (branches,).
+        keeps: decisions on keeping the drafts after the rejected one, coded as `uniforms`.
+        codes: codes that replace the drafts that are not kept, (branches, window + 1).
     """
 
-    weight: torch.Tensor  # (branches,)
-    lengths: torch.Tensor  # (branches,)
-    initial: torch.Tensor  # codes (branches, window)
-    siblings: torch.Tensor  # codes (branches, places with siblings, siblings - 1)
+    weight: torch.Tensor
+    lengths: torch.Tensor
+    initial: torch.Tensor
+    siblings: torch.Tensor
     vocab_size: int
-    uniforms: torch.Tensor | None = None  # of the tests (branches, inner nodes, children): 0 accepts, 1 rejects
-    emitted: torch.Tensor | None = None  # the code drawn behind the accepted drafts (branches,)
-    keeps: torch.Tensor | None = None  # as uniforms, of the drafts behind
-    codes: torch.Tensor | None = None  # what is drawn anew (branches, window + 1)
+    uniforms: torch.Tensor | None = None
+    emitted: torch.Tensor | None = None
+    keeps: torch.Tensor | None = None
+    codes: torch.Tensor | None = None
 
     def fresh(self, stream, positions, slots):
         return (self.initial + 0.5) / self.vocab_size if stream == "initial" else self.keeps
@@ -44,7 +59,7 @@ class Plan:
             codes = self.siblings[:, :, int(slots[0, 0]) - 1]
             chances = (probs.gather(2, codes[..., None]).squeeze(2) / probs.sum(2)).nan_to_num()
             none = (codes == 0) & (probs.sum(2) == 0)
-            if self.uniforms is None:  # the same drafts are asked for again when the step is made
+            if self.uniforms is None:  # the first of two calls: the step samples the same drafts again
                 self.weight = self.weight * torch.where(none, 1.0, chances).prod(1)
             return codes
         chances = probs.gather(2, self.codes.clamp(min=0)[..., None]).squeeze(2) / probs.sum(2)
@@ -53,7 +68,13 @@ class Plan:
 
 
 def take(images: Images, rows: torch.Tensor, plan: Plan) -> Images:
-    """Some branches, with what is planned for them."""
+    """Select branches and give them a new plan.
+
+    Args:
+        images: the branches.
+        rows: indices of the selected branches; repeats are allowed.
+        plan: the outcomes of their next step.
+    """
     other = Images(images.world, images.drafter, images.verifier, plan, images.tokens[rows, :1], images.num_tokens)
     other.tokens, other.lengths = images.tokens[rows], images.lengths[rows]
     own = {field.name: getattr(images.state, field.name) for field in fields(images.state)}
@@ -63,7 +84,14 @@ def take(images: Images, rows: torch.Tensor, plan: Plan) -> Images:
 
 
 def begin(images: Images, weight: torch.Tensor) -> Images:
-    """Every initial draft of every place that has none, and all siblings."""
+    """Split each branch into one per combination of new drafts.
+
+    New drafts are the initial drafts of all positions that have none yet, and all alternative drafts.
+
+    Args:
+        images: the branches before a step.
+        weight: their probabilities, (branches,).
+    """
     vocab_size, drafter = images.world.vocab_size, images.drafter
     window, shape = drafter.max_depth, (drafter._num_wide, drafter.num_siblings - 1)
     is_new = torch.arange(window) >= images.state.counts
@@ -80,8 +108,20 @@ def begin(images: Images, weight: torch.Tensor) -> Images:
 def endings(
     node: int, rejection, tree, tokens, probs, labels
 ) -> Iterator[tuple[dict, torch.Tensor, torch.Tensor, int]]:
-    """Where the accepted path may end at or below a node: the tests on the way, by (inner node, rank), the chance of
-    it, (rows,), what the token behind is drawn from, (rows, vocab), and how many drafts are accepted below the node.
+    """Enumerate the nodes at which the accepted path may end: a given node, or a node below it.
+
+    Args:
+        node: the given node.
+        rejection: the verifier by rejection sampling.
+        tree: structure of the tree.
+        tokens: drafts, (branches, nodes).
+        probs: target distributions of the nodes, (branches, nodes, vocab).
+        labels: draft distributions of the inner nodes, (branches, inner, vocab).
+
+    Yields:
+        (decisions by (inner node, rank), 0 for accepted and 1 for rejected; their probability, (branches,);
+            distribution of the token after the path, (branches, vocab); number of accepted drafts below the given
+            node).
     """
     left, passed, tests, place = probs[:, node], 1.0, {}, tree.parent_nodes.tolist()
     if node in place:
@@ -105,7 +145,10 @@ def endings(
 
 
 def branch(images: Images) -> Images:
-    """Every outcome of the step's tests and draws that something is made of."""
+    """Split each branch into one per outcome of a step.
+
+    An outcome consists of the decisions to accept or reject drafts, and of the sampled tokens.
+    """
     drafter, window, vocab_size = images.drafter, images.drafter.max_depth, images.world.vocab_size
     proposal, scores = images.propose()
     plan, tree, probs = images.noise, proposal.tree, scores.weights.softmax(-1)
@@ -136,7 +179,15 @@ def branch(images: Images) -> Images:
 
 
 def merge(images: Images, weight: torch.Tensor) -> tuple[Images, torch.Tensor]:
-    """Branches whose future is the same, together."""
+    """Merge branches that have the same future.
+
+    Args:
+        images: the branches.
+        weight: their probabilities, (branches,).
+
+    Returns:
+        (one branch of each kind, the summed probabilities).
+    """
     state = images.state
     columns = [images.lengths[:, None], images.tokens[:, : images.num_tokens]]
     known = torch.arange(images.drafter.max_depth) < state.counts
@@ -148,7 +199,17 @@ def merge(images: Images, weight: torch.Tensor) -> tuple[Images, torch.Tensor]:
 
 
 def law_of_images(world: TableWorld, drafter, verifier, num_tokens: int) -> torch.Tensor:
-    """Probability of each of the vocab^num_tokens images, token 0 first; filters and tokens in float64."""
+    """Return the probability of each possible image.
+
+    Args:
+        world: the target.
+        drafter: the drafter of SJD.
+        verifier: its verifier.
+        num_tokens: number of tokens of an image.
+
+    Returns:
+        float64 (vocab^num_tokens,). The index of an image reads its tokens as digits, token 0 first.
+    """
     vocab_size = world.vocab_size
     first = torch.arange(vocab_size)[:, None]
     images = Images(world, drafter, verifier, None, first, num_tokens)

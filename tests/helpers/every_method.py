@@ -1,4 +1,7 @@
-"""Decoders of every preset and variant, on tiny models; `benchmarks/every_method.py` lists them."""
+"""Decoders of every preset and variant, on tiny models.
+
+The variants, presets with other parts, are in `benchmarks/every_method.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,25 @@ from lantern.sampling import SamplingConfig
 
 
 def decoder_of(models: DecodingModels, name: str, temperature: float = 1.0, **options) -> Decoder:
+    """Return a decoder with guidance and top-k.
+
+    Args:
+        models: the models.
+        name: a preset or a variant.
+        temperature: sampling temperature.
+        options: options of `make_decoder`.
+    """
     return make_decoder(models, spec_of(name), SamplingConfig(temperature, top_k=8, cfg_scale=2.0), **options)
 
 
 def make_batches(decoder: Decoder, models: DecodingModels) -> list[tuple]:
-    """Two batches of three prompts, with their noise."""
+    """Return two batches of three prompts, each as (features, mask, noise), for `Decoder.generate`."""
     features, mask = make_prompts(models, 6)
     noise = [decoder.make_noise(7, f"prompt-{i}") for i in range(6)]
     return [(features[part], mask[part], noise[part]) for part in (slice(0, 3), slice(3, 6))]
 
 
 def assert_equal(found: Generation, expected: Generation) -> None:
+    """Assert that two results are equal in every field."""
     for field in fields(expected):
         assert torch.equal(getattr(found, field.name), getattr(expected, field.name)), field.name

@@ -1,4 +1,7 @@
-"""Checks that the examples of docs/extending.md work. `test_extending.py` runs each in a copy that has the example."""
+"""Checks that the examples of docs/extending.md work.
+
+`test_extending.py` copies the project, adds one example to the copy, and runs the check of the example there.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +40,19 @@ from lantern_pipeline.tables.summary import SUMMARY_COLUMNS
 
 
 def config_of(folder: Path, *overlays: Path, **changes: object):
-    """Return the checked config of overlays and of some more keys."""
+    """Return the checked config of the defaults, some overlays and some more keys.
+
+    Args:
+        folder: folder in which the keys are written as a config file.
+        overlays: config files.
+        changes: the keys.
+    """
     (folder / "more.yaml").write_text(yaml.safe_dump(changes))
     return typed_config(load_config([ROOT / "config.yaml", *overlays, folder / "more.yaml"]))
 
 
 def random_nodes(num_nodes: int, vocab: int) -> VerifiedNodes:
-    """Return nodes with one sampled draft each."""
+    """Return `num_nodes` tree nodes with random target and draft distributions, and one sampled draft each."""
     logits = 1.5 * torch.randn(2, num_nodes, vocab, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     target, draft = logits[0].softmax(-1), (logits[0] + logits[1]).softmax(-1)
     image = torch.arange(num_nodes) % 5
@@ -51,7 +60,10 @@ def random_nodes(num_nodes: int, vocab: int) -> VerifiedNodes:
 
 
 def check_acceptance(folder: Path) -> None:
-    """The preset decodes, and has a label, a colour, a curve, a total variation and a place in the benchmark."""
+    """Check that the new preset decodes and is benchmarked.
+
+    It must also have a label, a colour, a curve and a total variation.
+    """
     config = config_of(folder, methods=[{"preset": "autoregressive"}, {"preset": "typical", "floor": [0.1, 0.3]}])
     specs = [run.spec for run in expand_methods(config)][1:]
     assert [spec.method_id for spec in specs] == ["typical-floor0.1", "typical-floor0.3"]
@@ -75,7 +87,7 @@ def check_acceptance(folder: Path) -> None:
 
 
 def check_metric(folder: Path) -> None:
-    """The metric is measured, and is in the summary and in the paired comparisons."""
+    """Check that the new metric is measured, and appears in the summary and in the paired comparisons."""
     choices = config_of(folder).metrics
     assert "measure/contrast.py" in loading_modules(choices)
     metrics = choices.model_copy(update={"fidelity": None, "clip": None, "prompt_accuracy": False})
@@ -89,7 +101,7 @@ def check_metric(folder: Path) -> None:
 
 
 def check_figure(folder: Path) -> None:
-    """The figure is in the table with its caption, and draws a line per method."""
+    """Check that the new figure is listed with its caption, and that it draws a line per method."""
     from lantern_pipeline.figures.lengths import draw_lengths
 
     config = config_of(folder)
@@ -100,7 +112,7 @@ def check_figure(folder: Path) -> None:
 
 
 def check_family(folder: Path) -> None:
-    """A tiny model of the family generates images, and its card fills in a config."""
+    """Check that a tiny model of the new family generates images, and that `model:` fills in its config keys."""
     model, _ = make_tiny("emu3")
     ours = lantern.from_transformers(model, make_emu3_processor(), family="emu3_square", grid=4)
     expected, found = (ours.generate("a red fox", method=name).codes for name in ("autoregressive", "jacobi"))

@@ -1,4 +1,8 @@
-"""Tiny weights of further model families, made anew by the recipe of the numbers in tests/data that they gave."""
+"""Tiny random weights of several model families in their published layouts.
+
+The random numbers depend on the published names of the weights only. The stored results in tests/data were made with
+the same weights.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
     from helpers.hub_server import HubServer
 
 LLAMA = DATA / "llama"
-SPECIALS = {  # of tiny tokenizers: the tokens that a family's prompts name
+SPECIALS = {  # special tokens in the prompts of a family -> their ids in its tiny tokenizer
     "anole": {"<s>": 0, "<reserved08706>": 70, "<racm3:break>": 69},
     "lumina": {"<s>": 0, "<reserved08706>": 70, "<racm3:break>": 69, "<reserved08824>": 75},
     "janus": {"<｜begin▁of▁sentence｜>": 0, "<begin_of_image>": 7, "<｜▁pad▁｜>": 2, "<|User|>": 8, "<|Assistant|>": 9},
@@ -37,13 +41,17 @@ SPECIALS = {  # of tiny tokenizers: the tokens that a family's prompts name
 
 
 def draw_normal(name: str, shape: tuple[int, ...], seed: int = 1234) -> torch.Tensor:
-    """Normal numbers of a published name, float64."""
+    """Return standard normal numbers that depend on a published name, the shape and a seed, float64."""
     key = (zlib.crc32(name.encode()) ^ (seed * 2654435761)) & 0xFFFFFFFF
     return torch.from_numpy(np.random.RandomState(key).standard_normal(shape))
 
 
 def draw(name: str, shape: tuple[int, ...], gain: float = 0.8) -> torch.Tensor:
-    """The weight of a published name: norms are near 1, embeddings unit normal, a head's rows 3 long, others `gain`."""
+    """Return the random weight of a published name, float32.
+
+    Norms are near 1. Embeddings are standard normal. The expected length of a matrix row is 3 for heads and `gain` for
+    other matrices.
+    """
     normal = draw_normal(name, shape)
     if len(shape) == 1:
         return (1 + 0.1 * normal).float()
@@ -54,11 +62,17 @@ def draw(name: str, shape: tuple[int, ...], gain: float = 0.8) -> torch.Tensor:
 
 
 def draw_all(shapes: Mapping[str, torch.Tensor], gain: float = 0.8) -> dict[str, torch.Tensor]:
+    """Return the random weights of all published names.
+
+    Args:
+        shapes: published name -> a tensor with the shape of the weight.
+        gain: see `draw`.
+    """
     return {name: draw(name, tuple(part.shape), gain) for name, part in shapes.items()}
 
 
 def draw_c2i(ffn_hidden: int = 192) -> dict[str, torch.Tensor]:
-    """LlamaGen for ten classes and 64 codes, of width 64 and depth 3, by the names of its original layout."""
+    """Return a class-conditional LlamaGen of 10 classes, 64 codes, width 64 and depth 3, under its original names."""
     with torch.device("meta"):
         config = TargetConfig(64, 3, 4, vocab_size=64, num_prompt_ids=11, null_ids=(10,), ffn_width=ffn_hidden)
         return draw_all(map_target_parameters(TargetModel(config), is_hugging_face=False))
@@ -67,7 +81,15 @@ def draw_c2i(ffn_hidden: int = 192) -> dict[str, torch.Tensor]:
 def draw_llama(
     prefix: str, vocabulary: int, gain: float, num_kv_heads: int = 4, ffn_hidden: int = 176
 ) -> dict[str, torch.Tensor]:
-    """A language model of width 64 and depth 3 by Hugging Face's names, without its head."""
+    """Return a language model of width 64 and depth 3, without its head, under Hugging Face's names.
+
+    Args:
+        prefix: prefix of the names, such as "model.".
+        vocabulary: number of ids.
+        gain: see `draw`.
+        num_kv_heads: number of key/value heads.
+        ffn_hidden: width of the feed-forward part.
+    """
     with torch.device("meta"):
         shapes = {f"{prefix}embed_tokens.weight": torch.empty(vocabulary, 64), f"{prefix}norm.weight": torch.empty(64)}
         layer = Layer(TargetConfig(64, 3, 4, num_kv_heads=num_kv_heads, ffn_width=ffn_hidden))
@@ -81,7 +103,14 @@ EMU3_WORDS = {f"<|visual token {i:06d}|>": 48 + i for i in range(64)} | {"<|extr
 
 
 def settings_of(family: str, **text: object) -> bytes:
-    """The config.json of a model of width 64 and depth 3 for 64 codes, with the smallest parts that do not draw."""
+    """Return the bytes of the config.json of a tiny model: width 64, depth 3 and 64 codes.
+
+    Parts that do not generate images, such as a vision encoder, are as small as possible.
+
+    Args:
+        family: "janus" or "emu3"; all other names give Chameleon's.
+        text: changes to the sizes of the language model.
+    """
     text = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "rope_theta": 10000.0, **text}
     images = {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "attn_resolutions": []}
     if family == "janus":
@@ -105,14 +134,17 @@ def settings_of(family: str, **text: object) -> bytes:
 
 
 def draw_emu3() -> dict[str, torch.Tensor]:
-    """Emu3 for 64 codes and 112 ids, with fewer heads of keys and values, by transformers' names."""
+    """Return an Emu3 with 64 codes, 112 ids and fewer key/value heads than heads, under transformers' names."""
     state = draw_llama("model.", 112, gain=0.9, num_kv_heads=2, ffn_hidden=160)
     state["lm_head.weight"] = draw("lm_head.weight", (112, 64))
     return {f"text_model.{name}": value for name, value in state.items()}
 
 
 def draw_janus() -> dict[str, torch.Tensor]:
-    """Janus-Pro for 64 codes, drawn by its official names, by transformers'."""
+    """Return a Janus-Pro with 64 codes under transformers' names.
+
+    The random numbers depend on its official names.
+    """
     own = {
         "gen_embed": ("model.generation_embeddings", (64, 8)),
         "gen_aligner.layers.0": ("model.generation_aligner.fc1", (64, 8)),
@@ -133,25 +165,36 @@ def draw_janus() -> dict[str, torch.Tensor]:
 
 
 def draw_anole() -> dict[str, torch.Tensor]:
-    """Anole for 64 codes and 160 ids, by Hugging Face's names."""
+    """Return an Anole with 64 codes and 160 ids under Hugging Face's names."""
     state = draw_llama("model.", 160, gain=0.8) | {"lm_head.weight": draw("lm_head.weight", (160, 64))}
     stored = load_file(LLAMA / "target_io.safetensors")
     return state | {name.removeprefix("anole."): value for name, value in stored.items() if "_norm." in name}
 
 
 def anole_drafter() -> dict[str, torch.Tensor]:
-    """The drafter of `draw_anole`, by the LANTERN authors' names; its config.json is anole_drafter.json."""
+    """Return the draft model of `draw_anole` under the names of LANTERN's authors.
+
+    Its config.json is tests/data/llama/anole_drafter.json.
+    """
     table = draw_anole()["model.embed_tokens.weight"]  # a frozen copy
     return load_file(LLAMA / "anole_drafter.safetensors") | {"embed_tokens.weight": table}
 
 
 def one_row_of_norms(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same weights as Lumina-mGPT has them: norms of queries and keys have one row for all heads."""
+    """Return Anole's weights in the form of Lumina-mGPT: one norm of queries and keys is shared by all heads."""
     return {name: value[:1].clone() if "_norm." in name and value.dim() > 1 else value for name, value in state.items()}
 
 
 def as_meta(state: dict[str, torch.Tensor], head_dim: int = 16) -> dict[str, torch.Tensor]:
-    """Chameleon's tensors by Meta's names: neighbours are turned together, and norms of heads are one row."""
+    """Rename Chameleon's weights to Meta's names.
+
+    Meta's rotary embedding rotates neighbouring channels, so the channels of queries and keys are reordered. Norms of
+    heads are stored once for all heads.
+
+    Args:
+        state: weights under Hugging Face's names.
+        head_dim: channels of a head.
+    """
     names = {
         "model.embed_tokens": "tok_embeddings",
         "lm_head": "output",
@@ -178,7 +221,12 @@ def as_meta(state: dict[str, torch.Tensor], head_dim: int = 16) -> dict[str, tor
 
 
 def chameleon_name(name: str, last: int) -> str:
-    """What Chameleon's image tokenizer, whose lowest level is `last`, calls a tensor of VQ-16."""
+    """Translate the name of a VQ-16 weight into the name in Chameleon's image tokenizer.
+
+    Args:
+        name: name in `VQ16`.
+        last: index of the lowest resolution level.
+    """
     parts = ("block_1", "attn_1", "block_2")
     name = re.sub(r"mid\.(\d)", lambda found: f"mid.{parts[int(found[1])]}", name).replace(".res.", ".block.")
     name = name.replace("encoder.conv_blocks.", "encoder.down.")
@@ -186,14 +234,21 @@ def chameleon_name(name: str, last: int) -> str:
 
 
 def janus_name(name: str) -> str:
-    """What transformers' Janus, whose decoder begins at the lowest level, calls a tensor of VQ-16."""
+    """Translate the name of a VQ-16 weight into the name in transformers' Janus.
+
+    The first level of Janus' decoder is the lowest resolution.
+    """
     name = re.sub(r"decoder\.conv_blocks\.(\d)", r"decoder.up.\1", name)
     return f"model.vqmodel.{chameleon_name(name, 0)}"
 
 
 def draw_emu3_tokenizer(multipliers: tuple[int, ...] = (1, 2)) -> dict[str, torch.Tensor]:
-    """Emu3's image tokenizer for 64 codes, of 32 channels, drawn by its published names, by transformers', in half
-    precision.
+    """Return Emu3's image tokenizer with 64 codes and 32 channels, float16, under transformers' names.
+
+    The random numbers depend on its published names.
+
+    Args:
+        multipliers: channel multiplier of each resolution level.
     """
     state = {}
     config = Emu3TokenizerConfig(4, 64, 4, 32, multipliers, 1, (len(multipliers) - 1,))
@@ -208,7 +263,7 @@ def draw_emu3_tokenizer(multipliers: tuple[int, ...] = (1, 2)) -> dict[str, torc
 
 
 def emu3_name(name: str) -> str:
-    """What Emu3's authors call a tensor of transformers' image tokenizer."""
+    """Translate a weight's name in transformers' Emu3 image tokenizer into the name that Emu3's authors use."""
     names = {r"(down|up)_block\.\1\.": r"\1.", r"middle_block\.attn_norm\.": "mid.attn_1.norm.", "middle_block": "mid"}
     names |= {r"attn_norms\.(\d+)\.": r"attn.\1.norm.", "out_proj": "proj_out", r"\.([qkv])_proj\.": r".\1."}
     for pattern, published in names.items():
@@ -217,7 +272,11 @@ def emu3_name(name: str) -> str:
 
 
 def draw_of_tokenizer(name: str, shape: tuple[int, ...], seed: int = 1234, gain: float = 1.0) -> torch.Tensor:
-    """The weight of a tokenizer's published name: norms are near 1, codes unit normal, others `gain`, biases small."""
+    """Return the random weight of an image tokenizer, float32, from its published name.
+
+    Norms are near 1, codes are standard normal, and biases are small. Other weights map a standard normal input to an
+    output with the standard deviation `gain`.
+    """
     normal = draw_normal(name, shape, seed)
     if len(shape) == 1:
         return (1 + 0.1 * normal if "norm" in name and name.endswith("weight") else 0.05 * normal).float()
@@ -225,8 +284,11 @@ def draw_of_tokenizer(name: str, shape: tuple[int, ...], seed: int = 1234, gain:
 
 
 def tiny_vq16(is_chameleon: bool = False, is_janus: bool = False) -> dict[str, torch.Tensor]:
-    """Random weights of VQ-16 for 64 codes of images of 64 pixels, by the published names, or of Chameleon's, or by
-    those of transformers' Janus.
+    """Return random weights of a VQ-16 tokenizer with 64 codes, for images of 64 pixels.
+
+    Args:
+        is_chameleon: whether to use the layout and names of Chameleon. The default is LlamaGen's.
+        is_janus: whether to use the names of transformers' Janus.
     """
     torch.manual_seed(0)
     options = {"has_attention": not is_chameleon, "is_normalised": not is_chameleon}
@@ -239,8 +301,16 @@ def tiny_vq16(is_chameleon: bool = False, is_janus: bool = False) -> dict[str, t
 
 
 def save_tokenizer(path: Path, specials: Mapping[str, int], words: Sequence[str], first_word: int = 100) -> Path:
-    """A tokenizer in the published format: special tokens and their ids; the words, and <unk> before them, have the
-    ids from `first_word` on.
+    """Write a tokenizer.json with one token per word.
+
+    Args:
+        path: the file.
+        specials: ids of special tokens.
+        words: words in the order of their ids.
+        first_word: id of <unk>. The words have the ids after it.
+
+    Returns:
+        `path`.
     """
     vocabulary = {**specials, **{word: first_word + i for i, word in enumerate(["<unk>", *words])}}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -251,13 +321,23 @@ def save_tokenizer(path: Path, specials: Mapping[str, int], words: Sequence[str]
 
 
 def pickled(value: object) -> bytes:
+    """Return the bytes that torch.save writes."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
 
 
 def publish(hub: HubServer, repositories: dict[str, dict[str, bytes]], captions: list[str]) -> dict[str, dict]:
-    """Puts the files of repositories, and captions, on a mock hub; returns the config's section `resources`."""
+    """Put repositories and a list of captions on a mock hub.
+
+    Args:
+        hub: the mock hub.
+        repositories: repository name -> file name -> bytes.
+        captions: the captions, which become a plain file.
+
+    Returns:
+        The config section `resources` that describes the repositories and the captions.
+    """
     url = hub.add("captions.json", json.dumps(captions).encode())
     entries: dict[str, dict] = {"captions": {"url": url, "files": {"captions.json": None}}}
     for name, files in repositories.items():
@@ -267,4 +347,5 @@ def publish(hub: HubServer, repositories: dict[str, dict[str, bytes]], captions:
 
 
 def environment_of(hub: HubServer) -> dict[str, str]:
+    """Return the environment variables that direct downloads to a mock hub."""
     return {"HF_ENDPOINT": hub.endpoint, "NO_PROXY": "127.0.0.1,localhost"}

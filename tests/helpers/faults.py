@@ -1,4 +1,7 @@
-"""Faults put into a copy of the finished tiny run, and what a table must still say after them."""
+"""Faults that tests put into a copy of the finished tiny run, such as a killed job or a changed file.
+
+Afterwards the results table must equal the table of an undisturbed run.
+"""
 
 import os
 import signal
@@ -15,12 +18,14 @@ from helpers.tiny_run import Workflow, without_time
 from lantern.io import load_tensors, save_tensors
 
 TABLE = "results/tiny/summary.csv"
-# Of the second repeat: the laws and the pictures are of the first, so that only quality and the tables follow.
+# Images of the second repeat (another seed). Output distributions and image pages use the first repeat only, so of a
+# change here only the quality and the tables are made again.
 SHARD = "generation/eagle2/seen/T1/s0n1/1-of-1.safetensors"
 SUMMARIES = [TABLE, "results/tiny/paired.csv"]
 FOLLOWERS = {"score_images", "measure_quality", "summarise"}
 
-# Jobs that generate keep each batch at once; while the file `hold` is there, they then stop and say who they are.
+# With this patch, jobs that generate images save each batch at once. While the file `hold` exists, they then stop and
+# write their process id into `held`.
 HOLD = """
 import os, sys, time
 if any(".generate_images.py" in word for word in sys.orig_argv):
@@ -39,27 +44,32 @@ if any(".generate_images.py" in word for word in sys.orig_argv):
 
 
 def check_table(workflow, finished):
-    """Compares the table of results with that of an undisturbed run, in all but time."""
+    """Assert that two runs have equal results tables, except for the columns of time."""
     tables = [without_time(pd.read_csv(run.folder / TABLE)) for run in (workflow, finished)]
     pd.testing.assert_frame_equal(*tables, check_exact=True)
 
 
 def resume(workflow):
-    """Runs `make resume` up to the table, without the report; returns its output."""
+    """Run `make resume` up to the results table, without the report, and return its output."""
     code, output = workflow.make("resume", TABLE, REPORT="", AFTER_RUN="")
     assert code == 0, output + workflow.logs()
     return output
 
 
 def go_on(workflow):
-    """Runs up to the table, without `make`; returns the output."""
+    """Run Snakemake up to the results table, without `make`, and return its output."""
     code, output = workflow.run(TABLE)
     assert code == 0, output + workflow.logs()
     return output
 
 
 def rewrite(path, change):
-    """Changes a tensor file behind Snakemake's back: `change` works on its tensors; the date stays."""
+    """Change the tensors of a file without changing its modification time, so that Snakemake does not notice.
+
+    Args:
+        path: the file.
+        change: changes a dict of tensors in place.
+    """
     dates = path.stat()
     tensors, metadata = load_tensors(path)
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -69,7 +79,7 @@ def rewrite(path, change):
 
 
 def overwrite(path, content):
-    """Changes a file's bytes; its date stays."""
+    """Replace the bytes of a file without changing its modification time."""
     dates = path.stat()
     path.write_bytes(content)
     os.utime(path, ns=(dates.st_atime_ns, dates.st_mtime_ns))
@@ -77,18 +87,18 @@ def overwrite(path, content):
 
 @dataclass
 class HeldRun:
-    """A run whose generating jobs stop after each batch until `release`.
+    """A run whose image-generating jobs stop after each batch until `release` is called.
 
     Attributes:
-        process: Snakemake, leader of its own process group.
-        folder: of what the jobs say.
+        process: Snakemake, the leader of its process group.
+        folder: folder of the run's output and of the files `hold` and `held`, with which the jobs are stopped.
     """
 
     process: subprocess.Popen
     folder: Path
 
     def job(self):
-        """Process id of the job that waits."""
+        """Wait until a job has stopped, and return its process id."""
         held = self.folder / "held"
         deadline = time.monotonic() + 180
         while not (held.exists() and held.read_text()):
@@ -97,19 +107,29 @@ class HeldRun:
         return int(held.read_text())
 
     def release(self):
+        """Let the stopped jobs run on, without further stops."""
         (self.folder / "hold").unlink()
 
     def wait(self):
-        """Waits for Snakemake's end; returns its exit code."""
+        """Wait for Snakemake's end, and return its exit code."""
         return self.process.wait(240)
 
     def output(self):
+        """Return the text that Snakemake has printed so far."""
         return (self.folder / "output.txt").read_text()
 
 
 @contextmanager
 def held_run(workflow: Workflow, folder, *arguments):
-    """Starts a run whose generating jobs stop after their first batch; whatever is left of it at the end is killed."""
+    """Start a run whose image-generating jobs stop after their first batch, as a context manager.
+
+    At the end of the context, all processes of the run are killed.
+
+    Args:
+        workflow: the run.
+        folder: new folder for the files of `HeldRun`.
+        arguments: arguments of Snakemake.
+    """
     folder.mkdir()
     (folder / "hold").touch()
     patch = HOLD.format(hold=str(folder / "hold"), held=str(folder / "held"))
@@ -132,6 +152,6 @@ def held_run(workflow: Workflow, folder, *arguments):
 
 
 def kill_group(leader):
-    """Kills a process and what it started, as far as they are still there."""
+    """Kill a process group, if it still exists."""
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)

@@ -44,8 +44,14 @@ MASSES = {"base": 0.80, "chameleon": 0.79, "janus": 0.79, "codes_4096": 0.5}
 
 
 def make_summary(temperature: float = 1.0, repeat: str = "s0n0") -> pd.DataFrame:
-    """The four methods; measures are 1, 2, 3, 4 with intervals of a quarter below and a half above; coupled drafts are
-    at distance 0 by their substitutions, LANTERN and proximity above.
+    """Return the results table of four made-up methods.
+
+    The measures of the methods are 1, 2, 3 and 4. Their intervals reach from 0.25 below to 0.5 above. Coupled drafts
+    have a substitution rate of 0. LANTERN and proximity have a total variation above 0.
+
+    Args:
+        temperature: value of the column.
+        repeat: value of the column, the seeds of the repeat.
     """
     rows = []
     for place, spec in enumerate(SPECS, start=1):
@@ -79,12 +85,15 @@ def node_summary() -> pd.DataFrame:
 
 
 def with_interval(name: str, value: float, below: float = 0.1, above: float = 0.2) -> dict[str, float]:
-    """The three columns of a measured value."""
+    """Return the three columns of a measured value: the value, and the low and high end of its interval."""
     return {name: value, f"{name}_low": value - below, f"{name}_high": value + above}
 
 
 def ablation_table() -> pd.DataFrame:
-    """Four ablations of one method or two, and an autoregressive row; a variant's NLL change is its length less 1."""
+    """Return four ablations of one or two methods, and a row of autoregressive decoding.
+
+    The NLL change of a row is its accepted length minus 1.
+    """
 
     def variant(ablation: str, spec: MethodSpec, value: float, **changes: object) -> dict[str, object]:
         row = method_columns(spec.to_dict()) | {"ablation": ablation, "temperature": 1.0, "cfg_scale": 3.0}
@@ -99,14 +108,17 @@ def ablation_table() -> pd.DataFrame:
 
 
 def ambiguity_table() -> pd.DataFrame:
-    """quality/ambiguity.csv of two guidance scales."""
+    """Return a table like quality/ambiguity.csv, with two guidance scales.
+
+    Its columns are the probabilities of the target's top-1 and top-10 codes.
+    """
     generator = np.random.default_rng(0)
     masses = {scale: {"top1": generator.beta(1, 5, 99), "top10": generator.beta(3, 3, 99)} for scale in (1, 3)}
     return pd.concat([pd.DataFrame({"cfg_scale": scale, **values}) for scale, values in masses.items()])
 
 
 def generality_table() -> pd.DataFrame:
-    """generality.csv of the four methods on the four targets of MASSES, three of which are alike."""
+    """Return a table like generality.csv: four methods on the four targets of MASSES, three of which are similar."""
     gain = {"gain": np.nan, "gain_low": np.nan, "gain_high": np.nan}
     rows = [
         {"target": name, "top10": mass, **method_columns(spec.to_dict())}
@@ -119,7 +131,11 @@ def generality_table() -> pd.DataFrame:
 
 
 def curve_table() -> pd.DataFrame:
-    """total_variation/curves.csv: of each rule FACTORS times delta."""
+    """Return a table like total_variation/curves.csv.
+
+    It has the total variation of several acceptances at several values of delta, which is delta times the acceptance's
+    factor in FACTORS.
+    """
     rows = [
         {"rule": rule, "label": f"rule {rule}", "delta": delta, "tv_p95": min(1.0, 2 * factor * delta)}
         | with_interval("tv_mean", factor * delta, 0.0, 0.0)
@@ -130,7 +146,11 @@ def curve_table() -> pd.DataFrame:
 
 
 def method_table() -> pd.DataFrame:
-    """total_variation/methods.csv: LANTERN's distance is 0.3, of coupled drafts substitutions alone are known."""
+    """Return a table like total_variation/methods.csv, with how far methods are from the target.
+
+    LANTERN's total variation is 0.3. For methods with coupled drafts, only the share of tokens that differ from the
+    target's sample is known.
+    """
     known = {
         "autoregressive": ("none", np.nan, np.nan),
         "coupled": ("coupling", np.nan, 0.0),
@@ -145,7 +165,13 @@ def method_table() -> pd.DataFrame:
 
 
 def make_records(spec: MethodSpec, codes: torch.Tensor, **tensors: torch.Tensor) -> GenerationRecords:
-    """Records of images p0, p1, ...; what is not given is empty."""
+    """Return the records of images with the prompt ids p0, p1 and so on.
+
+    Args:
+        spec: the method.
+        codes: the tokens, (images, tokens).
+        tensors: further fields of `GenerationRecords`. Fields that are not given are empty.
+    """
     num = len(codes)
     names = ("step_lengths", "accepted_nodes", "is_substituted", "seconds", "margins")
     empty = {name: torch.zeros(num, 0) for name in names}
@@ -155,7 +181,7 @@ def make_records(spec: MethodSpec, codes: torch.Tensor, **tensors: torch.Tensor)
 
 
 class Mosaic(nn.Module):
-    """Decodes a code c to a grey token of the value c / 4 - 1, two by two pixels, on a square grid."""
+    """Image tokenizer that decodes code c to 2 x 2 pixels of grey level c / 4 - 1, on a square grid."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,7 @@
-"""A local server that plays both a web server of plain files and the hub, with the faults of real ones."""
+"""A local server that acts as a web server of plain files and as the Hugging Face hub.
+
+It can be told to fail as real servers do: with error statuses, cut connections and stalls.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,27 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Fault(NamedTuple):
-    """What goes wrong with one GET; each fault holds for one request, in the order given."""
+    """A fault of one GET request. The faults of a file hit its requests in the given order, one each.
 
-    status: int | None = None  # answer with this status instead
-    cut_after: int | None = None  # close the connection after so many bytes of the body
-    stall_after: int | None = None  # send nothing more after so many bytes of the body
+    Attributes:
+        status: HTTP status that replaces the answer.
+        cut_after: number of bytes of the body after which the connection is closed.
+        stall_after: number of bytes of the body after which nothing more is sent.
+    """
+
+    status: int | None = None
+    cut_after: int | None = None
+    stall_after: int | None = None
 
 
 class Repository(NamedTuple):
-    """A repository at one commit."""
+    """A repository at one commit.
+
+    Attributes:
+        files: path -> bytes.
+        commit: the only commit.
+        gated: whether access is refused, as for a licence that was not accepted.
+    """
 
     files: dict[str, bytes]
     commit: str = COMMIT
@@ -31,7 +46,14 @@ class Repository(NamedTuple):
 
 
 class Served(NamedTuple):
-    """A request."""
+    """A request that the server has received.
+
+    Attributes:
+        method: "GET" or "HEAD".
+        path: path of the URL.
+        byte_range: the Range header, or None.
+        authorization: the Authorization header, or None.
+    """
 
     method: str
     path: str
@@ -40,13 +62,23 @@ class Served(NamedTuple):
 
 
 class HubServer:
-    """Serves until `close`. Paths of plain files begin with "/files/"."""
+    """Local web server and mock hub. It serves until `close` is called.
+
+    The URL paths of plain files begin with "/files/".
+
+    Attributes:
+        files: URL path -> bytes of plain files.
+        repositories: name -> repository.
+        faults: URL path -> faults still to come.
+        ranges: whether Range requests are honoured.
+        served: all requests so far.
+    """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.repositories: dict[str, Repository] = {}
         self.faults: dict[str, deque[Fault]] = {}
-        self.ranges = True  # whether Range requests are honoured
+        self.ranges = True
         self.served: list[Served] = []
         self.closing = threading.Event()
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
@@ -55,25 +87,30 @@ class HubServer:
 
     @property
     def endpoint(self) -> str:
+        """The URL of the server."""
         return f"http://127.0.0.1:{self.http.server_port}"
 
     @property
     def cdn(self) -> str:
-        """The same server under another name: a token must not be sent there."""
+        """The URL of the same server under another host name, which plays the content network of the hub.
+
+        A client must not send its token there.
+        """
         return f"http://localhost:{self.http.server_port}"
 
     def add(self, name: str, content: bytes, *faults: Fault) -> str:
-        """Adds a plain file; returns its url."""
+        """Add a plain file with its faults, and return its URL."""
         self.files[f"/files/{name}"] = content
         self.faults[f"/files/{name}"] = deque(faults)
         return f"{self.endpoint}/files/{name}"
 
     def add_repository(self, repo: str, files: dict[str, bytes], **options) -> str:
-        """Adds a repository; returns its commit."""
+        """Add a repository, and return its commit. `options` are fields of `Repository`."""
         self.repositories[repo] = Repository(files, **options)
         return self.repositories[repo].commit
 
     def close(self) -> None:
+        """Stop the server."""
         self.closing.set()
         self.http.shutdown()
         self.http.server_close()
@@ -114,7 +151,10 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _repository(self, repo: str, revision: str | None, file: str | None = None) -> Repository | None:
-        """Finds a repository, or answers as the hub does where there is none."""
+        """Return a repository.
+
+        If the repository, its revision or the file is missing, send the hub's error and return None.
+        """
         found = self.hub.repositories.get(repo)
         if found is None:
             status, code = 401, "RepoNotFound"
@@ -129,7 +169,10 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send_head(status, {"X-Error-Code": code})
 
     def _resolve(self, repo: str, revision: str, file: str) -> None:
-        """Large files (*.safetensors, *.pt, *.bin) come by a redirect to the CDN, small ones directly."""
+        """Send a file of a repository.
+
+        Large files (*.safetensors, *.pt, *.bin) are sent by a redirect to the CDN, small ones directly.
+        """
         found = self._repository(repo, revision, file)
         if found is None:
             return

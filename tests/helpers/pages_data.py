@@ -1,4 +1,4 @@
-"""What the tests of pages show: timed images of five made-up methods, and pairs of a made-up study."""
+"""Test data of the HTML pages: timed images of five made-up methods, and image pairs of a made-up user study."""
 
 import base64
 import io
@@ -26,17 +26,22 @@ SPECS = [
     MethodSpec.of("sampled", tree="chain3", drafts="sampled", method_id="sampled"),
 ]
 NUM_TOKENS = 16
-# Tokens of each forward; the fourth token of "near" is substituted.
+# Number of tokens of each forward pass; the fourth token of "near" is substituted.
 LENGTHS = {"autoregressive": [1] * 16, "coupled": [1, 3, 4, 4, 4], "near": [1, 5, 5, 5]}
 OTHER = [1, 3, 6, 6]
 
 
 def padded(values, number_type):
+    """Return values as a tensor of NUM_TOKENS entries, padded with zeros."""
     return torch.tensor([*values, *[0] * (NUM_TOKENS - len(values))], dtype=number_type)
 
 
 def make_timed(temperature=1.0, gpu=None):
-    """Each forward takes 100 ms; codes of prompt i are 10 i, but for 3 tokens of "near" and all of "blind"."""
+    """Return timed images of all methods and prompts. Each forward pass takes 100 ms.
+
+    An image of prompt i consists of the code 10 * i. There are two exceptions. In images of the method "near", three
+    codes are larger by 1. In images of "blind" and "sampled", all codes are larger by 2.
+    """
     rows = []
     for number, prompt in enumerate(PROMPTS):
         for spec in SPECS:
@@ -58,12 +63,13 @@ def make_timed(temperature=1.0, gpu=None):
 
 
 def draw(codes, side=8):
-    """Codes c of an image as patches of grey level 4 c + 40."""
+    """Return an image of 16 codes, uint8 (side, side, 3): code c becomes a patch of grey level 4 c + 40."""
     patches = (4 * codes + 40).to(torch.uint8).view(-1, 4, 4, 1).expand(-1, -1, -1, 3).numpy()
     return np.kron(patches, np.ones((1, side // 4, side // 4, 1), np.uint8))
 
 
 def build_race(timed=None, side=8):
+    """Return the HTML of the page that replays methods side by side."""
     return race.build_page(timed or make_timed(), PROMPTS, lambda codes: draw(codes, side))
 
 
@@ -87,13 +93,15 @@ TRIALS = [
 
 
 def build_study(seed=0, trials=TRIALS, question="is {{ data }} or {# this #} nicer?"):
+    """Return the HTML of the user study."""
     return study.build_page(trials, METHODS, question=question, seed=seed)
 
 
 def data_of(html):
-    """What a page's script reads."""
+    """Return the data that a page's script reads, parsed from its JSON block."""
     return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)[1])
 
 
 def pixels_of(uri):
+    """Return the pixels of an image that is stored as a data URI."""
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))))

@@ -1,4 +1,4 @@
-"""The small models of tests/data/full_len, written as they are published, and what is said of those that are wrong."""
+"""Files in published layouts with the small models of tests/data/full_len, and a check of error messages."""
 
 from __future__ import annotations
 
@@ -32,20 +32,32 @@ CONFIG = TargetConfig(
 
 
 def as_hugging_face(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same weights under the LANTERN authors' names; a test compares them with the authors' own file."""
+    """Rename LlamaGen's original weights to the names of LANTERN's authors.
+
+    A test compares the result with the authors' file.
+    """
     model = TargetModel(CONFIG)
     copy_tensors(state, map_target_parameters(model, is_hugging_face=False), ORIGINAL)
     return {name: part.clone() for name, part in map_target_parameters(model, is_hugging_face=True).items()}
 
 
 def read_original() -> dict[str, torch.Tensor]:
+    """Return the weights of the small target in LlamaGen's original layout."""
     return torch.load(ORIGINAL, weights_only=True)["model"]
 
 
 def write_hugging_face(
     folder: Path, state: dict[str, torch.Tensor], kind: str = "single", name: str = "hf_config", **changes: object
 ) -> Path:
-    """A folder as on the hub: weights as `kind` says, and config.json with some values changed (None removes)."""
+    """Write a model folder like one on the hub, and return it.
+
+    Args:
+        folder: the folder.
+        state: the weights.
+        kind: "bin" for one pickled file, "single" for one safetensors file, any other value for two shards.
+        name: config in tests/data/full_len/config.json to start from.
+        changes: changes to config.json; None removes a key.
+    """
     folder.mkdir(exist_ok=True)
     settings = {key: value for key, value in {**STORED[name], **changes}.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(settings))
@@ -65,26 +77,35 @@ def write_hugging_face(
 
 
 def read_drafter_state() -> dict[str, torch.Tensor]:
+    """Return the weights of the small draft model of LANTERN's authors."""
     return torch.load(FOLDER / "drafter_pytorch_model.bin", weights_only=True)
 
 
 def write_drafter(folder: Path, state: dict[str, torch.Tensor] | None = None, **changes: object) -> Path:
+    """Write a draft-model folder. Args as `write_hugging_face`; the stored weights are the default."""
     return write_hugging_face(folder, state or read_drafter_state(), "bin", "drafter_config", **changes)
 
 
 def vq_state() -> dict[str, torch.Tensor]:
+    """Return random weights of a tiny VQ-16 tokenizer under LlamaGen's names."""
     torch.manual_seed(0)
     model = VQ16(VQ16Config(4, 16, 8, 32, (1, 2), 2, 32))
     return {**model.state_dict(), "quantize.codebook_used": torch.zeros(65536)}
 
 
 def write_vq(path: Path, **changes: object) -> Path:
+    """Write a tiny VQ-16 file with some weights replaced, and return its path."""
     torch.save({"model": {**vq_state(), **changes}}, path)
     return path
 
 
 def refusal(call: object, kind: type[Exception] = ValueError) -> str:
-    """The one sentence with which something is refused."""
+    """Assert that a call raises an error whose message is one line, and return the message.
+
+    Args:
+        call: function without arguments.
+        kind: class of the error.
+    """
     with pytest.raises(kind) as caught:
         call()
     sentence = str(caught.value)

@@ -1,4 +1,7 @@
-"""Random weights in the published layouts, small enough for tests: Inception at full size, the others narrow."""
+"""Random weights that replace the published weights of metric models in tests.
+
+Inception has its full size. The other models are narrow.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ TINY_CLIP = {
 
 
 class Unloaded(FeatureExtractorInceptionV3):
-    """torch-fidelity's Inception with the random weights that it was made with."""
+    """torch-fidelity's Inception that skips loading, and so keeps its random initial weights."""
 
     def load_state_dict(self, *arguments, **options):
         return None
 
 
 def inception_weights() -> dict[str, torch.Tensor]:
-    """Random weights of Inception, 91 MiB."""
+    """Return random weights of Inception, 91 MiB."""
     torch.manual_seed(0)
     nothing = io.BytesIO()
     torch.save({}, nothing)
@@ -36,9 +39,9 @@ def inception_weights() -> dict[str, torch.Tensor]:
 
 
 def narrow_vgg16(**options) -> torch.nn.Module:
-    """A VGG16 of torchvision's class with 8 channels and 16 features instead of 512 and 4096."""
+    """Return a VGG16 of torchvision's class with at most 8 channels instead of 512, and 16 features instead of 4096."""
     features = torchvision.models.vgg.make_layers([4, "M", 4, "M", 8, "M", 8, "M", 8, "M"])
-    # As it stands, the class makes layers of 120 million weights, to be replaced here.
+    # The class always makes its full-size layers of 120 million weights. On the meta device they take no memory.
     with torch.device("meta"):
         model = torchvision.models.VGG(torch.nn.Identity(), init_weights=False)
     model.features, model.avgpool = features, torch.nn.AdaptiveAvgPool2d((7, 7))
@@ -48,13 +51,13 @@ def narrow_vgg16(**options) -> torch.nn.Module:
 
 
 def vgg16_weights() -> dict[str, torch.Tensor]:
-    """Random weights of the narrow VGG16."""
+    """Return random weights of the narrow VGG16."""
     torch.manual_seed(1)
     return narrow_vgg16().state_dict()
 
 
 def tiny_clip(seed: int = 2) -> torch.nn.Module:
-    """A random model of TINY_CLIP."""
+    """Return an open_clip model with the sizes of TINY_CLIP and random weights."""
     from open_clip.model import CLIP
 
     torch.manual_seed(seed)
@@ -64,7 +67,15 @@ def tiny_clip(seed: int = 2) -> torch.nn.Module:
 def write_pictures(
     folder: Path, num: int, seed: int, sizes: tuple[tuple[int, int], ...] = ((40, 40),), brightest: int = 255
 ) -> Path:
-    """Writes blurred noise as PNG files of the given sizes (width, height) in turn; returns the folder."""
+    """Write PNG files of blurred noise, and return their folder.
+
+    Args:
+        folder: a folder that does not exist yet.
+        num: number of files.
+        seed: random seed.
+        sizes: (width, height) in pixels; the files take them in turn.
+        brightest: largest pixel value.
+    """
     folder.mkdir(parents=True)
     generator = np.random.default_rng(seed)
     for i in range(num):

@@ -1,4 +1,4 @@
-"""What the stages write and `build_summary` joins, made up: five methods and the real images on one prompt set."""
+"""Made-up tables of five methods and of real images, as the pipeline's stages write and `build_summary` joins them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ CROSS_ENTROPY = {0: 3.9, 1: 4.1}
 
 
 class Tables(NamedTuple):
-    """Arguments of `build_summary`."""
+    """Arguments of `build_summary`.
+
+    Attributes:
+        quality: one row per method.
+        images: one row per image.
+        latency: one row per timed image.
+        total_variation: one row per relaxed method.
+        cross_entropy: training seed -> cross-entropy of the target on held-out images, in nats.
+    """
 
     quality: pd.DataFrame
     images: pd.DataFrame
@@ -28,11 +36,12 @@ class Tables(NamedTuple):
 
 
 def _lantern(delta, method_id):
+    """Return LANTERN on a chain of five sampled drafts."""
     parts = {"tree": "chain5", "drafts": "sampled", "acceptance": "additive", "residual": "paper"}
     return MethodSpec.of("lantern", **parts, neighbours="l2_normalised", k=20, delta=delta, method_id=method_id)
 
 
-# spec, forwards per image of 64 tokens, NLL added, accuracy lost on the first five prompts, seconds
+# spec, forward passes per image of 64 tokens, NLL added, accuracy lost on the first five prompts, seconds per image
 METHODS = {
     "autoregressive": (MethodSpec.of("autoregressive", method_id="autoregressive"), 64, 0.0, 0.0, 1.0),
     "eagle1": (MethodSpec.of("eagle1", tree="chain5", drafts="sampled", method_id="eagle1"), 32, 0.0, 0.0, 0.8),
@@ -43,7 +52,16 @@ METHODS = {
 
 
 def make_tables(methods=METHODS, temperatures=(1.0,), has_scenes=True, repeat="s0n0", drift=0.0, dtype="float32"):
-    """What the stages write of one repeat: quality, images, latency, total variation; NLL is higher by `drift`."""
+    """Return the tables that the stages of the pipeline write for one repeat of a run.
+
+    Args:
+        methods: method id -> the tuple that METHODS describes.
+        temperatures: sampling temperatures.
+        has_scenes: whether prompts have known objects, so that prompt accuracy is defined.
+        repeat: name of the repeat: "s", training seed, "n", noise seed.
+        drift: value added to NLL and total variation.
+        dtype: dtype of the generating model.
+    """
     generator = np.random.default_rng(0)
     nll, accuracy, ids = generator.normal(3.5 + drift, 0.2, NUM), np.full(NUM, 0.9), [f"p-{i:05d}" for i in range(NUM)]
     quality, images, latency, distances = [], [], [], []
@@ -77,11 +95,15 @@ def make_tables(methods=METHODS, temperatures=(1.0,), has_scenes=True, repeat="s
 
 
 def join(*parts):
-    """One set of tables from those of several repeats."""
+    """Concatenate the tables of several repeats."""
     tables = zip(*(part[:-1] for part in parts), strict=True)
     return Tables(*(pd.concat(same, ignore_index=True) for same in tables), CROSS_ENTROPY)
 
 
 def with_changes(**changes):
-    """METHODS with fields of some methods replaced: method_id=(forwards, worse, lost, seconds)."""
+    """Return METHODS with other values for some methods.
+
+    Args:
+        changes: method id with underscores -> (forward passes per image, NLL added, accuracy lost, seconds per image).
+    """
     return {name: (value[0], *changes.get(name.replace("-", "_"), value[1:])) for name, value in METHODS.items()}

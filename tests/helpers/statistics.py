@@ -1,4 +1,4 @@
-"""Statistical tests of what was sampled."""
+"""Statistical tests of sampled tokens."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import torch
 
 
 def assert_distribution(counts: torch.Tensor, probs: torch.Tensor) -> None:
-    """Chi-square of how often codes were drawn, where fewer than five are expected together; fails once in 10^4 by
-    chance.
+    """Assert by a chi-square test that codes were sampled from a distribution.
+
+    Codes with fewer than five expected samples count as one class. A correct sampler fails with probability 1e-4.
+
+    Args:
+        counts: number of samples of each code, (vocab,).
+        probs: the distribution, (vocab,); it need not be normalised.
     """
     from scipy.stats import chisquare
 

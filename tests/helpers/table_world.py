@@ -1,6 +1,7 @@
-"""A target whose logits are sums of table rows, and the steps of a drafter and a verifier on it.
+"""A tiny target whose logits are sums of table entries, and a decoding loop on it.
 
-The stub of the fixtures of peer methods (tests/data/peers): small enough that laws of whole images are known.
+It is so small that the distribution of whole images can be computed. The stored results of published methods in
+tests/data/peers were made on the same target.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from lantern.step import Outcome, Prefill, Proposal, Scores
 
 @dataclass
 class TableWorld:
-    """Logits at position n: `base[n] + left[x[n-1]] + left2[x[n-2]] + up[x[n-width]]`, guided; terms of missing
-    neighbours left out.
+    """Target whose logits depend on the position and on three earlier tokens.
+
+    The logits at position n are `base[n] + left[x[n-1]] + left2[x[n-2]] + up[x[n-width]]`. Terms of tokens before the
+    image are left out. With guidance, each branch has its own tables.
 
     Attributes:
-        tables: by name, "base_c" and so on; those of the null half end in "_u".
-        width: tokens of a line.
+        tables: name -> table, such as "base_c". Names of the conditional branch end in "_c", names of the null branch
+            in "_u".
+        width: number of tokens of a line.
         sampling: guidance and filters.
     """
 
@@ -33,11 +37,19 @@ class TableWorld:
 
     @property
     def vocab_size(self) -> int:
-        """Codes."""
+        """Number of codes."""
         return self.tables["base_c"].shape[1]
 
     def logits(self, contexts: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Contexts (batch, nodes, tokens), positions (batch, nodes) that are predicted: (batch, nodes, vocab)."""
+        """Compute guided logits.
+
+        Args:
+            contexts: tokens of the image that each node sees, int64 (batch, nodes, tokens).
+            positions: image positions that are predicted, int64 (batch, nodes).
+
+        Returns:
+            (batch, nodes, vocab).
+        """
         halves = []
         for half in ("c", "u")[: 1 + self.sampling.is_guided]:
             base = self.tables[f"base_{half}"]
@@ -51,15 +63,15 @@ class TableWorld:
 
 
 class Images:
-    """A batch of images of a table world, drawn step by step.
+    """A batch of images of a `TableWorld`, generated step by step.
 
     Args:
         world: the target.
-        drafter: proposes.
-        verifier: verifies.
-        noise: a `NoiseField`, or what stands in for one.
-        first: int64, (batch, 1): their token 0.
-        num_tokens: of an image.
+        drafter: proposes drafts.
+        verifier: verifies them.
+        noise: a `NoiseField`, or an object with its methods.
+        first: token 0 of each image, int64 (batch, 1).
+        num_tokens: number of tokens of an image.
     """
 
     def __init__(
@@ -84,7 +96,7 @@ class Images:
         drafter.fill(self.state, torch.arange(len(first)), Prefill(None, None, first))
 
     def propose(self) -> tuple[Proposal, Scores]:
-        """What a step drafts, and what the target makes of it."""
+        """Return the drafts of the next step, and the target's scores of them."""
         root = self.tokens.gather(1, self.lengths[:, None] - 1)
         proposal = self.drafter.propose(self.state, root, self.lengths)
         tree, shape = proposal.tree, (len(root), proposal.tree.num_nodes, -1)
@@ -98,7 +110,7 @@ class Images:
         return proposal, scores
 
     def step(self) -> Outcome:
-        """As a step of `Decoder`."""
+        """Run one decoding step, like `Decoder`, and return its outcome."""
         proposal, scores = self.propose()
         outcome = self.verifier.verify(scores, proposal)
         self.drafter.observe(self.state, outcome, self.lengths)
@@ -107,7 +119,7 @@ class Images:
         return outcome
 
     def draw(self) -> torch.Tensor:
-        """All steps: int64, (batch, num_tokens)."""
+        """Run all steps, and return the tokens, int64 (batch, num_tokens)."""
         while (self.lengths < self.num_tokens).any():
             self.step()
         return self.tokens[:, : self.num_tokens]
@@ -116,12 +128,25 @@ class Images:
 def count_images(
     world: TableWorld, drafter: Drafter, verifier: Verifier, num_images: int, num_tokens: int
 ) -> torch.Tensor:
-    """How often each of the vocab^num_tokens images is drawn, token 0 first; noise is keyed as that of images."""
+    """Generate images with independent noise, and count how often each possible image occurs.
+
+    Args:
+        world: the target.
+        drafter: proposes drafts.
+        verifier: verifies them.
+        num_images: number of images to generate.
+        num_tokens: number of tokens of an image.
+
+    Returns:
+        int64 (vocab^num_tokens,). The index of an image reads its tokens as digits, token 0 first.
+    """
     streams, vocab_size = ("target", *drafter.noise_streams, *verifier.noise_streams), world.vocab_size
     noise = NoiseField(num_images, num_tokens, vocab_size, streams)
     generator = torch.Generator().manual_seed(1)
     for stream, values in noise._values.items():
-        size = vocab_size if stream in GUMBEL_STREAMS else 8  # slots that are read
+        size = (
+            vocab_size if stream in GUMBEL_STREAMS else 8
+        )  # uniform numbers per position, more than any drafter reads
         drawn = torch.rand(len(values), size, generator=generator).clamp(min=1e-30, max=1 - 2**-24)
         noise._values[stream] = -(-drawn.log()).log() if stream in GUMBEL_STREAMS else drawn
     start = world.logits(torch.zeros(1, 1, num_tokens).long(), torch.zeros(1, 1).long())[:, 0]

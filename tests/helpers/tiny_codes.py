@@ -1,4 +1,7 @@
-"""A data set of four-token images that follow from their caption, a target model of its size, a drafter's recipe."""
+"""A tiny dataset of images with four tokens each, and a target model of its size.
+
+Also training settings of a draft model.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +42,12 @@ RECIPE = {
 
 
 def make_recipe(cfg_scale: float = 3.0, **changes) -> DrafterTraining:
-    """`RECIPE` with some keys changed."""
+    """Return `RECIPE` with some keys changed. `cfg_scale` is the guidance scale of training."""
     return DrafterTraining(**RECIPE | changes, cfg_scale=cfg_scale)
 
 
 def make_dataset(num: int = 64) -> CodeDataset:
-    """Caption "red": codes 0 1 2 3; caption "blue": codes 4 5 6 7."""
+    """Return `num` captioned images. The caption "red" has the codes 0 1 2 3, the caption "blue" the codes 4 5 6 7."""
     is_red = torch.arange(num) % 2 == 0
     codes = torch.where(is_red[:, None], torch.arange(4), torch.arange(4, 8))
     captions = ["red" if red else "blue" for red in is_red.tolist()]
@@ -52,7 +55,7 @@ def make_dataset(num: int = 64) -> CodeDataset:
 
 
 def make_target() -> TargetModel:
-    """A random target whose distributions are far from uniform."""
+    """Return a random target whose distributions are far from uniform."""
     torch.manual_seed(1)
     model = TargetModel(CONFIG).eval()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Tiny random models, on which every method runs in milliseconds, and images of theirs."""
+"""Tiny random models on which every method runs in milliseconds, and functions that generate images with them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,18 @@ def make_models(
     line_end: int | None = None,
     is_prepared: bool = True,
 ) -> DecodingModels:
-    """A random target, a random draft model and a random codebook's nearest codes.
+    """Return a random target, a random draft model, and the nearest codes of a random codebook.
 
-    The heads are scaled up so that distributions are far from uniform, and the vocabulary is small, so that drafts of
-    a random draft model are accepted now and then. With a `line_end`, the last token ends lines of codes.
+    Weights are scaled up, so that distributions are far from uniform. The vocabulary is small, so that some drafts of
+    the random draft model are accepted.
+
+    Args:
+        vocab_size: number of tokens.
+        grid: number of lines, and of codes per line.
+        seed: random seed.
+        scale: factor of all matrices.
+        line_end: id of the token that ends lines of codes, the last of the vocabulary. None for no such token.
+        is_prepared: whether the models are prepared for decoding.
     """
     torch.manual_seed(seed)
     config = TargetConfig(
@@ -57,7 +65,11 @@ def make_models(
 
 
 def make_prompts(models: DecodingModels, batch: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """Left-padded random caption features and their mask, of various lengths."""
+    """Return random caption features of various lengths.
+
+    Returns:
+        (features, left-padded, (batch, num_text_tokens, caption_dim); mask, bool (batch, num_text_tokens)).
+    """
     config = models.target.config
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(batch, config.num_text_tokens, config.caption_dim, generator=generator)
@@ -69,7 +81,15 @@ def make_prompts(models: DecodingModels, batch: int, seed: int = 1) -> tuple[tor
 def generate(
     models: DecodingModels, spec: MethodSpec, rows: Iterable[int] = range(5), observer=None, **sampling
 ) -> Generation:
-    """Images "prompt-0" and so on, of five prompts in turn, guided by 2 unless told otherwise."""
+    """Generate images.
+
+    Args:
+        models: the models.
+        spec: the method.
+        rows: numbers of the images. Image i has prompt i % 5 and the noise of the id "prompt-i".
+        observer: see `Decoder.observer`.
+        sampling: fields of `SamplingConfig`. `cfg_scale` is 2 by default.
+    """
     decoder = make_decoder(models, spec, SamplingConfig(**{"cfg_scale": 2.0, **sampling}))
     decoder.observer = observer
     features, mask = make_prompts(models, 5)
@@ -79,7 +99,13 @@ def generate(
 
 
 def start(decoder: Decoder, features: torch.Tensor, mask: torch.Tensor, fields: Sequence[ImageNoise]) -> DecodingState:
-    """State of a batch of prompts with image token 0 emitted."""
+    """Return the decoding state of a batch of prompts, with image token 0 emitted.
+
+    Args:
+        decoder: the decoder.
+        features, mask: the prompts, from `make_prompts`.
+        fields: noise of each image.
+    """
     state = decoder.allocate(len(fields))
     decoder.fill(state, range(len(fields)), features, mask, fields)
     return state

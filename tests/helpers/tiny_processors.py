@@ -1,4 +1,4 @@
-"""Processors of transformers' own classes for the tiny models, made in memory: a word a token."""
+"""In-memory processors for the tiny models, of transformers' classes. Their tokenizers make each word one token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ GLM = {"<|endoftext|>": 50, "<|image|>": 60, "<sop>": 61, "<eop>": 62}
 
 
 def make_tokenizer(specials: dict[str, int], **names: str) -> transformers.PreTrainedTokenizerFast:
-    """Special tokens with their ids, and WORDS; pads on the left."""
+    """Return a tokenizer of special tokens and of the words WORDS. It pads on the left.
+
+    Args:
+        specials: special token -> id.
+        names: special tokens by role, such as `bos_token`.
+    """
     known = specials | {word: FIRST_WORD + place for place, word in enumerate(WORDS)}
     tokenizer = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
     digits = pre_tokenizers.Digits(individual_digits=True)
@@ -26,6 +31,7 @@ def make_tokenizer(specials: dict[str, int], **names: str) -> transformers.PreTr
 
 
 def make_emu3_processor() -> transformers.Emu3Processor:
+    """Return a processor of `tiny_emu3`."""
     tokenizer = make_tokenizer(
         EMU3,
         bos_token="<|extra_203|>",
@@ -41,7 +47,7 @@ def make_emu3_processor() -> transformers.Emu3Processor:
 
 
 def make_glm_processor(start: int) -> transformers.GlmImageProcessor:
-    """`start` is the id of the token with which an image begins."""
+    """Return a processor of `tiny_glm_image`. `start` is the id of the token with which an image begins."""
     tokenizer = make_tokenizer(
         GLM | {"<bos>": start},
         bos_token="<bos>",
@@ -55,6 +61,7 @@ def make_glm_processor(start: int) -> transformers.GlmImageProcessor:
 
 
 def make_janus_processor() -> transformers.JanusProcessor:
+    """Return a processor of `tiny_janus`."""
     begin = "<｜begin▁of▁sentence｜>"
     tokenizer = make_tokenizer(
         JANUS,

@@ -1,4 +1,4 @@
-"""Tiny models and records of images, for what measures quality."""
+"""Tiny models and records of images, for tests of quality metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ REJECTED = make_method("lantern_pp", tree="chain3", neighbours="l2", k=5, lambda
 
 
 def make_parts(vocabulary=None):
-    """A tiny tokenizer that draws, a target model and its text encoder: fields of `MetricModels`."""
+    """Return a tiny image tokenizer, a target model and a text encoder, as fields of `MetricModels`.
+
+    Args:
+        vocabulary: words of the text encoder; None for any words.
+    """
     torch.manual_seed(0)
     sizes = {"num_text_tokens": 16, "caption_dim": 8, "ffn_multiple": 8}
     target = TargetConfig(dim=16, num_layers=1, num_heads=2, vocab_size=VOCAB, grid=4, **sizes)
@@ -37,7 +41,10 @@ def make_parts(vocabulary=None):
 
 
 def make_records(codes, spec, prompts):
-    """Records (prompts, tokens) of a method that decodes twice as fast as autoregressive decoding."""
+    """Return the records of a method with given codes, (prompts, tokens).
+
+    All methods but `autoregressive` have half as many forward passes as tokens.
+    """
     num, is_slow = len(prompts), spec.name == "autoregressive"
     return GenerationRecords(
         prompt_ids=[prompt.id for prompt in prompts],
@@ -53,11 +60,15 @@ def make_records(codes, spec, prompts):
 
 
 def score_all(records, prompts, models):
-    """What the jobs of all methods write: method id -> scores."""
+    """Score the images of all methods, as the jobs of the pipeline do: method id -> scores."""
     baseline = records["autoregressive"]
     return {name: score_method(record, baseline, prompts, models) for name, record in records.items()}
 
 
 def measure(records, prompts, source, models, **options):
-    """Scores every method, then measures: what the jobs of a prompt set make, (rows, images)."""
+    """Score every method and measure its quality, as the jobs of a prompt set do.
+
+    Returns:
+        (one row per method, one row per image).
+    """
     return measure_quality(records, score_all(records, prompts, models), prompts, source, models, **options)

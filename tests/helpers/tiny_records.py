@@ -10,5 +10,6 @@ PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a bl
 
 
 def make_records(decoder, batch_size, prompts=PROMPTS, **options):
+    """Generate images of the prompts with a decoder. `options` go to `generate_records`."""
     encoder = WordEmbeddingEncoder(None, 16, 5, 0)
     return generate_records(decoder, prompts, encoder, run_seed=3, batch_size=batch_size, **options)

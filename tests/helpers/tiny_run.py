@@ -1,4 +1,4 @@
-"""Runs the real Snakefile on the tiny config, in a folder of its own."""
+"""Runs of the real Snakefile on the tiny config, each in a separate folder."""
 
 import gc
 import hashlib
@@ -35,7 +35,7 @@ PINS = ("requirements.lock.txt", "pyproject.toml")  # what the Makefile reads
 TINY = ROOT / "tests" / "workflow" / "tiny.yaml"
 EXACT = ["autoregressive", "eagle2", "coupled", "jacobi", "hybrid"]
 METHODS = [*EXACT, "proximity-k20", "bounded-k4-delta0.2"]  # of the tiny config
-# What is measured with a clock: columns, or rows of a metric.
+# Measurements of time: prefixes of columns, or values of the column `metric`.
 TIMED = ("latency_s", "relative_step_cost", "speedup", "seconds_in_batch", "busy_elsewhere")
 TRAINING = {
     "train_attribute_classifier",
@@ -52,22 +52,38 @@ FORK = multiprocessing.get_context("fork")
 
 @dataclass
 class Workflow:
-    """The project's Snakefile, run in a folder of its own on the tiny config (and overlays)."""
+    """A folder in which the project's Snakefile runs on the tiny config.
+
+    Attributes:
+        folder: the folder.
+        overlays: config files that change the tiny config.
+        config: config files on which all runs are based.
+    """
 
     folder: Path
     overlays: tuple = ()
     config: tuple = (TINY,)
 
     def command(self, *arguments):
+        """Return the command line of Snakemake. `arguments` come last."""
         configs = [str(path) for path in (ROOT / "config.yaml", *self.config, *self.overlays)]
         snakefile = ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(self.folder)]
         return [sys.executable, "-m", "snakemake", *snakefile, "--configfile", *configs, "--cores", "2", *arguments]
 
     def run(self, *arguments, env=None, before=None, timeout=900):
-        """Runs Snakemake in a fork of this process, and each job in another; returns (exit code, all output).
+        """Run Snakemake in a fork of this process, and each job in another fork.
 
-        A fork has torch and Snakemake imported, which else takes longer than most jobs do; our packages are imported
-        anew. `before` is called first, in the fork.
+        A fork has imported torch and Snakemake already. Importing them takes longer than most jobs. Lantern's packages
+        are imported again.
+
+        Args:
+            arguments: arguments of Snakemake.
+            env: environment variables to add.
+            before: function that the fork calls first.
+            timeout: seconds after which Snakemake is killed and the test fails.
+
+        Returns:
+            (exit code, all output).
         """
         know_fingerprints()
         with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
@@ -87,9 +103,15 @@ class Workflow:
         return process.exitcode, printed
 
     def make(self, target, *arguments, **variables):
-        """Runs the Makefile's own lines in the run's folder, which is made to look like the project's.
+        """Run a target of the project's Makefile in the run's folder, to which the files of the project are linked.
 
-        `arguments` go into ARGS beside the tiny config, `variables` to make. Returns (exit code, everything printed).
+        Args:
+            target: the target.
+            arguments: arguments that are put into ARGS, next to the tiny config.
+            variables: variables of make.
+
+        Returns:
+            (exit code, all output).
         """
         for name in ("Makefile", "Snakefile", "config.yaml", "profiles", "workflow", *PINS):
             if not (self.folder / name).exists():
@@ -114,19 +136,29 @@ class Workflow:
         return result.returncode, result.stdout
 
     def environment(self):
-        """The variables of a process that `make` starts."""
+        """Return the environment variables for `make`, without those of an outer `make`."""
         found = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
         return {**found, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/workflow"}
 
     def result(self, name):
+        """Return the path of a file in the results folder."""
         return self.folder / "results" / "tiny" / name
 
     def logs(self):
+        """Return the text of all job logs."""
         return "\n".join(f"== {path}\n{path.read_text()}" for path in sorted(self.result("logs").glob("*.log")))
 
 
 def run_snakemake(command, folder, environment, before, output):
-    """What the fork of `Workflow.run` does: `python -m snakemake`."""
+    """Run `python -m snakemake` in the fork of `Workflow.run`. Jobs run in forks of a second process.
+
+    Args:
+        command: the arguments of Snakemake.
+        folder: working folder.
+        environment: environment variables to add.
+        before: function to call first, or None.
+        output: file that takes all output.
+    """
     os.setpgid(0, 0)
     for number in (1, 2):
         os.dup2(output.fileno(), number)
@@ -135,7 +167,7 @@ def run_snakemake(command, folder, environment, before, output):
     os.chdir(folder)
     if before:
         before()
-    gc.freeze()  # forks would else copy what a collection touches
+    gc.freeze()  # else forks would copy the memory pages that a garbage collection touches
     jobs = Listener(family="AF_UNIX")
     server = os.fork()
     if not server:
@@ -149,14 +181,21 @@ def run_snakemake(command, folder, environment, before, output):
 
 
 def own_output():
-    """Opens the streams of a fork, since those it got may have been locked by a thread that it has not."""
+    """Open new output streams in a fork.
+
+    The inherited ones may be locked by a thread that does not exist in the fork.
+    """
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
 
 
 def serve_jobs(jobs):
-    """Runs each script that is asked for in a fork of this process.
+    """Run each requested script in a fork of this process, for ever.
 
-    It has one thread, unlike Snakemake's, a fork of which may find a lock that no thread is left to open.
+    This process has only one thread. Snakemake has several, and a fork of its process could inherit a lock that no
+    thread ever releases.
+
+    Args:
+        jobs: listener from which the paths of scripts are read.
     """
     while True:
         connection = jobs.accept()
@@ -165,6 +204,7 @@ def serve_jobs(jobs):
 
 
 def serve_job(connection):
+    """Run the script whose path a connection sends, in a fork, and send its exit code back."""
     process = FORK.Process(target=be_script, args=(connection.recv(),))
     process.start()
     process.join()
@@ -172,7 +212,15 @@ def serve_job(connection):
 
 
 def run_script(address, path):
-    """What Snakemake does to run a job's script, with a fork in place of a new Python."""
+    """Run a job's script in a fork. It replaces Snakemake's function, which starts a new Python.
+
+    Args:
+        address: address of `serve_jobs`.
+        path: the script.
+
+    Raises:
+        subprocess.CalledProcessError: the script failed.
+    """
     with Client(address) as connection:
         connection.send(path)
         code = connection.recv()
@@ -181,6 +229,7 @@ def run_script(address, path):
 
 
 def be_script(path):
+    """Run a script as `__main__` in this fork, with Lantern's packages imported again."""
     own_output()
     for name in [name for name in sys.modules if name.partition(".")[0] in ("lantern", "lantern_pipeline")]:
         if name != "lantern.fused":  # a process registers its operations with PyTorch once
@@ -190,13 +239,19 @@ def be_script(path):
 
 @cache
 def know_fingerprints():
-    """Works out the fingerprints of all scripts once, for all forks."""
+    """Compute the fingerprints of all scripts once, so that all forks have them.
+
+    A fingerprint is a checksum of the code that a script runs.
+    """
     for script in (ROOT / "workflow" / "scripts").glob("*.py"):
         code_fingerprint(script)
 
 
 def finished_run(folder):
-    """The finished tiny run of a folder, made by the first that wants it; tests in several processes share it."""
+    """Return the finished tiny run of a folder.
+
+    The first caller runs it. Callers in other processes wait, and then share it.
+    """
     workflow, printed = Workflow(folder / "run"), folder / "printed.txt"
     with FileLock(folder / "lock"):
         if not printed.exists():
@@ -209,46 +264,49 @@ def finished_run(folder):
 
 
 def copy_run(workflow, folder, overlays=()):
-    """A copy of a run, file dates and Snakemake's records included."""
-    # Another test may ask for something in the run at this very moment: its lock is no part of the copy.
+    """Copy a run, including file dates and Snakemake's records."""
+    # Another test may run Snakemake in the source at this moment. Its lock must not be copied.
     shutil.copytree(workflow.folder, folder, symlinks=True, ignore=shutil.ignore_patterns("locks"))
     return Workflow(folder, overlays)
 
 
 def planned(output):
-    """Rule -> number of jobs, from the table that Snakemake prints."""
+    """Return the number of jobs per rule, from the table that Snakemake prints."""
     return {name: int(count) for name, count in re.findall(r"^(\w+) +(\d+)$", output, re.M)}
 
 
 def re_run(output):
-    """Rules whose code or parameters changed, by the reasons that Snakemake prints in a dry run."""
+    """Return the rules whose code or parameters changed, from the reasons that Snakemake prints in a dry run."""
     found = re.findall(r"(?:code|params) ha(?:s|ve) changed since last execution:\n +(.*)", output)
     return {rule for line in found for rule in line.split(", ")}
 
 
 def overlays_of(*names):
+    """Return the paths of config files in experiments/."""
     return tuple(ROOT / "experiments" / f"{name}.yaml" for name in names)
 
 
 def with_overlay(workflow, folder, **sections):
+    """Return a run with one overlay, which consists of the given config sections."""
     path = folder / "overlay.yaml"
     path.write_text(yaml.safe_dump(sections))
     return replace(workflow, overlays=(path,))
 
 
 def hashes(folder):
+    """Return path -> SHA-256 of all files below a folder."""
     return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def copy_project(folder):
-    """A copy of the project, without what git ignores."""
+    """Copy the project without the folders that git ignores, and return the copy."""
     ignored = shutil.ignore_patterns(".git", ".venv", "results", ".snakemake", "__pycache__", "*.egg-info")
     shutil.copytree(ROOT, folder, ignore=ignored)
     return folder
 
 
 def edited_project(folder, module):
-    """A copy of the project with one statement more in a module."""
+    """Copy the project, append one statement to a module of the copy, and return the copy."""
     copy_project(folder)
     with open(folder / module, "a") as file:
         file.write("\nEDITED = True\n")
@@ -256,6 +314,6 @@ def edited_project(folder, module):
 
 
 def without_time(table):
-    """A table without its columns of time, or without its rows of it."""
+    """Return a table without its columns of time. If it has a column `metric`, rows of time are removed, too."""
     rows = ~table["metric"].isin(TIMED) if "metric" in table else slice(None)
     return table.loc[rows, [column for column in table if not column.startswith(TIMED)]]

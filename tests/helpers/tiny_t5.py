@@ -10,6 +10,7 @@ DIM = 16
 
 
 def save_tokenizer(folder):
+    """Write the tokenizer.json of a few words into a folder, and return its number of tokens."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -4.0), *((f"▁{word}", -2.0) for word in WORDS)]
@@ -23,7 +24,13 @@ def save_tokenizer(folder):
 
 
 def save_t5(folder, dim=DIM, **options):
-    """A model with encoder and decoder, like the published one."""
+    """Write a model with encoder and decoder, like the published one, into a folder.
+
+    Args:
+        folder: the folder.
+        dim: channels of a hidden state.
+        options: options of `save_pretrained`.
+    """
     torch.manual_seed(0)
     config = transformers.T5Config(
         vocab_size=save_tokenizer(folder) + 4,  # the published embedding is longer than its tokenizer, too

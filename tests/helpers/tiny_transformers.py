@@ -1,4 +1,4 @@
-"""Tiny random models of transformers that draw images: 16 tokens or fewer, of a few codes."""
+"""Tiny random models of transformers that generate images of at most 16 tokens, with few codes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ FIRST_WORD = 70
 
 
 def tiny_janus() -> transformers.PreTrainedModel:
+    """Return a tiny Janus."""
     text = {**TEXT, "model_type": "llama", "num_key_value_heads": 2, "bos_token_id": 0, "pad_token_id": 2}
     vq = {**VQ, "image_token_embed_dim": 64, "projection_dim": 64, "latent_channels": 32}
     vision = {**VISION, "num_image_tokens": 16, "projection_dim": 64}
@@ -31,6 +32,7 @@ def tiny_janus() -> transformers.PreTrainedModel:
 
 
 def tiny_emu3() -> transformers.PreTrainedModel:
+    """Return a tiny Emu3."""
     words = EMU3 | {word: FIRST_WORD + place for place, word in enumerate(WORDS)}
     words |= {f"<|visual token {i:06d}|>": 40 + i for i in range(NUM_CODES)}
     vq = {"codebook_size": NUM_CODES, "embed_dim": 4, "latent_channels": 4, "base_channels": 32, "hidden_size": 32}
@@ -41,6 +43,7 @@ def tiny_emu3() -> transformers.PreTrainedModel:
 
 
 def tiny_chameleon() -> transformers.PreTrainedModel:
+    """Return a tiny Chameleon, the class that Anole uses."""
     words = {f"IMGIMG{''.join(LETTERS[int(digit)] for digit in str(i))}Z": 4 + i for i in range(NUM_CODES)}
     vq = {**VQ, "latent_channels": 8, "resolution": 8}
     config = transformers.ChameleonConfig(
@@ -50,6 +53,7 @@ def tiny_chameleon() -> transformers.PreTrainedModel:
 
 
 def tiny_glm_image(num_codes: int = NUM_CODES) -> transformers.PreTrainedModel:
+    """Return a tiny GLM-Image."""
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3], "partial_rotary_factor": 1.0}
     text = {**TEXT, "num_key_value_heads": 2, "vision_vocab_size": num_codes + 2, "pad_token_id": 50}
     text |= {"eos_token_id": num_codes + 1, "rope_parameters": rope}
@@ -66,7 +70,17 @@ GRIDS = {"grid": 4, "small_grid": 0}, {"grid": 3, "small_grid": 2}  # GLM-Image'
 
 
 def make_tiny(name: str, **options: int) -> tuple[transformers.PreTrainedModel, dict[str, int]]:
-    """A model in evaluation mode, far from uniform, and the sides of its grids."""
+    """Return a model in evaluation mode, and the sizes of its image.
+
+    Matrices are scaled up, so that distributions are far from uniform.
+
+    Args:
+        name: key of TINY.
+        options: options of the function in TINY.
+
+    Returns:
+        (model, {"grid": lines of the image, "small_grid": lines of the smaller image before it, 0 for none}).
+    """
     torch.manual_seed(0)
     model = TINY[name](**options).eval()
     with torch.no_grad():

@@ -1,4 +1,7 @@
-"""A real Slurm of one node on loopback, for tests: started and stopped here, with a folder and ports of its own."""
+"""A real Slurm of one node on this machine, for tests.
+
+Its folder and ports are separate from those of a Slurm that is installed. Tests start and stop it.
+"""
 
 import contextlib
 import os
@@ -16,11 +19,11 @@ from filelock import FileLock, Timeout
 
 CONF = Path("/etc/slurm/slurm.conf")
 GRES = CONF.with_name("gres.conf")
-# The first line of what is written to /etc/slurm, with the folder of the Slurm that it belongs to.
+# First line of the files that are written to /etc/slurm; the folder of their toy Slurm follows.
 MARK = "# Written by Lantern's tests/helpers/toy_slurm.py for "
 TOOLS = ["slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "munged"]
 CPUS = 4
-# Held as long as a toy Slurm runs. One whose lock is free was left behind by a test run that was killed.
+# Held while a toy Slurm runs. If files of a toy Slurm exist and the lock is free, its test run was killed.
 LOCK = FileLock(Path(tempfile.gettempdir()) / "lantern-toy-slurm.lock")
 
 SLURM_CONF = """\
@@ -63,7 +66,7 @@ PartitionName=gpu Nodes={host} Default=NO MaxTime=INFINITE State=UP
 """
 # The toy's only GPU is a file that exists on every machine.
 GRES_CONF = "{mark}{folder}\nNodeName={host} Name=gpu Type=toy File=/dev/null\n"
-# Runs before each task: writes down what the task sees; what it prints is set for the task.
+# Runs before each task and writes down its visible GPUs. Slurm sets the variables that it prints for the task.
 TASK_PROLOG = """\
 #!/bin/sh
 echo "$SLURM_JOB_ID ${{CUDA_VISIBLE_DEVICES-none}}" >> {folder}/visible_devices.txt
@@ -72,7 +75,10 @@ echo "export LANTERN_TOY_SLURM={folder}"
 
 
 def why_not():
-    """Why no toy Slurm can run here, as a sentence; None where it can."""
+    """Return the reason why no toy Slurm can run here, as a sentence, or None if it can.
+
+    Remains of a toy Slurm whose tests were killed are removed.
+    """
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         return f"Slurm is not installed ({missing[0]} is missing): as root, run tests/cluster/install_slurm.sh"
@@ -91,7 +97,10 @@ def why_not():
 
 
 def _pid(file):
-    """The running daemon of a pid file; None where there is none: another process may have taken over its number."""
+    """Return the process id in a pid file, if its daemon runs.
+
+    It is None if the file is missing, or if the id now belongs to another program.
+    """
     try:
         pid = int(file.read_text())
         return pid if file.stem in Path(f"/proc/{pid}/cmdline").read_text() else None
@@ -100,6 +109,7 @@ def _pid(file):
 
 
 def _environment(pid):
+    """Return the environment of a process, as b"NAME=value" strings. It is empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -107,6 +117,16 @@ def _environment(pid):
 
 
 def wait(is_done, seconds, what):
+    """Wait until a condition is true.
+
+    Args:
+        is_done: the condition, a function without arguments.
+        seconds: time limit.
+        what: the condition in words, for the message.
+
+    Raises:
+        TimeoutError: the time is over.
+    """
     deadline = time.monotonic() + seconds
     while not is_done():
         if time.monotonic() > deadline:
@@ -115,7 +135,9 @@ def wait(is_done, seconds, what):
 
 
 class ToySlurm:
-    """One node with one mock GPU in the partitions cpu and gpu. A context manager: up inside, gone after.
+    """One Slurm node with one mock GPU, in the partitions `cpu` and `gpu`.
+
+    It is a context manager: Slurm runs inside the context and is removed at its end.
 
     Attributes:
         folder: configuration, logs, pid files and state.
@@ -127,7 +149,7 @@ class ToySlurm:
     def __enter__(self):
         try:
             self._write()
-            key = self.folder / "munge.key"  # a munged of our own: one that the machine may have is not touched
+            key = self.folder / "munge.key"  # for a separate munged, so that the machine's munged is not touched
             key.write_bytes(secrets.token_bytes(1024))
             key.chmod(0o400)
             files = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munged.pid"}
@@ -146,6 +168,7 @@ class ToySlurm:
         self.stop()
 
     def _write(self):
+        """Write the configuration files."""
         memory = int(re.search(r"RealMemory=(\d+)", self.run("slurmd", "-C"))[1]) * 9 // 10
         host = socket.gethostname().partition(".")[0]
         values = {"mark": MARK, "folder": self.folder, "host": host, "memory": memory}
@@ -161,20 +184,24 @@ class ToySlurm:
         self.folder.chmod(0o755)
 
     def run(self, *command, check=True):
-        """Runs a command of Slurm; returns what it prints."""
+        """Run a command of Slurm, and return what it prints.
+
+        Raises:
+            RuntimeError: the command fails, unless `check` is False.
+        """
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=self.folder)
         if check and result.returncode:
             raise RuntimeError(f"{' '.join(command)} failed: {result.stderr or result.stdout}")
         return result.stdout
 
     def jobs(self):
-        """All jobs of this Slurm, oldest first, with scontrol's keys: JobId, JobState, Partition, TRES, ..."""
+        """Return all jobs, oldest first, as dicts with scontrol's keys: JobId, JobState, Partition, TRES and so on."""
         lines = self.run("scontrol", "show", "jobs", "--oneliner").splitlines()
         jobs = [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in lines if line.startswith("JobId=")]
         return sorted(jobs, key=lambda job: int(job["JobId"]))
 
     def visible_devices(self):
-        """Job id -> the values of CUDA_VISIBLE_DEVICES that its tasks saw ("none" where it was not set)."""
+        """Return job id -> the values of CUDA_VISIBLE_DEVICES that its tasks had. "none" means that it was not set."""
         seen = {}
         for line in (self.folder / "visible_devices.txt").read_text().splitlines():
             job, _, devices = line.partition(" ")
@@ -182,22 +209,22 @@ class ToySlurm:
         return seen
 
     def processes(self, job=None):
-        """Numbers of the processes of this Slurm's tasks, running now: of all jobs, or of one."""
+        """Return the ids of the running processes of a job, or of all jobs if `job` is None."""
         marks = {f"LANTERN_TOY_SLURM={self.folder}".encode()} | ({f"SLURM_JOB_ID={job}".encode()} if job else set())
         return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if marks <= set(_environment(pid))]
 
     def signal(self, job, number):
-        """Sends a signal to the processes of a job (of all, for None), behind Slurm's back."""
+        """Send a signal to the processes of a job without Slurm's knowledge. None sends it to all jobs."""
         for pid in self.processes(job):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def logs(self):
-        """What the daemons logged."""
+        """Return the text of the daemons' logs."""
         return "\n".join(f"== {file}\n{file.read_text()}" for file in sorted(self.folder.glob("*.log")))
 
     def stop(self):
-        """Ends all jobs and daemons of this Slurm, and takes its files out of /etc/slurm."""
+        """Stop all jobs and daemons of this Slurm, and remove its files from /etc/slurm."""
         if _pid(self.folder / "slurmctld.pid"):
             self.run("scancel", "--quiet", "--user", "root", check=False)
             with contextlib.suppress(TimeoutError):
@@ -211,6 +238,7 @@ class ToySlurm:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _end(self, file):
+        """Stop the daemon of a pid file: politely first, after 10 seconds by force."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             pid = _pid(file)
             if pid is None:

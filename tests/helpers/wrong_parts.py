@@ -1,4 +1,7 @@
-"""A user's own drafters and acceptances, some of which err; a test changes what the others return."""
+"""Custom drafters and acceptances, as a user may write them. Some are wrong on purpose.
+
+Classes with an attribute `change` pass their result through this function, so that a test can make them wrong.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from lantern.methods import PARAMETERS
 
 
 class Guesses(JacobiDrafter):
-    """Jacobi's, whose proposal a test changes."""
+    """Jacobi drafter whose proposal a test changes."""
 
     is_coupled = True
     has_twins = True
@@ -21,16 +24,22 @@ class Guesses(JacobiDrafter):
 
 
 class Sampled(Guesses):
+    """Drafter that claims to sample its drafts, and whose proposal a test changes."""
+
     is_sampled = True
 
 
 class Treeless(Drafter):
+    """Drafter that is wrong: it has no tree."""
+
     @classmethod
     def make(cls, models, spec, sampling):
         return cls()
 
 
 class Shallow(JacobiDrafter):
+    """Drafter that is wrong: its `max_depth` differs from its tree."""
+
     @classmethod
     def make(cls, models, spec, sampling):
         drafter = super().make(models, spec, sampling)
@@ -39,13 +48,15 @@ class Shallow(JacobiDrafter):
 
 
 class Broken(JacobiDrafter):
+    """Drafter that is wrong: making it raises a KeyError."""
+
     @classmethod
     def make(cls, models, spec, sampling):
         raise KeyError("weights")
 
 
 class Wide(Exact):
-    """s(x) of all codes in place of the drafts'."""
+    """Acceptance whose relaxed probability s(x) a test changes."""
 
     drafts = ("sampled",)
     change = staticmethod(lambda found: found)
@@ -55,6 +66,11 @@ class Wide(Exact):
 
 
 class Sets(RelaxedSets):
+    """Relaxed acceptance that admits similar codes up to a total probability of 0.3, whatever its parameters are.
+
+    A test changes its answer.
+    """
+
     parameters = {"k": PARAMETERS["k"], "delta": PARAMETERS["delta"]}  # noqa: RUF012
     change = staticmethod(lambda found: found)
 
@@ -63,6 +79,8 @@ class Sets(RelaxedSets):
 
 
 class Additive(AdditiveBound):
+    """Additive acceptance with a larger bound."""
+
     parameters = Sets.parameters
 
     def admits(self, mass, token_probs, spent):
@@ -70,6 +88,8 @@ class Additive(AdditiveBound):
 
 
 class Mixed(Acceptance):
+    """Acceptance that mixes the target and draft probabilities."""
+
     drafts = ("sampled",)
 
     def relaxed_prob(self, probs, draft_probs, tokens):
@@ -77,21 +97,25 @@ class Mixed(Acceptance):
 
 
 class AllAtOnce(Verifier):
-    """Exact, and nothing is said of single nodes."""
+    """Exact verifier that verifies whole proposals, but has no `verify_nodes`."""
 
     def verify_all(self, scores, proposal):
         return ByEquality().verify_all(scores, proposal)
 
 
 class NodeByNode(Verifier):
-    """Exact."""
+    """Exact verifier with `verify_nodes` only."""
 
     def verify_nodes(self, scores, children, draft_probs):
         return ByEquality().verify_nodes(scores, children, draft_probs)
 
 
 class OwnVerifier(Acceptance):
-    """Makes a verifier that a test chooses."""
+    """Acceptance that makes a verifier which a test chooses.
+
+    Attributes:
+        kind: class of the verifier.
+    """
 
     drafts = ("top",)
     kind = NodeByNode
@@ -101,11 +125,13 @@ class OwnVerifier(Acceptance):
 
 
 class MixedFromExact(Exact):
+    """Acceptance that inherits from `Exact`, but has the relaxed probability of `Mixed`, so it is not exact."""
+
     drafts = ("sampled",)
     relaxed_prob = Mixed.relaxed_prob
 
 
 class Plain(Exact):
-    """Exact, and a user's."""
+    """Exact custom acceptance."""
 
     drafts = ("sampled",)

@@ -1,4 +1,4 @@
-"""The command line: what it draws is tested on a trained tiny run (tests/workflow); here, what it says otherwise."""
+"""Tests of the command line: its messages. Images are tested on a trained tiny run (tests/workflow)."""
 
 import json
 from dataclasses import replace
@@ -66,7 +66,7 @@ PROMPT = "a large red circle on grass"
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A folder with small random models in models/embedded, and nothing run."""
+    """Return a folder with small random models in models/embedded, in which nothing has run."""
     weights = tmp_path / "models" / "embedded"
     torch.manual_seed(0)
     target = TargetModel(TargetConfig(32, 2, 2, 32, 4, num_text_tokens=16, caption_dim=256)).eval()

@@ -1,4 +1,4 @@
-"""Nothing from elsewhere runs, leaves its folder or fills the memory: calls, prompts, archives, images."""
+"""Tests of untrusted files: nothing runs, leaves its folder or fills the memory (calls, prompts, archives, images)."""
 
 import io
 import json
@@ -22,7 +22,7 @@ from lantern_pipeline.data.tables import read_table, write_table
 from lantern_pipeline.figures.image_grid import draw_pictures, wrap_prompt
 from lantern_pipeline.figures.style import save_figure
 
-# --- what the code may call and import ------------------------------------------------------------
+# --- calls and imports that code may have---------------------------------------------------------
 
 
 def test_no_archive_is_unpacked_and_no_model_hub_is_asked():

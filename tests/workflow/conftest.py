@@ -1,4 +1,4 @@
-"""A copy of the shared tiny run, for tests that change something in it."""
+"""Fixture of tests that change a finished run."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from helpers.tiny_run import copy_run
 
 @pytest.fixture
 def copy_of_finished(finished, tmp_path):
-    """A copy of the finished run, file dates and Snakemake's records included."""
+    """Return a copy of the finished run, including file dates and Snakemake's records."""
     return copy_run(finished, tmp_path / "run")

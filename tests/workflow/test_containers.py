@@ -1,4 +1,4 @@
-"""Jobs in a container start in the one image that the Snakefile names. A stand-in for Apptainer runs them here."""
+"""Tests that jobs in a container start in the image that the Snakefile names. A script replaces Apptainer."""
 
 import os
 import subprocess

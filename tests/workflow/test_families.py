@@ -1,4 +1,4 @@
-"""Overlays of further model families, from a mock hub to the tables, on tiny weights in the published layouts."""
+"""Tests of overlays of other model families, from a mock hub to the tables, on tiny weights in published layouts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ TINY: dict[str, Any] = {
 
 
 def in_two_files(state: dict[str, torch.Tensor], is_second, ending: str, pack) -> dict[str, bytes]:
-    """Weights in two files, with the index that names them, as the hub has large models."""
+    """Write weights in two files with an index, as the hub stores large models."""
     stem = "model" if ending == "safetensors" else "pytorch_model"
     shards = {name: f"{stem}-0000{1 + is_second(name)}-of-00002.{ending}" for name in state}
     files = {
@@ -74,7 +74,7 @@ def vocabulary(folder: Path, specials: dict[str, int], words: list[str] = WORDS,
 
 
 def janus(folder: Path) -> Files:
-    """One repository, as the 7B has it: weights in two files, settings and tokenizer."""
+    """Write one repository, as for the 7B: weights in two files, settings and tokenizer."""
     state = {**draw_janus(), **tiny_vq16(is_janus=True), "model.vision_model.post_layernorm.weight": torch.ones(32)}
     state = {name: value.bfloat16() for name, value in state.items()}
     files = in_two_files(state, lambda name: "vqmodel" in name, "safetensors", save)
@@ -83,7 +83,7 @@ def janus(folder: Path) -> Files:
 
 
 def anole(folder: Path) -> Files:
-    """Weights in Hugging Face's layout, Chameleon's tokenizers, and the LANTERN authors' drafter."""
+    """Write weights in the layout of transformers, Chameleon's tokenizers, and the LANTERN authors' drafter."""
     state = {name: value.bfloat16() for name, value in draw_anole().items()}
     tokenizer = tiny_vq16(is_chameleon=True) | {"loss.scale": torch.ones(1)}
     return {
@@ -101,7 +101,7 @@ def anole(folder: Path) -> Files:
 
 
 def lumina_mgpt(folder: Path) -> Files:
-    """Anole's weights with one row of norms for all heads, each model in one file."""
+    """Write Anole's weights with one norm for all heads, each model in one file."""
     files = anole(folder)
     for name, state in (("tiny", draw_anole()), ("drafts", anole_drafter())):
         config = files[name]["config.json"]
@@ -110,7 +110,7 @@ def lumina_mgpt(folder: Path) -> Files:
 
 
 def emu3(folder: Path) -> Files:
-    """Fewer heads of keys and values, and transformers' image tokenizer, in one repository."""
+    """Write a model with few key/value heads, and the image tokenizer of transformers, in one repository."""
     settings = settings_of("emu3", rms_norm_eps=1e-4, rope_theta=5e5)
     return {
         "tiny": {
@@ -122,7 +122,7 @@ def emu3(folder: Path) -> Files:
 
 
 def glm_image(folder: Path) -> Files:
-    """What draws lies in a folder of a pipeline, its prompts' tokenizer in another."""
+    """Write the autoregressive model in a folder of a pipeline, and the tokenizer of prompts in another."""
     model, _ = make_tiny("glm_image", num_codes=64)
     model.save_pretrained(folder / "model")
     inner = {f"vision_language_encoder/{file.name}": file.read_bytes() for file in (folder / "model").iterdir()}
@@ -141,7 +141,7 @@ ALONE = {name: {"checkpoint": "tiny"} for name in ("text", "tokenizer")}  # all 
 DRAFTED = {"data": {"captions": None}, "target": {"size": None}, "drafter": {"checkpoint": "drafts"}}
 LANTERN = {"preset": "lantern", "residual": "official", "k": 20, "delta": 0.1}
 LANTERN_PP = {"preset": "lantern_pp", "residual": "official", "k": 10, "lambda_": 5}
-# Of each family: its files, its overlay, and what the target's file says afterwards. Anole and Lumina-mGPT have a
+# For each family: its files, its overlay, and the metadata of the converted target. Anole and Lumina-mGPT have a
 # drafter of their own, Janus trains one, Emu3 has none.
 FAMILIES = {
     "janus_pro": (
@@ -200,7 +200,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_goes_from_its_files_to_the_tables(family, tmp_path):
-    """Target, image tokenizer, prompts, drafter, if any, every method and every metric that needs no weights."""
+    """Runs target, image tokenizer, prompts, drafter if any, every method, and all metrics without weights."""
     write_files, changes, expected = FAMILIES[family]
     hub, repositories = HubServer(), write_files(tmp_path)
     overlay = json.loads(json.dumps(TINY))  # a copy

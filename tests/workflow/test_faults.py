@@ -1,4 +1,4 @@
-"""Faults, each injected for real into a copy of a finished run; each ends in the table of the undisturbed run."""
+"""Tests of faults that are injected into a copy of a finished run. Each ends with the undisturbed table."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ from lantern.records import load_records
 
 @pytest.fixture
 def unmeasured(copy_of_finished):
-    """A run that has all its images; what follows from those of the second repeat is still to be made."""
+    """Return a run that has all its images, but no measurements of the second repeat."""
     for file in [*copy_of_finished.result("quality").glob("seen.T1.s0n1.*"), *SUMMARIES]:
         (copy_of_finished.folder / file).unlink()
     return copy_of_finished
@@ -27,7 +27,7 @@ def unmeasured(copy_of_finished):
 
 @pytest.fixture
 def run(unmeasured):
-    """A run that lacks one shard too."""
+    """Return a run that also lacks one shard."""
     unmeasured.result(SHARD).unlink()
     return unmeasured
 
@@ -66,7 +66,7 @@ def test_a_killed_job_and_a_killed_run_go_on_behind_their_finished_images(run, f
 
 
 def is_refused_beside(run):
-    """A second run beside one that goes on does no harm: a dry one plans, any other ends."""
+    """Return whether a second run is harmless while another is active: a dry run plans, any other stops."""
     code, output = run.run(TABLE)
     assert code != 0 and "Directory cannot be locked" in output, output
     code, output = run.run("--dry-run", TABLE)
@@ -76,7 +76,7 @@ def is_refused_beside(run):
 def test_a_job_that_a_killed_run_left_behind_is_waited_for_and_a_changed_key_re_runs_its_own(run, finished, tmp_path):
     with held_run(run, tmp_path / "first", TABLE) as first:
         left_behind = first.job()
-        first.process.kill()  # Snakemake alone
+        first.process.kill()  # only Snakemake
         first.wait()
         changed = with_overlay(run, tmp_path, ablations={"num_prompts": 4})
         code, output = changed.run("--unlock")
@@ -97,7 +97,7 @@ def test_a_job_that_a_killed_run_left_behind_is_waited_for_and_a_changed_key_re_
 
 def test_resume_makes_files_without_a_record_again_for_which_no_change_would_be_noticed(copy_of_finished):
     run, table = copy_of_finished, "results/tiny/latency/s0n1.csv"
-    code, output = run.run("--cleanup-metadata", table)  # what a job leaves that Slurm ended after a kill -9
+    code, output = run.run("--cleanup-metadata", table)  # files of a job that Slurm ended after a kill -9
     assert code == 0, output
     code, output = run.make("resume", "--dry-run", "--quiet", "rules", "--workflow-profile", "profiles/slurm")
     jobs = jobs_of(output)
@@ -155,7 +155,7 @@ def test_weights_that_are_no_numbers_and_logits_that_are_none_stop_the_run(run, 
 # --- no room ---------------------------------------------------------------------------------------
 
 
-# A disk of 16 KiB, full, where the missing shard goes. Mounts of a namespace end with it, so that none is left behind.
+# A full disk of 16 KiB in the folder of the missing shard. The mount ends with its namespace.
 ON_A_FULL_DISK = """
 folder=$1; shift
 mount -t tmpfs -o size=16k lantern-test "$folder" || exit 99
@@ -168,7 +168,7 @@ exit $code
 
 
 def on_a_full_disk(folder, command):
-    """Runs a command; returns (exit code, what it printed and then what is in the folder)."""
+    """Run a command on a full disk; return (exit code, what it printed and what is in the folder)."""
     script = ["unshare", "--mount", "sh", "-c", ON_A_FULL_DISK, "sh", str(folder), *command]
     result = subprocess.run(script, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
     return result.returncode, result.stdout
@@ -217,7 +217,7 @@ def test_two_and_four_shards_give_the_tables_of_one(copy_of_finished, tmp_path):
     run = with_overlay(copy_of_finished, tmp_path, methods=methods)
     names = ["results/tiny/quality/seen.T1.s0n0.csv", "results/tiny/quality/seen.T1.s0n0.images.csv"]
     tables = {}
-    for number in (1, 2, 4):  # of four prompts, drawn in one shard already
+    for number in (1, 2, 4):  # of four prompts, which one shard has already generated
         code, output = run.run(names[0], "--set-scatter", f"shards={number}")
         assert code == 0, output + run.logs()
         assert jobs_of(output).get("generate_images", 0) == (2 * number if number > 1 else 0)

@@ -1,4 +1,4 @@
-"""The Snakefile as a module of a workflow in another folder, on the defaults below a config of its own."""
+"""Tests of the Snakefile as a module of a workflow in another folder, with a config on top of the defaults."""
 
 import os
 import subprocess

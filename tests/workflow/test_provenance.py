@@ -1,4 +1,4 @@
-"""A finished run's provenance, its figures drawn from a copy, and its results, verified."""
+"""Tests of the provenance of a finished run, figures drawn from a copy, and verification of results."""
 
 import getpass
 import hashlib
@@ -72,7 +72,7 @@ def test_a_changed_table_makes_the_provenance_anew_and_nothing_else(copy_of_fini
 
 
 def elsewhere(finished, folder):
-    """Another machine's folder, to which only results/ was copied, with dates in any order."""
+    """Make the folder of another machine, to which only results/ was copied, with dates in any order."""
     shutil.copytree(finished.folder / "results", folder / "results")
     shuffled = random.Random(0)
     for path in sorted((folder / "results").rglob("*")):
@@ -111,14 +111,14 @@ def test_figures_are_redrawn_where_an_ablation_is_off(finished, tmp_path):
 
 
 def test_the_figures_of_published_models_are_listed_without_those_that_are_off(tmp_path):
-    """`--forcerun` refuses a rule that the config lacks."""
+    """`--forcerun` refuses a rule that does not exist."""
     configs = [str(ROOT / "experiments" / f"{name}.yaml") for name in ("llamagen_stage1", "llamagen_quick")]
     code, output = Workflow(tmp_path).make("figures", ARGS=shlex.join(["--dry-run", "--configfile", *configs]))
     assert code != 0 and "MissingInputException" in output and "draw_neighbours" not in output, output
 
 
 def verify(*arguments):
-    """Exit code and output of `lantern verify`."""
+    """Return exit code and output of `lantern verify`."""
     result = CliRunner().invoke(app, ["verify", *map(str, arguments)])
     return result.exit_code, result.output
 
@@ -151,7 +151,7 @@ def test_a_table_edited_by_hand_is_named_and_once_deleted_made_again(copy_of_fin
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """A folder into which the project's wheel was installed, alone."""
+    """Return a folder into which only the project's wheel was installed."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     ignored = shutil.ignore_patterns(".*", "results", "tests", "*.egg-info", "build", "__pycache__")

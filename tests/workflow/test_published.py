@@ -1,4 +1,4 @@
-"""llamagen_quick from a mock hub to the report, and drafter training: tiny models in the published layouts."""
+"""Tests of llamagen_quick from a mock hub to the report, and of drafter training, on tiny models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REFERENCE = ROOT / "tests" / "data" / "reference"
 CAPTIONS = [f"a {colour} {animal} on the grass" for colour in ("red", "blue") for animal in ("cat", "dog", "bird")]
 CAPTIONS += ["the blue dog", "a dog on a cat", "a red dog", "a bird"]
 METHODS = {"autoregressive", "eagle1", "eagle2", "coupled", "lantern", "lantern_pp", "proximity"}
-# Columns of metrics whose weights the overlay does not name.
+# Columns of metrics for which the overlay names no weights.
 OFF = ["fid", "kid", "frechet_distance", "kernel_distance", "precision", "recall", "prompt_accuracy"]
 OFF += ["target_cross_entropy"]
 # 16 tokens of 64 codes, few neighbours.
@@ -42,7 +42,7 @@ TINY = {
 
 
 def merged(**sections):
-    """TINY with more keys in its sections."""
+    """Return TINY with more keys in its sections."""
     old = {name: TINY[name] for name in TINY.keys() & sections.keys()}
     return {**TINY, **sections, **{name: {**section, **sections[name]} for name, section in old.items()}}
 
@@ -64,7 +64,7 @@ def repositories(t5) -> dict[str, dict[str, bytes]]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A finished run of llamagen_quick on tiny files, with what it printed, and the environment of the hub."""
+    """Return a finished run of llamagen_quick on tiny files, its output, and the environment of the hub."""
     folder, hub = tmp_path_factory.mktemp("published"), HubServer()
     (folder / "clip.json").write_text(json.dumps(TINY_CLIP))
     methods = load_yaml(ROOT / "experiments" / "llamagen_quick.yaml")["methods"]
@@ -110,7 +110,7 @@ def test_the_run_converts_its_models_and_says_what_it_measured(finished):
     quality = pd.read_csv(finished.result("quality") / "coco.T1.s0n0.csv")
     assert quality["clip_weights_sha256"].str.fullmatch("[0-9a-f]{64}").all()
     assert quality["prompts_sha256"].nunique() == 1
-    # Published numbers of this model stand beside the measured ones.
+    # Published numbers of this model are next to the measured ones.
     table = pd.read_csv(finished.result("published.csv"), dtype={"arxiv": str})
     same = table[table["is_same_model"]]
     assert set(same["model"]) == {"LlamaGen-XL stage I"} and same["speedup"].notna().any()
@@ -124,7 +124,7 @@ def test_the_run_converts_its_models_and_says_what_it_measured(finished):
 
 
 def test_a_drafter_is_trained_on_images_that_the_target_draws_from_captions(finished):
-    """The two overlays of drafter training over the same run: captions, features, samples, training, on tiny files."""
+    """Both overlays of drafter training on the same run: captions, features, samples, training."""
     tiny = finished.folder / "drafter.yaml"
     captions = {"file": "captions", "member": None, "num": 10}
     drafter = {"checkpoint": None, "num_epochs": 3, "batch_size": 2, "num_eval": 1, "eval_every": 5, "passes": 2}
@@ -164,7 +164,7 @@ def test_a_second_run_and_the_report_need_no_network(finished):
 
 
 def test_a_target_for_classes_draws_and_teaches_a_drafter(tmp_path):
-    """From its file to the drafter's report and the records of a method that drafts with it."""
+    """From the published file to the drafter's report and the records of a method that uses it."""
     torch.save({"model": draw_c2i(ffn_hidden=256)}, tmp_path / "c2i.pt")
     torch.save({"model": tiny_vq16()}, tmp_path / "vq.pt")
     (tmp_path / "classes.txt").write_text("\n".join(map(str, range(10))))

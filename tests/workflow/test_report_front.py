@@ -1,4 +1,4 @@
-"""The report's first text as Snakemake renders it: links to what there is, no error of docutils."""
+"""Tests of the first text of the report as Snakemake renders it: links to existing files, no docutils error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILES = ("race.html", "results.html", "generality.html", "provenance.html")
 
 @pytest.fixture
 def render():
-    """Renders workflow.rst as `snakemake --report` does, for files and categories by name."""
+    """Render workflow.rst as `snakemake --report` does, for files and categories by name."""
     text = (ROOT / "workflow" / "report" / "workflow.rst").read_text(encoding="utf-8")
 
     def render(files=FILES, categories=("Figures",), target=None):

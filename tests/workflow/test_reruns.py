@@ -1,4 +1,4 @@
-"""What runs again when: dry runs of a finished run after one change each, as docs/architecture.md has it in a table."""
+"""Tests of what runs again after one change, by dry runs; docs/architecture.md has the table."""
 
 import subprocess
 
@@ -18,7 +18,7 @@ FIGURES = (
     "tradeoff",
 )
 
-# A change, and the rules that run again first; what follows from them is not listed.
+# Change -> the rules that run again first. Rules that depend on them are not listed.
 SETTINGS = {
     "device": ({"device": "auto"}, set()),
     "batch sizes": ({"generation": {"batch_size": 3, "stepping": "eager"}, "metrics": {"batch_size": 3}}, set()),

@@ -1,4 +1,4 @@
-"""The published graph of rules shows rules that are there."""
+"""Tests that the published graph of rules shows existing rules."""
 
 import re
 import sys

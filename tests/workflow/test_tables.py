@@ -1,4 +1,4 @@
-"""The tables of a finished tiny run: two repeats, total variation, pairs, ablations, parts of a step, the study."""
+"""Tests of the tables of a finished tiny run: repeats, total variation, pairs, ablations, parts of a step, study."""
 
 import json
 import re
@@ -21,7 +21,7 @@ def test_repeats_draw_other_images_and_are_pooled(finished):
     for method_id in METHODS:
         nll = summary.loc[method_id, "nll"]
         assert nll["pooled"] == pytest.approx((nll["s0n0"] + nll["s0n1"]) / 2, rel=1e-5)
-    # one training seed, and what ablations over training steps need
+    # one training seed, and draft models of ablations over training steps
     for name, expected in {"target": {"s0"}, "drafter": {"s0", "s0-3steps"}}.items():
         assert {path.name for path in finished.result(name).iterdir()} == expected
 

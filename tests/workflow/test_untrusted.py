@@ -1,4 +1,4 @@
-"""A run without any network on hostile prompts, ids and file names: all of it goes through, as text."""
+"""Tests of a run without network on hostile prompts, ids and file names: all of them are treated as text."""
 
 import ctypes
 import json
@@ -37,7 +37,7 @@ ABLATIONS = ["neighbours", "jacobi_relaxed", "drafter_steps"]  # of the tiny con
 
 
 def no_network():
-    """Moves the process, and all that it starts, to where there is no network, not even a loopback that is up."""
+    """Move the process and its children to where there is no network, not even a working loopback."""
     if ctypes.CDLL(None, use_errno=True).unshare(0x40000000):  # CLONE_NEWNET
         raise OSError(ctypes.get_errno(), "unshare")
 
@@ -54,7 +54,7 @@ def can_cut_network():
 
 
 def without_network(workflow, *arguments):
-    """Runs Snakemake without a network, where that can be cut."""
+    """Run Snakemake without a network, if the network can be cut."""
     code, output = workflow.run(*arguments, before=no_network if can_cut_network() else None)
     assert code == 0, output + workflow.logs()
     return planned(output)
@@ -62,7 +62,7 @@ def without_network(workflow, *arguments):
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    """A finished run on a folder of images and on prompts that are hostile, with report and study page."""
+    """Return a finished run on hostile images and prompts, with report and study page."""
     folder = tmp_path_factory.mktemp("hostile")
     inputs = folder / "in put $(touch hacked);`touch hacked`"
     inputs.mkdir()

@@ -1,4 +1,4 @@
-"""Variants of a run's experiment: the workflow once more for each, as a module."""
+"""Tests of variants: the workflow runs once more for each, as a module."""
 
 from helpers.tiny_run import with_overlay
 from lantern.checkpoints.native import read_metadata
@@ -15,7 +15,7 @@ OTHER = {
 
 
 def test_a_variant_is_trained_and_measured_beside_the_run(copy_of_finished, tmp_path):
-    """With every option of the transformer that the run itself has not, from words' numbers."""
+    """The variant has every option of the transformer that the run does not have, and prompts of word ids."""
     alone = {"noise_seeds": [0]}
     workflow = with_overlay(copy_of_finished, tmp_path, methods=METHODS, repeats=alone, variants={"other": OTHER})
     code, output = workflow.run("results/tiny/generality.html", "results/tiny/figures/fig_r_generality.png")
@@ -52,4 +52,4 @@ def test_variants_that_are_null_leave_the_runs_own_report_whole(finished, tmp_pa
     report = tmp_path / "report.html"
     code, output = workflow.run("--report", str(report))
     assert code == 0, output
-    assert "What came out" in report.read_text()
+    assert "Main results" in report.read_text()

@@ -1,4 +1,4 @@
-"""Weights of another run in place of training: what runs, what is said of them, what is refused."""
+"""Tests of weights of another run instead of training: what runs, what is reported, what is refused."""
 
 import json
 
@@ -15,7 +15,7 @@ REPORTS = [f"results/tiny/{model}/report.json" for model in MODELS]
 
 @pytest.fixture
 def borrower(finished, tmp_path):
-    """A run in a folder of its own, on the weights of the finished one."""
+    """Return a run in its own folder on the weights of the finished one."""
     weights = {
         model.partition("/")[0]: {"checkpoint": str(finished.result(model) / "model.safetensors")} for model in MODELS
     }
@@ -60,7 +60,7 @@ def test_weights_of_another_config_are_refused_in_a_sentence(borrower, tmp_path,
 
 
 def plan(folder, *overlays, **sections):
-    """Rules of a run of the default config in a folder of its own, with the number of their jobs."""
+    """Return rule -> number of jobs of a run of the default config in an empty folder."""
     (folder / "models").symlink_to(ROOT / "models")
     overlays = tuple(ROOT / "experiments" / f"{name}.yaml" for name in overlays)
     workflow = Workflow(folder, overlays, config=())

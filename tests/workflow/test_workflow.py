@@ -1,4 +1,4 @@
-"""The real Snakefile on a tiny world: what it plans, a whole run, what re-runs after it, bad input."""
+"""Tests of the real Snakefile on a tiny config: plan, whole run, re-runs, bad input."""
 
 import os
 import re
@@ -38,7 +38,7 @@ COLUMNS = [
     ids=lambda names: names[-1] if names else "default",
 )
 def test_a_dry_run_shows_the_jobs_that_the_config_asks_for(overlays, tmp_path):
-    """With the embedded weights, without them, and with published ones, of which no file is there yet."""
+    """With the weights in models/embedded, without them, and with published ones, whose files are all missing."""
     (tmp_path / "models").symlink_to(ROOT / "models")
     code, output = Workflow(tmp_path, overlays_of(*overlays), config=()).run("--dry-run", "--quiet", "rules")
     assert code == 0, output
@@ -137,9 +137,9 @@ def test_the_report_stands_alone_and_holds_numbers_and_figures(copy_of_finished)
     assert "safe center" in page  # the stylesheet that keeps the beginning of a page in reach
     assert str(ROOT) not in report.read_text() and str(finished.folder) not in report.read_text()
     assert "(b) Speed and quality" in page and "fig_b_tradeoff.png" in page and "summary.csv" in page
-    assert "What made these results" in page and "provenance.json" in page
-    assert "what came out" in page and "results.html" in page
-    assert "race.html" in page and "Watch the methods draw" in page
+    assert "Provenance" in page and "provenance.json" in page
+    assert "main results" in page and "results.html" in page
+    assert "race.html" in page and "Watch the methods generate images" in page
     for wrong in ("Unknown interpreted text role", "system-message", "problematic", "TBD"):
         assert wrong not in page, wrong
 
@@ -176,7 +176,7 @@ def test_two_experiments_in_one_folder_plan_nothing_of_each_other_again(copy_of_
     assert code == 0 and (results / "other" / "prompts" / "seen.jsonl").exists(), output
     code, output = copy_of_finished.run("--dry-run")
     assert code == 0 and "Nothing to be done" in output, output
-    assert {path.name for path in results.iterdir()} == {"tiny", "other"}  # none writes beside its folder
+    assert {path.name for path in results.iterdir()} == {"tiny", "other"}  # none writes outside its folder
 
 
 def test_a_moved_clone_plans_nothing_again(finished, tmp_path):
@@ -199,7 +199,7 @@ def test_a_prompt_is_no_command(tmp_path, prompt):
 
 
 def test_make_understands_what_snakemake_does(copy_of_finished, tmp_path):
-    """A name on the command line, an overlay in JSON: the report goes where the results are."""
+    """A name on the command line and an overlay in JSON: the report is written where the results are."""
     (tmp_path / "own.json").write_text('{"experiment": "own"}')
     other = replace(copy_of_finished, overlays=(tmp_path / "own.json",))
     for workflow, arguments, folder in ((other, [], "own"), (other, ["--config", "experiment=foo"], "foo")):
@@ -229,7 +229,7 @@ def test_the_command_line_draws_one_prompt_with_the_methods_of_a_run(finished, t
     assert result.exit_code == 1 and "unknown word 'hippopotamus'" in result.output
 
 
-# --- what re-runs ----------------------------------------------------------------------------------
+# --- re-runs ---------------------------------------------------------------------------------------
 
 
 DECODING = {"generate_images", "measure_latency", "measure_total_variation", "run_ablation"}
@@ -244,7 +244,7 @@ DECODING = {"generate_images", "measure_latency", "measure_total_variation", "ru
     ],
 )
 def test_scripts_that_use_a_module_and_such_that_do_not(module, used, unused):
-    """The code of which a rule re-runs; no training uses a module of decoding."""
+    """Rules re-run if their code changes. No training uses a module of decoding."""
     scripts = {path.stem: path for path in (ROOT / "workflow" / "scripts").glob("*.py")}
     users = {name for name, path in scripts.items() if any(str(m).endswith(module) for m in imported_modules(path))}
     assert used <= users and not users & (unused | {"train_clip", "train_drafter"})
@@ -311,7 +311,7 @@ def test_interrupted_training_goes_on_from_its_checkpoint(tmp_path):
     ids=["misspelt", "twice"],
 )
 def test_a_bad_config_stops_at_once_with_one_sentence(tmp_path, text, words):
-    """Bad values of all keys: tests/pipeline/config."""
+    """tests/pipeline/config tests bad values of all keys."""
     workflow = with_overlay(Workflow(tmp_path), tmp_path)
     workflow.overlays[0].write_text(text)
     code, output = workflow.run()

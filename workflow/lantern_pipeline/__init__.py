@@ -1,1 +1,1 @@
-"""The code of the workflow's rules: data, training, metrics, analysis, figures. Never imports Snakemake."""
+"""The code that the workflow's rules run: data, training, metrics, analysis, figures. It never imports Snakemake."""

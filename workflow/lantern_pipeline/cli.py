@@ -1,4 +1,4 @@
-"""The command `lantern`."""
+"""The command `lantern` with its subcommands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ except ModuleNotFoundError:
     sys.exit("lantern: the command needs more than the core; install it from a clone: pip install '.[pipeline]'")
 
 RESULTS = Path("results")
-RATES = Path("docs/results.csv")  # published tokens per forward
+RATES = Path("docs/results.csv")  # has the tokens per forward pass that this project measured
 app = typer.Typer(
     help="Lossless and relaxed speculative decoding for visual autoregressive models.", no_args_is_help=True
 )
@@ -29,19 +29,21 @@ def main() -> None:
 @app.command()
 def sample(
     prompt: Annotated[
-        str, typer.Argument(help="What to draw, e.g. 'a small white ring above a large blue triangle on grass'.")
+        str, typer.Argument(help="Text of the image, e.g. 'a small white ring above a large blue triangle on grass'.")
     ] = "",
     output: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("sample.png"),
     method: Annotated[
-        list[str] | None, typer.Option(help="A preset with its parts, e.g. 'lantern k=20 delta=0.1'; may be repeated.")
+        list[str] | None,
+        typer.Option(help="A preset and its parameters, e.g. 'lantern k=20 delta=0.1'; may be repeated."),
     ] = None,
-    experiment: Annotated[str | None, typer.Option(help="Which one, where several are finished.")] = None,
+    experiment: Annotated[str | None, typer.Option(help="Name of the experiment, if several are finished.")] = None,
     results: Annotated[Path, typer.Option(help="Folder of results.")] = RESULTS,
 ) -> None:
     """Generate images of one prompt with a few methods, and compare them.
 
-    The models are those of a finished experiment, or the embedded model if nothing has run yet. Prints target forwards,
-    seconds, and which images equal that of autoregressive decoding.
+    The models are those of a finished experiment, or the model that Lantern contains if there is no finished
+    experiment. The command prints the target's forward passes, the seconds, and which images equal the image of
+    autoregressive decoding.
     """
     import lantern
     from lantern.loading import EMBEDDED, find_shipped
@@ -63,7 +65,7 @@ def sample(
 
 @app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def pack() -> None:
-    """Name what replaced this command."""
+    """State which commands replace this one."""
     with _one_sentence():
         raise ValueError("pack is gone: `zip -r FILE results/NAME` makes what `lantern verify FILE` checks")
 
@@ -71,14 +73,16 @@ def pack() -> None:
 @app.command()
 def verify(
     results: Annotated[Path, typer.Argument(help="results/<experiment> of a finished run, or a zip file of it.")],
-    images: Annotated[int, typer.Option(help="Images to draw again; 0 compares the checksums only.", min=0)] = 4,
-    seed: Annotated[int, typer.Option(help="Of the choice of these images.")] = 0,
+    images: Annotated[
+        int, typer.Option(help="Number of images to generate again; 0 compares the checksums only.", min=0)
+    ] = 4,
+    seed: Annotated[int, typer.Option(help="Random seed of the choice of these images.")] = 0,
     models: Annotated[
         Path | None, typer.Option(help="results/<experiment> with converted models that the results lack.")
     ] = None,
-    device: Annotated[str, typer.Option(help="Where to draw: auto, cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device that generates them: auto, cpu or cuda.")] = "cpu",
 ) -> None:
-    """Compare results with the checksums in their provenance.json, then draw a sample of their images again."""
+    """Compare results with the checksums in their provenance.json, then generate a sample of their images again."""
     from tempfile import TemporaryDirectory
 
     from lantern_pipeline.archive.provenance import FILE_NAME, compare_code
@@ -122,10 +126,11 @@ def predict(
         list[str] | None, typer.Option(help="A preset; repeat it for several. jacobi and eagle1 by default.")
     ] = None,
     tokens_per_forward: Annotated[
-        float | None, typer.Option(help="Of these methods; by default those of the embedded data set.")
+        float | None,
+        typer.Option(help="Tokens per forward pass of these methods; measured on the shapes dataset by default."),
     ] = None,
 ) -> None:
-    """Predicts seconds of an image and speed-up on a GPU by estimates (docs/gpu.md); runs nothing."""
+    """Predict seconds per image and speed-up on a GPU from estimates (docs/gpu.md). Nothing is measured."""
     from lantern.loading import find_shipped
     from lantern_pipeline.tables.predict import published_tokens, table_of
 
@@ -141,7 +146,10 @@ def predict(
 
 @contextmanager
 def _one_sentence() -> Iterator[None]:
-    """Turn an error that the user can mend into one sentence and exit code 1."""
+    """Print an expected error as one sentence, without a traceback, and exit with code 1.
+
+    Expected are ValueError, OSError and FloatingPointError, which the user can correct.
+    """
     try:
         yield
     except (ValueError, OSError, FloatingPointError) as error:
@@ -151,12 +159,20 @@ def _one_sentence() -> Iterator[None]:
 
 
 def _printable(text: str) -> str:
-    """Return a text without the control characters that a terminal would obey."""
+    """Replace control characters of a text, so that a terminal does not execute them."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def _finished_experiment(results: Path, experiment: str | None) -> Path:
-    """Folder of the experiment asked for, or of the only one."""
+    """Return the folder of a finished experiment.
+
+    Args:
+        results: folder of all results.
+        experiment: name of the experiment; None if there is only one.
+
+    Raises:
+        ValueError: the experiment is not finished or does not exist, or there are several and `experiment` is None.
+    """
     from lantern_pipeline.archive.provenance import FILE_NAME
 
     found = sorted(path.parent.name for path in results.glob(f"*/{FILE_NAME}"))

@@ -1,4 +1,7 @@
-"""`lantern sample`: one prompt by a few methods, images from the same noise side by side."""
+"""Implementation of the command `lantern sample`.
+
+The command generates images of one prompt by a few methods, with the same noise.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +32,15 @@ CELL_HEIGHT = 1.75  # inches, titles included
 
 @dataclass(frozen=True)
 class Sample:
-    """The image of a prompt by one method.
+    """The image that one method generates for the prompt.
 
     Attributes:
         label: name of the method.
         pixels: uint8 (S, S, 3).
-        is_equal: whether the codes equal those of autoregressive decoding, the first sample.
-        target_forwards: forward passes of the target.
-        num_tokens: tokens of the image.
-        seconds: time of a second decoding, after a warm-up.
+        is_equal: whether all codes equal the codes of autoregressive decoding.
+        target_forwards: number of forward passes of the target.
+        num_tokens: number of tokens of the image.
+        seconds: time of decoding the image, after a warm-up.
     """
 
     label: str
@@ -49,21 +52,25 @@ class Sample:
 
 
 def sample_prompt(model: Model, prompt: str, methods: Sequence[str] = ()) -> list[Sample]:
-    """Generate an image of a prompt by autoregressive decoding and by each method.
+    """Generate an image of a prompt by autoregressive decoding and by each of some methods.
 
     Args:
         model: the loaded models.
         prompt: the prompt.
-        methods: presets with their parameters, such as "lantern k=20 delta=0.1"; a few presets if empty.
+        methods: presets with their parameters, such as "lantern k=20 delta=0.1". If empty, a few presets are used.
+
+    Returns:
+        One sample per method, autoregressive decoding first.
 
     Raises:
-        ValueError: the prompt is empty or holds an unknown word, or a method is wrong.
+        ValueError: the prompt is empty or contains an unknown word, or a preset or a parameter is unknown or out of
+            range.
     """
-    vocabulary = getattr(model.encoder, "vocabulary", None)  # of the embedded data set
+    vocabulary = getattr(model.encoder, "vocabulary", None)  # models of the shapes dataset have one
     if not prompt.strip():
         known = f"; it knows the words {', '.join(vocabulary)}" if vocabulary else ""
         raise ValueError(f"give a prompt, for example {EXAMPLE!r}{known}")
-    model.encoder.encode([prompt])  # an unknown word stops here
+    model.encoder.encode([prompt])  # raises an error if a word is unknown
     if vocabulary and scene_of(prompt) is None:
         log.warning("%r is no caption that the target has learnt, such as %r: it may draw anything", prompt, EXAMPLE)
     samples, baseline = [], None
@@ -71,7 +78,7 @@ def sample_prompt(model: Model, prompt: str, methods: Sequence[str] = ()) -> lis
     for method in dict.fromkeys([BASELINE, *(methods or few)]):
         name, *words = method.split()
         parts = {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words)}
-        for _ in range(2):  # the first warms up
+        for _ in range(2):  # the first pass is a warm-up
             drawn = model.generate(prompt, name, **parts)
         baseline = drawn.codes if baseline is None else baseline
         label, is_equal = label_method(drawn.records.metadata["method"]), torch.equal(drawn.codes, baseline)
@@ -81,7 +88,7 @@ def sample_prompt(model: Model, prompt: str, methods: Sequence[str] = ()) -> lis
 
 
 def draw_samples(prompt: str, samples: list[Sample]) -> Figure:
-    """Draws the images in rows of six, the prompt as the title, target forwards and seconds under each."""
+    """Draw the images in rows of six, with the prompt as title, and forward passes and seconds below each image."""
     rows, columns = -(-len(samples) // COLUMNS), min(len(samples), COLUMNS)
     with paper_style():
         figure = new_figure(PAGE_WIDTH, CELL_HEIGHT * rows + 0.3)
@@ -98,10 +105,10 @@ def draw_samples(prompt: str, samples: list[Sample]) -> Figure:
 
 
 def table_of(samples: list[Sample]) -> str:
-    """Return the samples as lines of text.
+    """Return a table of the samples as text, one line per method.
 
-    The columns are method, target forwards, tokens per forward, seconds, speed-up, and whether the image equals that of
-    autoregressive decoding.
+    The columns are method, forward passes of the target, tokens per forward pass, seconds, speed-up, and whether the
+    image equals the image of autoregressive decoding.
     """
     titles = f"{'method':<32} {'target forwards':>16} {'tokens/forward':>15} {'seconds':>9} {'speed-up':>9}"
     lines = [f"{titles}  image"]

@@ -1,4 +1,4 @@
-"""The planned run, and helpers of all rules. Paths are in config/paths.py, inputs of many files in inputs.smk."""
+"""The planned run, and functions for all rules. config/paths.py has the paths, inputs.smk the lists of input files."""
 
 import sys
 from dataclasses import asdict
@@ -21,7 +21,7 @@ PIPELINE = Path(HERE, "workflow", "lantern_pipeline")
 
 find_own_classes(config, workflow.configfiles)
 try:
-    # The card of a published model overrides config.yaml, and the user's keys override the card.
+    # The card (description) of a published model overrides config.yaml, and the user's keys override the card.
     update_config(config, {**card_sections(config["model"]), "resources": hub_entries()})
     update_config(config, GIVEN)
     # With --jobs, as in profiles/slurm, jobs run on other machines.
@@ -52,19 +52,29 @@ TABLE_SETTINGS = CONFIG.metrics.keys_of(TableSettings)
 
 
 def code(script, *others):
-    """Return the fingerprint of a script, its imports and files of the pipeline. An edit re-runs the rule.
+    """Return a function that hashes the code of a script, as a parameter of its rule: an edit re-runs the rule.
 
-    Snakemake calls it per job, so that a job does not compute the fingerprints of other rules.
+    Snakemake calls the returned function once per job, so that a job does not hash the scripts of other rules.
+
+    Args:
+        script: file name of the script. The modules that it imports are hashed, too.
+        *others: further files to hash, relative to the pipeline's folder.
     """
     files = [PIPELINE.parent / "scripts" / script, *(PIPELINE / name for name in others)]
     return lambda wildcards: " ".join(code_fingerprint(file) for file in files)
 
 
 def in_report(path, **entry):
-    """Return an output that the report shows. The report does not show outputs of variants."""
+    """Return an output of a rule, marked so that the report shows it. Outputs of variants are not shown."""
     return path if RUN.is_variant else report(path, **entry)
 
 
 def result_table(path, caption, title):
-    """Return a table that the report lists under "Results"; its caption is a page of workflow/report/."""
+    """Return an output of a rule that the report lists as a table under "Results".
+
+    Args:
+        path: the table.
+        caption: name of the file in workflow/report/ with its caption.
+        title: title of the table in the report.
+    """
     return in_report(path, caption=f"../report/{caption}.rst", category="Results", labels={"table": title})

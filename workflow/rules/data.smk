@@ -54,7 +54,7 @@ rule write_captions:
         val="<results>/captions/val.jsonl",
     log:
         "<logs>/write_captions.log",
-    # Runs early, because timing needs the whole machine and waits for it.
+    # Runs early, because the job that measures times reserves the whole machine and would wait for it.
     priority: 10
     conda:
         ENVIRONMENT
@@ -81,7 +81,7 @@ rule encode_prompts:
         ENVIRONMENT
     threads: 2
     resources:
-        # flan-t5-xl takes 2.3 GiB in bfloat16, and 7.6 GiB at the peak, while the float32 file is mapped.
+        # flan-t5-xl takes 2.3 GiB in bfloat16. While it is loaded, the memory-mapped float32 file makes it 7.6 GiB.
         mem_mb=growing(10000),
         runtime=growing(120),
         gpu=GPU,

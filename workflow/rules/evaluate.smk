@@ -8,13 +8,14 @@ ABLATION_METRICS = CONFIG.metrics.model_copy(update={"fidelity": None})
 
 
 METRIC_INPUTS = PLAN.metric_inputs(CONFIG.metrics)
-# On a CPU the published metric models need the same memory.
+# On a CPU, the published metric models are in host memory, too.
 SCORING_MB = SIZES.scoring_mb(10000 if RUN.metric_files and not GPU else 0)
-# Records of the images of a method, prompt set, temperature and repeat.
+# File with the codes and statistics of the images of a method, prompt set, temperature and repeat.
 RECORDS = rules.generate_images.output[0]
 
 
-# One job per method, to keep many GPUs busy. It does not read the reference of distances between sets.
+# One job per method, to keep many GPUs busy. It evaluates single images, so it does not read the real images with which
+# FID compares sets of images.
 rule score_images:
     input:
         **{name: file for name, file in METRIC_INPUTS.items() if not name.startswith("reference")},
@@ -43,7 +44,7 @@ rule score_images:
         "../scripts/score_images.py"
 
 
-# Join the scores of all methods, and compare sets of images with the reference.
+# Join the scores of all methods, and compare their sets of images with real images.
 rule measure_quality:
     input:
         **METRIC_INPUTS,
@@ -109,7 +110,7 @@ rule measure_ambiguity:
         "../scripts/measure_ambiguity.py"
 
 
-# One job per grid. It generates and measures the images of all its points.
+# One job per ablation. It generates and measures the images of all points (method, sampling settings, draft model).
 rule run_ablation:
     input:
         **PLAN.metric_inputs(ABLATION_METRICS),

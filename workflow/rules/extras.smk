@@ -1,4 +1,4 @@
-"""Rules outside `all`: they write results into the repository, or belong to the perceptual study."""
+"""Rules that rule `all` does not need: they write results into the repository, or belong to the preference study."""
 
 from lantern_pipeline.config.paths import answer_files
 
@@ -6,7 +6,7 @@ PUBLISHED_FIGURES = {"results": "abl", "peers": "q", "mixing": "", "generality":
 
 if CONFIG.publish:
 
-    # `make readme`.
+    # `make readme` runs this rule.
     rule publish_readme:
         input:
             claims=rules.summarise.output.claims,
@@ -33,7 +33,7 @@ if CONFIG.publish:
             "../scripts/publish_readme.py"
 
 
-# `make train`.
+# `make train` runs this rule.
 rule publish_weights:
     input:
         tokenizer=TOKENIZER,
@@ -58,7 +58,7 @@ rule publish_weights:
         "../scripts/publish_weights.py"
 
 
-# The perceptual study: a page with questions, and the analysis of the answers.
+# The preference study: a page on which readers choose between two images, and the analysis of their answers.
 rule build_study:
     input:
         records=shards_of(PLAN.records_of(**PLAN.headline, repeat=PLAN.repeats[0])),
@@ -87,7 +87,7 @@ rule analyse_study:
             CONFIG.study.answers or f"results/{CONFIG.experiment}/study/answers",
             f"results/{CONFIG.experiment}/study/study.html",
         ),
-        # Its content, not its date, links it to the page.
+        # The content of the key, and not its date, shows whether it belongs to the page.
         key=ancient(rules.build_study.output.key),
     output:
         table="<results>/study/preferences.csv",

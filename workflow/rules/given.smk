@@ -10,6 +10,6 @@ if workflow.modifier.skip_configfile:  # this workflow is a module with a config
 else:
     GIVEN, defaults = {}, load_configfile(f"{HERE}/config.yaml")
     for overlay in map(load_configfile, workflow.overwrite_configfiles):
-        if overlay != defaults:  # --configfile may also name the defaults
+        if overlay != defaults:  # the user may pass config.yaml itself with --configfile
             update_config(GIVEN, overlay)
     update_config(GIVEN, workflow.config_settings.config)

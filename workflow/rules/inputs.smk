@@ -1,32 +1,45 @@
-"""Functions for rules: inputs of many files, methods at a temperature, figures, and minutes of a job."""
+"""Functions for rules: lists of input files, methods at a temperature, figures, and the time limit of a job."""
 
 import json
 
 
 def shards_of(files):
-    """Return the record files of all shards, for paths that hold {scatteritem}."""
+    """Return the paths of all shards of some record files.
+
+    Args:
+        files: paths that contain {scatteritem}, which Snakemake replaces by the number of a shard.
+    """
     return [shard for file in files for shard in gather.shards(file)]
 
 
 def text_features_of(*prompt_sets):
-    """Return the stored text features of prompt sets, or the tokenizer's file; nothing if words are embedded."""
+    """Return the files that a job needs to encode the prompts of some prompt sets.
+
+    They are the stored text features or the tokenizer of prompts. If the encoder needs no file, the list is empty.
+    """
     files = [f"<results>/text/{name}/features-{{scatteritem}}.safetensors" for name in prompt_sets if RUN.stores_text]
     return RUN.prompt_tokenizer + gather.text_shards(files, allow_missing=True)
 
 
 def caption_features_of(split):
-    """Return the stored text features of the training captions of a split, or what `text_features_of` returns."""
+    """Return the files that a job needs to encode the captions of a split, "train" or "val".
+
+    They are the stored text features or the tokenizer of prompts. If the encoder needs no file, the list is empty.
+    """
     file = f"<results>/captions/{split}/features-{{scatteritem}}.safetensors"
     return gather.image_shards(file) if RUN.stores_text else RUN.prompt_tokenizer
 
 
 def codes_of(split):
-    """Return the codes of the source's images of a split, train or val."""
+    """Return the files with the codes of the images of a split, "train" or "val"."""
     return gather.image_shards(f"<results>/codes/{split}-{{scatteritem}}.safetensors")
 
 
 def drafter_codes_of(split):
-    """Return the codes that a draft model learns from: the source's images, or images that its target generated."""
+    """Return the files with the codes that a draft model is trained on.
+
+    They are codes of the images of a split, or of images that the target model generated for its captions.
+    """
     if CONFIG.drafter.codes == "images":
         return codes_of(split)
     file = f"<results>/samples/s{{training_seed}}/{split}-{{scatteritem}}.safetensors"
@@ -34,17 +47,23 @@ def drafter_codes_of(split):
 
 
 def methods_at(wildcards):
-    """Return the methods that run at a temperature."""
+    """Return the ids of the methods that run at the temperature of the wildcards."""
     return PLAN.methods_at(wildcards.temperature)
 
 
 def scoring_minutes(wildcards, attempt):
-    """Return the minutes of a job that scores the images of a prompt set once. The upper limits take the same time."""
+    """Return the time limit, in minutes, of a job that evaluates the images of a prompt set.
+
+    The number of images is doubled, because real images are evaluated, too.
+    """
     return SIZES.scoring_minutes(2 * SIZES.images_of(wildcards.prompt_set))(wildcards, attempt)
 
 
 def caption_of(figure):
-    """Return a function that fills in a figure's caption; Snakemake shows TBD while the claims are to be made."""
+    """Return a function that fills numbers into the caption of a figure.
+
+    The numbers are in the claims, which a rule writes. Until then Snakemake shows TBD in place of the caption.
+    """
     setting = {**PLAN.headline, "cfg_scale": f"{CONFIG.sampling.cfg_scale:g}"}
 
     def fill(wildcards, input):
@@ -55,15 +74,15 @@ def caption_of(figure):
 
 
 def figure_files(endings=("png", "pdf")):
-    """Return all figures, each in every format."""
+    """Return the paths of all figures, each in every format."""
     names = [f"fig_{figure.letter}_{name}" for name, figure in RUN.figures.items()]
     return expand("<results>/figures/{name}.{ending}", name=names, ending=endings)
 
 
 def page_templates(page):
-    """Return the templates of a page, for `code`.
+    """Return the templates of an HTML page, as arguments of `code`.
 
-    As inputs they would have an absolute path, which the report shows and which makes the page again in a clone that
-    was moved.
+    They are no inputs of the rule. Inputs would have absolute paths, which the report would show. Snakemake would also
+    run the rule again after the clone is moved.
     """
     return [f"pages/{name}.html" for name in (page, "page_shell")]

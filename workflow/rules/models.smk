@@ -1,7 +1,7 @@
-"""Models: metric models, image tokenizer, target and draft model.
+"""Rules that make models: metric models, image tokenizer, target and draft model.
 
-A model is trained or, if the config names a `checkpoint`, converted. Published metric weights and real images are
-checked here, too.
+A model is trained or, if the config names a `checkpoint`, converted. Two further rules check published metric weights
+and measure the real images with which FID compares.
 """
 
 from lantern_pipeline.config.paths import drafter_settings
@@ -109,8 +109,9 @@ rule measure_reference:
 
 if RUN.metric_files:
 
-    # Its priority runs it before generation. It is no input, because other weights must not generate all images again.
-    # (With an `ancient` input, Snakemake 9 would end the run after this rule whenever only this rule has to run again.)
+    # Its priority makes Snakemake run it before images are generated. It is not an input of that rule, because a change
+    # of the weights must not generate all images again. (With an `ancient` input, Snakemake 9 would end the run after
+    # this rule if no other rule has to run again.)
     rule check_metric_weights:
         input:
             **RUN.metric_files,

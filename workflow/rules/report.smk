@@ -24,7 +24,7 @@ rule summarise:
             "<results>/results.html",
             caption="../report/results.rst",
             category="Overview",
-            labels={"page": "What came out"},
+            labels={"page": "Main results"},
         ),
     log:
         "<logs>/summarise.log",
@@ -66,7 +66,7 @@ for name, figure in RUN.figures.items():
             f"draw_{name}"
         input:
             **{key: shards_of(files) if key == "records" else files for key, files in figure.files.items()},
-            # Captions of figures of the summary take their numbers from the claims, other captions from the config.
+            # If a figure reads the summary, the numbers in its caption come from the claims, else from the config.
             claims="<results>/claims.json" if "summary" in figure.files else [],
         output:
             png=in_report(
@@ -107,7 +107,7 @@ rule build_race:
             "<results>/race.html",
             caption="../report/race.rst",
             category="Overview",
-            labels={"page": "Watch the methods draw"},
+            labels={"page": "Watch the methods generate images"},
         ),
         picture="<results>/race.png",
     log:
@@ -123,7 +123,7 @@ rule build_race:
         "../scripts/build_race.py"
 
 
-# The file that `lantern.load` reads from a finished run.
+# Writes card.json, the file that `lantern.load` reads from a finished run.
 rule write_card:
     input:
         target=target_of(PLAN.first["training_seed"]),
@@ -165,12 +165,12 @@ rule write_provenance:
         figures=[*figure_files(), *rules.build_race.output],
         resources=PLAN.files_from_elsewhere(),
     output:
-        provenance=result_table("<results>/provenance.json", "provenance", "What made these results, whole"),
+        provenance=result_table("<results>/provenance.json", "provenance", "Provenance, complete"),
         page=in_report(
             "<results>/provenance.html",
             caption="../report/provenance.rst",
             category="Overview",
-            labels={"page": "What made these results"},
+            labels={"page": "Provenance"},
         ),
     log:
         "<logs>/write_provenance.log",

@@ -33,7 +33,7 @@ if CONFIG.variants:
                 "<results>/generality.html",
                 caption="../report/generality.rst",
                 category="Overview",
-                labels={"page": "Does it hold on other models?"},
+                labels={"page": "Results on other targets"},
             ),
         log:
             "<logs>/compare_variants.log",

@@ -1,4 +1,4 @@
-"""Turn the answer files of the perceptual study into preference rates with intervals."""
+"""Compute preference rates with intervals from the answer files of the preference study."""
 
 from lantern.io import write_json
 from lantern_pipeline.data.tables import write_table

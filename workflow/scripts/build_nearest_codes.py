@@ -1,4 +1,4 @@
-"""Write the table of nearest codes of the tokenizer's codebook; its metadata states the distance."""
+"""Write the table of nearest codes: for each code of the image tokenizer, the codes most similar to it."""
 
 from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.codebook import nearest_codes

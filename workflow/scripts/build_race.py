@@ -1,4 +1,4 @@
-"""Write the page that replays how methods generate the timed prompts, and an animation of one prompt."""
+"""Write the page of the race and an animation of one prompt, in which methods generate images at the recorded speed."""
 
 from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.io import write_text
@@ -15,7 +15,7 @@ with job_log(snakemake) as log:
     prompts = [prompt for path in files.prompts for prompt in read_prompts(path) if prompt.id in set(timed.prompt_ids)]
 
     def draw(codes):
-        """Decode codes to pixels."""
+        """Decode codes, integer (images, tokens), to pixels, uint8 (images, S, S, 3)."""
         return to_pixels(decode_images(tokenizer, codes))
 
     page = build_page(timed, prompts, draw)

@@ -1,4 +1,4 @@
-"""Write the page of the perceptual study and its answer key."""
+"""Write the HTML page of the preference study, and the key that identifies its images."""
 
 from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.io import write_json, write_text

@@ -1,4 +1,4 @@
-"""Load the published metric models, so that a wrong file stops a run before images are generated."""
+"""Load the published metric models, so that a wrong file stops a run before it generates images."""
 
 from lantern.io import write_json
 from lantern_pipeline.measure.metric_models import check_metric_weights

@@ -1,4 +1,4 @@
-"""Write published numbers next to those of this run."""
+"""Write a table that compares numbers in publications with the numbers of this run."""
 
 from lantern_pipeline.data.tables import read_table, write_table
 from lantern_pipeline.runtime.job import job_log

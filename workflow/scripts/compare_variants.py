@@ -1,4 +1,7 @@
-"""Join the results of all targets of the run into one table and one page."""
+"""Join the results of the run and of its variants into one table and one page.
+
+A variant is a repetition of the run with some config keys changed, such as the sizes of the target model.
+"""
 
 import pandas as pd
 
@@ -28,4 +31,4 @@ with job_log(snakemake):
     table = pd.concat(parts, ignore_index=True).reindex(columns=list(COLUMNS))
     write_table(snakemake.output.table, table)
     claims = claim_cells(find_generality_claims(table))
-    write_text(snakemake.output.page, html_page("Many targets", target_cells(table), claims))
+    write_text(snakemake.output.page, html_page("Results on other targets", target_cells(table), claims))

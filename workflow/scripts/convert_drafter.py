@@ -1,4 +1,4 @@
-"""Convert a draft model of another run, or a published one, after checking it against its target."""
+"""Convert a draft model of another run, or a published one, after a check that it fits the target."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Copy an attribute classifier or a CLIP model of another run after checking it against the config."""
+"""Copy an attribute classifier or a CLIP model of another run, after a check that it fits the config."""
 
 from lantern.checkpoints.native import save_model
 from lantern.io import write_json

@@ -1,4 +1,4 @@
-"""Convert a target of another run, or a published one, after checking it against the config."""
+"""Convert a target model of another run, or a published one, after a check that it fits the config."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Convert an image tokenizer of another run, or VQ-16, after checking it against the config."""
+"""Convert an image tokenizer of another run, or the published VQ-16, after a check that it fits the config."""
 
 from lantern.cards.card import ImageSettings
 from lantern.checkpoints.native import save_model

@@ -1,4 +1,4 @@
-"""Draw one figure: read the inputs of the rule and pass them to the figure's module by keyword."""
+"""Draw one figure: read the inputs of the rule and pass them to the drawing function as keyword arguments."""
 
 from importlib import import_module
 
@@ -11,7 +11,14 @@ from lantern_pipeline.runtime.job import job_log
 
 
 def read(name, files):
-    """Read an input file for a drawing function. Only figures with images import torch."""
+    """Read an input of the rule for the drawing function.
+
+    torch is imported only for figures that show images.
+
+    Args:
+        name: name of the drawing function's argument, which decides how the file is read.
+        files: path or paths.
+    """
     match name:
         case "prompts":
             return read_prompts(files)

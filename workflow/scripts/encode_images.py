@@ -1,4 +1,4 @@
-"""Encode one shard of the images of a split as codes, which target, draft model and metrics read."""
+"""Encode one shard of the images of a split as codes, for the target model, the draft model and the metrics."""
 
 import torch
 from tqdm import tqdm
@@ -22,7 +22,7 @@ with job_log(snakemake) as log, torch.inference_mode():
     begins = tqdm(range(0, len(shard), chunk), desc=f"encoding {split}", unit="chunk", disable=None)
     images = (source.images(split, shard[begin : begin + chunk]).to(device) for begin in begins)
     codes = torch.cat([tokenizer.encode(part).cpu() for part in images])
-    if params.ends_lines:  # as the target generates them
+    if params.ends_lines:  # the target generates a line-end token after each line
         codes = add_line_ends(codes, tokenizer.config.grid, len(tokenizer.codebook))
     metadata = {"split": split, "ids": [captions[index].id for index in shard]}
     save_tensors(snakemake.output[0], {"codes": codes.int()}, metadata)

@@ -1,4 +1,7 @@
-"""Download one resource, or describe the user's copy of it. No other job may use the network."""
+"""Download the files of one resource, or hash the user's copy, and write their manifest.
+
+No other script may use the network.
+"""
 
 from lantern.io import write_json
 from lantern_pipeline.fetch.entries import parse_entry

@@ -1,4 +1,4 @@
-"""Generate the images of one method, prompt set, temperature and shard, and write their records."""
+"""Generate the images of one method, prompt set, temperature and shard, and write their codes and statistics."""
 
 from pathlib import Path
 

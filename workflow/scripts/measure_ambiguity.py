@@ -1,4 +1,7 @@
-"""Measure the target's probability of the most probable next token and of the ten most probable ones."""
+"""Measure the ambiguity of the target.
+
+It is measured by the probability of the most probable next token, and of the ten most probable ones.
+"""
 
 from lantern.checkpoints.target import load_target
 from lantern.records import load_shards

@@ -1,4 +1,8 @@
-"""Time all methods at batch 1, interleaved image by image; keep the images of the headline setting."""
+"""Measure the time per image of all methods at batch size 1.
+
+Methods take turns image by image, so that a change in the speed of the machine affects all of them. The timed images at
+the headline temperature (config key metrics.headline_temperature) are stored, so that pages can replay them.
+"""
 
 import pandas as pd
 import torch

@@ -1,4 +1,4 @@
-"""Measure the images of all methods on one prompt set at one temperature from their scores."""
+"""Compute the quality table of one prompt set and temperature from the scores of all methods' images."""
 
 from lantern.records import load_shards
 from lantern_pipeline.data.image_sources import make_source

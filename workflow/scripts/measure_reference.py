@@ -1,4 +1,7 @@
-"""Measure the real images of FID, KID, precision and recall, once for all methods."""
+"""Compute features of the real images, once for all methods.
+
+FID, KID, precision and recall compare the features of generated images with them.
+"""
 
 from lantern.io import save_tensors
 from lantern_pipeline.fetch.manifest import resource_path

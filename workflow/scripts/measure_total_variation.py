@@ -1,4 +1,8 @@
-"""Measure the total variation from the target, per method and per acceptance."""
+"""Measure the total variation between the distributions of the emitted token and of the target's token.
+
+It is measured for each method. It is also measured for each kind of relaxed acceptance, at several values of the
+acceptance's parameter delta, which limits the relaxation.
+"""
 
 import pandas as pd
 

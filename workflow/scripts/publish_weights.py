@@ -1,4 +1,4 @@
-"""Write models/embedded/: the rounded trained weights, their checksums and a record of their training."""
+"""Write models/embedded/: the trained weights rounded to bfloat16, their checksums, and how they were trained."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Generate images of one shard of the training captions with the target, to train a draft model."""
+"""Generate images for one shard of the training captions with the target model, to train a draft model on them."""
 
 import torch
 

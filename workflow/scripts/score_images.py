@@ -1,4 +1,7 @@
-"""Score the images of one method, prompt set and temperature that differ from the autoregressive images."""
+"""Evaluate the images of one method, prompt set and temperature.
+
+Images whose codes equal the autoregressive ones are left out, because they have the same scores.
+"""
 
 from pathlib import Path
 

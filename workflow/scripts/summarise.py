@@ -1,4 +1,7 @@
-"""Join quality, latency and total variation into the table of results, and derive the claims."""
+"""Join quality, latency and total variation into the table of results.
+
+The script also computes the claims: numbers that sentences in the report and in the documentation state.
+"""
 
 import math
 
@@ -26,7 +29,7 @@ with job_log(snakemake):
     claims = find_claims(summary, read_table(files.curves), images, reports, **options)
     write_json(snakemake.output.claims, claims)
     table = results_table(summary, params.settings)
-    folded = {"What it comes to, in numbers (claims.json)": claim_cells(claims)}
+    folded = {"All claims in numbers (claims.json)": claim_cells(claims)}
     blocks = (describe_run(claims["setting"]), best_cells(claims), method_cells(table))
-    page = html_page("What came out", *blocks, folded=folded)
+    page = html_page("Main results", *blocks, folded=folded)
     write_text(snakemake.output.page, page)

@@ -1,4 +1,7 @@
-"""Train the attribute classifier on the shapes dataset, even if images come from a folder."""
+"""Train the attribute classifier.
+
+Its training images are always the shapes dataset, even if the images of the run come from a folder.
+"""
 
 from lantern.checkpoints.native import save_model
 from lantern.io import write_json

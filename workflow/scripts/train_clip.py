@@ -1,4 +1,4 @@
-"""Train the CLIP model that scores how well an image fits its caption."""
+"""Train the CLIP model that measures how well an image fits its caption."""
 
 from lantern.checkpoints.native import save_model
 from lantern.io import write_json

@@ -1,4 +1,4 @@
-"""Train the image tokenizer and measure its reconstructions of held-out images."""
+"""Train the image tokenizer, and measure how well it reconstructs held-out images."""
 
 from lantern.checkpoints.native import load_model, save_model
 from lantern.io import write_json

@@ -1,4 +1,4 @@
-"""Write the captions of training and held-out images, with ids, for all later stages."""
+"""Write the captions of training images and held-out images, with ids."""
 
 from lantern_pipeline.data.image_sources import training_captions
 from lantern_pipeline.data.prompt_files import write_prompts

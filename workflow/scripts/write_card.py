@@ -1,4 +1,4 @@
-"""Write card.json, which stores everything that `lantern.load` needs about the model of a finished run."""
+"""Write card.json, which contains everything that `lantern.load` needs about the model of a finished run."""
 
 import os
 from pathlib import Path

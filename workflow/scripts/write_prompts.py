@@ -1,4 +1,7 @@
-"""Write one prompt set and encode each prompt once, so that an unknown word or a long prompt stops the run early."""
+"""Write one prompt set.
+
+Each prompt is also encoded once, so that an unknown word or a long prompt stops the run early.
+"""
 
 from lantern_pipeline.config.prompt_counts import check_prompt_count
 from lantern_pipeline.data.image_sources import make_source
@@ -24,7 +27,8 @@ with job_log(snakemake) as log:
         words = unknown_words(texts, source.captions("train", range(source.num_train)))
         if words:
             log.warning("no training caption has the words %s: what they mean is not drawn", ", ".join(words)[:500])
-    # Only checks read the rest of the config. As a parameter, each change would generate all images again.
+    # Only checks read the rest of the config. It is not a parameter, because then every change of the config would
+    # generate all images again.
     check_prompt_count(snakemake.wildcards.prompt_set, len(prompts), RunConfig(**snakemake.config))
     write_prompts(snakemake.output[0], prompts)
     log.info("wrote %d prompts", len(prompts))

@@ -1,4 +1,4 @@
-"""Write what produced the results: config, code, packages, machines, seeds and checksums of files."""
+"""Write how the results were made: config, code, packages, machines, random seeds and checksums of files."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The LANTERN authors' drafters in every form that a repository may have them."""
+"""Tests of the LANTERN authors' draft models, in every form in which a repository may store them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EMBEDDING = "embed_tokens.weight"
 
 def test_a_drafter_from_a_folder_from_a_file_and_from_our_own_layout(tmp_path):
     state = read_drafter_state()
-    # Its grid and its caption rows follow from input_type alone.
+    # Its grid and its prompt positions follow from input_type only.
     missing = dict.fromkeys(["block_size", "cls_token_num", "caption_dim", "rope_base", "num_key_value_heads", "bias"])
     folder = write_drafter(tmp_path / "drafter", **missing)
     model = read_draft(folder, CONFIG)
@@ -44,7 +44,7 @@ def test_a_drafter_from_a_folder_from_a_file_and_from_our_own_layout(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_number_formats(tmp_path, dtype):
-    """A file in half precision becomes float32 unless asked otherwise."""
+    """A file in half precision becomes float32, unless another dtype is requested."""
     state = {name: tensor.to(dtype) for name, tensor in read_drafter_state().items()}
     folder = write_drafter(tmp_path / "drafter", state, torch_dtype="float16")
     model, narrow = read_draft(folder, CONFIG), read_draft(folder, CONFIG, torch.bfloat16)
@@ -103,7 +103,7 @@ def test_wrong_drafters(tmp_path, changes, words):
 
 
 def test_a_drafter_for_chameleon(tmp_path):
-    """Its numbers are in tests/core/test_reference_families.py; here what config.json says."""
+    """Its numbers are tested in tests/core/test_reference_families.py, its config.json here."""
     settings = json.loads((LLAMA / "anole_drafter.json").read_text())
     target = TargetConfig(64, 3, 4, vocab_size=64, grid=6, num_text_tokens=14, num_prompt_ids=160, null_ids=(0, 69))
     save_file(anole_drafter(), tmp_path / "model.safetensors")

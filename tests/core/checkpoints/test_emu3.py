@@ -1,4 +1,7 @@
-"""Emu3's image tokenizer: numbers of baaivision/Emu3@f6ea9aa on tiny weights, which are made anew by their recipe."""
+"""Tests of Emu3's image tokenizer against numbers of baaivision/Emu3@f6ea9aa.
+
+The tiny weights are made again from their recipe.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def file(tmp_path_factory):
 
 @torch.inference_mode()
 def test_pixels_codes_and_our_own_layout(file, tmp_path):
-    """Of images of three lines of four codes. A few weights are drawn anew with another rounding to half precision."""
+    """Images have three lines of four codes. A few weights differ, because their rounding to half precision does."""
     model = read_tokenizer(file, ImageSettings(size=8, grid=4, codebook_size=64, code_dim=4))
     torch.testing.assert_close(model.vqvae.decode(STORED["codes"].long()), STORED["decoded"], atol=1e-3, rtol=0)
     found = torch.stack(model.vqvae.encode(STORED["image"], torch.tensor([[6, 8]] * 2)).image_tokens)
@@ -43,7 +46,7 @@ def test_pixels_codes_and_our_own_layout(file, tmp_path):
 
 
 def test_the_defaults_are_the_published_sizes():
-    """Every tensor of the published list has its place, but for one by one convolutions that are matrices here."""
+    """Every published tensor has a parameter, except 1 x 1 convolutions, which are matrices here."""
     published = json.loads((DATA / "emu3" / "keys.json").read_text())
     with torch.device("meta"):
         model = Emu3Tokenizer(Emu3TokenizerConfig())

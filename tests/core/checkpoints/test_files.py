@@ -1,4 +1,4 @@
-"""Weight files: damage, numbers that are none, and what training leaves beside and around the weights."""
+"""Tests of weight files: damage, values that are not finite, and other content of training checkpoints."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_zip_without_checksums_is_read(tmp_path):
 
 
 def test_a_header_whose_length_begins_like_a_pickle_is_one(tmp_path):
-    """Lengths are multiples of 8: one in 32 begins with the byte 128."""
+    """Header lengths are multiples of 8, so one in 32 begins with the byte 128, as pickles do."""
     for number in range(32):
         save_file(STATE, tmp_path / "weights.bin", metadata={"note": "x" * 8 * number})
         if (tmp_path / "weights.bin").read_bytes()[0] == 0x80:
@@ -141,7 +141,7 @@ def test_truncated_files(tmp_path, name):
 
 
 class Malice:
-    """Unpickled carelessly, this makes a file."""
+    """An object that writes a file if it is unpickled without care."""
 
     def __init__(self, function: object, *arguments: object) -> None:
         self.function, self.arguments = function, arguments

@@ -1,8 +1,9 @@
-"""Checkpoints of our own: what is written is read, what is wrong is named, and weights stand in memory once."""
+"""Tests of Lantern's checkpoint format: files are read as written, errors are named, weights are in memory once."""
 
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -47,10 +48,24 @@ def test_wrong_files_and_weights_are_named(tmp_path):
     assert "final_norm.weight should hold finite numbers, found 32" in refusal(lambda: load_model(path, TargetModel))
 
 
-class LiveBytes(TorchDispatchMode):
-    """Adds up the storages that operations allocate, while they live; what is mapped from a file is none of them.
+def test_a_model_that_another_thread_makes_meanwhile_keeps_its_weights(tmp_path):
+    path, made = tmp_path / "t.safetensors", []
+    save_model(path, TargetModel(CONFIG))
 
-    `peak` is the most at any one time.
+    class SlowTarget(TargetModel):
+        def __init__(self, config):
+            super().__init__(config)
+            with ThreadPoolExecutor(1) as pool:
+                made.append(pool.submit(TargetModel, config).result())
+
+    loaded = load_model(path, SlowTarget)
+    assert not any(part.is_meta for model in (loaded, *made) for part in model.parameters())
+
+
+class LiveBytes(TorchDispatchMode):
+    """Sum of the storages that operations allocate, as long as they live. Memory-mapped files do not count.
+
+    `peak` is the largest sum at any time.
     """
 
     def __init__(self) -> None:
@@ -71,7 +86,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def write_published(family: str, folder) -> None:
-    """Random weights of a family in float32, in its published layout."""
+    """Write random float32 weights of a family in its published layout."""
     torch.manual_seed(0)
     if family == "llamagen":
         places = map_target_parameters(TargetModel(FAMILIES[family]), False)
@@ -88,7 +103,7 @@ def size_of(model: torch.nn.Module) -> int:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_published_target_stands_in_memory_once(tmp_path, family):
-    """In the number format of the run, in which it is what was cast after reading."""
+    """The dtype is that of the run. If the file has another one, the cast copy is the only one."""
     write_published(family, tmp_path)
     models = {}
     for dtype in (torch.float32, torch.bfloat16):

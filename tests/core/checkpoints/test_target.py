@@ -1,6 +1,6 @@
-"""LlamaGen's published targets, really written and really broken: what is read is right, what is wrong is one sentence.
+"""Tests of LlamaGen's published targets: real files are read correctly, and broken ones give one sentence.
 
-Files are those of the public code (tests/data/full_len); numbers are in tests/core/test_reference.py.
+Files are those of the public code (tests/data/full_len). Numbers are tested in tests/core/test_reference.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def save_original(path, state=None, **args):
 
 
 def test_names_shapes_and_values_are_the_published_ones():
-    """Of the public code's own file in the LANTERN authors' layout, and of the lists of XL's tensors."""
+    """Compared with the public code's file in the LANTERN authors' layout, and with the list of XL's tensors."""
     stored = json.loads((FOLDER / "target_hf_hashes.json").read_text())
     mine = as_hugging_face(read_original())
     assert stored == {
@@ -93,7 +93,7 @@ def test_what_config_json_says_and_numbers_in_half_precision(tmp_path):
 
 
 def test_null_caption_is_cut_only_where_the_file_says_so(tmp_path):
-    """LlamaGen stores 120 rows whatever the model's number of caption rows."""
+    """LlamaGen stores 120 null-caption positions, even if the model has fewer prompt positions."""
     small = replace(CONFIG, num_text_tokens=77)
     sentence = refusal(lambda: read_target(ORIGINAL, small))
     assert "cls_embedding.uncond_embedding should have shape (77, 16), found (120, 16)" in sentence
@@ -176,7 +176,7 @@ def test_stages_are_told_by_arguments_or_name_or_not_at_all(tmp_path, caplog):
 
 @pytest.mark.parametrize("size", LLAMAGEN_SIZES)
 def test_heads_follow_from_a_named_size(size):
-    """Tensors of another number of heads have the same shapes."""
+    """Shapes do not depend on the number of heads, so the number must come from the name of the size."""
     sizes = {**LLAMAGEN_SIZES[size], "num_heads": 4}
     sentence = refusal(lambda: read_target(ORIGINAL, replace(CONFIG, **sizes)))
     for words in (

@@ -1,4 +1,4 @@
-"""Targets of transformers: its own greedy codes, exact methods token for token, whole images as step by step."""
+"""Tests of transformers models as targets: greedy codes, exact methods and whole images equal those of transformers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels, Generation
 from lantern.methods import PRESETS, drafts_of, keeps_tokens, make_method
+from lantern.models import adapter
 from lantern.models.adapter import TransformersTarget, adapt
 from lantern.models.draft import DraftModel
 from lantern.models.families import family_of
+from lantern.models.transformer import attend
 from lantern.sampling import SamplingConfig
 
 NULL = {
@@ -69,6 +71,24 @@ def test_methods_without_a_draft_model_run_and_exact_ones_keep_every_token(targe
     assert relaxed.codes.shape == expected.shape and relaxed.codes.max() < target.config.vocab_size
 
 
+def test_heads_that_share_keys_and_values_read_them_once_and_the_model_keeps_its_attention(monkeypatch):
+    model, grids = make_tiny("emu3")
+    target = adapt(model, "emu3", num_text_tokens=6, **NULL["emu3"], **grids)
+    text, found = target.layers.config, []
+
+    def recording_attend(query, keys, values, mask):
+        found.append((query.shape[2], keys.shape[1]))
+        return attend(query, keys, values, mask)
+
+    monkeypatch.setattr(adapter, "attend", recording_attend)
+    grouped = decode(target, "emu3", "jacobi", 1.0).codes
+    assert set(found) == {(text.num_attention_heads, text.num_key_value_heads)}
+    assert text.num_key_value_heads < text.num_attention_heads and text._attn_implementation == "sdpa"
+    found.clear()
+    model.set_attn_implementation("eager")
+    assert torch.equal(decode(target, "emu3", "jacobi", 1.0).codes, grouped) and not found
+
+
 def test_every_preset_without_a_draft_model_runs(target, family):
     assert len(ALONE) >= 8
     for name in ALONE:
@@ -98,7 +118,7 @@ def test_a_whole_image_at_once_is_an_image_step_by_step(target, family):
 
 
 def own_codes(family: str, rows: int) -> torch.Tensor:
-    """What the model's own `generate` draws greedily, codes and ends of lines numbered as ours."""
+    """Return the codes that the model's `generate` samples greedily, with line ends numbered as in Lantern."""
     model, grids = make_tiny(family)
     ids, mask, num = IDS[:rows], MASK[:rows].long(), grids["grid"] ** 2
     if family == "janus":
@@ -133,7 +153,7 @@ def test_greedy_codes_are_those_of_its_own_generate_in_fewer_forwards(target, fa
 
 
 def test_chameleons_logits_are_its_heads(monkeypatch):
-    """Its own `generate` draws no images."""
+    """Chameleon's `generate` in transformers generates no images, so logits are compared."""
     model, grids = make_tiny("anole")
     target = adapt(model, "anole", num_text_tokens=6, **NULL["anole"], **grids)
     codes = torch.arange(15)[None] % NUM_CODES
@@ -171,7 +191,7 @@ def test_a_class_without_a_row_is_named():
 
 
 class Lora(torch.nn.Module):
-    """A layer as adapters wrap it: its `weight` is the base's, its output is not."""
+    """A layer wrapped as adapters do: its `weight` is that of the base layer, but its output is not."""
 
     def __init__(self, base_layer: torch.nn.Module) -> None:
         super().__init__()
@@ -246,7 +266,7 @@ def test_a_model_of_peft_is_told_to_be_merged():
 
 
 def test_the_lines_of_an_image_that_is_no_square_are_placed_by_their_width():
-    """Against positions written out: a small grid of 2 x 1 behind three rows of a prompt, then one of 2 x 3."""
+    """Compared with positions written by hand: three prompt positions, a small grid of 2 x 1, a grid of 2 x 3."""
     model, _ = make_tiny("glm_image")
     target = adapt(model, "glm_image", num_text_tokens=3, grid=2, columns=3, small_grid=2, small_columns=1)
     assert target.config.num_image_tokens == 2 * 1 + 2 * 3

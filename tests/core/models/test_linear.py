@@ -1,4 +1,4 @@
-"""Prepared linear maps: the same products, whichever kernel serves them; which one does follows from the size."""
+"""Tests of prepared linear maps: products do not depend on the kernel, and the size determines the kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lantern.models.transformer import DecodingLayer
 
 @pytest.fixture
 def on_amd(monkeypatch):
-    """Packed weights are used, whatever the CPU."""
+    """Use packed weights on every CPU."""
     monkeypatch.setattr(linear, "is_amd", lambda: True)
     assert linear.can_pack()
 
@@ -31,7 +31,7 @@ def make_linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
 @pytest.mark.parametrize("num_rows", [1, 2, 20, 200])
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_products_are_those_of_the_linear_map(monkeypatch, on_amd, num_rows, bias, is_packed):
-    """Against float64, within the rounding of 96 additions; a missing bias or a transposed weight is far outside."""
+    """Compared with float64, within the rounding of 96 additions. A missing bias would exceed this by far."""
     monkeypatch.setattr(linear, "LARGE", 1 if is_packed else 10**6)
     plain = make_linear(96, 160, bias)
     prepared, x = PreparedLinear(plain), torch.randn(num_rows, 96)
@@ -73,7 +73,7 @@ def test_other_dtypes_keep_torchs_product_on_the_weights_as_they_are(dtype):
 
 @pytest.mark.parametrize("name", ["autoregressive", "jacobi", "eagle2", "lantern"])
 def test_a_model_draws_the_same_tokens_with_packed_weights_and_without(monkeypatch, on_amd, name):
-    """Every product packed, or none: they round differently, which no token of these images shows."""
+    """All products are packed, or none. They round differently, but no token of these images changes."""
     spec = make_method(name, **({"k": 3, "delta": 0.1} if name == "lantern" else {}))
     monkeypatch.setattr(linear, "LARGE", 1)
     monkeypatch.setattr(linear, "HUGE", 1)
@@ -86,7 +86,7 @@ def test_a_model_draws_the_same_tokens_with_packed_weights_and_without(monkeypat
 
 
 def test_a_models_weights_are_freed_one_by_one_while_it_is_prepared(monkeypatch):
-    """Not all of them at the end: a large model would stand in memory twice."""
+    """If they were freed at the end, a large model would be in memory twice."""
     model = nn.Sequential(*(make_linear(8, 8) for _ in range(5)))
     plain, alive = [weakref.ref(part) for part in model], []
     prepare = linear.PreparedLinear
@@ -101,7 +101,7 @@ def test_a_models_weights_are_freed_one_by_one_while_it_is_prepared(monkeypatch)
 
 
 def test_a_layer_that_is_not_prepared_runs_on_its_own_weights(on_amd, monkeypatch):
-    """Such a model makes its decoding layers anew in every pass: copies would cost more than the pass."""
+    """The decoding layers of such a model are made in every pass, so copies would cost more than the pass."""
     monkeypatch.setattr(linear, "LARGE", 1)
     layer = make_models(is_prepared=False).target.layers[0]
     parts = (layer.qkv, layer.attention_out, layer.gate_up, layer.down)

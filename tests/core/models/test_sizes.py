@@ -1,4 +1,4 @@
-"""Parameters counted by formula are those of real models."""
+"""Tests that formulas for parameter counts give those of real models."""
 
 from __future__ import annotations
 
@@ -47,13 +47,17 @@ def test_parameters_are_those_of_the_models(config):
 
 
 def test_published_sizes():
-    """Counted by the public code: 777,678,080 and the null caption; a drafter of 44.6 million. Of Anole's drafter the
-    file of 504,393,728 parameters has a table of ids alone; ours has the codes' rows of it as well.
+    """Compared with counts of the public code.
+
+    LlamaGen XL has 777,678,080 parameters without the null caption, and its drafter 44.6 million. The file of Anole's
+    drafter has 504,393,728 parameters, among them one table for all ids. Lantern's draft model stores the rows of the
+    codes a second time.
     """
     assert target_parameters(XL) == 777_678_080 + 120 * 2048
     assert draft_parameters(DraftConfig.of(XL)) == 44_567_040
     anole = TargetConfig(4096, 32, 32, 8192, 32, 128, num_prompt_ids=65536, ffn_width=11008, has_qk_norm=True)
     assert draft_parameters(DraftConfig.of_chameleon(anole)) == 504_393_728 + 8192 * 4096
+    assert all(sizes["dim"] % (4 * sizes["num_heads"]) == 0 for sizes in LLAMAGEN_SIZES.values())
     billions = {name: target_parameters(replace(XL, **sizes)) / 1e9 for name, sizes in LLAMAGEN_SIZES.items()}
     stated = {"B": 0.111, "L": 0.343, "XL": 0.775, "XXL": 1.4, "XXXL": 3.9, "1B": 1.2, "3B": 3.1, "7B": 6.6}
     assert billions == pytest.approx(stated, rel=0.05)
@@ -67,12 +71,12 @@ def test_named_sizes():
     found = TargetConfig(**target_fields(typed_config(config)))
     assert (found.dim, found.num_layers, found.num_heads, found.ffn_hidden) == (1280, 36, 20, XL.ffn_hidden)
     config["target"]["size"] = "XM"
-    with pytest.raises(ValueError, match=r"target\.size must be one of None, B, L, XL, .* got 'XM'"):
+    with pytest.raises(ValueError, match=r"target\.size must be one of null, B, L, XL, .* got 'XM'"):
         typed_config(config)
 
 
 def test_cards_have_the_sizes_of_the_published_models():
-    """Against the parameters that each model's authors state, in billions; those of the part that generates images."""
+    """Compared with the authors' counts in billions, of the part that generates images."""
     billions = {name: target_parameters(card.target_config()) / 1e9 for name, card in CARDS.items()}
     stated = {"llamagen_stage1": 0.775, "llamagen_c2i": 0.111, "llamagen_c2i_3B_384": 3.1, "anole-7b": 7, "emu3-gen": 8}
     assert {name: billions[name] for name in stated} == pytest.approx(stated, rel=0.12)

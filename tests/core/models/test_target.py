@@ -1,4 +1,4 @@
-"""Target and draft model: cached and whole passes agree, preparation changes nothing, padding has no say."""
+"""Tests of target and draft model: cached and uncached passes agree, and padding changes nothing."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def model() -> TargetModel:
 
 @pytest.fixture
 def prompts() -> tuple[torch.Tensor, torch.Tensor]:
-    """Features of two prompts and codes of their images."""
+    """Return features of two prompts and codes of their images."""
     return torch.randn(2, 3, 16), torch.randint(0, 8, (2, 4))
 
 
 def window(nodes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Of nodes in a row, each of which sees those before it."""
+    """Return the attention window of nodes in a chain, each of which attends to earlier ones."""
     return window_table(torch.ones(1, nodes, nodes, dtype=torch.bool).tril(), dtype)
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])
 @torch.inference_mode()
 def test_cached_passes_equal_the_whole_pass(model, prompts, is_prepared):
-    """The caption in one pass, then token by token against the cache."""
+    """The caption runs in one pass, then token by token with the cache."""
     features, codes = prompts
     expected = model(features, MASK, codes)
     other = copy.deepcopy(model)
@@ -64,10 +64,10 @@ def test_cached_passes_equal_the_whole_pass(model, prompts, is_prepared):
 @pytest.mark.sensitive
 @torch.inference_mode()
 def test_guided_passes_run_the_null_caption_under_the_prompts_mask(model, prompts):
-    """All four codes behind the caption, each seeing those before it."""
+    """Four codes after the caption, each attending to earlier ones."""
     features, codes = prompts
     expected = torch.cat([model(part, MASK, codes) for part in (features, model.null_prompt(MASK)[0])])
-    # Twice as many rows may be multiplied by another kernel. A mask of ones for the null caption is noticed.
+    # Twice the number of rows may use another kernel. A mask of ones for the null caption would be noticed.
     torch.testing.assert_close(model.forward_with_null(features, MASK, codes), expected, **CLOSE)
     hidden, cache = model.prefill(*model.with_null(features, MASK), 7)
     slots = torch.arange(3, 7).expand(2, 4)
@@ -82,7 +82,7 @@ def test_guided_passes_run_the_null_caption_under_the_prompts_mask(model, prompt
 
 @torch.inference_mode()
 def test_images_prefilled_in_a_small_cache_go_on_in_a_row_of_a_larger_one(model, prompts):
-    """The rows held other images before, whose keys stay behind the captions."""
+    """The batch rows held other images before. Their keys are still in the slots after the captions."""
     (features, codes), rows = prompts, torch.tensor([2, 0])
     expected = torch.stack([model(part, MASK, codes)[:, 3:] for part in (features, model.null_prompt(MASK)[0])])
     cache = model.make_cache(torch.tensor([[True, False, True]]).expand(2, 3, 3), 8)
@@ -144,7 +144,7 @@ def test_lines_of_another_number_than_their_codes():
 
 @torch.inference_mode()
 def test_torch_compile_copies_no_layer_of_the_cache(model):
-    """Views of one buffer that overlap would be made one base, copied whole in every pass."""
+    """Overlapping views of one buffer would become one base, which is copied whole in every pass."""
     counts = []
 
     def keep_count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable:
@@ -166,7 +166,7 @@ def test_torch_compile_copies_no_layer_of_the_cache(model):
 
 @torch.inference_mode()
 def test_heads_that_share_keys_equal_heads_that_have_their_own():
-    """Attention of groups, as nodes of one head, under a mask that differs from node to node."""
+    """Grouped attention is computed as nodes of one head, with a different mask per node."""
     torch.manual_seed(0)
     query, mask = torch.randn(2, 3, 6, 8), torch.randn(2, 1, 3, 5)
     keys, values = torch.randn(2, 2, 2, 5, 8)

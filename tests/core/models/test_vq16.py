@@ -1,4 +1,4 @@
-"""VQ-16: numbers of the public code (tests/data/vq) reproduced, on weights made by a recipe instead of stored."""
+"""Tests of VQ-16 against numbers of the public code (tests/data/vq), with weights made by a recipe."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETS = ["vq_small", "vq_ds16_ch32", "vq16_fullsize", *CHAMELEON]
 
 
 def recipe_config(name: str) -> tuple[VQ16Config, int]:
-    """(sizes, seed) of a stored set."""
+    """Return (sizes, seed) of a stored test set."""
     if name in CHAMELEON:
         return CHAMELEON[name]
     stored = json.loads((FOLDER / f"{name}_config.json").read_text())
@@ -35,7 +35,7 @@ def recipe_config(name: str) -> tuple[VQ16Config, int]:
 
 
 def recipe_state(name: str) -> dict[str, torch.Tensor]:
-    """Weights of a stored set under their published names; those of vq_small were kept in float16."""
+    """Return the weights of a test set under their published names; those of vq_small were stored in float16."""
     config, seed = recipe_config(name)
     with torch.device("meta"):
         shapes = {key: tuple(tensor.shape) for key, tensor in VQ16(config).state_dict().items()}
@@ -58,7 +58,7 @@ def small() -> VQ16:
 
 @pytest.mark.parametrize("name", SETS)
 def test_encode_and_decode_as_the_public_code(name):
-    """Which does not clamp; codes are compared where no other code is about as near."""
+    """The public code does not clamp pixels. Codes are compared unless another code is almost equally near."""
     model, stored = make_vq16(name), load_file(FOLDER / f"{name}_io.safetensors")
     codes, images = stored["codes"].long(), len(stored["decoded"])
     close = {"atol": 1e-4 if name in CHAMELEON else 2e-4, "rtol": 0}
@@ -80,7 +80,7 @@ def test_encode_and_decode_as_the_public_code(name):
 
 
 def test_full_sizes_have_the_published_tensors():
-    """Of VQ-16 344, one of which counts the codes used in training, and 71,883,403 parameters; of Chameleon's 293."""
+    """VQ-16 has 344 tensors (one counts used codes in training) and 71,883,403 parameters; Chameleon's has 293."""
     published = {
         name: {key: tuple(shape) for key, shape in json.loads((FOLDER / f"keys_{name}.json").read_text()).items()}
         for name in ("vq_ds16", "chameleon_vqgan")
@@ -99,7 +99,7 @@ def test_full_sizes_have_the_published_tensors():
 
 
 def test_tokenizers_among_other_weights(tmp_path):
-    """Chameleon's behind the losses that its training keeps beside it, VQ-16 in Janus' file."""
+    """Chameleon's file also has the weights of its training losses; Janus' file has a VQ-16 among others."""
     state = recipe_state("chameleon_small") | {"loss.discriminator.weight": torch.zeros(1)}
     torch.save({"state_dict": state}, tmp_path / "vqgan.ckpt")
     state = {janus_name(name): value for name, value in recipe_state("vq_small").items()}
@@ -112,7 +112,7 @@ def test_tokenizers_among_other_weights(tmp_path):
 
 
 def test_decoding_normalises_the_codebook(small):
-    """Rows of other lengths decode to the same images."""
+    """Codebook rows of other lengths decode to the same images."""
     codes, longer = torch.arange(16)[None], make_vq16("vq_small")
     with torch.no_grad():
         longer.codebook.mul_(torch.linspace(0.5, 2.0, len(longer.codebook))[:, None])

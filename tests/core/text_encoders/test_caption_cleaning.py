@@ -1,6 +1,6 @@
-"""The published cleaning: every caption of the fixture, and the quirks that it does not show.
+"""Tests of the published cleaning of captions: all captions of the fixture, and special cases.
 
-Expected texts of the quirks were measured on the reference with Beautiful Soup 4.15 and ftfy 6.3.1.
+Expected texts of the special cases were made by the reference with Beautiful Soup 4.15 and ftfy 6.3.1.
 """
 
 import json

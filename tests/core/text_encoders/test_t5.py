@@ -1,4 +1,4 @@
-"""The T5 encoder on a tiny random T5 in the published layout: parity with transformers, rotation, errors."""
+"""Tests of the T5 encoder on a tiny random T5 in the published layout: parity with transformers, caches, errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def broken(t5, tmp_path):
 
 
 def direct(folder, texts, dtype):
-    """Features as transformers itself makes them from clean texts: (texts, tokens, dim) right-padded, and the mask."""
+    """Return features as transformers makes them from clean texts, (texts, tokens, dim) right-padded, and the mask."""
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"), pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
     )
@@ -63,7 +63,7 @@ def test_features_are_those_of_transformers_rotated_to_the_end(t5, dtype):
 
 
 def test_weights_are_kept_in_bfloat16_without_the_decoder(t5):
-    """That they are the file's shows in the features."""
+    """The features show that the weights are those of the file."""
     model = T5TextEncoder(t5, max_tokens=MAX_TOKENS)._model
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert not any("decoder" in name for name, _ in model.named_parameters())
@@ -96,7 +96,7 @@ def test_pads_move_to_the_front_and_are_zero_even_where_the_model_gave_nan():
 
 
 def test_flan_t5_xls_repository(t5, tmp_path):
-    """A head of its own, no tying, and an index that names two tables of tokens which lie in no shard."""
+    """It has a separate head, untied embeddings, and an index with two embeddings that are in no shard."""
     from safetensors.torch import load_file, save_file
 
     state = load_file(t5 / "model.safetensors")

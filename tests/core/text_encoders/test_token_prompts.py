@@ -1,4 +1,4 @@
-"""Prompts of tokens: each family's form, the null prompt, what is cut, errors."""
+"""Tests of prompts of token ids: form of each family, null prompt, cut prompts, errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def of_text(family: str, checkpoint, max_tokens: int = 12, *file):
 def prompt(encoder, text: str) -> list[int]:
     ids, mask = encoder.encode([text])
     assert ids.shape == mask.shape == (1, encoder.max_tokens) and ids.dtype == torch.int64
-    assert mask[0].tolist() == sorted(mask[0].tolist())  # pads stand in front
+    assert mask[0].tolist() == sorted(mask[0].tolist())  # padding comes first
     return ids[mask].tolist()
 
 

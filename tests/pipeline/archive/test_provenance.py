@@ -1,4 +1,4 @@
-"""What a provenance says of config, code, machine and files, and what it must not say."""
+"""Tests of what a provenance states about config, code, machine and files, and what it must not state."""
 
 import getpass
 import json

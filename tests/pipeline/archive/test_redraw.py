@@ -1,4 +1,4 @@
-"""Images of an experiment drawn again: what counts as equal, what is found, what is refused."""
+"""Tests of images that are generated again: what counts as equal, which methods can be checked, errors."""
 
 import json
 import random
@@ -43,7 +43,7 @@ def config():
 
 @pytest.fixture
 def experiment(tmp_path, config):
-    """A finished experiment with random models."""
+    """Make a finished experiment with random models."""
     return make_experiment(tmp_path / "results" / "tiny", config)
 
 
@@ -82,14 +82,14 @@ def write_provenance(folder, config):
 
 
 def verify(folder, *arguments):
-    """Verifies an experiment; returns (exit code, everything printed)."""
+    """Verify an experiment, and return (exit code, all output)."""
     result = CliRunner().invoke(app, ["verify", str(folder), *arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.output
 
 
 def change(path, edit, metadata=None):
-    """Changes the tensors (and the metadata) of one of our files."""
+    """Change the tensors, and possibly the metadata, of a tensor file."""
     tensors, found = load_tensors(path)
     edit(tensors)
     save_tensors(path, tensors, {**found, **(metadata or {})})
@@ -146,7 +146,7 @@ def test_prompts_that_do_not_fit_the_records_are_one_sentence(experiment, config
 
 
 def test_a_class_that_results_name_is_not_imported(experiment, config, tmp_path, monkeypatch):
-    """In its config, and in the records of an image."""
+    """The class is named in the config, and in the records of an image."""
     name = "own_of_results:Capped"
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_of_results.py").write_text("raise RuntimeError('imported')")

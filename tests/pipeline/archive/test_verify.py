@@ -1,4 +1,4 @@
-"""Results compared with the checksums of their provenance: of a folder, and of a zip file that nobody vouches for."""
+"""Tests of results against the checksums of their provenance: of a folder, and of an untrusted zip file."""
 
 import json
 import stat
@@ -18,7 +18,7 @@ TARGET = "target/s0/model.safetensors"
 
 @pytest.fixture
 def experiment(tmp_path):
-    """A finished experiment of a few small files."""
+    """Make a finished experiment of a few small files."""
     folder = tmp_path / "results" / "mine"
     files = {
         "summary.csv": "a,b\n1,2\n",
@@ -48,14 +48,14 @@ def write_provenance(folder, **checkpoints):
 
 
 def check(path, workplace):
-    """The number of files that agree, as `lantern verify` counts them."""
+    """Return the number of files that agree, as `lantern verify` counts them."""
     workplace.mkdir(exist_ok=True)
     folder = open_results(path, workplace)
     return check_files(folder, read_provenance(folder))
 
 
 def zipped(folder):
-    """A zip file of an experiment, made from the folder of the run by Python's own command."""
+    """Make a zip file of an experiment, in the folder of the run, by Python's zipfile command."""
     file = folder.parents[1] / "mine.zip"
     command = [sys.executable, "-m", "zipfile", "-c", str(file), f"results/{folder.name}"]
     subprocess.run(command, cwd=folder.parents[1], check=True)

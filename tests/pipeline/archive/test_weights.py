@@ -1,4 +1,4 @@
-"""What is published beside trained weights."""
+"""Tests of what is published next to trained weights."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The table of figures fits the drawing functions."""
+"""Tests that the table of figures fits the drawing functions."""
 
 import copy
 import inspect

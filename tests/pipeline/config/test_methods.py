@@ -1,4 +1,4 @@
-"""Expansion of the config's methods, their ids and trees, and what is said of methods that cannot be."""
+"""Tests of the expansion of the config's methods, their ids and trees, and messages about impossible methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a config plans, and where its files lie."""
+"""Tests of what a config plans, and of the paths of its files."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""What jobs ask for follows from the config's sizes."""
+"""Tests that the resources of jobs follow from the sizes in the config."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def overlaid(*names):
 def test_every_attempt_asks_for_twice_as_much():
     assert [growing(500)(None, attempt) for attempt in (1, 2, 3)] == [500, 1000, 2000]
     assert [growing(500, 700)(None, attempt) for attempt in (1, 2, 3)] == [500, 700, 700]
-    assert growing(900, 700)(None, 2) == 900  # what the first attempt needs is asked for again
+    assert growing(900, 700)(None, 2) == 900  # the request of the first attempt is repeated
 
 
 def test_repeated_attempts_stay_within_two_days():
@@ -63,7 +63,7 @@ def test_a_published_target_of_classes_is_as_large_as_one_of_captions():
 
 
 def test_a_target_of_seven_billion_parameters_is_never_held_in_float32():
-    """Anole's and Janus-Pro-7B's weights in bfloat16 are 14 GB; the drafter's table of ids 0.5."""
+    """The bfloat16 weights of Anole and Janus-Pro-7B take 14 GB, the drafter's table of ids 0.5 GB."""
     janus = overlaid("janus_pro")
     janus["target"] |= {"dim": 4096, "num_layers": 30, "num_heads": 32, "ffn_width": 11008}
     cases = [(overlaid("anole"), 6.81, 0.538), (overlaid("lumina_mgpt"), 6.81, 0.538), (janus, 6.64, 0.303)]
@@ -144,7 +144,7 @@ def test_no_first_attempt_is_doubled_beyond_the_largest_partition():
 
 
 def test_only_the_published_drafters_of_chameleons_see_the_prompts_ids():
-    """One of our own on such a target, and a published one of LlamaGen, have their own layout."""
+    """A draft model that was trained here, and LlamaGen's published one, have other layouts."""
     own, llamagen = overlaid("lumina_mgpt"), overlaid("llamagen_stage1")
     own["drafter"]["checkpoint"] = None
     for config, make in (

@@ -1,4 +1,4 @@
-"""What a run finds on this machine is looked at before any job; whatever is wrong is one sentence with the key."""
+"""Tests of files that a run needs on this machine: they are checked before any job, and errors name the key."""
 
 import copy
 import subprocess
@@ -102,7 +102,7 @@ def test_weights_of_other_sizes_are_refused_before_any_job(monkeypatch, section,
 
 def test_weights_that_the_run_does_not_use_or_that_are_no_file_of_ours_are_left_alone(tmp_path):
     (tmp_path / "damaged.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0" + b"no json!")
-    check(changed(tokenizer={"checkpoint": str(tmp_path / "damaged.safetensors")}))  # its job says what is wrong
+    check(changed(tokenizer={"checkpoint": str(tmp_path / "damaged.safetensors")}))  # its job reports the fault
     metrics = {"fidelity": None, "clip": None, "prompt_accuracy": False}
     checkpoints = {name: {"checkpoint": None} for name in ("tokenizer", "target")}
     with pytest.raises(ValueError, match=r"data\.image_size must be 48 with .*attribute_classifier"):

@@ -1,4 +1,4 @@
-"""The default config is valid; whatever is wrong with another one is a single sentence that names the key."""
+"""Tests of config validation: the default is valid, and every fault gives one sentence that names the key."""
 
 import copy
 import re
@@ -34,7 +34,7 @@ BELOW = {
 
 
 def changed(path, value, config=DEFAULT):
-    """A config with one key set; the path is dotted, list places are numbers."""
+    """Return a config with one key set. The path is dotted; numbers are list indices."""
     config = copy.deepcopy(config)
     place = config
     *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
@@ -68,6 +68,8 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_the_default
     "path, value, words",
     [
         ("sampling.top_pp", 0.9, ["sampling.top_pp", "unknown", "did you mean top_p?"]),
+        ("top_k", 50, ["config key top_k is unknown; did you mean sampling.top_k?"]),
+        ("metrics.fidelity", "fid", ["must be one of attribute_classifier, inception, null, got 'fid'"]),
         ("sampling.xyzzy", 1, ["sampling.xyzzy", "known are cfg_scale"]),
         ("sampling.top_p", 0, ["sampling.top_p must be greater than 0, got 0"]),
         ("sampling.cfg_scale", 0.5, ["sampling.cfg_scale", "at least 1", "0.5"]),
@@ -219,7 +221,7 @@ def test_no_variants_may_be_written_as_null():
 
 
 def test_the_keys_of_a_method_are_read_from_the_table_of_methods():
-    """Every preset and part is known, and every parameter with its bounds."""
+    """All presets, parts and parameters with their bounds are known."""
     keys = json_schema(MethodEntry)["properties"]
     for key, names in {"preset": PRESETS, "residual": RESIDUALS, "neighbours": NEIGHBOURS}.items():
         assert keys[key]["enum"] == keys[key]["items"]["enum"] == list(names), key
@@ -341,7 +343,7 @@ def test_a_file_that_is_no_config_is_named(tmp_path, text, words):
         load_yaml(tmp_path / "c.yaml")
     assert words in str(caught.value)
     command = [sys.executable, "-m", "lantern_pipeline.config.validate", ROOT / "config.yaml", tmp_path / "c.yaml"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)  # what make asks before Snakemake
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)  # the check of make before Snakemake
     assert result.returncode == 1 and result.stderr == f"{caught.value}\n"
 
 

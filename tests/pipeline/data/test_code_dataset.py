@@ -1,4 +1,4 @@
-"""Codes and their captions."""
+"""Tests of codes with their captions."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ ENCODER = WordEmbeddingEncoder(None, 8, 4, 0)
 
 @pytest.fixture
 def coded(tmp_path):
-    """Five captions, and the codes of four of them in two shards."""
+    """Write five captions, and the codes of four of them in two shards."""
     write_prompts(tmp_path / "captions.jsonl", [Prompt(f"p{i}", f"word {i}") for i in range(5)])
     for shard in (0, 1):
         codes = torch.arange(shard, 4, 2)[:, None].repeat(1, 3)

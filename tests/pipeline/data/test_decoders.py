@@ -1,4 +1,4 @@
-"""Decoders of several methods: what is loaded by which name."""
+"""Tests of the decoders of several methods: which files are loaded by which name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def save_table(path, num_columns=4, name="nearest_codes"):
 
 @pytest.fixture
 def files(tmp_path):
-    """Checkpoints of an untrained run with two tables."""
+    """Write checkpoints of an untrained run with two tables of nearest codes."""
     config = {"dim": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 12, "grid": 4}
     target = TargetModel(TargetConfig(**config, num_text_tokens=5, caption_dim=16, ffn_multiple=16))
     save_model(tmp_path / "target.safetensors", target)

@@ -1,4 +1,4 @@
-"""Images as files, tensors and codes."""
+"""Tests of images as files, tensors and codes."""
 
 import io
 
@@ -44,7 +44,7 @@ def test_a_file_is_cropped_to_its_centre_square_and_then_scaled_by_pillow():
 
 
 def test_an_odd_margin_is_cut_where_the_published_code_cuts_it():
-    """round(1.5) is 2: the right pixel more stays."""
+    """round(1.5) is 2, so one pixel more of the right side stays."""
     image = picture(7, 4)
     assert torch.equal(Preprocessing("centre_box_4").read("a.png", content(image)), tensor(image.crop((2, 0, 6, 4))))
 

@@ -1,4 +1,4 @@
-"""Image sources: splits, folders, and the data of a training step."""
+"""Tests of image sources: splits, folders, and the data of a training step."""
 
 import json
 

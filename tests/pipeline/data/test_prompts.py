@@ -1,4 +1,4 @@
-"""Prompt files: every format, every mistake, COCO's captions, what is left out and what is drawn."""
+"""Tests of prompt files: all formats and faults, COCO's captions, prompts left out and sampled at random."""
 
 import json
 import logging
@@ -49,7 +49,7 @@ def test_ids_are_read_in_every_format_and_usual_names_of_columns_in_any_case(tmp
 
 
 def test_genevals_prompts_are_read_as_they_are(tmp_path):
-    """Objects with a key prompt among others, some of them lists; the same text may come again."""
+    """Objects have a key prompt among others, some of which are lists. A text may occur twice."""
     lines = [
         {"tag": "single_object", "include": [{"class": "bench", "count": 1}], "prompt": "a photo of a bench"},
         {
@@ -152,7 +152,7 @@ def test_another_encoding_and_missing_files_are_named(tmp_path):
 
 
 def coco(folder, name="captions_val2017.json"):
-    """Annotations in COCO's layout; the images' order differs from that of the annotations."""
+    """Write annotations in COCO's layout, with images in another order than the annotations."""
     content = {
         "info": {},
         "images": [{"id": id, "file_name": f"{id:012d}.jpg"} for id in (9, 20, 31)],

@@ -1,4 +1,4 @@
-"""Shards part what they are made of."""
+"""Tests that shards partition a list."""
 
 import pytest
 

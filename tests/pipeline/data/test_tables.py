@@ -1,4 +1,4 @@
-"""Tables come back as they were, and unreadable ones are named."""
+"""Tests that tables are read as they were written, and unreadable ones are named."""
 
 import pandas as pd
 import pytest

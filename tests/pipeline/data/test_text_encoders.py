@@ -1,4 +1,4 @@
-"""Word embeddings: padding, determinism, role binding, errors."""
+"""Tests of word embeddings: padding, determinism, order of words, errors."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Stored text features: what is read is what was encoded, and what is not stored is named."""
+"""Tests of stored text features: they are read as they were encoded, and missing ones are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entries of the config section `resources`: what is malformed is named, and no name leads out of its folder."""
+"""Tests of entries of the config section `resources`: malformed ones are named, and no name leaves its folder."""
 
 import pytest
 
@@ -71,15 +71,15 @@ def test_a_config_value_is_an_entry_or_a_path(tmp_path):
 def test_the_hubs_address_has_no_slash_at_its_end(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example.org/")
     address = "https://mirror.example.org/someone/model/resolve"
-    assert entry_of(REPO).address("a.pt") == f"{address}/{COMMIT}/a.pt"
-    assert entry_of({**REPO, "revision": None}).address("a.pt") == f"{address}/main/a.pt"
+    assert entry_of(REPO).download_url("a.pt") == f"{address}/{COMMIT}/a.pt"
+    assert entry_of({**REPO, "revision": None}).download_url("a.pt") == f"{address}/main/a.pt"
     monkeypatch.setenv("HF_ENDPOINT", "")
-    assert entry_of(REPO).address("a.pt").startswith("https://huggingface.co/someone/model")
-    assert entry_of(URL).address("model.pt") == URL["url"]
+    assert entry_of(REPO).download_url("a.pt").startswith("https://huggingface.co/someone/model")
+    assert entry_of(URL).download_url("model.pt") == URL["url"]
 
 
 def test_a_server_on_this_machine_may_be_asked_without_encryption(tmp_path):
     for host in ("127.0.0.1", "localhost", "[::1]"):
         assert entry_of({**URL, "url": f"http://{host}:8000/model.pt"}).url
-    own = entry_of({**URL, "path": str(tmp_path)})  # stands in for what a url names
+    own = entry_of({**URL, "path": str(tmp_path)})  # replaces the file that a url names
     assert own.path == tmp_path and own.inputs == [tmp_path.as_posix()] and entry_of(URL).inputs == []

@@ -1,4 +1,4 @@
-"""Fetching: files come whole and with the right content, and every fault is one sentence."""
+"""Tests of downloads: files are complete and correct, and every fault gives one sentence."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ def sha256(content):
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """A server on this machine with a repository, an empty working folder, and no patience."""
+    """Start a server with a repository on this machine, in an empty folder, with short timeouts."""
     monkeypatch.chdir(tmp_path)
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "127.0.0.1,localhost")
@@ -66,7 +66,7 @@ def on_hub(**changes):
 
 
 def refused(resource, kind, *words):
-    """Fetches what cannot be fetched: one sentence that names the resource and holds the words."""
+    """Fetch a resource that must fail, and return the sentence, which names the resource."""
     with pytest.raises(kind) as caught:
         fetch_resource(resource)
     text = str(caught.value)
@@ -204,7 +204,7 @@ def test_without_network_one_sentence_says_what_to_do(server, monkeypatch, kind)
         resource,
         ConnectionError,
         "127.0.0.1 is out of reach (Connection refused)",
-        *(resource.address(file), nowhere, f"download it by hand to resources/weights/{file}"),
+        *(resource.download_url(file), nowhere, f"download it by hand to resources/weights/{file}"),
         "set config key resources.weights.path",
     )
     assert time.monotonic() - start < 10
@@ -378,7 +378,7 @@ INDEX = "text/model.safetensors.index.json"
 
 
 def with_index(server, names):
-    """An entry of an index, beside the shards that it may name."""
+    """Return an entry of an index, with the shards that it may name."""
     index = json.dumps({"weight_map": {f"layer{number}": name for number, name in enumerate(names)}}).encode()
     server.add_repository("someone/model", {INDEX: index, **SHARDS})
     return on_hub(files={INDEX: None})

@@ -1,4 +1,4 @@
-"""Manifests: from a rule's input to the files that were fetched, what a conversion says of its file."""
+"""Tests of manifests: from the input of a rule to the fetched files, and what a conversion states about its file."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Figures of tables: each is legible, fits its page and is the same every time; what each shows stands below."""
+"""Tests of figures of tables: legible, within the page, equal every time, and each shows its numbers."""
 
 from dataclasses import replace
 from importlib import import_module
@@ -56,7 +56,7 @@ def texts(labels):
 
 
 def points(axes):
-    """Coordinates of the first point of each line with error bars."""
+    """Return the coordinates of the first point of each line with error bars."""
     return [container.lines[0].get_xydata()[0].tolist() for container in axes.containers]
 
 

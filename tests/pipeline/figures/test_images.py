@@ -1,4 +1,4 @@
-"""Figures of images: grids of what methods drew (a) and of near codes (e)."""
+"""Tests of figures of images: the sample grid (a) and nearest codes (e)."""
 
 import math
 

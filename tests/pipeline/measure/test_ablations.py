@@ -1,4 +1,4 @@
-"""Ablations on tiny random models: what reaches the decoder, and each point against autoregressive decoding."""
+"""Tests of ablations on tiny random models: the decoders that they make, and each point."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def expand(**grid):
 
 @pytest.fixture
 def seen(monkeypatch):
-    """Everything that decoders were made of while the test ran."""
+    """Return a list of the arguments of all decoders that were made during the test."""
     made = []
 
     def watched(models, spec, sampling, **options):
@@ -120,7 +120,7 @@ def test_one_row_per_point_with_what_identifies_it_and_counts_over_its_images(me
     substitutions = images.groupby("method_id")["substitutions"].mean()
     assert substitutions["proximity-l2-k6"] > 0 == substitutions["coupled"]
     assert rows.loc["proximity-l2-k6", "substitutions"] == substitutions["proximity-l2-k6"]
-    assert np.isnan(rows.loc["eagle1", "substitutions"])  # rejection draws no token of the target's
+    assert np.isnan(rows.loc["eagle1", "substitutions"])  # with rejection sampling, the target samples no token
 
 
 def test_points_are_paired_with_autoregressive_decoding_by_prompt(measured):

@@ -1,4 +1,4 @@
-"""CLIP score and HPS: open_clip, called directly on image files, gives the same numbers."""
+"""Tests that CLIP score and HPS equal those of open_clip, called directly on image files."""
 
 import json
 import math
@@ -20,7 +20,7 @@ PREFIX = "A photo depicts "
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """An architecture, weights of it in three forms, and pictures."""
+    """Write an architecture, its weights in three forms, and images."""
     place = tmp_path_factory.mktemp("clip")
     (place / "tiny-clip.json").write_text(json.dumps(TINY_CLIP))
     state = tiny_clip().state_dict()
@@ -39,7 +39,7 @@ def pictures(folder):
 
 @pytest.fixture(scope="module")
 def drawn(pictures):
-    """The same images as a decoder draws them, float in [-1, 1]."""
+    """Return the same images as a decoder returns them, float in [-1, 1]."""
     pixels = torch.stack([torch.from_numpy(np.array(picture)).permute(2, 0, 1) for picture in pictures])
     return pixels.float() / 127.5 - 1
 
@@ -49,7 +49,7 @@ def load(folder, weights="whole.safetensors", **options):
 
 
 def score_directly(folder, pictures, texts):
-    """What a script with open_clip would do."""
+    """Compute the scores as a script with open_clip would do."""
     open_clip.add_model_config(str(folder / "tiny-clip.json"))
     weights = str(folder / "whole.safetensors")
     model, _, preprocess = open_clip.create_model_and_transforms("tiny-clip", pretrained=weights)

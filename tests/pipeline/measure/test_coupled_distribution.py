@@ -1,4 +1,4 @@
-"""Output distributions of coupled and Jacobi drafts: the closed form against sums that must hold and against draws."""
+"""Tests of output distributions of coupled and Jacobi drafts: the closed form against sums and against samples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BOUNDS = {
 
 
 def make_nodes(num: int = 4, children: int = 1) -> VerifiedNodes:
-    """Random distributions, each without two codes of its own; the last node's draft is a copy."""
+    """Make random distributions, each without two of the codes. The draft of the last node is a copy."""
     logits = 1.5 * torch.randn(2, num, VOCAB, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     target, draft = logits
     target[:, :2], draft[:, 1:3] = -torch.inf, -torch.inf
@@ -66,7 +66,7 @@ def test_the_joint_distribution_has_both_marginals():
         .exponential_(generator=torch.Generator().manual_seed(0))
         .log()
     )
-    pairs = (draft.log() + noise).argmax(-1) * VOCAB + (target.log() + noise).argmax(-1)  # (draws, nodes)
+    pairs = (draft.log() + noise).argmax(-1) * VOCAB + (target.log() + noise).argmax(-1)  # (samples, nodes)
     counts = torch.stack([column.bincount(minlength=VOCAB**2) for column in pairs.T]) / len(noise)
     assert (counts.view_as(joint) - joint).abs().max() < 0.006  # four standard errors
 
@@ -129,7 +129,7 @@ def test_the_recorded_distributions_picked_the_drafts(drafts, tree, monkeypatch)
 
 
 def test_a_bound_of_0_moves_nothing():
-    """Such a method decodes exactly, though it names relaxed sets."""
+    """Such a method decodes exactly, although it names relaxed sets."""
     models = make_models()
     spec = MethodSpec.of("mine", tree="chain3", drafts="coupled", acceptance="additive", k=3, delta=0)
     encoder = WordEmbeddingEncoder(VOCABULARY, models.target.config.caption_dim, models.target.config.num_text_tokens)
@@ -150,7 +150,7 @@ def test_siblings_move_more_and_are_given_where_they_are_copied(table):
 
 
 def test_a_sibling_that_the_draft_model_cannot_draw_is_none(table):
-    """All drafts are code 4, though two are wanted: it is accepted where the target draws it, nothing else ever is."""
+    """All drafts are code 4, although two are wanted. It is accepted if the target samples it."""
     target = torch.full((200, VOCAB), 1 / VOCAB)
     draft = torch.nn.functional.one_hot(torch.full((200,), 4), VOCAB).float()
     children = torch.tensor([[4, 5]]).expand(200, -1)

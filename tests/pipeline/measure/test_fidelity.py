@@ -1,4 +1,4 @@
-"""FID, KID, precision and recall: torch-fidelity's own numbers, and what a reference may lack."""
+"""Tests of FID, KID, precision and recall against torch-fidelity, and of incomplete references."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ SETTINGS = FidelitySettings(num_reference=8, kid_subset_size=20, kid_subsets=5, 
 
 
 def gaussian(n, shift=0.0, seed=0, width=6):
-    """Independent normal features (n, width) float32, of standard deviation 1, 2, 3, ..."""
+    """Return independent normal features (n, width), float32, of standard deviation 1, 2, 3, ..."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(n, width, generator=generator) * torch.arange(1.0, width + 1) + shift
 
@@ -54,7 +54,7 @@ def kernel(x, y):
 
 
 def unbiased_kid(a, b):
-    """Of two sets in double precision, from all pairs."""
+    """Return the KID of two sets in double precision, from all pairs."""
     within = [(kernel(x, x).sum() - kernel(x, x).trace()) / (len(x) * (len(x) - 1)) for x in (a, b)]
     return float(sum(within) - 2 * kernel(a, b).mean())
 
@@ -187,7 +187,7 @@ def test_a_gpu_gives_the_same_numbers():
     assert measure(generated, reference.cuda()) == pytest.approx(measure(generated, reference), rel=1e-6, abs=1e-9)
 
 
-# --- published extractors, beside torch-fidelity's own --------------------------------------------------
+# --- published extractors, compared with torch-fidelity's -----------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +269,7 @@ def test_safetensors_wrapped_weights_and_manifests_are_read(tmp_path, vgg16_file
 
 
 class Trap:
-    """What a hostile pickle holds: a call."""
+    """Object whose pickle holds a call, as a hostile file may."""
 
     def __init__(self, path):
         self.path = str(path)

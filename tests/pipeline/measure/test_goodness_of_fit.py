@@ -1,4 +1,4 @@
-"""The test of whole images against the target's distribution: its samples pass, others do not."""
+"""Tests of the test of whole images: samples of the target pass, others fail."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_float32_target_is_run_in_float64_and_a_narrower_one_as_it_is(dtype, r
 
 @pytest.mark.sensitive
 def test_rounding_moves_no_point_and_shared_images_are_tested_once(monkeypatch):
-    """Other batches are other kernels, whose float32 differs in the last digits; as from one CPU to another."""
+    """Other batches use other kernels, whose float32 results differ in the last digits, as on another CPU."""
     codes, points, find = draw(1.0), [], points_of
     monkeypatch.setattr(goodness_of_fit, "points_of", lambda *parts: points.append(find(*parts)) or points[-1])
     found = []

@@ -14,12 +14,12 @@ from lantern_pipeline.measure.intervals import (
 
 
 def skewed_values(generator):
-    """40 values, of which a percentile interval covers a little less than 95 %: mean 1."""
+    """Return 40 values of mean 1, of which a percentile interval covers slightly less than 95 %."""
     return mean_statistic, 1.0, generator.exponential(1.0, size=40)
 
 
 def tokens_by_forwards(generator):
-    """6 tokens in 3 forwards on average: ratio 2."""
+    """Return 6 tokens in 3 forward passes on average: the ratio is 2."""
     return ratio_statistic, 2.0, np.full(50, 6.0), generator.integers(2, 5, size=50)
 
 

@@ -1,4 +1,4 @@
-"""Timing of images and of their forwards, by the clock."""
+"""Tests of the timing of images and of their forward passes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make_decoders(temperature: float = 1.0) -> list[Decoder]:
 
 
 def is_as_made(decoder: Decoder) -> bool:
-    """Whether no clock is left on the decoder."""
+    """Return whether no timer is left on the decoder."""
     return decoder.on_forward is None
 
 
@@ -73,7 +73,7 @@ def test_every_method_is_timed_on_every_prompt():
 
 
 def test_methods_take_turns_in_every_round_and_the_warm_up_does_not_count(monkeypatch):
-    """A prompt's image is that of its fastest round."""
+    """The time of a prompt is that of its fastest round."""
     order, cores, seconds = [], iter(range(100)), iter([9.0] * 3 + [0.5] * 6 + [0.25] * 6)
 
     def decode(decoder, prompts, encoder, run_seed):
@@ -145,7 +145,7 @@ def test_a_forward_lasts_until_the_next_begins_and_the_last_one_to_the_end(monke
 
 def test_on_a_gpu_forwards_are_timed_by_events_and_nothing_waits(monkeypatch):
     class Event:
-        """Notes the milliseconds at which it was recorded."""
+        """Stand-in for a CUDA event: it stores the milliseconds at which it was recorded."""
 
         def __init__(self, enable_timing):
             assert enable_timing
@@ -181,7 +181,7 @@ def test_timed_images_are_written_with_their_seconds_and_what_was_drafted_and_su
         assert torch.equal(timed.codes[row], image.generation.codes[0].int())
         assert timed.step_lengths[row].sum() == 16 and (timed.step_lengths[row] > 0).sum() == forwards
         assert timed.step_seconds[row, :forwards].tolist() == pytest.approx(list(image.step_seconds))
-        # one token of the target's own a forward, but for a last one that the image's end cut short
+        # one token sampled by the target per forward pass, except in a last one at the end of the image
         assert forwards - 1 <= (~timed.is_draft[row]).sum() <= forwards
         assert not (timed.is_substituted[row] & ~timed.is_draft[row]).any()
     by_method = {name: [row for row, found in enumerate(timed.method_ids) if found == name] for name in SPECS}

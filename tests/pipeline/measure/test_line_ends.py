@@ -1,4 +1,4 @@
-"""What is measured where lines of codes end in a token: the codes alone, in the context of all tokens."""
+"""Tests of measurements with line-end tokens: only codes count, in the context of all tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lantern_pipeline.training.target import next_token_loss
 
 @pytest.fixture(scope="module")
 def drawn():
-    """A target of 11 codes in four lines of four, its prompts, an encoder that gives them, and the tokens it draws."""
+    """Return a target with 11 codes in four lines of four, prompts, their encoder, and the sampled tokens."""
     models = make_models(line_end=0)
     features, mask = make_prompts(models, 2)
 
@@ -46,7 +46,7 @@ def test_likelihood_and_ambiguity_are_of_codes(drawn):
     wanted = -logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
     assert nll.shape == (2, 16)
     torch.testing.assert_close(nll, drop_line_ends(wanted, 4))
-    assert not wanted.view(2, 4, 5)[..., 4].any()  # what ends a line is certain
+    assert not wanted.view(2, 4, 5)[..., 4].any()  # a line end is certain
     frame = measure_ambiguity(target, encoder, tokens, ["0", "1"], cfg_scales=[2.0])
     assert sorted(set(frame["position"])) == list(range(16)) and frame["top1"].max() < 1
 

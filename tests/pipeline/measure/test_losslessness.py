@@ -1,4 +1,4 @@
-"""Equality with autoregressive decoding; the target's own draws are found again from the emitted codes."""
+"""Tests of equality with autoregressive decoding: the target's samples are found again from the emitted codes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lantern_pipeline.measure.losslessness import (
 
 
 class _Encoder:
-    """Hands out given features; a text is the number of its row."""
+    """Encoder that returns given features. A text is the index of its feature."""
 
     def __init__(self, features: torch.Tensor, mask: torch.Tensor) -> None:
         self.parts = features, mask
@@ -65,7 +65,7 @@ def test_row_by_hand():
     assert row["substitution_rate"] == 0.25
     assert row["substitution_rate_low"] == 0 and row["substitution_rate_high"] == 0.5
     assert row["substitution_distance"] == pytest.approx(5)
-    ends = torch.full((2, 1), 3)  # what ends a line is no code: the rate is that of codes alone
+    ends = torch.full((2, 1), 3)  # a line end is no code, so the rate is over codes only
     lined, drawn = torch.cat([codes, ends], dim=1), torch.cat([drawn, ends], dim=1)
     row = substitution_row(make_records(lined, lined != drawn), drawn, codebook, {"num_resamples": 20, "seed": 0})
     assert row["substitution_rate"] == 0.25
@@ -74,7 +74,7 @@ def test_row_by_hand():
 
 
 def planted():
-    """Equal; different at 2; different at 1, at a near-tie; different at 1, with a near-tie only later."""
+    """Return records: equal; different at 2; different at 1, a near-tie; different at 1 with a near-tie later."""
     base = torch.arange(20).view(4, 5)
     codes, margins = base.clone(), torch.ones(4, 5)
     codes[1, 2] = 99

@@ -1,4 +1,4 @@
-"""Output distributions: against the reference numbers, a slow enumeration, sampling, and bounds that must hold."""
+"""Tests of output distributions against reference numbers, a slow enumeration, sampling, and bounds."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_exact_rules_have_the_distribution_of_the_target():
     [(AdditiveBound, {"delta": 0.1}), (BudgetBound, {"delta": 0.2}), (MultiplicativeBound, {"lambda_": 3.0})],
 )
 def test_relaxed_sets_have_the_distribution_of_the_decoder(kind, bound, table):
-    """Every token y that the target may draw goes through the decoder's own verifier, weighted by its probability."""
+    """Every token y goes through the decoder's verifier, weighted by its probability under the target."""
     nodes, sets = random_nodes(30), kind(table, k=8, **bound)
     expected, accepted = through_the_verifier(nodes, WithinBound(sets))
     found = distribution_of_relaxed_sets(nodes.target_probs, nodes.children, sets)
@@ -115,7 +115,7 @@ def test_relaxed_sets_have_the_distribution_of_the_decoder(kind, bound, table):
 
 
 def test_proximity_of_top_drafts_has_the_distribution_of_the_decoder(table):
-    """Its relaxed sets have no bound, so that nothing is known of the verifier but what it decides."""
+    """Its relaxed sets have no bound, so only decisions of the verifier are known."""
     nodes = replace(random_nodes(30), draft_probs=None)
     spec = MethodSpec.of("m", tree="chain3", drafts="top", acceptance="proximity", k=4)
     verifier = make_verifier(spec, SamplingConfig(), table)
@@ -127,7 +127,7 @@ def test_proximity_of_top_drafts_has_the_distribution_of_the_decoder(table):
 
 
 def through_the_verifier(nodes: VerifiedNodes, verifier) -> tuple[torch.Tensor, torch.Tensor]:
-    """Distribution of the emitted token, and the probability that a draft is accepted."""
+    """Return the distribution of the emitted token, and the probability that a draft is accepted."""
     expected = torch.zeros_like(nodes.target_probs)
     accepted = torch.zeros(30, dtype=torch.float64)
     padded = torch.nn.functional.pad(nodes.children, (0, 1))
@@ -184,7 +184,7 @@ def test_an_exact_rule_has_no_noise_of_drawn_siblings():
 
 @pytest.mark.parametrize("name", ["cool", "gsd", "lantern_matched", "mixing"])
 def test_where_one_residual_follows_all_drafts_a_formula_has_the_distribution(name, table):
-    """As every draft taken by itself; weights are those of the nodes' depths."""
+    """It equals the sum over all drafts. Weights are those of the depths of the nodes."""
     drawn = random_nodes(30)
     nodes = replace(drawn, children=drawn.children[:, :1], depths=torch.arange(30) % 3)
     bound = {"acceptance": "additive", "neighbours": "l2_normalised", "k": 4, "delta": 0.2}
@@ -274,7 +274,7 @@ def test_the_recorder_keeps_visited_nodes_of_every_image_at_the_same_positions()
         decoder.observer = recorder
         generation = decoder.generate(features, mask, [decoder.make_noise(7, f"p{i}") for i in ids])
         nodes = recorder.collect()
-        # the prefill's token and a full chain's bonus token are drawn where no draft was verified
+        # the prefill's token and a full chain's bonus token are sampled without a verified draft
         num_bonus = int((generation.accepted_lengths == 3).sum())
         assert 5 * 15 - num_bonus <= len(nodes) <= 5 * 15
         assert len(nodes.image.unique()) == 5
@@ -301,7 +301,7 @@ def test_the_nodes_kept_do_not_depend_on_the_batch():
 
 
 def test_a_missing_child_of_a_draft_distribution_of_one_code_changes_nothing():
-    """A draft distribution of one code, and a node that has room for two children."""
+    """The draft distribution has one code, and the node may have two children."""
     target, draft = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.0, 1.0, 0.0]])
     found = distribution_given_children(target, draft, torch.tensor([[1, -1]]), Rejection())
     assert torch.allclose(found.probs, target) and found.acceptance.item() == pytest.approx(0.3)
@@ -333,13 +333,13 @@ def test_a_method_without_delta_has_no_share_above_it():
 
 
 def test_nodes_in_float32_are_averaged_in_float64():
-    """Sums of a thousand float32 numbers, one after the other, would be 3e-6 off."""
+    """A running sum of a thousand float32 numbers would be wrong by 3e-6."""
     values, image = torch.full((3000,), 0.1, dtype=torch.float32), torch.arange(3000) // 1000
     found = mean_over_nodes("acceptance", values, image, OPTIONS)
     assert found == {name: pytest.approx(float(values[0]), rel=1e-6) for name in found}
 
 
-# --- lines in parallel, beside the target in full context
+# --- lines in parallel, compared with the target in full context
 
 PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass"])]
 
@@ -358,7 +358,10 @@ def test_nothing_is_missing_with_a_window_of_a_line(models):
 
 
 def test_the_first_line_misses_nothing_and_what_follows_does(models):
-    """All positions but 0, in order; what was drawn from gave the token that was drawn."""
+    """Nodes are all positions except 0, in order.
+
+    Their distributions, from which the tokens were sampled, give these tokens again.
+    """
     generation, nodes, found = measure_lines(models, 2)
     tv = found.tv_from(nodes.target_probs).view(3, 15)
     assert float(tv[:, :3].max()) < 1e-4 and float(tv[:, 3:].mean()) > 0.01

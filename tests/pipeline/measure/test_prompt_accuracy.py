@@ -18,7 +18,7 @@ ONE = Scene(BACKGROUNDS[1], (("small", "green", "triangle"),))
 
 
 def logits_that_read(scenes):
-    """Logits of a attribute classifier that reads exactly these scenes."""
+    """Return logits of an attribute classifier that reads exactly these scenes."""
     targets = attribute_targets(scenes)
     return {
         head: torch.nn.functional.one_hot(targets[head].clamp(min=0), len(HEADS[head])).float() * 5 for head in HEADS
@@ -63,3 +63,8 @@ def test_prompts_without_a_scene_are_nan_and_leave_the_others_alone():
     assert math.isnan(mixed["is_all_correct"][1])
     assert torch.equal(mixed["prompt_accuracy"][[0, 2]], alone["prompt_accuracy"])
     assert accuracy.score(images, [free] * 3)["prompt_accuracy"].isnan().all()
+
+
+def test_images_that_are_asked_for_nothing_score_nan():
+    targets = {head: torch.full((1,), -1) for head in HEADS}
+    assert all(score.isnan().all() for score in score_attributes(logits_that_read([TWO]), targets))

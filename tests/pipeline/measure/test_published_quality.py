@@ -1,4 +1,4 @@
-"""The whole measurement with published models, or with some or all of them off, down to the tables in words."""
+"""Tests of the whole measurement with published metric models, all or some of them, up to the tables."""
 
 import hashlib
 import json
@@ -49,7 +49,7 @@ NOTHING = load_config([ROOT / "config.yaml"])["metrics"]["published"]
 
 
 class Colours(nn.Module):
-    """Mean colours of a grid of squares, as features."""
+    """Extractor whose features are the mean colours of a grid of squares."""
 
     def __init__(self, side):
         super().__init__()
@@ -96,7 +96,7 @@ def records():
 
 @pytest.fixture
 def measure(files, models, records, extractors, monkeypatch):
-    """Measures with what a config section `metrics` chooses."""
+    """Measure with the metrics that a config section `metrics` selects."""
     monkeypatch.setattr(of_sets, "load_extractors", lambda *arguments: extractors)
 
     def run(reference="features.safetensors", **metrics):
@@ -119,7 +119,7 @@ def measure(files, models, records, extractors, monkeypatch):
 
 
 def summarise(quality):
-    """What the rule `summarise` makes of it."""
+    """Return the table that the rule `summarise` makes of the quality."""
     times = [
         (name, prompt.id, 1.0 if name == "autoregressive" else 0.5)
         for name in quality[0]["method_id"]
@@ -150,7 +150,7 @@ def test_every_published_metric_is_in_the_rows_with_what_it_was_measured_with(me
     assert (row.prc_extractor, row.prc_weights_sha256) == ("colours/3", "b" * 64)
     assert row.clip_extractor == 'tiny-clip, prefix "A photo depicts "' and row.hps_extractor == "tiny-clip"
     assert row.clip_weights_sha256 != row.hps_weights_sha256 and len(row.reference_sha256) == 64
-    rows = measure(reference="statistics.npz", fidelity="inception")[0]  # statistics alone give FID alone
+    rows = measure(reference="statistics.npz", fidelity="inception")[0]  # with statistics only, FID is the only metric
     assert np.isfinite(rows["fid"]).all()
     assert rows["num_reference"].isna().all()
     assert not {"kid", "kid_std", "precision", "recall"} & set(rows)

@@ -1,4 +1,4 @@
-"""The whole measurement, and the scores of single images, on tiny random models: bookkeeping, not numbers."""
+"""Tests of the whole measurement and of scores of images, on tiny random models: bookkeeping, not numbers."""
 
 import copy
 import math
@@ -98,13 +98,13 @@ def test_one_row_per_method_and_ceiling_and_equal_codes_have_equal_numbers(measu
     assert rows.tokens_equal_autoregressive.tolist()[:4] == pytest.approx([1, 1, 4 / 6, 4 / 6])
     counts = images.groupby("method_id").substitutions.sum(min_count=1)
     assert (counts["proximity-k5"], counts["coupled"]) == (2, 0)
-    assert math.isnan(counts["pp"])  # verification by rejection draws no token of the target's own
+    assert math.isnan(counts["pp"])  # with rejection sampling, the target samples no token
     assert math.isnan(rows.loc["real", "nll"])  # real images have no codes, and reconstructions have
     assert rows.loc["reconstruction", "nll"] > 0
 
 
 def test_scores_are_those_of_every_image_alone(measured, records, models, prompts, clip_scorer):
-    """Without any sharing between methods; an image's likelihood is the mean over its tokens."""
+    """Nothing is shared between methods. The likelihood of an image is the mean over its tokens."""
     images = measured[1].set_index(["method_id", "prompt_id"])
     for i, prompt in enumerate(prompts):
         pixels = models.tokenizer.decode(records["proximity-k5"].codes[i : i + 1].long()).float()
@@ -163,7 +163,7 @@ def test_a_file_of_something_else_is_named(tmp_path):
 
 
 class Redness:
-    """A metric that the table of metrics does not know."""
+    """Metric that is not in the table of metrics."""
 
     def describe(self):
         return {}

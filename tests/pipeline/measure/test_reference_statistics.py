@@ -1,4 +1,4 @@
-"""Real images are measured once, stored with hashes, and compared only with images measured in the same way."""
+"""Tests of references: measured once, stored with hashes, compared only with images measured alike."""
 
 import dataclasses
 import hashlib
@@ -18,7 +18,7 @@ WAY = "centre_lanczos_16"
 
 
 class Means(nn.Module):
-    """Mean colours and their squares: an extractor whose features can be checked by eye."""
+    """Extractor of mean colours and their squares, which can be checked by eye."""
 
     def __init__(self):
         super().__init__()

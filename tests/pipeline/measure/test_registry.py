@@ -1,4 +1,4 @@
-"""The table of metrics; what a config chooses to measure with is named, or refused, before anything runs."""
+"""Tests of the table of metrics: what a config selects is named or refused before anything runs."""
 
 import hashlib
 import json
@@ -102,7 +102,7 @@ def test_every_choice_names_a_function_beside_the_table():
     assert loading_modules(OFF.model_copy(update={"hps": True})) == ["measure/clip_score.py"]
 
 
-# --- what a config chooses ---------------------------------------------------------------------------
+# --- metrics of a config ------------------------------------------------------------------------------
 
 
 def test_the_embedded_data_set_trains_what_measures_and_needs_nothing_else():
@@ -186,7 +186,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def loaded(monkeypatch):
-    """Extractors that need no weights; what they were loaded from is kept."""
+    """Replace extractors by some that need no weights, and return the files that they were loaded from."""
     calls, extractor = [], Extractor("nothing/1", "a" * 64, nn.Identity())
 
     def load(found, vgg16_layer, device):

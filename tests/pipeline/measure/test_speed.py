@@ -1,4 +1,4 @@
-"""Mean accepted length; latency and speed-up from the least times of prompts."""
+"""Tests of mean accepted length, and of latency and speed-up from the fastest times of prompts."""
 
 import numpy as np
 import pandas as pd
@@ -8,7 +8,10 @@ from lantern_pipeline.measure.speed import mean_accepted_length, summarise_laten
 
 
 def latency_table(times: dict[str, list[list[float]]], temperature: float = 1.0, repeat: str = "s0n0") -> pd.DataFrame:
-    """Seconds by method, round and prompt; the process works for half of them. "fast" takes a quarter of the steps."""
+    """Return seconds by method, round and prompt.
+
+    The process works half of the time. The method "fast" takes a quarter of the steps.
+    """
     rows = [
         (
             method,
@@ -53,7 +56,7 @@ def test_autoregressive_has_accepted_length_one():
 
 
 def test_speedup_is_the_ratio_of_sums_of_the_least_times_whatever_the_order_of_rows():
-    """A hiccup in one round counts for nothing; a prompt that takes long counts for more."""
+    """A delay in one round does not count. A prompt that takes long counts more."""
     table = latency_table({"autoregressive": [[1.0, 9.0], [5.0, 4.0]], "fast": [[0.5, 2.0], [0.5, 9.0]]})
     for rows in (table, table.sample(frac=1.0, random_state=0)):
         result = summarise_latency(rows).set_index("method_id")
@@ -62,6 +65,12 @@ def test_speedup_is_the_ratio_of_sums_of_the_least_times_whatever_the_order_of_r
         assert result.loc["fast", names].tolist() == [1.25, 2.0, 2.0, 2.0, 2, 0.25, "a CPU"]
         names = ["relative_step_cost", "speedup", "speedup_low", "speedup_high", "speedup_cpu"]
         assert result.loc["autoregressive", names].tolist() == [1.0, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_the_machines_of_a_method_are_named_in_order():
+    table = latency_table({"autoregressive": [[1.0, 1.0]]})
+    table["machine"] = ["the second", "another"]
+    assert summarise_latency(table)["machine"].tolist() == ["another, the second"]
 
 
 def test_intervals_of_the_speedup_are_over_prompts_and_over_rounds():
@@ -75,7 +84,7 @@ def test_intervals_of_the_speedup_are_over_prompts_and_over_rounds():
 
 
 def test_the_interval_covers_the_speedup_of_a_machine_that_drifts_and_hiccups():
-    """Twice as fast; rounds drift apart, one timing in ten is a hiccup, and prompts differ."""
+    """The method is twice as fast. Rounds drift, one timing in ten is delayed, and prompts differ."""
     generator, found, num = np.random.default_rng(0), 0, 60
     for trial in range(num):
         drift, hiccups = generator.uniform(1, 1.5, (3, 1)), generator.random((2, 3, 24)) < 0.1

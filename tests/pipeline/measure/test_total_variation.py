@@ -1,4 +1,4 @@
-"""Which methods have a total variation, how it is found, and what stands beside it."""
+"""Tests of total variation: which methods have it, how it is computed, and the columns next to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAIRS = ((0,), (1,), (0, 0), (1, 0))
 DYNAMIC = DynamicTreeOptions(num_nodes=6, depth=2, top_k=3)
 NEAR = {"acceptance": "additive", "neighbours": "l2", "k": 3, "delta": 0.3}
 CLOSE = {"acceptance": "proximity", "neighbours": "l2", "k": 3}
-# Method -> how its total variation is found; whether the target draws a token of its own at every node.
+# Method -> how its total variation is computed; whether the target samples a token at every node.
 METHODS = {
     "autoregressive": (make_method("autoregressive"), "none", False),
     "lines": (make_method("zipar", window=2), "enumeration", False),
@@ -45,7 +45,7 @@ METHODS = {
 
 
 def measure(names, temperature=1.0):
-    """Rows of some methods, by their names above."""
+    """Measure the methods with these names, which are listed above."""
     models, sampling = make_models(), SamplingConfig(temperature=temperature, cfg_scale=2.0)
     decoders = [make_decoder(models, METHODS[name][0], sampling) for name in names]
     rows = {}

@@ -1,4 +1,4 @@
-"""The shell that all pages share: it needs no network, runs nothing but its own script, and texts stay text."""
+"""Tests of the base template of pages: no network, no foreign script, and texts stay texts."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""The page of the race: what it holds of the timed images, and that it keeps to its size."""
+"""Tests of the replay page: its data about timed images, and its size."""
 
 import numpy as np
 import pytest

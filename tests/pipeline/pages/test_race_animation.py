@@ -1,4 +1,4 @@
-"""The moving picture of the race: whom it shows, when tokens appear, and that it fits a page."""
+"""Tests of the replay animation: its methods, when tokens appear, and that it fits a page."""
 
 import numpy as np
 from PIL import Image

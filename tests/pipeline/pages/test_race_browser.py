@@ -1,4 +1,4 @@
-"""The race in a browser: playing, stepping, choosing, by mouse, keyboard and touch, and with reduced motion."""
+"""Tests of the replay page in a browser: playing, stepping, choosing, by mouse, keyboard, touch, reduced motion."""
 
 import base64
 import re
@@ -11,7 +11,7 @@ from lantern_pipeline.pages.race import MAX_BYTES
 DECODED = (
     "() => Promise.all(data.prompts[race.prompt].runs.map((run) => pictureOf(run).decode())).then(() => show(true))"
 )
-READING = "using getImageData"  # a hint about what tests alone do
+READING = "using getImageData"  # a hint about something that only tests do
 START, END = "goTo(0)", "goTo(Infinity)"
 
 
@@ -24,7 +24,10 @@ def address(tmp_path_factory):
 
 @pytest.fixture
 def visit(browser, address):
-    """Opens the page in a browser of its own; at the end nothing was asked for outside and nothing went wrong."""
+    """Open the page in a new browser.
+
+    At the end, assert that it requested nothing from outside and reported no error.
+    """
     contexts, requests, errors = [], [], []
 
     def open_page(**options):
@@ -36,7 +39,7 @@ def visit(browser, address):
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda message: errors.append(message.text) if READING not in message.text else None)
         page.goto(address)
-        page.clock.pause_at(3600)  # seconds; from here on time stands still unless it is told to go on
+        page.clock.pause_at(3600)  # seconds; from here on, time stops until the clock is advanced
         page.evaluate(DECODED)
         page.evaluate(START)
         return page
@@ -48,12 +51,12 @@ def visit(browser, address):
 
 
 def facts(page, name):
-    """What the lanes say, from left to right."""
+    """Return a value of all lanes, from left to right."""
     return page.locator(f".lane .{name}").all_inner_texts()
 
 
 def drawn(page):
-    """Grey levels of the patches that each lane shows, None where there is no patch; outlines must be off."""
+    """Return the grey levels of the patches of each lane, None for empty ones. Outlines must be off."""
     return page.evaluate(
         """() => race.lanes.map(({ canvas }) => {
             const context = canvas.getContext("2d"), cell = canvas.width / 4;
@@ -119,28 +122,29 @@ def test_the_end_gives_time_speed_up_and_equality_to_readers_and_screen_readers(
     page = visit()
     assert facts(page, "speed-up") == ["–"] * 4 and page.inner_text("#news") == ""
     page.evaluate("goTo(0.25)")
-    assert bars(page) == [12.5, 25, 37.5, 25]  # tokens drawn
+    assert bars(page) == [12.5, 25, 37.5, 25]  # tokens shown
     page.evaluate(END)
     assert facts(page, "tokens") == ["16", "all 16 equal", "3 of 16 differ", "16 of 16 differ"]
     assert facts(page, "rate") == ["1.00", "3.20", "4.00", "4.00"] and bars(page) == [100] * 4
     assert facts(page, "took") == ["1.600 s", "0.500 s", "0.400 s", "0.400 s"]
     assert facts(page, "speed-up") == ["1.00 ×", "3.20 ×", "4.00 ×", "4.00 ×"]
     news = page.locator("[role=status][aria-live=polite]").inner_text()
-    assert "coupled: 5 forwards, 0.500 s, 3.20 times as fast as autoregressive decoding; of its tokens all 16" in news
+    speed = "coupled: 5 forward passes, 0.500 s, 3.20 times as fast as autoregressive decoding"
+    assert f"{speed}; of its tokens all 16" in news
     near = "near (chain3, coupled, additive, l2) k 20, δ 0.1"
-    assert page.get_by_role("img", name=f"{near}: 16 of 16 tokens drawn").count() == 1
+    assert page.get_by_role("img", name=f"{near}: 16 of 16 tokens shown").count() == 1
 
 
 def test_steps_count_forwards_of_the_target(visit):
     page = visit()
     page.get_by_role("radio", name="Steps").check()
-    assert page.locator("#speed").input_value() == "2" and page.inner_text("#clock") == "forward 0 of 16"
+    assert page.locator("#speed").input_value() == "2" and page.inner_text("#clock") == "step 0 of 16"
     page.click("#next")
     page.click("#next")
     assert facts(page, "forwards") == ["2"] * 4
     assert facts(page, "tokens") == [f"{number} of 16" for number in (2, 4, 6, 4)]
     page.click("#back")
-    assert page.inner_text("#clock") == "forward 1 of 16"
+    assert page.inner_text("#clock") == "step 1 of 16"
     page.click("#play")
     page.clock.run_for(1600)
     assert facts(page, "forwards") == ["4"] * 4
@@ -210,7 +214,7 @@ def test_everything_works_by_keyboard_and_has_a_name(visit):
             assert facts(page, "forwards") == ["16", "5", "4", "4"]
         if seen[-1] == "mode":
             page.keyboard.press("ArrowRight")
-            assert page.inner_text("#clock").startswith("forward")
+            assert page.inner_text("#clock").startswith("step")
     assert seen[0] == "prompt" and seen[1:9] == ["lane"] * 8
     assert seen[9:] == ["play", "restart", "back", "next", "place", "mode", "speed", "outlines"]
     names = page.locator("main :is(button, select, input):visible").evaluate_all(
@@ -225,7 +229,7 @@ def test_reduced_motion_shows_the_end_or_single_steps(visit):
     assert facts(page, "forwards") == ["1"] * 4
     assert page.inner_text("#play") == "Show the end"
     page.click("#play")
-    assert facts(page, "forwards") == ["16", "5", "4", "4"] and "coupled: 5 forwards" in page.inner_text("#news")
+    assert facts(page, "forwards") == ["16", "5", "4", "4"] and "coupled: 5 forward passes" in page.inner_text("#news")
 
 
 def test_images_stand_in_one_line_however_long_the_texts_above_them_are(visit):

@@ -1,4 +1,4 @@
-"""The study's page: which pairs it shows, and that it keeps the methods to itself."""
+"""Tests of the study's page: which pairs it shows, and that it hides the methods."""
 
 import re
 from types import SimpleNamespace
@@ -60,7 +60,7 @@ def test_a_study_without_a_pair_is_refused():
 
 
 class Tokenizer(nn.Module):
-    """Shows a code c as the grey level c."""
+    """Stand-in that decodes code c to the grey level c."""
 
     def __init__(self):
         super().__init__()
@@ -83,7 +83,7 @@ SPECS = [
 
 
 def select(**settings):
-    """Image i of the autoregressive method is grey level 10 i; method m's is 10 i + m, but equal for prompt 1."""
+    """Select pairs: image i is grey level 10 i (autoregressive) or 10 i + m (method m), and equal for prompt 1."""
     records = {}
     for number, spec in enumerate(SPECS):
         codes = torch.arange(4)[:, None].mul(10).expand(4, 4).clone()

@@ -1,4 +1,4 @@
-"""The analysis of a study: planted preferences come out, others do not, and bad files are named."""
+"""Tests of the analysis of a study: planted preferences are found, others are not, and bad files are named."""
 
 import json
 
@@ -27,7 +27,7 @@ def make_key(num_checks=6, methods=("far",)):
 
 
 def make_file(key, reader, wants_baseline, seed=0, **changes):
-    """What the page saves of a reader who chooses the autoregressive image where `wants_baseline(trial)` says so."""
+    """Return the answers of a participant who chooses the autoregressive image if `wants_baseline(trial)`."""
     generator, answers = np.random.default_rng(seed), []
     for name in generator.permutation(list(key["trials"])).tolist():
         trial, left = key["trials"][name], int(generator.integers(2))
@@ -49,7 +49,10 @@ def write(folder, name, value):
 
 
 def write_readers(folder, key, number, chance):
-    """Readers who pass the checks and elsewhere choose the autoregressive image with a chance per method."""
+    """Write answers of participants who pass the checks.
+
+    In other pairs they choose the autoregressive image with a probability per method.
+    """
     generator = np.random.default_rng(0)
 
     def wants(trial):
@@ -77,7 +80,7 @@ def test_a_planted_preference_is_found_and_none_where_there_is_none(tmp_path):
     assert (far["num_readers"], far["num_judgements"]) == (12, 192)
     assert (about["num_readers"], about["num_files"]) == (12, 12)
     assert analyse(paths, key)[0].equals(table)
-    # the same readers, with what is the autoregressive image turned round in every pair of "far"
+    # the same participants, with the autoregressive image exchanged in every pair of "far"
     for trial in key["trials"].values():
         trial["baseline"] = trial["baseline"] ^ (trial["method_id"] == "far")
     assert analyse(paths, key)[0]["preferred"].tolist() == ["none", "relaxed"]
@@ -87,7 +90,11 @@ def test_a_planted_preference_is_found_and_none_where_there_is_none(tmp_path):
 
 
 def simulate(generator, num_readers, num_prompts, shift, reader_scatter, prompt_scatter):
-    """Choices of readers and prompts that differ: (readers, prompts) bool; a shift of 0 is a share of one half."""
+    """Simulate choices, (readers, prompts) bool, with random effects of participants and prompts.
+
+    Args:
+        shift: preference for the autoregressive image; 0 means that it is chosen in half of the pairs.
+    """
     scores = shift + generator.logistic(size=(num_readers, num_prompts))
     scores = scores + reader_scatter * generator.normal(size=(num_readers, 1))
     return scores + prompt_scatter * generator.normal(size=(1, num_prompts)) > 0

@@ -1,4 +1,4 @@
-"""The study in a browser: scripted readers who see only what the page shows, and the analysis of what they saved."""
+"""Tests of the study in a browser: scripted participants see only the page, and their answers are analysed."""
 
 import json
 
@@ -11,7 +11,7 @@ from lantern_pipeline.pages.study_analysis import CHECK, analyse_answers
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """(address of the page, key)."""
+    """Return (address of the page, key)."""
     html, key = build_study()
     path = tmp_path_factory.mktemp("study") / "study.html"
     path.write_text(html, encoding="utf-8")
@@ -19,7 +19,10 @@ def study(tmp_path_factory):
 
 
 class Visit:
-    """A browser of its own with the page open; at the end nothing was asked for outside and nothing went wrong."""
+    """Open page in a new browser.
+
+    At the end, it asserts that the page requested nothing from outside and reported no error.
+    """
 
     def __init__(self, browser, address, **options):
         self.context = browser.new_context(accept_downloads=True, **options)
@@ -41,11 +44,11 @@ class Visit:
 
     @property
     def place(self):
-        """Number of the pair shown, from 1; None on the first and the last page."""
+        """Return the number of the pair that is shown, from 1, or None on the first and the last page."""
         return int(self.page.inner_text("#place").split()[0]) if self.page.is_visible("#trial") else None
 
     def look(self):
-        """What a reader sees: caption, and the grey levels on the left and on the right."""
+        """Return what a participant sees: caption, and the grey levels of the left and the right image."""
         return self.page.evaluate(
             """async () => {
                 const level = async (id) => {
@@ -61,7 +64,7 @@ class Visit:
         )
 
     def answer(self, wants_first):
-        """Presses the key of the image that a reader wants; `wants_first` maps the trial's number to a bool."""
+        """Press the key of the image that a participant wants; `wants_first` maps the number of a trial to a bool."""
         caption, left, right = self.look()
         number = left // 5
         assert {left, right} == {5 * number + 1, 5 * number + 2} and caption == TRIALS[number].caption
@@ -81,7 +84,7 @@ class Visit:
 
 
 def test_readers_answer_by_keyboard_and_their_files_give_back_what_they_prefer(browser, study, tmp_path):
-    """Three readers like the autoregressive image of one method in 85 % of the pairs, and have no taste for another."""
+    """Three participants prefer the autoregressive image of one method in 85 % of pairs, and are neutral on another."""
     address, key = study
     chances = np.repeat([0.5, 0.85, 1.0], [NUM_PAIRS, NUM_PAIRS, NUM_CHECKS])
     tastes = np.random.default_rng(0).random((3, len(TRIALS))) < chances  # readers x trials, so that no run differs
@@ -106,7 +109,7 @@ def test_readers_answer_by_keyboard_and_their_files_give_back_what_they_prefer(b
     # Drawn in the browser: 60 fair coins fall outside 10 to 50 once in ten million runs.
     assert len({tuple(number for number, _ in one) for one in shown}) == 3
     assert 10 <= sum(is_left for one in shown for _, is_left in one) <= 50
-    file = json.loads(paths[0].read_text())  # what was shown where, and nothing else
+    file = json.loads(paths[0].read_text())  # only which image was shown on which side
     assert set(file) == {"format", "version", "study", "reader", "download", "answers"}
     for (number, is_left), answer in zip(shown[0], file["answers"], strict=True):
         assert set(answer) == {"trial", "left", "choice", "milliseconds"}
@@ -186,7 +189,7 @@ def test_the_policy_would_stop_requests_and_foreign_scripts(browser, study):
             }"""
         )
         assert stopped == ["connect-src", "img-src", "script-src-elem"] and visit.page.title() != "stolen"
-        visit.errors.clear()  # what was stopped is told there
+        visit.errors.clear()  # blocked requests are reported there
         visit.requests[:] = [visit.address]
 
 
@@ -203,7 +206,7 @@ def test_the_page_works_without_storage_and_with_spoilt_storage(browser, study, 
             "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('', 'SecurityError'); } })"
         )
         visit.page.reload()
-        assert "do not reload" in visit.page.inner_text("#unsaved")
+        assert "Do not reload" in visit.page.inner_text("#unsaved")
         visit.answer_all([True] * len(TRIALS))
         assert analyse_answers([visit.save(tmp_path)], key, min_checks=0.8)[1]["num_readers"] == 1
 

@@ -1,4 +1,4 @@
-"""An edit re-runs what uses it and nothing else."""
+"""Tests that an edit re-runs the scripts that use it, and nothing else."""
 
 import pytest
 
@@ -11,7 +11,7 @@ SCRIPTS = ROOT / "workflow" / "scripts"
 
 @pytest.fixture
 def package(tmp_path):
-    """A package of four modules: run -> (acceptance -> tree), train -> loop; and two scripts."""
+    """Write a package of four modules, run -> (acceptance -> tree) and train -> loop, and two scripts."""
     root = tmp_path / "pack"
     (root / "deep").mkdir(parents=True)
     (root / "__init__.py").write_text("")

@@ -1,4 +1,4 @@
-"""What every script does around its work."""
+"""Tests of what every script does before and after its work."""
 
 import io
 import logging
@@ -26,7 +26,7 @@ def snakemake(tmp_path, monkeypatch):
 
 
 def run(snakemake, monkeypatch, work):
-    """What the terminal and the log file hold after a job."""
+    """Return what the terminal and the log file contain after a job."""
     terminal = io.StringIO()
     monkeypatch.setattr("sys.stderr", terminal)
     try:
@@ -63,7 +63,7 @@ def test_an_error_is_one_sentence_on_the_terminal_and_a_traceback_in_the_log(sna
 
 
 def run_damaged(snakemake, monkeypatch, folder, name):
-    """What the terminal says when a job meets a damaged file."""
+    """Return what the terminal shows if a job reads a damaged file."""
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text("half")
     monkeypatch.chdir(folder)

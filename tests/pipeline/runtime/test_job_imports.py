@@ -1,4 +1,8 @@
-"""Jobs on tables start without torch, which costs seconds; others without packages that they may not need."""
+"""Tests of the imports of jobs.
+
+Jobs on tables start without torch, whose import takes seconds. Other jobs do not import packages that they may not
+need.
+"""
 
 import ast
 import subprocess

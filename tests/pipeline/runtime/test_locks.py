@@ -1,4 +1,4 @@
-"""One process at a time for a job, and GPUs of its own for every job; nothing here needs a GPU."""
+"""Tests of locks: one process per job at a time, and one GPU per job. No GPU is needed."""
 
 import errno
 import io
@@ -32,7 +32,7 @@ def test_a_waiting_job_names_the_slurm_job_to_cancel(monkeypatch, tmp_path):
     assert said.startswith(first) and said.endswith("kill or scancel it to go on\n")
     (lock,) = Path(".snakemake/lantern_jobs").iterdir()
     assert re.fullmatch("[0-9a-f]{16}", lock.name)  # no longer, however long the log's path
-    assert lock.read_text() == f"process {os.getpid()} on {platform.node()}, Slurm job 62\n"  # the second's, alone
+    assert lock.read_text() == f"process {os.getpid()} on {platform.node()}, Slurm job 62\n"  # only that of the second
 
 
 def test_where_the_file_system_knows_no_locks_nothing_is_locked(monkeypatch, tmp_path):
@@ -130,7 +130,7 @@ def test_without_a_gpu_nothing_changes(monkeypatch, tmp_path):
     assert visible_gpus() == ["0", "1"]
     with hold(tmp_path / "locks"):
         assert os.environ[VISIBLE_GPUS] == "0"
-        assert stat.S_IMODE((tmp_path / "locks").stat().st_mode) == 0o700  # of this user alone
+        assert stat.S_IMODE((tmp_path / "locks").stat().st_mode) == 0o700  # of this user only
     assert VISIBLE_GPUS not in os.environ
 
 

@@ -1,4 +1,4 @@
-"""Memory that jobs may share, users' own classes, the name of a machine, and the environment in which jobs start."""
+"""Tests of shared memory limits, custom classes, the name of a machine, and the environment of jobs."""
 
 import os
 from types import SimpleNamespace

@@ -1,4 +1,7 @@
-"""Differences paired by prompt, equal accepted length, published numbers: read off by hand, intervals that cover."""
+"""Tests of paired differences, comparisons at equal accepted length, and published numbers.
+
+Expected values are computed by hand, and intervals are tested by simulated coverage.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ INTERVAL = ["difference", "difference_low", "difference_high"]
 
 
 def make_images(repeat="s0n0", **changes):
-    """Autoregressive rows, a method "m" that differs by `changes` (column -> differences), and a ceiling."""
+    """Return autoregressive rows, a method "m" that differs by `changes` (column -> differences), and a ceiling."""
     generator = np.random.default_rng(0)
     place = {"prompt_set": "seen", "temperature": 1.0, "repeat": repeat}
     ids = [f"p{i:02d}" for i in range(NUM)]
@@ -71,7 +74,7 @@ def test_one_row_per_method_and_metric():
     ],
 )
 def test_a_difference_is_paired_by_prompt_and_each_side_has_its_word(metric, change, word):
-    """Prompts differ by 1 and rows stand in another order; the method differs by the same on each prompt."""
+    """Prompts differ by 1 and rows are in another order. The method differs equally on each prompt."""
     row = compare(make_images(**{metric: change})).set_index("metric").loc[metric]
     assert row[INTERVAL].tolist() == pytest.approx([change] * 3) and row.conclusion == f"{word} at n = 40"
 
@@ -102,7 +105,7 @@ def test_repeats_are_pooled():
 
 
 def curve(name: str, forwards: list[list[int]], nll: list[list[float]]) -> pd.DataFrame:
-    """One row per method (outer lists) and prompt, images of 12 tokens."""
+    """Return one row per method (outer lists) and prompt, for images of 12 tokens."""
     rows = [
         {"method_id": f"{name}{m}", "prompt_id": f"p{p}", "num_tokens": 12, "target_forwards": f, "nll": n}
         for m, (fs, ns) in enumerate(zip(forwards, nll, strict=True))
@@ -151,9 +154,9 @@ def test_curves_that_cannot_be_compared():
 
 
 def test_interval_covers_the_true_difference():
-    """80 simulated ablations of 24 prompts, true difference 0.1: a nominal 95 % interval holds it in 67 or more.
+    """80 simulated ablations of 24 prompts: a 95 % interval covers the true difference of 0.1 in 67 or more.
 
-    Chance of fewer than 67 hits at a true coverage of 93 % (percentile bootstrap, n = 24): below 1 in 1000.
+    With a true coverage of 93 % (percentile bootstrap, n = 24), fewer than 67 occur with probability below 1 in 1000.
     """
     generator, hits = np.random.default_rng(0), 0
     for number in range(80):
@@ -171,7 +174,7 @@ def test_interval_covers_the_true_difference():
 
 
 def summary():
-    """LANTERN at two deltas, EAGLE-2 at two temperatures, and another prompt set."""
+    """Return rows of LANTERN at two deltas, EAGLE-2 at two temperatures, and another prompt set."""
     rows = [
         ("lantern-a", "lantern", 0.3, 1.0, "coco", 1.5),
         ("lantern-b", "lantern", 0.4, 1.0, "coco", 1.7),

@@ -1,4 +1,4 @@
-"""README.md and docs/: the tables are those of docs/*.csv, docs/claims.json and the benchmark of batches."""
+"""Tests that tables in README.md and docs/ are those of docs/*.csv, docs/claims.json and the batch benchmark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLAIMS = read_json(ROOT / "docs" / "claims.json")
 
 @pytest.fixture
 def copy(tmp_path):
-    """What `publish` reads and writes."""
+    """Copy the files that `publish` reads and writes."""
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns(".*"))
     shutil.copy(ROOT / "README.md", tmp_path)
     (tmp_path / BATCHES).parent.mkdir(parents=True)
@@ -58,7 +58,7 @@ def test_published_claims_are_those_of_the_table(name):
 
 
 def assert_close(found, stored):
-    """Equal but for the digits that a table leaves out."""
+    """Assert equality up to the digits that a table leaves out."""
     if isinstance(found, dict):
         assert found.keys() == stored.keys()
         for key, value in found.items():

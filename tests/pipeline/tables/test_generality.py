@@ -1,4 +1,4 @@
-"""Many targets: gains over the exact method on the same drafts, ambiguity, and numbers that follow the table."""
+"""Tests of many targets: gains over the exact method with the same drafts, ambiguity, claims that follow the table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LANTERN = "LANTERN chain k 20, δ 0.1"
 
 @cache
 def make_rows(forwards):
-    """A target's rows: EAGLE-1 takes 32 forwards an image, LANTERN so many."""
+    """Return the rows of a target. EAGLE-1 takes 32 forward passes per image, LANTERN the given number."""
     tables = make_tables(with_changes(eagle1=(32, 0.0, 0.0, 0.8), lantern_a=(forwards, 0.5, 0.04, 0.6)))
     options = {"settings": SETTINGS, "seed": 0}
     summary, paired = build_summary(*tables, **options), build_paired(tables.images, tables.latency, **options)
@@ -52,7 +52,7 @@ def test_gains_are_over_the_exact_method_on_the_same_drafts_and_tree():
     rows = make_target("base", 0.8).set_index("method_id")
     assert rows["gain"].dropna().to_dict() == pytest.approx({"lantern-a": 32 / 20, "lantern-b": 2.0})
     assert rows["gain_over"].dropna().unique().tolist() == ["eagle1"]
-    assert (rows.loc["lantern-a", ["gain_low", "gain_high"]] == 1.6).all()  # every image takes as many forwards
+    assert (rows.loc["lantern-a", ["gain_low", "gain_high"]] == 1.6).all()  # all images take equally many passes
     changes = {"eagle1": 0, "coupled": 0, "lantern-a": 0.5, "lantern-b": 1}
     assert rows["nll_change"].dropna().to_dict() == pytest.approx(changes)
     alone = make_rows(20)[["method_id", "is_exact", "drafts", "tree"]]
@@ -116,4 +116,4 @@ def test_a_table_of_targets(tmp_path):
     assert [name for name in lines if name.startswith("EAGLE-1")] == ["EAGLE-1 (chain5): tokens / forward"]
     assert "nan" not in str(rows)
     rows = target_cells(make_table(*GROWING).assign(tv_mean=math.nan))
-    assert not any(row[0].endswith(": TV") for row in rows)  # what no target has measured
+    assert not any(row[0].endswith(": TV") for row in rows)  # a measurement that no target has

@@ -1,4 +1,4 @@
-"""What readers are shown: which rows and columns, on pages of the report and between the markers of documents."""
+"""Tests of rows and columns in tables for readers: on pages of the report and between markers of documents."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_full_table(table):
     # 3.2 tokens per forward, a draft model: a GPU's step costs 1.19 to 1.45 steps of autoregressive decoding.
     assert lantern[1:5] == ["3.20", "1.92", "1.67", "2.2 to 2.7"]
     free = method_cells(table.assign(prompt_accuracy=np.nan, hps=0.28, hps_low=0.27, hps_high=0.29))[0]
-    assert "HPS" in free and "prompt accuracy (%)" not in free  # what was not measured has no column
+    assert "HPS" in free and "prompt accuracy (%)" not in free  # a metric that was not measured has no column
     pooled = shown(join(make_tables(), make_tables(repeat="s1n0")))
     assert len(pooled) == len(METHODS) + 1 and set(pooled["repeat"]) == {"pooled"}
 
@@ -65,7 +65,12 @@ def test_the_full_table(table):
 
 
 def best(*changes, **columns):
-    """The rows of `best_cells` for METHODS with `changes` of some, and columns of their table replaced."""
+    """Return the rows of `best_cells` for METHODS.
+
+    Args:
+        changes: (method id, values) pairs that replace entries of METHODS.
+        columns: columns of the table of results to replace.
+    """
     tables = make_tables(with_changes(**{"coupled": (31, 0, 0, 0.7), **dict(changes)}))  # emits more than EAGLE-1
     summary = build_summary(*tables, settings=SETTINGS, seed=0).assign(**columns)
     return best_cells(claims_of_rows(select_headline(summary, SETTINGS)))[1:]
@@ -73,19 +78,27 @@ def best(*changes, **columns):
 
 def test_the_best_methods_are_shown_with_their_cost():
     exact, relaxed = best()
-    assert exact == ["exact", "coupled", "2.06", "1.43", "none: the tokens of autoregressive decoding"]
-    assert relaxed[:3] == ["relaxed", "LANTERN chain k 20, δ 0.1", "3.20"]
+    both = "most tokens / forward and highest speed-up"
+    assert exact == [f"exact: {both}", "coupled", "2.06", "1.43", "none: the tokens of autoregressive decoding"]
+    assert relaxed[:3] == [f"relaxed: {both}", "LANTERN chain k 20, δ 0.1", "3.20"]
     assert relaxed[4].startswith("TV 0.20 [0.10, 0.30]; NLL 3.") and " → " in relaxed[4]
     assert "; prompt accuracy -1.0 [" in relaxed[4] and relaxed[4].endswith("] points")
     exact, _ = best(("eagle1", (30, 0, 0, 0.5)))  # exact, with other tokens
     assert exact[1:3] == ["EAGLE-1 (chain5)", "2.13"] and exact[4] == "none: the distribution of the target"
 
 
+def test_a_method_that_is_faster_with_fewer_tokens_has_its_own_row():
+    longest, fastest, _ = best(("eagle1", (30, 0, 0, 0.8)))
+    assert longest[:4] == ["exact: most tokens / forward", "EAGLE-1 (chain5)", "2.13", "1.25"]
+    assert fastest[:4] == ["exact: highest speed-up", "coupled", "2.06", "1.43"]
+
+
 def test_the_best_methods_say_what_is_missing():
     bad = [("lantern_a", (20, 1, 0.9, 0.5)), ("lantern_b", (16, 1, 0.9, 0.3))]
     assert best(*bad)[1] == ["relaxed", "none was run that keeps the prompt accuracy", "–", "–", "–"]
     assert best(num_timed=2)[0][3] == "1.43 (only 2 prompts timed: too few to tell)"
-    assert best(speedup=np.nan, num_timed=np.nan)[0][2:4] == ["2.06", "–"]
+    untimed = best(speedup=np.nan, num_timed=np.nan)[0]
+    assert untimed[0] == "exact: most tokens / forward" and untimed[2:4] == ["2.06", "–"]
     known = {"substitution_rate": 0.03, "substitution_rate_low": 0.02, "substitution_rate_high": 0.04}
     assert best(tv_mean=np.nan, **known)[1][4].startswith("TV ≤ 0.03 [0.02, 0.04]; NLL")
     assert best(tv_mean=np.nan)[1][4].startswith("TV –; NLL")
@@ -102,7 +115,7 @@ def test_every_metric_is_shown_with_its_digits_and_shares_in_percent():
         "0.1": "substitutions / image, FID, Fréchet distance (shape features)",
         "12.3": "precision (%), recall (%), prompt accuracy (%), images with every attribute right (%)",
         "0.12": "tokens / forward, relative step cost, latency (s), speed-up, NLL (nats / token), feature distance",
-        "0.123": "KID, kernel distance (shape features), CLIP score, TV from the target, p of the target's law",
+        "0.123": "KID, kernel distance (shape features), CLIP score, TV from the target, p of the chi-square test",
         "0.1235": "HPS, pixel MSE",
     }
     for text, names in expected.items():
@@ -110,7 +123,7 @@ def test_every_metric_is_shown_with_its_digits_and_shares_in_percent():
 
 
 def test_the_readme_has_few_rows_and_columns():
-    """The row of most tokens per forward of each preset: one preset stands twice, and one method is the user's own."""
+    """Each preset has its row with most tokens per forward. One preset has two names; one method is custom."""
     chain, few = {"tree": "chain5", "drafts": "sampled"}, {"k": 20, "delta": 0.1}
     relaxed = [
         make_method("lantern", method_id="tree", **few),
@@ -159,7 +172,7 @@ def test_a_page_breaks_lines_before_intervals_and_folds_what_few_readers_want():
     page = html_page("title", [["method", "x"], ["a", "1.5 [1.0, 2.0]"]], folded=folded)
     assert "<td>1.5 <span>[1.0, 2.0]</span></td>" in page
     cells = claim_cells({"exact": {"speedup": 1.5, "speedup_low": 1.0, "speedup_high": 2.0}})
-    assert cells[1:] == [["exact: speedup", "1.5 [1, 2]"]]  # the ends stand in the value's own cell
+    assert cells[1:] == [["exact: speedup", "1.5 [1, 2]"]]  # the ends of the interval are in the cell of the value
     head, tail = page.split("<details><summary>all numbers</summary>")
     assert "exact: speedup" not in head and "<td>exact: tv_mean</td><td>–</td>" in tail
     assert "prefers-color-scheme: dark" in page

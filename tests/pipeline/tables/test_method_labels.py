@@ -1,4 +1,4 @@
-"""Labels: one for each method in everything that is published, whatever stands beside it."""
+"""Tests of labels: a method has the same label in every table and figure."""
 
 import json
 import sys
@@ -32,7 +32,7 @@ PUBLISHED = ("peers", "mixing", "generality", "ablations", "embedded_training")
 
 
 def nature_of(row):
-    """What makes a method, without its name."""
+    """Return the cells that define a method, without its name."""
     parts = [None if pd.isna(row[name]) else row[name] for name in PARTS]
     values = [row.get(name) for name in SYMBOLS]  # a published table may be older than a parameter
     return json.dumps([*parts, *(None if pd.isna(value) else float(value) for value in values)])
@@ -103,7 +103,7 @@ def test_a_name_that_only_begins_like_a_ceilings_is_a_methods():
 
 
 def test_rows_of_a_table_have_the_labels_of_their_methods():
-    """They have empty cells where a method has no such part."""
+    """Cells of parts that a method lacks are empty."""
     methods = [make_method(name).to_dict() for name in ("autoregressive", "eagle2")]
     methods += [make_method("lantern", **LANTERN).to_dict(), make_method("zipar", window=2).to_dict()]
     rows = pd.DataFrame([*map(method_columns, methods), {"method": "real"}, {"method": "reconstruction"}])
@@ -119,7 +119,7 @@ def test_what_is_unsaid_is_the_default():
 
 
 def test_own_parameters_are_those_that_users_classes_add(tmp_path, monkeypatch):
-    """In the order of the classes' names; ours have their columns already."""
+    """They are in the order of the names of the classes. Lantern's parameters have columns already."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_parts", raising=False)
     lines = ["from lantern.methods import PARAMETERS, Parameter", ""]

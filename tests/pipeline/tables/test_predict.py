@@ -1,4 +1,4 @@
-"""Predictions by hand: seconds and speed-ups from published step times and relative step costs."""
+"""Tests of predictions by hand: seconds and speed-ups from published step times and relative step costs."""
 
 import re
 from functools import partial

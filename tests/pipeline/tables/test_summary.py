@@ -1,4 +1,4 @@
-"""The table of results, made of made-up tables: values by hand, pooled rows, what is missing."""
+"""Tests of the table of results, from invented tables: values by hand, pooled rows, missing measurements."""
 
 import math
 
@@ -107,12 +107,12 @@ def test_pooled_rows_come_first_and_hold_the_means_of_the_repeats(repeated):
 
 
 def test_an_interval_over_repeats_holds_their_spread(repeated):
-    # the repeats' NLLs differ by 0.4, each known to about 0.1; what changes against autoregressive decoding does not
+    # the repeats' NLLs differ by 0.4, each known to about 0.1; the change from autoregressive decoding does not
     rows = repeated.set_index(["method_id", "repeat"])
     width = rows.nll_high - rows.nll_low
     assert width[("lantern-a", "pooled")] > 1.5 * width[("lantern-a", "s0n0")]
     assert rows.loc[("coupled", "pooled"), "prompt_accuracy_change_high"] == 0.0
-    # All images equal, whose resamples do not differ: the exact interval is the wider one.
+    # All images are equal, so resamples do not differ, and the exact interval is wider.
     assert rows.loc[("coupled", "pooled"), "tokens_equal_autoregressive_low"] == pytest.approx(0.025 ** (1 / (2 * NUM)))
     tv = rows.loc[("lantern-a", "pooled"), ["tv_mean_low", "tv_mean_high"]]
     error = math.hypot(0.1 / 1.959964, math.sqrt(0.08)) / math.sqrt(2)
@@ -120,7 +120,7 @@ def test_an_interval_over_repeats_holds_their_spread(repeated):
 
 
 def test_one_row_per_method_is_preferred(repeated, summary):
-    """The pooled one, and the only repeat's in a place without."""
+    """The pooled row is preferred, or else the row of the only repeat."""
     rows = preferred_rows(pd.concat([repeated, summary.assign(prompt_set="unseen")], ignore_index=True))
     assert rows.groupby("prompt_set").repeat.agg(list).to_dict() == {"seen": ["pooled"] * 6, "unseen": ["s0n0"] * 6}
 
@@ -160,7 +160,10 @@ def test_the_largest_total_variation_of_all_repeats_is_theirs_together():
 
 
 def test_a_share_that_prompts_decide_is_as_unsure_as_its_prompts():
-    """Four prompts in two repeats, each right or wrong in both: a resample of wrong ones alone is not rare."""
+    """Each of four prompts is right in both repeats or wrong in both.
+
+    A resample with only wrong prompts is therefore not rare, and the interval must be wide.
+    """
     hits, options = np.array([[1.0, 1.0, 0.0, 0.0]] * 2), {"num_resamples": 500, "seed": 0}
     found = _share_with_interval("x", hits, np.ones((2, 4), dtype=bool), options)
     assert found == {"x": 0.5, "x_low": 0.0, "x_high": 1.0}

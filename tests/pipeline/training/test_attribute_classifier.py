@@ -1,4 +1,4 @@
-"""Training of the attribute classifier: it learns, and resumes exactly."""
+"""Tests of the training of the attribute classifier: it learns, and resumes exactly."""
 
 import copy
 

@@ -16,7 +16,7 @@ COLOURS = {"red": (1, -1, -1), "green": (-1, 1, -1), "blue": (-1, -1, 1), "white
 
 @dataclass
 class FlatColours:
-    """A world so simple that a few steps suffice: images of one colour plus noise, halves of two."""
+    """Image source that a few steps suffice to learn: one colour plus noise, or two halves of different colours."""
 
     image_size: int = 32
     num_train: int = 64
@@ -146,7 +146,7 @@ def test_the_rate_rises_for_a_tenth_of_the_steps_and_for_one_at_least(monkeypatc
 
 
 class Numbers:
-    """A source and its scorer: images and captions are numbers, 32 of which differ in their embeddings."""
+    """Image source and scorer in one: images and captions are numbers, 32 of which have different embeddings."""
 
     vocabulary, num_train = None, 1
 

@@ -1,4 +1,4 @@
-"""Training of the draft model: what it unrolls is what decoding runs, both losses learn, and batches add up."""
+"""Tests of the training of the draft model: unrolled passes equal decoding, both losses learn, batches add up."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_trainer(target, seed=0, **settings) -> DrafterTrainer:
 
 
 def test_unrolled_passes_are_the_chain_that_decoding_drafts(target):
-    """Row 2 of pass 3: tokens 0 with the target's hidden state, then tokens 1 and 2 with the draft model's own."""
+    """Position 2 in pass 3: tokens 0 with the target's hidden state, then tokens 1 and 2 with the draft model's."""
     draft = DraftModel.from_target(target, 0).eval()
     torch.nn.init.normal_(draft.layer.attention_out.weight, std=0.5)
     codes = torch.tensor([[3, 1, 4, 1]])
@@ -73,7 +73,7 @@ def test_the_default_recipe_gives_the_numbers_it_always_gave(target, loss):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("loss", ["guided", "published"])
 def test_training_raises_the_overlap_with_the_target(target, loss, precision):
-    """Overlap of the two distributions at the first draft, mean of the first and of the last steps."""
+    """Overlap of the two distributions at the first draft, in the mean of the first and of the last steps."""
     trainer = make_trainer(target, num_steps=80, warmup=5, loss=loss, learning_rate=0.01, precision=precision)
     history = run_training(trainer, 80, name="drafter", pace=Pace(log_every=1))
     overlaps = [entry["overlap_1"] for entry in history]
@@ -103,11 +103,11 @@ def test_the_target_is_no_part_of_what_is_trained(target):
 @pytest.mark.sensitive
 @pytest.mark.parametrize("loss", FORMER_LOSSES)
 def test_accumulated_batches_are_averaged(target, loss):
-    """Steps of two batches of 4 are steps of one batch of the same 8 images.
+    """Steps of two batches of 4 equal steps of one batch of the same 8 images.
 
-    Half an ulp of noise on the result of every kernel moves the first step's numbers by 3e-7 at most. Muon, which
-    multiplies matrices in bfloat16, makes 3e-4 of that in the fourth step's gradient. A loss or a gradient that is not
-    divided by the number of batches is noticed.
+    Noise of half an ulp on every kernel changes the numbers of the first step by at most 3e-7. Muon multiplies matrices
+    in bfloat16, which turns this into 3e-4 in the gradient of the fourth step. A loss or gradient that is not divided
+    by the number of batches is noticed.
     """
     parts, whole = (make_trainer(target, loss=loss, batch_size=8 // n, accumulation=n) for n in (2, 1))
     for i in range(4):
@@ -120,7 +120,7 @@ def test_accumulation_holds_the_graph_of_one_batch_at_a_time(target):
         trainer, live = make_trainer(target, accumulation=accumulation), Counter()
 
         class Saved:
-            """Counts itself as long as the graph holds it."""
+            """Operation that counts itself as long as the graph holds it."""
 
             def __init__(self, tensor, live=live):
                 self.tensor, self.live = tensor, live

@@ -1,4 +1,4 @@
-"""Validation of the draft model against a slow and obvious count."""
+"""Tests of the validation of the draft model against a slow count."""
 
 from __future__ import annotations
 
@@ -94,9 +94,9 @@ def test_acceptance_is_measured_at_temperature_1_whatever_decoding_has():
 
 
 def test_without_guidance_every_row_of_the_guided_loss_counts():
-    """Rows with the null caption are predicted as well, though nothing is subtracted from them."""
+    """Branches with the null caption are predicted as well, although nothing is subtracted from them."""
     trainer, _ = make_parts(cfg_scale=1.0)
     codes, mask, hidden, _ = trainer._batch(0)
     other = hidden.clone()
-    other[len(codes) :] += 1  # what the draft model sees of the null caption's rows
+    other[len(codes) :] += 1  # inputs of the draft model in the null branch
     assert trainer.loss(codes, mask, hidden, other)[1].tolist() != trainer.loss(codes, mask, hidden, hidden)[1].tolist()

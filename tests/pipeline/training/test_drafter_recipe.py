@@ -1,4 +1,4 @@
-"""The recipe: epochs and shares in steps, courses of the learning rate, what the loss excludes."""
+"""Tests of the recipe: epochs and fractions in steps, learning-rate schedules, positions without loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training loop: resuming, progress, and numbers that are not finite."""
+"""Tests of the training loop: resuming, progress, and numbers that are not finite."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lantern_pipeline.training.loop import Pace, cosine_rate, linear_rate, run_t
 
 
 class Counter:
-    """A trainer whose state is the sum of what its steps drew."""
+    """Trainer whose state is the sum of the random numbers of its steps."""
 
     def __init__(self, fails_at: int | None = None, value: float = 1.0) -> None:
         self.total, self.seen = torch.zeros(1), []

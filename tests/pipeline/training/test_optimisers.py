@@ -1,4 +1,4 @@
-"""Optimisers: one clipping and one course for all parts; Muon for convolutions descends."""
+"""Tests of optimisers: clipping and schedule cover all parts; Muon for convolutions descends."""
 
 import torch
 from torch import nn

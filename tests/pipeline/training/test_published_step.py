@@ -1,4 +1,4 @@
-"""One training step of the LANTERN authors' recipe, with the numbers of their code (tests/data/train_step)."""
+"""Tests of one training step of the LANTERN authors' recipe against numbers of their code (tests/data/train_step)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RECIPE = json.loads((DATA / "train_step" / "step.json").read_text())
 
 @pytest.fixture
 def step() -> SimpleNamespace:
-    """Models before the step, and the batch as the authors' collator made it."""
+    """Return the models before the step, and the batch as the authors' collator made it."""
     stored = load_file(DATA / "train_step" / "step.safetensors")
     reference = DATA / "reference"
     target = TargetModel(CONFIG)
@@ -40,7 +40,7 @@ def step() -> SimpleNamespace:
     fill_draft(draft, before, reference, has_bias=True)
     draft.token_embedding.requires_grad_(False)
     # Row r of theirs holds hidden state r and token r + 1: 7 zeros, the 16 image tokens, a zero. They also train the
-    # hidden state behind the last token, which predicts nothing: for ours, an image of one token more.
+    # hidden state after the last token, which predicts nothing; Lantern needs an image with one more token.
     codes = stored["in.input_ids"][:, NUM_TEXT - 1 :].long()
     noisy = stored["in.hidden_states"]
     wanted = stored["in.target"][:, NUM_TEXT - 1 : -1]  # row n predicts token n + 1
@@ -48,7 +48,7 @@ def step() -> SimpleNamespace:
 
 
 def row_losses(step) -> tuple[torch.Tensor, torch.Tensor]:
-    """(SmoothL1, cross-entropy) of each predicted token, (rows, tokens - 1)."""
+    """Return (SmoothL1, cross-entropy) of each predicted token, (rows, tokens - 1)."""
     mask = torch.zeros(len(step.codes), NUM_TEXT, dtype=torch.bool)  # their drafter masks no padding, nor does ours
     predicted = unroll(step.draft, step.codes, mask, step.noisy, 1)[0]
     regression = F.smooth_l1_loss(predicted, step.wanted, reduction="none").mean(-1)
@@ -58,7 +58,7 @@ def row_losses(step) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.sensitive
 def test_losses_and_parameters_after_one_step(step):
-    """Their mask leaves out the first draft position (ours trains it); AdamW after clipping the gradient's values."""
+    """Their mask leaves out the first draft position, which Lantern trains; AdamW follows clipping by value."""
     mask = step.stored["in.loss_mask"]
     assert mask[:, NUM_TEXT:-1].all() and int(mask.sum()) == 3 * (NUM_TOKENS - 1)
     regression, entropy = (part[:, 1:].mean() for part in row_losses(step))
@@ -103,7 +103,7 @@ def test_losses_and_parameters_after_one_step(step):
 
 
 def test_draft_loss_is_theirs_with_the_first_position_added(step):
-    """The mean over all 16 rows, of which the authors' code leaves out the first."""
+    """The mean covers all 16 positions; the authors' code leaves out the first."""
     hidden = torch.cat([torch.zeros(3, NUM_TEXT, 64), step.wanted], dim=1)
     mask = torch.ones(3, NUM_TEXT, dtype=torch.bool)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Training of the target model on codes that follow from the caption."""
+"""Tests of the training of the target model on codes that follow from the caption."""
 
 from __future__ import annotations
 

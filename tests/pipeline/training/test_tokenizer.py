@@ -1,4 +1,4 @@
-"""Training of the tokenizer: k-means, dead codes, falling loss, exact resume."""
+"""Tests of the training of the image tokenizer: k-means, dead codes, falling loss, exact resume."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""The attribute classifier: canonical targets, accuracies counted by eye, features independent of the batch."""
+"""Tests of the attribute classifier: canonical targets, accuracies by eye, features independent of the batch."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The small CLIP model: tokens by hand, cosines by hand, checkpoints."""
+"""Tests of the small CLIP model: tokens and cosines by hand, checkpoints."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The embedded data set: purity, captions, the held-out split, and what the pixels must show."""
+"""Tests of the shapes dataset: determinism, captions, the held-out split, and what the pixels must show."""
 
 import pytest
 import torch
@@ -100,4 +100,4 @@ def test_bad_captions_are_rejected(text, message):
 
 def test_two_of_five_scenes_have_a_single_object():
     single = [len(sample_scene(0, i, "train").objects) == 1 for i in range(500)]
-    assert 0.35 < sum(single) / 500 < 0.55  # some pairs are drawn again, being of one kind or held out
+    assert 0.35 < sum(single) / 500 < 0.55  # some pairs are sampled again, because they are of one kind or held out

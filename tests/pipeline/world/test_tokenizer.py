@@ -1,4 +1,4 @@
-"""The image tokenizer: shapes, nearest codes against a slow oracle, what it refuses."""
+"""Tests of the image tokenizer: shapes, nearest codes against a slow version, errors."""
 
 from dataclasses import replace
 

@@ -1,1 +1,4 @@
-"""Provenance of results, the check of their files, and images generated again."""
+"""Provenance of results: a description of how they were made.
+
+The package also checks the files of results, and generates some of their images again to compare the codes.
+"""

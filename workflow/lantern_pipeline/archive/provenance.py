@@ -1,7 +1,7 @@
-"""Provenance of a result: the config, code, packages, machines, seeds and files that it was made with.
+"""Provenance of results: the config, code, packages, machines, random seeds and files that they were made with.
 
-The file is published with the result: no user or host name and no absolute path goes into it. Read while Snakemake
-builds the workflow: no torch here, but inside functions.
+The file is published with the results, so it contains no user name, host name or absolute path. Snakemake reads this
+module while it builds the workflow, so only functions import torch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from lantern_pipeline.runtime.machine import Machine, describe_machine, name_mac
 KIND = "lantern_provenance"
 FILE_NAME = "provenance.json"
 ROOT = Path(__file__).resolve().parents[3]
-# Sections that hold the run's own files: name relative to results/<experiment>/ -> sha256 and bytes.
+# Sections with the files that the run made: name relative to results/<experiment>/ -> checksum and size.
 FILE_PARTS: Final = ("models", "prompts", "records", "tables", "figures")
-# Section -> keys that say how jobs run and change no result; "" holds keys of the config itself.
+# Config section -> keys that decide how jobs run and change no result. "" has the keys outside all sections.
 HOW_JOBS_RUN = {
     "": {"device"},
     "data": {"num_shards"},
@@ -33,7 +33,7 @@ HOW_JOBS_RUN = {
     "generation": {"stepping", "batch_size", "num_shards"},
     "metrics": {"batch_size"},
 }
-# What a number or a picture may depend on.
+# Packages on which a number or an image may depend.
 PACKAGES = (
     *("ftfy", "matplotlib", "numpy", "open_clip_torch", "pandas", "pillow", "safetensors", "scipy"),
     *("snakemake", "tokenizers", "torch", "torch-fidelity", "torchvision", "transformers"),
@@ -41,7 +41,14 @@ PACKAGES = (
 
 
 class Code(TypedDict):
-    """Result of `describe_code`."""
+    """Description of the code that runs, by `describe_code`.
+
+    Attributes:
+        version: version of Lantern.
+        commit: git commit; None without a git repository.
+        is_modified: whether files differ from the commit; None without a git repository.
+        fingerprints: script name -> hash of the code that it runs.
+    """
 
     version: str
     commit: str | None
@@ -50,7 +57,13 @@ class Code(TypedDict):
 
 
 class Environment(TypedDict):
-    """Result of `describe_environment`."""
+    """Description of the software, by `describe_environment`.
+
+    Attributes:
+        python: name and version of Python.
+        system: name of the operating system.
+        packages: package -> version, None if it is not installed.
+    """
 
     python: str
     system: str
@@ -58,14 +71,27 @@ class Environment(TypedDict):
 
 
 class Digest(TypedDict):
-    """A file's checksum and size."""
+    """Checksum of a file, and its size in bytes."""
 
     sha256: str
     bytes: int
 
 
 class Provenance(TypedDict):
-    """Provenance of an experiment. Each part of FILE_PARTS maps file names to digests."""
+    """Contents of provenance.json, the description of how the results of a run were made.
+
+    Attributes:
+        kind: KIND, by which the file is recognised.
+        experiment: name of the run.
+        code: the code.
+        environment: the software.
+        machine: the machine that wrote the file.
+        decoding: the distinct devices and settings with which images were generated.
+        seeds: name -> random seed.
+        models, prompts, records, tables, figures: file name relative to the results -> checksum and size.
+        resources: resource -> file name -> checksum and size of files that the run used but did not make.
+        config: the config, without machine-specific data.
+    """
 
     kind: str
     experiment: str
@@ -84,12 +110,18 @@ class Provenance(TypedDict):
 
 
 def publishable_config(config: Mapping[str, object]) -> dict[str, object]:
-    """Return the config without machine-specific data: folders outside the run's, and names and passwords in URLs."""
+    """Return the config without machine-specific data.
+
+    If a path is outside the project, only its last part is kept. User names and passwords are removed from URLs.
+    """
     return {key: _publishable(value) for key, value in config.items()}
 
 
 def results_config(config: Mapping[str, object]) -> dict[str, object]:
-    """Return the publishable config without HOW_JOBS_RUN: what makes the results others when it changes."""
+    """Return the part of a config that affects results, without machine-specific data.
+
+    Keys that only decide how jobs run, such as batch sizes, are left out.
+    """
     found = {key: value for key, value in publishable_config(config).items() if key not in HOW_JOBS_RUN[""]}
     for section, keys in HOW_JOBS_RUN.items():
         inner = found.get(section)
@@ -99,14 +131,18 @@ def results_config(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def describe_code(root: Path = ROOT) -> Code:
-    """Names the code: version, fingerprint of each script, commit and `is_modified` (None where there is no git)."""
+    """Return the version of Lantern, the git commit, and the fingerprint of each script.
+
+    Args:
+        root: the project's folder.
+    """
     commit, is_modified = None, None
     top = _git(root, "rev-parse", "--show-toplevel")
-    if top is not None and Path(top).resolve() == root.resolve():  # not a repository around an installed package
+    if top is not None and Path(top).resolve() == root.resolve():  # else another project's repository contains `root`
         commit = _git(root, "rev-parse", "HEAD")
         status = _git(root, "status", "--porcelain", "--", "Snakefile", "lantern", "workflow")
         is_modified = None if status is None else bool(status)
-    # The script that draws loads the figures by name.
+    # The modules of figures are listed too, because script draw_figure.py imports them by name.
     folders = (root / "workflow" / folder for folder in ("scripts", "lantern_pipeline/figures"))
     scripts = [file for folder in folders for file in folder.glob("[!_]*.py")]
     return {
@@ -121,14 +157,19 @@ def describe_code(root: Path = ROOT) -> Code:
 
 
 def describe_maker() -> str:
-    """Names the code and the machine that make something, in a line."""
+    """Return one line that names the code and this machine, for files that state how they were made."""
     code = describe_code()
     commit = f"commit {(code['commit'] or 'unknown')[:7]}" + ", modified" * bool(code["is_modified"])
     return f"Lantern {code['version']}, {commit}, on {name_machine(describe_machine())}"
 
 
 def compare_code(provenance: Provenance, script: str) -> str:
-    """Says in words whether this code runs a script as the code behind a provenance did."""
+    """Return a sentence that says whether this installation runs the same code as the one that made some results.
+
+    Args:
+        provenance: provenance of the results.
+        script: name of the script to compare.
+    """
     theirs, ours = provenance["code"], describe_code()
     commit = f"version {theirs['version']}, commit {theirs['commit'] or 'unknown'}"
     if script not in ours["fingerprints"]:
@@ -139,7 +180,7 @@ def compare_code(provenance: Provenance, script: str) -> str:
 
 
 def describe_environment() -> Environment:
-    """Names Python, the operating system and the installed versions of PACKAGES (None where one is missing)."""
+    """Return the versions of Python, of the operating system and of the installed packages that may affect results."""
     try:
         system = platform.freedesktop_os_release()["PRETTY_NAME"]
     except (OSError, KeyError, AttributeError):
@@ -152,7 +193,7 @@ def describe_environment() -> Environment:
 
 
 def hash_files(paths: Iterable[Path | str], folder: Path | str) -> dict[str, Digest]:
-    """Name below `folder` -> sha256 and bytes of each file, in the order of the names."""
+    """Return checksum and size of some files, keyed by their name relative to `folder` and sorted by name."""
     return {
         name: _digest_and_size(describe_path(Path(folder, name))[Path(name).name])
         for name in sorted(Path(path).relative_to(folder).as_posix() for path in paths)
@@ -160,7 +201,14 @@ def hash_files(paths: Iterable[Path | str], folder: Path | str) -> dict[str, Dig
 
 
 def describe_resources(inputs: Sequence[Path | str]) -> dict[str, dict[str, Digest]]:
-    """Return sha256 and bytes of files from elsewhere: name of a resource or path -> file name -> description."""
+    """Return checksum and size of files that a run uses but does not make.
+
+    Args:
+        inputs: manifests of resources, or paths of files and folders.
+
+    Returns:
+        Name of the resource, file or folder -> file name -> checksum and size.
+    """
     found = {}
     for path in sorted({Path(given) for given in inputs}):
         manifest = read_manifest(path)
@@ -170,7 +218,14 @@ def describe_resources(inputs: Sequence[Path | str]) -> dict[str, dict[str, Dige
 
 
 def describe_decoding(records: Iterable[Path | str]) -> list[dict[str, object]]:
-    """Return the distinct devices, GPUs, dtypes, numbers of threads and versions of torch that decoded images."""
+    """Return the distinct devices and settings with which images were generated.
+
+    Args:
+        records: files of generated images.
+
+    Returns:
+        One dict per combination of device, GPU, dtype, number of threads and torch version.
+    """
     from lantern.records import load_records
 
     keys = ("device", "gpu", "dtype", "num_threads", "torch")
@@ -179,7 +234,7 @@ def describe_decoding(records: Iterable[Path | str]) -> list[dict[str, object]]:
 
 
 def render_page(provenance: Provenance) -> str:
-    """Return the report's page of what made the results, as HTML that needs no other file."""
+    """Return the provenance as a page of the report, in HTML that needs no other file."""
     from lantern_pipeline.tables.markdown import html_page
 
     code, environment, machine = provenance["code"], provenance["environment"], provenance["machine"]
@@ -200,7 +255,7 @@ def render_page(provenance: Provenance) -> str:
         "seeds": ", ".join(f"{name} {value}" for name, value in provenance["seeds"].items()),
         "checked by": f"SHA-256 of {num_files} files and of {len(provenance['resources'])} resources from elsewhere",
     }
-    return html_page("What made these results", *(f"{name}: {text}" for name, text in facts.items()))
+    return html_page("Provenance of these results", *(f"{name}: {text}" for name, text in facts.items()))
 
 
 def _publishable(value: object) -> object:
@@ -226,7 +281,7 @@ def _digest_and_size(described: FileDescription) -> Digest:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """Return what git prints, or None without git or a repository."""
+    """Return the output of a git command, or None if git is not installed or `root` is in no repository."""
     try:
         result = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

@@ -1,4 +1,7 @@
-"""A sample of an experiment's images, drawn again from its models, prompts and config; their codes are compared."""
+"""Check that images of a run can be reproduced.
+
+A sample of the images is generated again from the run's models, prompts and config, and the codes are compared.
+"""
 
 from __future__ import annotations
 
@@ -36,26 +39,27 @@ def redraw(
     models: Path | None = None,
     device: torch.device | str = "cpu",
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Draw images of an experiment again.
+    """Generate some images of a run again and compare their codes with the stored ones.
 
     Args:
-        folder: results/<experiment>.
-        provenance: of these results.
-        num_images: how many; 0 reads nothing.
-        seed: of the choice of images.
-        models: results/<experiment> of a run that converted the models that `folder` lacks.
-        device: where to draw.
+        folder: folder of the results, results/<experiment>.
+        provenance: provenance of these results.
+        num_images: number of images; 0 reads nothing.
+        seed: random seed of the choice of images.
+        models: results/<experiment> of another run, which has the converted models that `folder` lacks.
+        device: device of the models.
 
     Yields:
-        An image's name, and for each token, bool (tokens,), whether it equals the stored one.
+        (name of an image; whether each of its tokens equals the stored one, bool (tokens,)).
 
     Raises:
-        ValueError: the config or the records name a class of a user's own, or an image cannot be drawn again.
+        ValueError: the config or the records name a custom class, a model is missing or has another checksum, or
+            records do not fit the config and the prompts.
     """
     if not num_images:
         return
     refuse_own_classes(provenance["config"], FILE_NAME)
-    config = check_keys(provenance["config"])  # not the rules between keys: they look for the user's own files
+    config = check_keys(provenance["config"])  # `validate_config` would look for files of the user
     draw = random.Random(seed)
     for name in choose_records(folder, num_images, draw):
         records = load_records(folder / name)
@@ -71,7 +75,16 @@ def redraw(
 
 
 def choose_records(folder: Path, num: int, draw: random.Random) -> list[str]:
-    """`num` files of records, if there are any: one of every method before a second of any."""
+    """Choose record files (of generated images) at random: one of every method before a second of any method.
+
+    Args:
+        folder: folder of the results.
+        num: number of files to return. If there are fewer, files are repeated; if there are none, the result is empty.
+        draw: random generator.
+
+    Returns:
+        Names relative to `folder`.
+    """
     files = sorted(path.relative_to(folder).as_posix() for path in folder.glob("generation/*/*/*/*/*"))
     files = [name for name in files if _RECORDS.fullmatch(name)]
     draw.shuffle(files)
@@ -83,7 +96,14 @@ def choose_records(folder: Path, num: int, draw: random.Random) -> list[str]:
 
 
 def _parts_of(name: str) -> tuple[str, ...]:
-    """Return method, prompt set, temperature, seed and noise seed from the name of a file of records."""
+    """Return method id, prompt set, temperature, training seed and noise seed from the name of a record file.
+
+    Args:
+        name: name of a file of generated images, relative to the folder of the results.
+
+    Raises:
+        ValueError: the name does not have the form of a record file's name.
+    """
     match = _RECORDS.fullmatch(name)
     if match is None:
         raise ValueError(f"{name} should be a file of records, generation/<method>/<set>/T<temperature>/s<n>n<n>/...")
@@ -105,7 +125,11 @@ def _redraw(
         raise ValueError(f"{name}: the config has no {method_id} at T{temperature}")
 
     def find(file: str) -> Path:
-        """Return a file of the experiment, or the caller's file with the same checksum."""
+        """Return the path of a model file: in the results, or else in the folder `models`.
+
+        Raises:
+            ValueError: the file is in neither folder, or the file in `models` has another checksum than the provenance.
+        """
         if (folder / file).is_file():
             return folder / file
         sha256 = provenance["models"].get(file, {}).get("sha256")

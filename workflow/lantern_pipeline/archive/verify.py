@@ -1,4 +1,4 @@
-"""Comparison of results with the checksums in their provenance: of a folder, or of a plain zip file of it."""
+"""Check of the results of a run against the checksums in their provenance. The results are a folder or a zip file."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ _NAME = re.compile(rf"{_PART}(/{_PART})*")
 
 
 def open_results(path: Path | str, workplace: Path) -> Path:
-    """Return the folder of an experiment's results, unpacked into `workplace` if `path` is a zip file.
+    """Return the folder of a run's results. If `path` is a zip file, it is unpacked first.
+
+    Args:
+        path: a folder, or a zip file of a folder.
+        workplace: folder into which a zip file is unpacked.
 
     Raises:
         FileNotFoundError: there is no such folder or file.
-        ValueError: it holds no provenance, or the zip file is damaged.
+        ValueError: the results have no provenance.json, or the zip file is damaged or does not fit on the disk.
     """
     folder = Path(path)
     if folder.is_file():
@@ -36,10 +40,10 @@ def open_results(path: Path | str, workplace: Path) -> Path:
 
 
 def read_provenance(folder: Path) -> Provenance:
-    """Read the provenance of results that may come from elsewhere.
+    """Read the provenance of results that may come from another person.
 
     Raises:
-        ValueError: the file is not a provenance of Lantern, or names a file outside the folder.
+        ValueError: the file does not have the form of a provenance, or names a file outside the folder.
     """
     try:
         provenance = read_json(folder / FILE_NAME)
@@ -60,12 +64,16 @@ def read_provenance(folder: Path) -> Provenance:
 
 
 def check_files(folder: Path, provenance: Provenance) -> int:
-    """Compare every file that a provenance names with its checksum and return their number.
+    """Compare every file in a provenance with its checksum, and return the number of files in the provenance.
 
-    Models that were converted from published weights may be missing, since their licence may forbid passing them on.
+    Models that were converted from published weights may be missing, since their licence may forbid distribution.
+
+    Args:
+        folder: folder of the results.
+        provenance: provenance of the results.
 
     Raises:
-        ValueError: a file was changed or is missing, or the provenance does not name summary.csv.
+        ValueError: a file was changed or is missing, or the provenance does not list summary.csv.
     """
     sums, foreign = sums_of(provenance), _foreign_models(provenance["config"])
     if "summary.csv" not in sums:
@@ -87,24 +95,36 @@ def check_files(folder: Path, provenance: Provenance) -> int:
 
 
 def files_outside(folder: Path, provenance: Provenance) -> list[str]:
-    """Return the names of files that the provenance does not name, such as the report's."""
+    """Return the names of files in the results that the provenance does not list, such as the report's."""
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     return sorted(found - sums_of(provenance).keys() - {FILE_NAME})
 
 
 def sums_of(provenance: Provenance) -> dict[str, str]:
-    """Return the SHA-256 of each file that a provenance names, by the file's name below its folder."""
+    """Return the SHA-256 of each file of the results that a provenance lists.
+
+    Returns:
+        File name, relative to the folder of the results -> SHA-256.
+    """
     return {name: entry["sha256"] for part in FILE_PARTS for name, entry in provenance[part].items()}
 
 
 def shorten(names: list[str]) -> str:
-    """Join the first three names and say how many more there are."""
+    """Return a list of names as text: the first three names, and the number of further names."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 
 
 def refuse_own_classes(found: object, where: str) -> None:
-    """Raise a ValueError if JSON values name a class of a user's own: results must not choose what is imported."""
+    """Check that JSON values name no custom class. Results of other people must not decide which code is imported.
+
+    Args:
+        found: JSON value, such as the config in a provenance.
+        where: name of the file, for the error message.
+
+    Raises:
+        ValueError: a value of a key `drafts` or `acceptance` has the form "module:Class".
+    """
     values: list[tuple[str, object]] = [("", found)]
     while values:
         key, value = values.pop()
@@ -120,7 +140,17 @@ def refuse_own_classes(found: object, where: str) -> None:
 
 
 def _unpack(path: Path, workplace: Path) -> Path:
-    """Unpack the results in a zip file and return their folder; zipfile itself keeps all files inside `workplace`."""
+    """Unpack a zip file of results and return the folder of the results.
+
+    No file is written outside `workplace`: `zipfile` makes sure of that.
+
+    Args:
+        path: the zip file.
+        workplace: folder into which it is unpacked.
+
+    Raises:
+        ValueError: the zip file is damaged, has no or several provenance files, or does not fit on the disk.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             found = [name for name in archive.namelist() if PurePosixPath(name).name == FILE_NAME]
@@ -137,7 +167,16 @@ def _unpack(path: Path, workplace: Path) -> Path:
 
 
 def _foreign_models(config: Mapping[str, Any]) -> str:
-    """Return a pattern of the models that were converted from published weights."""
+    """Return a regular expression for the files of those models that a run converted from published weights.
+
+    `check_files` lets these files be missing, since their licence may forbid distribution.
+
+    Args:
+        config: config of the run.
+
+    Returns:
+        A pattern for file names relative to the folder of the results. If the run converted no model, it matches none.
+    """
     checkpoints = {section: config[section]["checkpoint"] for section in ("tokenizer", "target", "drafter")}
     foreign = [section for section, path in checkpoints.items() if path and not Path(path).is_relative_to("models")]
     return rf"({'|'.join(foreign)})/(s\d+/)?model\.safetensors" if foreign else "(?!)"

@@ -1,4 +1,7 @@
-"""The trained weights of the embedded world as they are published: rounded, with their sums and how they were made."""
+"""Publication of the trained weights of the shapes dataset.
+
+The weights are rounded to bfloat16. A description states their checksums and how they were trained.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ SECTIONS = ("data", "text", "tokenizer", "target", "drafter", "attribute_classif
 
 
 def round_model(source: Path | str, destination: Path | str, more: Mapping[str, object]) -> None:
-    """Write a model in Lantern's layout with its weights rounded to bfloat16.
+    """Write a model in Lantern's file layout with its weights rounded to bfloat16.
 
     Args:
         source: file of the model.
         destination: file to write.
-        more: entries that are added to its report.
+        more: entries to add to the metadata of the file.
     """
     tensors, metadata = load_tensors(source)
     rounded = {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
@@ -31,7 +34,13 @@ def round_model(source: Path | str, destination: Path | str, more: Mapping[str, 
 def describe_training(
     config: Mapping[str, Any], reports: Mapping[str, Mapping[str, Any]], files: Mapping[str, Path]
 ) -> dict[str, object]:
-    """Says as JSON values what made the rounded weights `files`, by the `reports` of training."""
+    """Return a description of how the published weights were made, as JSON values.
+
+    Args:
+        config: the config of the run that trained them.
+        reports: model name -> report of its training.
+        files: model name -> file of its rounded weights.
+    """
     code = describe_code()
     return {
         "code": {key: code[key] for key in ("version", "commit", "is_modified")},

@@ -1,4 +1,4 @@
-"""Rules between keys of different sections, and rules that need the table of methods or the resources.
+"""Checks of config keys that depend on each other, on the table of methods or on the entries of `resources`.
 
 Snakemake reads this module while it builds the workflow, so it does not import torch.
 """
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 
 def check_between_keys(config: RunConfig) -> None:
-    """Check the rules that need two keys or the table of methods.
+    """Check whether the keys of a config fit together.
 
-    Each function below yields one sentence per broken rule. A later function may rely on the checks of earlier ones.
+    The checks are functions of this module, which yield one sentence per error. A later check may rely on earlier ones.
 
     Raises:
-        ValueError: the first rule that is broken.
+        ValueError: two keys contradict each other, or a key does not fit the methods or resources of the run. The
+            message is about the first such error.
     """
     rules = (_resources, _prompts, _sizes, _trees, _methods, _source, _stepping)
     for problem in (problem for rule in rules for problem in rule(config)):
@@ -57,7 +58,7 @@ def _prompt_set(name: str, entry: PromptSet, config: RunConfig) -> Iterator[str]
         return
     num_prompts = entry.num * (entry.copies or 1)
     check_prompt_count(name, num_prompts, config)
-    # A shard has at least one prompt; only T5's features are stored in shards.
+    # Each shard must have at least one prompt. Only T5's features are stored in shards.
     shards = {"generation": config.generation.num_shards}
     if config.text.encoder == "t5":
         shards["text"] = config.text.num_shards
@@ -67,7 +68,16 @@ def _prompt_set(name: str, entry: PromptSet, config: RunConfig) -> Iterator[str]
 
 
 def _resources(config: RunConfig) -> Iterator[str]:
-    """Check the entries of `resources`, every key that names one, and the keys that a finished model needs."""
+    """Check the entries of config section `resources`, and the keys that may name an entry.
+
+    Also check whether the keys agree with finished weights. For example, a finished target needs its image tokenizer.
+
+    Yields:
+        One sentence per error.
+
+    Raises:
+        ValueError: an entry has the wrong form, or a key names neither an entry nor a path.
+    """
     resources = parse_entries(config.resource_entries)
     checkpoints = {
         "tokenizer": config.tokenizer.checkpoint,
@@ -100,9 +110,13 @@ def _resources(config: RunConfig) -> Iterator[str]:
 
 
 def metric_checkpoints(config: RunConfig) -> dict[str, str | None]:
-    """Return config key `checkpoint` of each metric model that a run needs, by the name of its section.
+    """Return the value of config key `checkpoint` of each metric model that a run needs.
 
-    The attribute classifier is also needed if the run trains a tokenizer.
+    The attribute classifier is also needed if the run trains an image tokenizer, for the perceptual loss.
+
+    Returns:
+        Config section of the metric model, "attribute_classifier" or "clip" -> its checkpoint, None if the run trains
+        the model.
     """
     needed = set(trained_models(config.metrics))
     if not config.tokenizer.checkpoint:
@@ -111,7 +125,11 @@ def metric_checkpoints(config: RunConfig) -> dict[str, str | None]:
 
 
 def _source(config: RunConfig) -> Iterator[str]:
-    """Check that the images and captions of a run suffice for its training, metrics and prompt sets."""
+    """Check that the images and captions of a run suffice for its training, metrics and prompt sets.
+
+    Yields:
+        One sentence per error.
+    """
     source = config.data.source
     encoder = config.text.encoder
     reads_captions = encoder in ("words", "word_ids") or (encoder == "classes" and source == "scenes")
@@ -156,7 +174,7 @@ def _sizes(config: RunConfig) -> Iterator[str]:
         "total_variation.k": ("codebook.num_neighbours", config.codebook.num_neighbours),
         "drafter.num_eval": ("target.num_eval", config.target.num_eval),
     }
-    if source != "none":  # a shard has at least one held-out image
+    if source != "none":  # each shard must have at least one held-out image
         upper_bounds["data.num_shards"] = ("target.num_eval", config.target.num_eval)
     for key, (name, bound) in upper_bounds.items():
         value = attrgetter(key)(config)
@@ -202,7 +220,14 @@ def _is_known_tree(name: str) -> bool:
 
 
 def _methods(config: RunConfig) -> Iterator[str]:
-    """Expand the methods, which checks each of them, and compare them with other keys."""
+    """Check all methods by expanding the config entries, and check keys that name a method or a temperature.
+
+    Yields:
+        One sentence per error.
+
+    Raises:
+        ValueError: a config entry of a method is wrong; see `expand_methods`.
+    """
     runs = expand_methods(config)
     yield from _sizes_of_methods("methods", [run.spec for run in runs], config)
     for name, points in expand_ablations(config).items():
@@ -224,21 +249,26 @@ def _methods(config: RunConfig) -> Iterator[str]:
         yield f"metrics.headline_temperature must be one of {temperatures}, got {headline}"
     known = [run.spec.method_id for run in runs if run.temperature == headline]
     for key in ("figures.sample_methods", "study.methods"):
-        shown = [
-            name for name in known if key != "study.methods" or name != "autoregressive"
-        ]  # the others are shown next to it
+        # A study compares every method with autoregressive decoding, which is therefore not listed.
+        shown = [name for name in known if key != "study.methods" or name != "autoregressive"]
         for name in attrgetter(key)(config) or []:
             if name not in shown:
                 yield f"{key} names no method that runs, got {name!r}; {closest(name, shown)}"
 
 
 def _sizes_of_methods(key: str, specs: list[MethodSpec], config: RunConfig) -> Iterator[str]:
-    """Check the neighbours of methods against their table, and their tree depth against the rotary table.
+    """Check that k and the tree depth of methods are not too large.
+
+    A method cannot use more nearest codes than their table has. A draft tree cannot be deeper than the number of
+    positions that the target's rotary table has after the end of an image.
 
     Args:
-        key: config key that the methods come from.
+        key: config key with the methods, for the error message.
         specs: the methods.
         config: the checked config.
+
+    Yields:
+        One sentence per error.
     """
     columns = config.codebook.num_neighbours
     for spec in specs:
@@ -257,7 +287,7 @@ def _sizes_of_methods(key: str, specs: list[MethodSpec], config: RunConfig) -> I
 
 
 def _depth(spec: MethodSpec) -> int:
-    """Return the number of drafts on the longest path of a method's tree; 0 if it has none."""
+    """Return the number of drafts on the longest path of a method's draft tree; 0 if it has no tree."""
     shape = spec.tree_shape
     if isinstance(shape, DynamicTreeOptions):
         return shape.depth + 1

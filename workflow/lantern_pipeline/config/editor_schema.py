@@ -1,6 +1,6 @@
-"""The JSON schema schema.yaml, which editors check config.yaml and overlays with.
+"""The JSON schema of config files, schema.yaml, with which editors check config.yaml and the files that override it.
 
-It is generated from the models in `run_config`. After a change of the models, run
+The schema is generated from the pydantic models in `settings.run_config`. After a change of the models, run
 `PYTHONPATH=.. python -m lantern_pipeline.config.editor_schema` in the folder workflow/.
 """
 
@@ -19,9 +19,11 @@ _HEADER = """\
 # Types and bounds of config.yaml's keys, for editors. Made from the models in settings/run_config.py, which check a
 # run; after a change of them, run `PYTHONPATH=.. python -m lantern_pipeline.config.editor_schema` in workflow/.
 """
-# Bounds of values with a validator before the type check keep pydantic's names, which are translated here.
+# If a validator runs before the type check of a value, pydantic writes its bounds with pydantic's names and not with
+# those of JSON schema.
 _BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
-# Left out, since an overlay sets only some keys of a section and the defaults are in config.yaml.
+# Not in the schema: a file that overrides config.yaml sets only some keys of a section, and config.yaml has all
+# defaults.
 _LEFT_OUT = ("title", "required", "default")
 _FIRST = ("type", "minimum", "exclusiveMinimum")
 _LAST = ("description", "propertyNames", "additionalProperties", "items", "properties")
@@ -52,15 +54,19 @@ def schema_text() -> str:
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the JSON schema of a model. References are replaced by their sections, and no key is required."""
+    """Return the JSON schema of a pydantic model, with every section written out and no key required."""
     schema = model.model_json_schema()
     return _expand(schema, schema.pop("$defs", {}))
 
 
 def _expand(schema: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
-    """Replace references by the sections that they name, and merge alternatives into one schema.
+    """Replace references by the sections that they name, and merge alternative types of a key into one schema.
 
     Merging is safe because alternatives differ in type, and the bounds of one type do not apply to values of another.
+
+    Args:
+        schema: a JSON schema from pydantic, or a part of one.
+        sections: name in references -> schema.
     """
     section = sections[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else {}
     found: dict[str, Any] = {}
@@ -84,7 +90,7 @@ def _expand(schema: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rank(item: tuple[str, object]) -> int:
-    """Return the sort rank of a schema key: type and bounds first, the keys of a section last."""
+    """Return the sort rank of an item (key, value) of a schema: type and bounds first, the keys of a section last."""
     key = item[0]
     if key in _FIRST:
         return _FIRST.index(key)

@@ -1,7 +1,7 @@
-"""The table of figures: title, files, settings and caption of each.
+"""The figures of a run: title, files, settings and caption of each.
 
-Function `draw_<name>` of module `lantern_pipeline.figures.<name>` draws a figure. `workflow/scripts/draw_figure.py`
-passes it the contents of the files and the settings as keyword arguments, under the names given here.
+Function `draw_<name>` of module `lantern_pipeline.figures.<name>` draws the figure <name>. Script
+`workflow/scripts/draw_figure.py` calls it with the contents of the files and the settings as keyword arguments.
 Snakemake reads this module while it plans, so it does not import matplotlib.
 """
 
@@ -24,10 +24,12 @@ class Figure:
     Attributes:
         letter: letter by which texts refer to the figure.
         title: title in the report.
-        files: argument name -> path or paths; {scatteritem} in the path of a record file is replaced by the shard.
-        settings: argument name -> value.
-        caption: text under the figure, reStructuredText. {name} is a text of `claims.describe_setting`. Figures without
-            the summary know only prompt_set, temperature and cfg_scale. {config.section.key} is a config value.
+        files: argument name of the drawing function -> path or paths. Paths of record files (generated codes) contain
+            {scatteritem}, which Snakemake replaces by a shard.
+        settings: argument name of the drawing function -> value.
+        caption: text under the figure, in reStructuredText. It may contain {config.section.key}, a config value, and
+            {name}, an entry of the dict that `claims.describe_setting` returns. If the figure does not read the summary
+            table, only {prompt_set}, {temperature} and {cfg_scale} are filled in.
     """
 
     letter: str
@@ -38,12 +40,12 @@ class Figure:
 
     @property
     def draws_images(self) -> bool:
-        """Whether the figure reads image records and not only tables."""
+        """Whether the figure shows generated images, which it reads from record files."""
         return "records" in self.files
 
 
 def figure_table(plan: RunPlan) -> dict[str, Figure]:
-    """Return the figures of a run by name. A figure is left out if the config turns off its data."""
+    """Return the figures of a run, keyed by name. A figure is left out if the run does not produce its data."""
     config = plan.config
     of_rows = {"settings": config.metrics.model_dump(include={"headline_prompt_set", "headline_temperature"})}
     of_samples = {"settings": config.figures.model_dump(include={"sample_prompts", "sample_methods"})}

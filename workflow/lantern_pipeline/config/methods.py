@@ -1,5 +1,6 @@
 """Expansion of the config's methods and ablations into single methods, each with its draft tree.
 
+Config entries may have lists of values; every combination of the values is one method.
 Snakemake reads this module while it builds the workflow, so it does not import torch.
 """
 
@@ -21,25 +22,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MethodRun:
-    """A method at a temperature: one line of the table per prompt set."""
+    """A method and a temperature at which it runs. Result tables have one line for each pair and prompt set."""
 
     spec: MethodSpec
     temperature: float
 
 
 def expand_methods(config: RunConfig) -> list[MethodRun]:
-    """Return the methods of a run in config order.
+    """Return the methods of a run, each with its temperature, in config order.
 
-    An entry with lists of values expands to every combination of them, at each of its temperatures.
+    An entry with lists of values expands to every combination of them, at each temperature of the entry.
 
     Raises:
-        ValueError: an entry is wrong, or two entries give the same method; names the config key.
+        ValueError: a value of an entry is not allowed, or two entries give the same method. The message names the
+            config key.
     """
     return _expand_entries(config.methods, "methods", config)
 
 
 def _expand_entries(entries: Sequence[dict[str, Any]], key: str, config: RunConfig) -> list[MethodRun]:
-    """Return the methods of the entries at config key `key`."""
+    """Return the methods of some config entries, each with its temperature.
+
+    Args:
+        entries: the entries.
+        key: config key of the list of entries, for error messages.
+        config: the checked config.
+
+    Raises:
+        ValueError: as in `expand_methods`.
+    """
     runs: dict[tuple[str, float], MethodRun] = {}
     for position, entry in enumerate(entries):
         where = f"config key {key}[{position}]: "
@@ -59,8 +70,11 @@ def _expand_entries(entries: Sequence[dict[str, Any]], key: str, config: RunConf
 def expand_ablations(config: RunConfig) -> dict[str, list[AblationPoint]]:
     """Return the points of each ablation: every combination of method, sampling settings and draft model.
 
-    Autoregressive decoding is added at each temperature and sampling setting, since the other points are compared with
-    it.
+    Autoregressive decoding is added at each temperature and sampling setting, because the other points are compared
+    with it.
+
+    Returns:
+        Name of the ablation -> its points.
     """
     return {name: _expand_ablation(name, grid, config) for name, grid in config.grids.items()}
 
@@ -110,10 +124,11 @@ def _expand_entry(entry: dict[str, Any], config: RunConfig) -> Iterator[MethodRu
 
 
 def _check_name(spec: MethodSpec) -> None:
-    """Check that a method does not have the name of other lines of the tables.
+    """Check that the name of a method does not collide with a line that all result tables have.
 
     Raises:
-        ValueError: the name is taken.
+        ValueError: the name is "real" or "reconstruction" (lines of images that no method generated), or it is
+            "autoregressive" although the method has drafts.
     """
     if spec.name in CEILINGS:
         raise ValueError(f"name must not be {spec.name!r}, the tables' row of {spec.name} images; choose another name")
@@ -125,7 +140,12 @@ def _check_name(spec: MethodSpec) -> None:
 
 
 def _tree_shape(tree: str | None, config: RunConfig) -> TreeShape | None:
-    """Return the shape of the tree that this config knows by a name; None if there is no tree."""
+    """Return the shape of a draft tree, from its name in the config.
+
+    Args:
+        tree: name of the tree; None returns None. A name of two trees is such as "chain9+chain3".
+        config: the checked config. It defines the tree "dynamic" and custom trees.
+    """
     if tree is None:
         return None
     if "+" in tree:
@@ -138,12 +158,12 @@ def _tree_shape(tree: str | None, config: RunConfig) -> TreeShape | None:
 def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]) -> str:
     """Return the id of a method, such as "name-k20-delta0.1".
 
-    It spells out every part that differs from the preset. A custom class appears by its class name.
+    The id contains every part and parameter that differs from the preset. A custom class appears by its class name.
 
     Args:
         spec: the method.
-        given: parts and parameters in the config entry.
-        defaults: parts and parameters of the preset.
+        given: parts (such as tree or drafts) and parameters in the config entry.
+        defaults: parts and parameters of the preset; empty if the entry has no preset.
     """
     parts = {name: getattr(spec, name) for name in ("tree", "drafts", "acceptance", "residual", "neighbours")}
     departs = {

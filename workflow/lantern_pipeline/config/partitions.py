@@ -1,4 +1,4 @@
-"""Check of jobs against the partitions of a cluster. Slurm lets a job that fits no partition wait forever."""
+"""Check of jobs against the partitions of a Slurm cluster, because a job that fits no partition would wait forever."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from typing import Any
 
 
 def check_partitions(workflow: Any) -> None:
-    """Check that every job of a run on Slurm fits a partition of the profile's partition file.
+    """Check that every job of a run fits a Slurm partition of the profile's partition file.
 
     Args:
-        workflow: Snakemake's workflow, about to start its jobs. Only the Slurm executor has a partition file; with
-            other executors nothing is checked.
+        workflow: Snakemake's workflow before it starts jobs. If its executor is not Slurm, nothing is checked.
 
     Raises:
-        ValueError: a job fits no partition.
+        ValueError: a job needs more cores, memory, time or GPUs than any partition has.
     """
     file = getattr(workflow.executor_settings, "partition_config", None)
     if file is None:

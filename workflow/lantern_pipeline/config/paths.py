@@ -1,4 +1,4 @@
-"""The plan of a run: methods, repeats and file paths, from its config.
+"""Plan of a run, computed from its config: methods, repeats and file paths.
 
 Paths begin with Snakemake's path variable <results>, which Snakemake replaces by results/<experiment>.
 Snakemake reads this module while it builds the workflow, so it imports neither torch nor pandas.
@@ -18,42 +18,57 @@ from lantern_pipeline.fetch.entries import Resource, resource_of
 from lantern_pipeline.measure.registry import TRAINED, metric_files, published_files, trained_models
 from lantern_pipeline.settings.run_config import Drafter, MetricChoices, RunConfig
 
-# Rules refer to this path and not to a rule's output: the config decides which rule makes the model (train, convert).
+# Rules use this path and not the output of a rule, because the config decides which rule makes the model: the one that
+# trains it or the one that converts published weights.
 TOKENIZER = "<results>/tokenizer/model.safetensors"
 
 
 def model_of(name: str) -> str:
-    """Return the weights file of a metric model: attribute classifier or CLIP model."""
+    """Return the path of a metric model's weights.
+
+    Args:
+        name: "attribute_classifier" or "clip".
+    """
     return f"<results>/{name}/model.safetensors"
 
 
 def target_of(training_seed: int | str) -> str:
-    """Return the weights file of the target of a training seed."""
+    """Return the path of the target model's weights for a training seed.
+
+    Args:
+        training_seed: the seed, or a Snakemake wildcard in its place.
+    """
     return f"<results>/target/s{training_seed}/model.safetensors"
 
 
 def drafter_of(training_seed: int | str, num_steps: int | None = None) -> str:
-    """Return the weights file of the draft model of a training seed.
+    """Return the path of the draft model's weights for a training seed.
 
     Args:
-        training_seed: the seed, or a wildcard in its place.
-        num_steps: number of training steps of an ablation's draft model; None for the draft model of the run.
+        training_seed: the seed, or a Snakemake wildcard in its place.
+        num_steps: number of optimiser steps, if an ablation trains its own draft model; None for the draft model of the
+            run.
     """
     steps = f"-{num_steps}steps" if num_steps else ""
     return f"<results>/drafter/s{training_seed}{steps}/model.safetensors"
 
 
 def drafter_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | list[str]:
-    """Return the draft-model file that some methods need, or an empty list if none of them needs one."""
+    """Return the path of the draft model if a method needs one, else an empty list.
+
+    Args:
+        specs: the methods.
+        training_seed: the seed, or a Snakemake wildcard in its place.
+    """
     return drafter_of(training_seed) if any(spec.needs_draft_model for spec in specs) else []
 
 
 def drafter_settings(steps: str, section: Drafter) -> dict[str, object]:
-    """Return config section `drafter` for training a draft model.
+    """Return the settings for training a draft model: config section `drafter`, possibly with another number of steps.
 
     Args:
-        steps: ending of the file name of an ablation's draft model, such as "-40steps". It replaces the number of
-            training steps. Empty for the draft model of the run.
+        steps: ending of the file name of an ablation's draft model, such as "-40steps". Its number replaces `num_steps`
+            and `num_epochs`. It is empty for the draft model of the run.
         section: config section `drafter`.
     """
     settings, num_steps = section.model_dump(), steps.removeprefix("-").removesuffix("steps")
@@ -61,17 +76,21 @@ def drafter_settings(steps: str, section: Drafter) -> dict[str, object]:
 
 
 def nearest_codes_of(neighbours: str) -> str:
-    """Return the file of nearest codes by the distance `neighbours`."""
+    """Return the path of a table of nearest codes.
+
+    Args:
+        neighbours: order of the codes: by distance "l2" or "l2_normalised", or "random" as a control.
+    """
     return f"<results>/codebook/{neighbours}.safetensors"
 
 
 def table_of(spec: MethodSpec) -> str | list[str]:
-    """Return the file of nearest codes that a method reads, or an empty list if the method is exact."""
+    """Return the path of the nearest-code table that a method reads, or an empty list if it reads none."""
     return nearest_codes_of(spec.neighbours) if spec.neighbours else []
 
 
 def tables_of(specs: Iterable[MethodSpec]) -> list[str]:
-    """Return the files of nearest codes that some methods read."""
+    """Return the paths of the nearest-code tables that some methods read, without repetition."""
     return sorted({nearest_codes_of(spec.neighbours) for spec in specs if spec.neighbours})
 
 
@@ -79,10 +98,15 @@ class RunPlan:
     """Plan of the run that a checked config describes.
 
     Attributes:
+        config: the checked config.
+        resources: name -> entry of config section `resources` (downloaded or copied files).
         runs: (method, temperature as text), in config order.
-        specs: methods by id.
+        specs: method id -> method.
+        temperatures: the temperatures of all methods as text, in increasing order.
+        ablations: name -> points of the ablation (method, temperature, sampling settings, draft model).
         repeats: names of the repeats, such as "s0n1" for training seed 0 and noise seed 1.
         first: seeds of the first repeat. Ablations, output distributions and animations use only this one.
+        prompt_sets: names of the prompt sets.
         headline: prompt set and temperature of the headline numbers.
         sampled: prompt set and temperature at which output distributions are measured. They need sampling: if the
             headline temperature is 0, the highest temperature of the run is used.
@@ -110,15 +134,22 @@ class RunPlan:
         return any(spec.needs_draft_model for spec in self.specs.values())
 
     def methods_at(self, temperature: str) -> list[str]:
-        """Return the ids of the methods that run at a temperature."""
+        """Return the ids of the methods that run at a temperature, given as text such as "0.5"."""
         return [spec.method_id for spec, found in self.runs if found == temperature]
 
     def run_params(self, temperature: str | None = None) -> list[tuple]:
-        """Return (fields of the method, temperature) of all runs, or only of those at `temperature`."""
+        """Return the methods and temperatures of the run, as plain values for the parameters of a rule.
+
+        Args:
+            temperature: a temperature as text, to return only the methods that run at it; None returns all.
+
+        Returns:
+            One pair per method and temperature: (fields of the `MethodSpec` as a dict, temperature).
+        """
         return [(asdict(spec), float(found)) for spec, found in self.runs if temperature in (None, found)]
 
     def drafters_of(self, ablation: str) -> dict[int | None, str]:
-        """Return the draft-model files of an ablation, by number of training steps.
+        """Return the paths of the draft models of an ablation, keyed by number of optimiser steps.
 
         Key None is the draft model of the run.
         """
@@ -128,41 +159,57 @@ class RunPlan:
     def records_of(
         self, prompt_set: str, temperature: str, repeat: str, methods: Sequence[str] | None = None
     ) -> list[str]:
-        """Return the record files of all methods, or of `methods`; {scatteritem} marks the shard in their names."""
+        """Return the paths of the files with generated codes and their statistics ("records"), one per method.
+
+        Each path contains {scatteritem}, which Snakemake replaces by the number of a shard.
+
+        Args:
+            prompt_set: name of the prompt set.
+            temperature: temperature as text.
+            repeat: name of the repeat.
+            methods: ids of the methods; None for all methods that run at this temperature.
+        """
         return [
             f"<results>/generation/{method}/{prompt_set}/T{temperature}/{repeat}/{{scatteritem}}.safetensors"
             for method in methods or self.methods_at(temperature)
         ]
 
     def all_records(self) -> list[str]:
-        """Return the record files of the whole run; {scatteritem} marks the shard in their names."""
+        """Return the paths of all record files of the run, with {scatteritem} for the shard; see `records_of`."""
         return [file for run_key in self._run_keys() for file in self.records_of(*run_key)]
 
     def quality_tables(self, ending: str) -> list[str]:
-        """Return the quality tables of all prompt sets, temperatures and repeats.
+        """Return the paths of the quality tables of all prompt sets, temperatures and repeats.
 
         Args:
-            ending: "csv" (one line per method), "images.csv" or another ending that the rule writes.
+            ending: "csv" for the tables with one line per method, "images.csv" for the tables with one line per image.
         """
         return [f"<results>/quality/{name}.T{found}.{repeat}.{ending}" for name, found, repeat in self._run_keys()]
 
     def latency_tables(self, ending: str) -> list[str]:
-        """Return the latency tables, one per repeat.
+        """Return the paths of the latency tables, or of the timed images, one per repeat.
 
         Args:
-            ending: "csv", or "images.safetensors" for the images whose decoding was timed.
+            ending: "csv" for the tables, or "images.safetensors" for the images whose decoding was timed.
         """
         return [f"<results>/latency/{repeat}.{ending}" for repeat in self.repeats]
 
     def ablation_tables(self, *endings: str) -> list[str]:
-        """Return the tables of all ablations. Endings: "csv" (one line per point) and "images.csv"."""
+        """Return the paths of the tables of all ablations.
+
+        Args:
+            *endings: "csv" for the tables with one line per point, "images.csv" for those with one line per image.
+        """
         return [f"<results>/ablations/{name}.{ending}" for name in self.ablations for ending in endings]
 
     def variant_tables(self) -> dict[str, list[str]]:
-        """Return the tables by which variants are compared.
+        """Return the paths of the tables by which variants are compared.
+
+        A variant is a repetition of the run with some config keys changed.
 
         Returns:
-            Kind of table -> files, first of the run itself, then of each variant.
+            Kind of table ("summary", "paired", "images", "ambiguity") -> paths. The first path is from the run itself,
+            and one from each variant follows.
         """
         repeat = self.repeats[0]
         file_ending = f"T{self.headline['temperature']}.{repeat}.images.csv"
@@ -176,12 +223,16 @@ class RunPlan:
         return {kind: [f"{folder}/{file}" for folder in folders] for kind, file in tables.items()}
 
     def metric_inputs(self, metrics: MetricChoices) -> dict[str, str]:
-        """Return the files that the metrics read (weights and reference images), by input name."""
+        """Return the files that metrics read (weights and reference images), keyed by the name of the rule's input.
+
+        Args:
+            metrics: keys of config section `metrics` that choose the metrics.
+        """
         trained = {name: model_of(name) for name in TRAINED}
         return metric_files(metrics, trained, self.resources, "<results>/reference/features.safetensors")
 
     def model_files(self) -> list[str]:
-        """Return the weights and nearest-code tables that the run makes or converts."""
+        """Return the paths of all weights and nearest-code tables that the run trains, computes or converts."""
         specs = [*self.specs.values(), *(point.spec for points in self.ablations.values() for point in points)]
         files = [TOKENIZER, *map(model_of, trained_models(self.config.metrics))]
         for seed in self.config.repeats.training_seeds:
@@ -191,12 +242,16 @@ class RunPlan:
         return list(dict.fromkeys([*files, *tables_of(specs)]))
 
     def report_files(self) -> list[str]:
-        """Return the report.json of each model that the run makes or converts."""
+        """Return the path of report.json, the training report, of each model that the run trains or converts."""
         models = [Path(file) for file in self.model_files()]
         return [file.with_name("report.json").as_posix() for file in models if file.name == "model.safetensors"]
 
     def files_from_elsewhere(self) -> list[str]:
-        """Return the files that the run uses but does not make: manifests of resources, or the user's copies."""
+        """Return the paths of files that the run uses but does not make, such as published weights.
+
+        If a config value names an entry of section `resources`, the result has the path of the entry's manifest. A
+        manifest is written when the files are downloaded.
+        """
         config = self.config
         values = [config.tokenizer.checkpoint, config.target.checkpoint]
         if config.text.encoder in FROM_FILES:
@@ -219,10 +274,14 @@ class RunPlan:
 
 
 def answer_files(folder: Path | str, page: Path | str) -> list[str]:
-    """Return the *.json files in `folder` that readers of the study's `page` saved, sorted by name.
+    """Return the paths of the readers' answers to the preference study, *.json files sorted by name.
+
+    Args:
+        folder: the folder in which the answers are.
+        page: the HTML page of the study, for the error message.
 
     Raises:
-        ValueError: there are none.
+        ValueError: the folder has no such file.
     """
     files = sorted(file.as_posix() for file in Path(folder).glob("*.json"))
     if not files:

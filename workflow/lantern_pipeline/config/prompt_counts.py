@@ -1,7 +1,7 @@
-"""Check of the number of prompts in a set.
+"""Check of the number of prompts in a prompt set.
 
-It is separate from `config.cross_checks`, because the script that writes prompts uses it. An edit of the other checks
-must not make Snakemake write the prompts again.
+The check is not in `config.cross_checks`, because the script that writes prompts uses it. If a module that a script
+imports changes, Snakemake runs the script again. An edit of other checks must not make it write the prompts again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from lantern_pipeline.settings.run_config import RunConfig
 
 
 def check_prompt_count(name: str, num: int, config: RunConfig) -> None:
-    """Check that a prompt set is large enough for the metrics and figures of a run.
+    """Check that a prompt set has enough prompts for the metrics and figures of a run.
 
     Args:
         name: name of the prompt set.
@@ -18,7 +18,7 @@ def check_prompt_count(name: str, num: int, config: RunConfig) -> None:
         config: the checked config.
 
     Raises:
-        ValueError: it is too small; names the config key that needs more.
+        ValueError: the set is too small. The message names the config key that needs more prompts.
     """
     is_headline = name == config.metrics.headline_prompt_set
     needs = {

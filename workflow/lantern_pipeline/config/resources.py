@@ -1,6 +1,6 @@
-"""Memory and time that jobs ask for, estimated from the config's sizes.
+"""Memory and time limits of jobs, estimated from the sizes in the config.
 
-Estimates may be too small: a job that exceeds a limit of the cluster is submitted again with twice as much.
+Estimates may be too small: if a job exceeds a limit of the cluster, Snakemake submits it again with twice the limit.
 Snakemake reads this module while it builds the workflow, so it does not import torch.
 """
 
@@ -26,7 +26,7 @@ MARGIN = 3
 # Time per token to score it under the target, with its part of Inception, VGG16, CLIP and HPS. An estimate with margin.
 SECONDS_A_SCORED_TOKEN = 0.0006
 FLOAT32_BYTES = 4
-# Number of logits scored at once, and number of arrays of that size in memory; see measure/likelihood.py.
+# Number of logits in a block of scored tokens, and number of arrays of that size in memory; see measure/likelihood.py.
 SCORED_LOGITS, SCORED_ARRAYS = 2**27, 6
 NOISE_BYTES = 2**25  # largest size of the noise of an image, per stream; see lantern/noise.py
 
@@ -36,7 +36,14 @@ MOST_MB, MOST_MINUTES = 128_000, 2880
 
 
 def growing(first: int, most: float = math.inf) -> Callable[..., int]:
-    """Return a rule's resource that doubles with every attempt, up to `most`. It is never below `first`."""
+    """Return the amount of a resource that a rule requests, such as memory, as a function for Snakemake.
+
+    The function doubles the amount with every attempt.
+
+    Args:
+        first: amount of the first attempt, in MB or minutes.
+        most: upper limit of later attempts. If `first` is larger, every attempt gets `first`.
+    """
 
     def resource(wildcards: object, attempt: int) -> int:
         return int(max(first, min(first * 2 ** (attempt - 1), most)))
@@ -45,9 +52,9 @@ def growing(first: int, most: float = math.inf) -> Callable[..., int]:
 
 
 def draft_sizes(config: RunConfig) -> DraftConfig:
-    """Return the sizes of the config's draft model.
+    """Return the sizes of the draft model that the config describes.
 
-    Published draft models of Chameleon's family embed the prompt's ids.
+    Published draft models of Chameleon's family differ from others: they embed the token ids of the prompt.
     """
     family = FAMILIES.get(config.text.encoder)
     is_chameleon = family is not None and family.layers_class == "ChameleonModel"
@@ -56,7 +63,20 @@ def draft_sizes(config: RunConfig) -> DraftConfig:
 
 
 class JobSizes:
-    """Memory (MB) and time (minutes) of jobs that load a target. GPU memory is not counted."""
+    """Memory (MB) and time (minutes) of jobs that load a target model.
+
+    GPU memory is not counted. Methods that end in `_mb` or `_minutes` return a function for Snakemake, which doubles
+    the amount with every attempt.
+
+    Attributes:
+        config: the checked config.
+        has_gpu: whether jobs run on a GPU.
+        sizes: sizes of the target model.
+        drafter: sizes of the draft model.
+        num_drafter: number of parameters of the draft model.
+        value_bytes: bytes per parameter when decoding.
+        is_large: whether the target has more than 50 million parameters.
+    """
 
     def __init__(self, config: RunConfig, has_gpu: bool) -> None:
         self.config = config
@@ -65,69 +85,88 @@ class JobSizes:
         self.drafter = draft_sizes(config)
         self.num_drafter = draft_parameters(self.drafter)
         self.value_bytes = 2 if config.generation.dtype == "bfloat16" else FLOAT32_BYTES
-        self.is_large = (
-            target_parameters(self.sizes) > 50e6
-        )  # that of the shapes dataset has 4 million, LlamaGen B 111 million
+        # The target of the shapes dataset has 4 million parameters, LlamaGen B has 111 million.
+        self.is_large = target_parameters(self.sizes) > 50e6
 
     def decoding_mb(self, more: int = 0) -> Callable[..., int]:
         """Return the host memory of a job that decodes.
 
-        It counts target and draft model in the dtype of decoding, and the noise of two streams for the current and for
-        the next batch of images. Weight files are memory-mapped and read tensor by tensor, so they need no second copy.
+        It counts target and draft model in the dtype of decoding. It also counts random noise: two streams, each for
+        the current and the next batch of images. Weight files are memory-mapped and read tensor by tensor, so they need
+        no second copy.
 
         Args:
             more: additional MB.
+
+        Returns:
+            Function for a rule's `mem_mb`: MB, doubled with every attempt.
         """
         noise = min(4 * self.sizes.num_image_tokens * self.sizes.vocab_size, NOISE_BYTES)
         noise_mb = math.ceil(2 * 2 * self.config.generation.batch_size * noise / 1e6)
         return growing(max(2000, self._host_mb(self.value_bytes) + noise_mb) + more, MOST_MB)
 
     def scoring_mb(self, more: int = 0) -> Callable[..., int]:
-        """Return the host memory of a job that scores tokens.
+        """Return the host memory of a job that computes the likelihood of tokens.
 
-        It counts both models, a second target for scoring, and the logits of many tokens.
+        It counts the target and draft model that decode, a second target that computes the likelihoods, and the logits
+        of a block of tokens.
 
         Args:
             more: additional MB.
+
+        Returns:
+            Function for a rule's `mem_mb`: MB, doubled with every attempt.
         """
         num_logits = min(SCORED_LOGITS, 64 * self.sizes.num_image_tokens * self.sizes.vocab_size)
         logits_mb = 0 if self.has_gpu else math.ceil(SCORED_ARRAYS * num_logits * FLOAT32_BYTES / 1e6)
         return growing(max(3000, self._host_mb(2 * self.value_bytes) + logits_mb) + more, MOST_MB)
 
     def converting_mb(self) -> Callable[..., int]:
-        """Return the host memory of a job that converts a target into Lantern's layout.
+        """Return the host memory of a job that converts a target into Lantern's file layout.
 
-        The job reads the memory-mapped file tensor by tensor. One additional byte per parameter, a quarter or half
-        more, covers a table of many ids that is checked in float32.
+        The job reads the memory-mapped file tensor by tensor. It also checks a large embedding table in float32, for
+        which one byte per parameter is added.
+
+        Returns:
+            Function for a rule's `mem_mb`: MB, doubled with every attempt.
         """
         return growing(max(2000, self._host_mb(self.value_bytes + 1)), MOST_MB)
 
     def training_mb(self) -> Callable[..., int]:
-        """Return the host memory of drafter training.
+        """Return the host memory of a job that trains the draft model.
 
-        It counts the frozen target, and weights, gradients and two moments of the draft model.
+        It counts the frozen target, and weights, gradients and two optimiser moments of the draft model.
+
+        Returns:
+            Function for a rule's `mem_mb`: MB, doubled with every attempt.
         """
         drafter = self.num_drafter * 16 / 1e6
         target_bytes = FLOAT32_BYTES if self.config.drafter.precision == "float32" else self.value_bytes
         return growing(max(3000, self._host_mb(target_bytes) + math.ceil(drafter)), MOST_MB)
 
     def decoding_minutes(self, num_images: int, batch_size: int, first: int = 60) -> Callable[..., int]:
-        """Return the time of a job that decodes images batch by batch, if each forward pass gives one token.
+        """Return the time limit of a job that decodes images, if each forward pass yields one token per image.
 
         Args:
             num_images: number of images.
             batch_size: images decoded together.
             first: lower bound in minutes.
+
+        Returns:
+            Function for a rule's `runtime`: minutes, doubled with every attempt.
         """
         seconds = math.ceil(num_images / batch_size) * self.sizes.num_image_tokens * SECONDS_A_FORWARD
         return growing(max(first, math.ceil(MARGIN * seconds / 60) if self.is_large else 0), MOST_MINUTES)
 
     def scoring_minutes(self, num_images: int, first: int = 120) -> Callable[..., int]:
-        """Return the time of a job that scores images with every metric.
+        """Return the time limit of a job that evaluates images with all metrics.
 
         Args:
             num_images: number of images.
             first: lower bound in minutes.
+
+        Returns:
+            Function for a rule's `runtime`: minutes, doubled with every attempt.
         """
         seconds = num_images * self.sizes.num_image_tokens * SECONDS_A_SCORED_TOKEN
         return growing(max(first, math.ceil(seconds / 60) if self.is_large else 0), MOST_MINUTES)
@@ -135,7 +174,11 @@ class JobSizes:
     def images_of(self, prompt_set: str, num_shards: int = 1) -> int:
         """Return the number of images of a prompt set, or of one of its shards.
 
-        A set that takes all prompts of a file counts as 5,000 prompts, since the file is not read here.
+        If the set takes all prompts of a file, 5,000 prompts are assumed, because the file is not read here.
+
+        Args:
+            prompt_set: name of the prompt set.
+            num_shards: number of shards into which the set is divided; 1 counts the whole set.
         """
         entry = self.config.prompt_sets[prompt_set]
         return math.ceil((entry.num or 5000) * (entry.copies or 1) / num_shards)

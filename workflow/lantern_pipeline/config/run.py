@@ -20,15 +20,15 @@ from lantern_pipeline.settings.run_config import RunConfig
 
 @dataclass(frozen=True)
 class Run:
-    """A run, or a variant of one.
+    """A run, or a variant of one: a repetition of the run with some config keys changed.
 
     Attributes:
         config: the checked config.
-        resources: files from elsewhere, by name.
+        resources: name -> entry of config section `resources` (downloaded or copied files).
         plan: methods, prompt sets, repeats and ablations, and the paths of their files.
-        sizes: memory and time of jobs.
-        figures: figures by name.
-        uses_gpu: whether jobs ask the scheduler for a GPU.
+        sizes: memory and time limits of jobs.
+        figures: name -> figure.
+        uses_gpu: whether jobs request a GPU from the scheduler.
     """
 
     config: RunConfig
@@ -40,28 +40,41 @@ class Run:
 
     @property
     def is_variant(self) -> bool:
-        """Whether this is a variant. Its results are inputs of other rules, but the report does not show it."""
+        """Whether this object is a variant, that is, the run repeated with some config keys changed.
+
+        The results of variants are compared with those of the run. The report has no sections about a single variant.
+        """
         return self.config.variant is not None
 
     @property
     def training_threads(self) -> int:
-        """Number of threads of a training; 1 if trainings of variants may run at the same time."""
+        """Number of CPU threads of a training job.
+
+        It is 1 if trainings of several variants may run at the same time, else 2.
+        """
         return 1 if self.config.variants or self.is_variant else 2
 
     @property
     def stores_text(self) -> bool:
-        """Whether text features are computed once and stored. Words are embedded when they are read."""
+        """Whether text features are computed once and stored.
+
+        Only T5's features are stored. Other encoders run when prompts are read.
+        """
         return self.config.text.encoder == "t5"
 
     @property
     def has_held_out_images(self) -> bool:
-        """Whether the run has captioned images that no model learns from, for ceilings and ambiguity."""
+        """Whether the run has captioned images that no model was trained on.
+
+        Metrics of these images show the best values that a model can reach. The target's distributions at their tokens
+        show how many codes it finds plausible (its ambiguity).
+        """
         reads_captions = self.config.text.encoder in ("words", "word_ids", "classes")
         return reads_captions and self.config.data.source in ("scenes", "folder")
 
     @property
     def prompt_tokenizer(self) -> list[str]:
-        """The tokenizer file of prompts, or an empty list if the text encoder has none."""
+        """The tokenizer.json of prompts as a rule's input: a path, or an empty list if the text encoder needs none."""
         text = self.config.text
         if text.checkpoint is None or text.encoder not in FAMILIES:
             return []
@@ -69,17 +82,24 @@ class Run:
 
     @property
     def metric_files(self) -> dict[str, str]:
-        """Published weights and real images that the metrics read, by name."""
+        """Published weights and reference images that metrics read: name of the rule's input -> path."""
         return published_files(self.config.metrics, self.resources)
 
     def input_of(self, name: str | None) -> str | list[str]:
-        """Return the input of a rule for a config value: the manifest of a resource, a path, or an empty list."""
+        """Return the input of a rule for a config value that names a file.
+
+        Args:
+            name: name of an entry of `resources`, a path, or None.
+
+        Returns:
+            The path of the entry's manifest, the path itself, or an empty list for None.
+        """
         return [] if name is None else resource_of(name, self.resources)
 
     def data_params(self) -> dict[str, object]:
-        """Return section `data` as a rule's parameter, with a hash of the image folder's files.
+        """Return section `data` as a rule's parameter, with a hash of the files in the image folder.
 
-        The number of jobs that read images is left out, because it changes no image.
+        `num_shards`, the number of jobs that read images, is left out because it changes no image.
         """
         data = self.config.data
         section = {
@@ -98,12 +118,13 @@ def load_run(config: dict[str, object], files: Sequence[Path | str], *, is_main:
     Args:
         config: the merged config. It is changed in place; see `validate_config`.
         files: the config files, for errors that are not visible in the merged config.
-        is_main: whether this is the user's Snakemake process and not a process that runs a job. Only the main process
-            checks the user's files.
+        is_main: whether this is the process that the user started, and not one that runs a single job. Only the user's
+            process checks the user's files.
         is_remote: whether jobs run on other machines, such as a cluster's nodes.
 
     Raises:
-        ValueError: the config is wrong, in one sentence. For a variant, the sentence begins with its name.
+        ValueError: a config value is not allowed, or a file that it names is unusable. The message is one sentence; for
+            a variant it begins with the variant's name.
     """
     try:
         if is_main:
@@ -121,19 +142,20 @@ def load_run(config: dict[str, object], files: Sequence[Path | str], *, is_main:
 
 
 def uses_gpu(device: str, is_remote: bool) -> bool:
-    """Return whether rules ask the scheduler for a GPU.
+    """Return whether rules request a GPU from the scheduler.
 
     Args:
-        device: config key `device`.
-        is_remote: whether jobs run on other machines. "auto" then asks for a GPU.
+        device: config key `device`: "auto", "cpu" or "cuda". "auto" requests a GPU if this machine has one, or if jobs
+            run on other machines.
+        is_remote: whether jobs run on other machines.
     """
     return device == "cuda" or (device == "auto" and (is_remote or has_gpu()))
 
 
 def describe_folder(folder: str | None) -> str | None:
-    """Return a hash of the names, sizes and dates of a folder's files.
+    """Return a hash of the names, sizes and dates of the files below a folder, or None if there is no such folder.
 
-    The hash changes when the user's images change. None if there is no such folder.
+    Jobs run again when the hash changes, so a change of the user's images takes effect.
     """
     if folder is None or not Path(folder).is_dir():
         return None  # `check_user_files` reports a missing folder

@@ -1,4 +1,4 @@
-"""Checks of what a run needs on this machine, before any job: a GPU, weights, an image folder, prompt files."""
+"""Checks, before the first job, of the things that a run needs: a GPU, weights, an image folder, prompt files."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ MAX_BYTES = 10**7  # largest prompt file that is checked here; a larger one is c
 
 
 def check_user_files(config: RunConfig, resources: Mapping[str, Resource], is_local: bool = True) -> None:
-    """Check files and devices that would otherwise stop a job after minutes.
+    """Check files and devices that would otherwise stop a job only after minutes.
 
     Args:
         config: the checked config.
-        resources: its resources, by name.
+        resources: name -> entry of config section `resources`.
         is_local: whether jobs run on this machine.
 
     Raises:
-        ValueError: a file or a device is wrong; names the config key.
+        ValueError: `device` is "cuda" but this machine has no GPU, the image folder is missing, weights differ in size
+            from the config, or a prompt file is unusable. The message names the config key.
     """
     if is_local and config.device == "cuda" and not has_gpu():
         raise ValueError("config key device must be auto or cpu on this machine, got 'cuda': it shows no GPU")
@@ -50,15 +51,28 @@ def check_user_files(config: RunConfig, resources: Mapping[str, Resource], is_lo
 
 
 def _local_path(value: str | None, resources: Mapping[str, Resource]) -> Path | str | None:
-    """Return the path of a file that a config value names; None if there is none, or if it is fetched later."""
+    """Return the path of a file that a config value names.
+
+    Args:
+        value: a path, the name of an entry of `resources`, or None.
+        resources: name -> entry.
+
+    Returns:
+        The path. None if the value is None, or names an entry whose file is not yet on this machine.
+    """
     resource = resources.get(value or "")
     return value if resource is None else resource.path
 
 
 def _check_weights(section: str, path: Path | str | None, config: RunConfig) -> None:
-    """Compare the sizes in a weights file's header with the config's.
+    """Compare the model sizes in the header of a weights file with the sizes in the config.
 
-    Only files in Lantern's layout have such a header. The job that uses the file compares all sizes.
+    Only files in Lantern's layout have such a header; other files pass. The job that uses the file compares all sizes.
+
+    Args:
+        section: config section of the model, such as "target".
+        path: the file, or None to check nothing.
+        config: the checked config.
 
     Raises:
         ValueError: a size differs.
@@ -77,14 +91,22 @@ def _check_weights(section: str, path: Path | str | None, config: RunConfig) -> 
 
 
 def _config_key(name: str, config: RunConfig) -> str:
-    """Return the config key of a size. In most cases its last part is the name of the size."""
+    """Return the config key that sets a size of a model.
+
+    Args:
+        name: name of the size in the header of a weights file. For example, "num_layers" gives "target.num_layers".
+        config: the checked config, whose sections are searched.
+    """
     name = {"vocab_size": "codebook_size", "num_text_tokens": "max_tokens"}.get(name, name)
     sections = ("data", "tokenizer", "text", "target")
     return next(f"{section}.{name}" for section in sections if hasattr(getattr(config, section), name))
 
 
 def _header_sizes(path: Path | str | None) -> dict[str, object]:
-    """Return the model's config from the header of a file in Lantern's layout; empty for any other file."""
+    """Return the model config in the header of a weights file.
+
+    It is an empty dict if the file is missing or not in Lantern's layout.
+    """
     if path is None or not Path(path).is_file():
         return {}
     try:
@@ -95,19 +117,24 @@ def _header_sizes(path: Path | str | None) -> dict[str, object]:
 
 
 def _check_prompts(path: Path, entry: PromptSet, config: RunConfig) -> None:
-    """Check the prompts of a file.
+    """Read a prompt file and check that the text encoder can encode its prompts.
 
-    It imports torch, which takes a second. Only runs with custom prompt files call it.
+    The function imports torch, which takes a second. It is called only for runs with custom prompt files.
+
+    Args:
+        path: the prompt file.
+        entry: the prompt set that the config describes.
+        config: the checked config.
+
+    Raises:
+        ValueError: the file cannot be read as prompts, or the encoder refuses a prompt.
     """
     from lantern_pipeline.data.prompt_files import load_prompt_set
     from lantern_pipeline.data.text_encoders import make_text_encoder
 
     prompts = load_prompt_set(path, entry, config.seed)
-    if config.text.encoder in (
-        "words",
-        "word_ids",
-        "classes",
-    ):  # other encoders know every word and truncate long prompts
+    # Other encoders accept every word and truncate long prompts.
+    if config.text.encoder in ("words", "word_ids", "classes"):
         encoder = make_text_encoder(config.text_settings, config.data.source)
         for prompt in prompts:
             encoder.encode([prompt.text])

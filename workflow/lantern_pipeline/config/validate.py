@@ -1,6 +1,6 @@
 """Checks of the configuration. An error is one sentence that names the key, the bound, the value and the remedy.
 
-Every job reads this module with the workflow, so it imports neither torch nor pandas.
+Every job imports this module when it reads the workflow, so it imports neither torch nor pandas.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lantern_pipeline.settings.method_entry import MethodEntry
 from lantern_pipeline.settings.run_config import RunConfig
 from lantern_pipeline.settings.wording import closest, show
 
-# Names of earlier versions (sections, keys of a section, values of a key) -> what to write now.
+# Names of earlier versions (sections, keys of a section, values of a key) -> message that says what to write now.
 _GONE = "gone, since it followed public code where that is not exact; remove it"
 RENAMED_KEYS = {
     ("law",): "now total_variation; rename it",
@@ -39,7 +39,7 @@ RENAMED_VALUES = {
     ("acceptance", "budget"): "now bounded; rename it",
     ("publish", "readme"): "now results; rename it",
 }
-# The same in an entry of `methods`: key, or key and value.
+# Earlier names in an entry of `methods` (a key, or a key with its value) -> message that says what to write now.
 RENAMED_PARTS = {
     ("relaxation", "none"): "now acceptance: exact; rename it",
     ("relaxation", "budget"): "now acceptance: bounded; rename it",
@@ -81,7 +81,8 @@ def load_yaml(path: Path | str) -> dict[str, Any]:
     """Read a YAML file that holds one mapping.
 
     Raises:
-        ValueError: the file is not valid YAML, not UTF-8, or not a mapping; names the file and, for YAML, the line.
+        ValueError: the file is not valid YAML, not UTF-8, or not a mapping. The message names the file and, if it is
+            not valid YAML, the line.
     """
     try:
         value = _StrictLoader(Path(path).read_text(encoding="utf-8")).get_single_data()
@@ -119,7 +120,7 @@ class _StrictLoader(_SafeLoader):
 def main() -> None:
     """Check the syntax of the YAML files named on the command line.
 
-    Snakemake reads them first, and its error names neither file nor line.
+    It is called before Snakemake, whose error about a broken config file names neither the file nor the line.
     """
     try:
         check_config_files(sys.argv[1:])
@@ -128,12 +129,12 @@ def main() -> None:
 
 
 def check_config_files(paths: Iterable[Path | str]) -> None:
-    """Read each config file again with the strict loader.
+    """Check the syntax of config files by reading each with the strict YAML loader.
 
-    A key that a file repeats is not visible in the merged config.
+    Snakemake's merged config does not show that a file repeats a key. JSON files are not checked.
 
     Raises:
-        ValueError: a file is not valid.
+        ValueError: a file is not valid YAML, or repeats a key.
     """
     for path in paths:
         if Path(path).suffix != ".json":
@@ -144,10 +145,15 @@ def validate_config(config: dict[str, object]) -> RunConfig:
     """Check the whole configuration of a run.
 
     Args:
-        config: changed in place: integers written 96.0 become 96.
+        config: the merged config. It is changed in place: a float such as 96.0 becomes the integer 96 if the key is an
+            integer.
+
+    Returns:
+        The config as a pydantic model.
 
     Raises:
-        ValueError: the first key that is wrong, in one sentence.
+        ValueError: a key is missing, unknown or has a value that is not allowed, or two keys contradict each other. The
+            message is one sentence about the first error.
     """
     checked = check_keys(config)
     check_between_keys(checked)
@@ -155,10 +161,14 @@ def validate_config(config: dict[str, object]) -> RunConfig:
 
 
 def check_keys(config: dict[str, object]) -> RunConfig:
-    """Check each key, without the rules between keys; see `validate_config`.
+    """Check the keys of a config one by one. `validate_config` also checks whether keys fit together.
+
+    Args:
+        config: the merged config, changed in place as in `validate_config`.
 
     Raises:
-        ValueError: the first key that is wrong, in one sentence.
+        ValueError: a key is missing, unknown or renamed, or its value is not allowed. The message is one sentence about
+            the first error.
     """
     for path, value in _walk(config, ()):
         _check_renamed(path, value)
@@ -172,8 +182,8 @@ def check_keys(config: dict[str, object]) -> RunConfig:
         checked = RunConfig.model_validate(config)
     except ValidationError as error:
         problems = [(_key_path(problem), problem) for problem in error.errors(include_url=False)]
-        # A misspelt key causes two errors, since the right key is missing: report the misspelling. Else the outermost
-        # key.
+        # A misspelt key causes two errors, since the right key is missing: report the misspelling. If no key is
+        # misspelt, report the error of the outermost key.
         path, first = min(problems, key=lambda found: (found[1]["type"] != "extra_forbidden", len(found[0])))
         raise ValueError(f"config key {_sentence(path, first)}") from None
     _replace_integers(config, checked)
@@ -195,7 +205,12 @@ def _check_renamed(path: tuple, value: object) -> None:
 def _replace_integers(value: Any, checked: Any) -> Any:
     """Replace floats such as 96.0 by the integers of the checked config.
 
-    Sections and lists are changed in place.
+    Args:
+        value: the config or a part of it. Sections and lists are changed in place.
+        checked: the same part of the checked config.
+
+    Returns:
+        `value`, or the integer that replaces it.
     """
     if isinstance(value, dict):
         inside = vars(checked) if isinstance(checked, Section) else checked
@@ -211,17 +226,25 @@ def _replace_integers(value: Any, checked: Any) -> Any:
 def has_gpu() -> bool:
     """Return whether this machine has a GPU, without importing torch.
 
-    It looks for the device files of NVIDIA, WSL and ROCm.
+    The function looks for the device files of NVIDIA, WSL and ROCm in /dev.
     """
     return any(file for name in ("nvidia[0-9]*", "dxg", "kfd") for file in Path("/dev").glob(name))
 
 
 def _sentence(path: tuple[str | int, ...], problem: ErrorDetails) -> str:
-    """Return one sentence about the error at a key."""
+    """Return one sentence about an error that pydantic found at a config key.
+
+    Args:
+        path: names and list positions that lead to the key, outermost first.
+        problem: pydantic's description of the error.
+    """
     context = problem.get("ctx", {})
     key, value = _dotted(path), show(problem["input"])
     match problem["type"]:
         case "extra_forbidden":
+            places = _keys_named(str(path[-1]))
+            if places:
+                return f"{key} is unknown; did you mean {' or '.join(places)}?"
             return f"{key} is unknown; {closest(str(path[-1]), list(_schema_of(path[:-1])['properties']))}"
         case "missing":
             return f"{key} is missing"
@@ -236,10 +259,15 @@ def _sentence(path: tuple[str | int, ...], problem: ErrorDetails) -> str:
 
 
 def _bound_of(problem: ErrorDetails, schema: dict[str, Any]) -> str:
-    """Return the allowed values in words, from the JSON schema of the key."""
+    """Return the allowed values of a key in words.
+
+    Args:
+        problem: pydantic's description of the error.
+        schema: JSON schema of the key.
+    """
     match problem["type"]:
         case "literal_error":
-            return f"must be one of {', '.join(map(str, schema['enum']))}"
+            return f"must be one of {', '.join('null' if name is None else str(name) for name in schema['enum'])}"
         case "string_pattern_mismatch":
             names = schema.get("propertyNames", schema)
             return f"may hold {names.get('patternHint', _PATTERN_HINT)}"
@@ -250,7 +278,10 @@ def _bound_of(problem: ErrorDetails, schema: dict[str, Any]) -> str:
 
 
 def _key_path(problem: ErrorDetails) -> tuple[str | int, ...]:
-    """Return the path of the wrong key, or of the section that holds a wrong name."""
+    """Return the path to the key that an error is about: names and list positions, outermost first.
+
+    If the name of an entry is wrong, the path leads to the section that contains the entry.
+    """
     path, context = problem["loc"], problem.get("ctx", {})
     if path[-1] == _KEY_OF_MAPPING:
         path = path[:-2]
@@ -260,7 +291,11 @@ def _key_path(problem: ErrorDetails) -> tuple[str | int, ...]:
 
 
 def _schema_of(path: tuple[str | int, ...]) -> dict[str, Any]:
-    """Return the JSON schema of the value at a path."""
+    """Return the JSON schema of the config value at a path.
+
+    Args:
+        path: names and list positions that lead to the value, outermost first.
+    """
     from lantern_pipeline.config.editor_schema import json_schema
 
     schema = json_schema(RunConfig)
@@ -272,6 +307,14 @@ def _schema_of(path: tuple[str | int, ...]) -> dict[str, Any]:
             if schema["type"] == "object":  # an entry of methods, which editors do not check
                 schema = json_schema(MethodEntry)
     return schema
+
+
+def _keys_named(name: str) -> list[str]:
+    """Return all config keys with a given name and their sections, such as "target.num_steps" for "num_steps"."""
+    from lantern_pipeline.config.editor_schema import json_schema
+
+    sections = json_schema(RunConfig)["properties"]
+    return [f"{key}.{name}" for key, section in sections.items() if name in section.get("properties", {})]
 
 
 def _number_hint(problem: ErrorDetails) -> str:
@@ -295,7 +338,7 @@ def _walk(value: object, path: tuple) -> Iterator[tuple[tuple, object]]:
 
 
 def _dotted(path: Iterable[str | int]) -> str:
-    """Return a path as text: ("methods", 2, "k") becomes "methods[2].k"."""
+    """Return the path to a config key as text: ("methods", 2, "k") becomes "methods[2].k"."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)

@@ -1,4 +1,4 @@
-"""Captioned codes in reproducible batches.
+"""Dataset of tokenised images (codes) with captions, in reproducible batches.
 
 A batch is a pure function of (seed, step), so a resumed training sees the same batches.
 """
@@ -22,7 +22,7 @@ class CodeDataset:
 
     Attributes:
         codes: integer (images, tokens).
-        captions: one per image.
+        captions: one caption per image.
         encoder: text encoder of the captions.
     """
 
@@ -37,19 +37,20 @@ class CodeDataset:
         """Return the codes and encoded captions of some images.
 
         Args:
-            indices: integer (batch,), numbers of the images.
+            indices: indices of the images, integer (batch,).
 
         Returns:
-            Codes, int64 (batch, tokens), caption features (batch, num_text_tokens, caption_dim), and their mask.
+            (codes, int64 (batch, tokens); caption features, float32 (batch, max_tokens, caption_dim), or token ids,
+            int64 (batch, max_tokens); mask, bool (batch, max_tokens), False at padding).
         """
         features, mask = self.encoder.encode([self.captions[i] for i in indices.tolist()])
         return self.codes[indices].long(), features, mask
 
 
 def load_codes(codes: Sequence[Path | str], captions: Path | str, encoder: TextEncoder) -> CodeDataset:
-    """Join codes with their captions by id.
+    """Load tokenised images and match them with their captions by id.
 
-    The order is that of the captions and does not depend on how the codes were sharded. Captions without codes are left
+    Images are in the order of the captions, however the codes were divided into files. Captions without codes are left
     out.
 
     Args:
@@ -67,7 +68,13 @@ def load_codes(codes: Sequence[Path | str], captions: Path | str, encoder: TextE
 
 
 def step_indices(num_images: int, batch_size: int, seed: int, i: int) -> torch.Tensor:
-    """Return the indices of the images that step i sees. Each epoch is another random permutation.
+    """Return the indices of the images of one training step. Every epoch goes through all images in a new random order.
+
+    Args:
+        num_images: number of images.
+        batch_size: images per step.
+        seed: random seed.
+        i: number of the step, from 0.
 
     Returns:
         int64 (batch_size,).

@@ -1,4 +1,4 @@
-"""Decoders of several methods with shared models."""
+"""Decoders of several methods that share one target model and one draft model."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def load_decoders(
     """Load the models once and make a decoder for every run.
 
     Args:
-        runs: (all fields of a `MethodSpec`, temperature) of each run.
+        runs: one pair per decoder: all fields of a `MethodSpec` as a dict, and the temperature.
         sampling: config section `sampling`.
-        target: weights of the target.
+        target: weights of the target model.
         drafter: weights of the draft model, or None.
-        nearest_codes: tables of nearest codes; see `load_tables`.
+        nearest_codes: files with tables of nearest codes; see `load_tables`.
         device: device of the models.
-        dtype: dtype of the models.
-        stepping: how a decoding step runs: "auto", "eager" or "graph".
+        dtype: dtype of the models, "float32" or "bfloat16".
+        stepping: how a decoding step runs: "auto", "eager" or "graph" (a CUDA graph).
     """
     shared = load_decoding_models(target, drafter, device=device, dtype=dtype)
     tables = load_tables(nearest_codes, device)
@@ -54,7 +54,13 @@ def load_decoders(
 def load_job_decoders(
     snakemake: Job, runs: Sequence[tuple[dict[str, Any], float]], stepping: str = "auto"
 ) -> list[Decoder]:
-    """Make the decoders of a job from its inputs and parameters, on the config's device; see `load_decoders`."""
+    """Make the decoders of a Snakemake job from its input files and parameters, on the device in the config.
+
+    Args:
+        snakemake: the object that Snakemake gives to the script.
+        runs: one pair per decoder: all fields of a `MethodSpec` as a dict, and the temperature.
+        stepping: how a decoding step runs: "auto", "eager" or "graph" (a CUDA graph).
+    """
     params, files = snakemake.params, snakemake.input
     return load_decoders(
         runs,
@@ -73,8 +79,12 @@ def load_tables(
 ) -> dict[str, torch.Tensor]:
     """Read tables of nearest codes.
 
+    Args:
+        paths: one or several files.
+        device: device of the tables.
+
     Returns:
-        File name without suffix, such as "l2_normalised" -> table, int64 (vocab, columns).
+        File name without suffix, such as "l2_normalised" -> table, int16 or int32 (vocab, columns).
     """
     paths = [paths] if isinstance(paths, str | Path) else paths
     return {Path(path).stem: load_nearest_codes(path, device) for path in paths}

@@ -1,6 +1,6 @@
 """Images as files, tensors and codes.
 
-This module reads images from folders and archives, scales and crops them, and decodes codes to pixels.
+Functions of this module read images from folders and archives, scale and crop them, and decode codes to pixels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lantern.codebook import drop_line_ends
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 MAX_ARCHIVED_BYTES = 1 << 28  # largest unpacked size of an image in an archive
-MAX_SIDES = 100  # largest ratio of an image's sides; scaled up, a thinner image could fill the memory
+MAX_SIDES = 100  # largest ratio of an image's sides; a thinner image could fill the memory when it is scaled up
 # Errors that Pillow raises on damaged files, and on files of a few kilobytes that unpack into gigabytes.
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 # Tokens decoded to pixels together: four images of 256 pixels a side or one of 512 need about 1 GiB.
@@ -38,15 +38,16 @@ FILTERS = {
 
 
 def read_images(source: Path | str) -> Iterator[tuple[str, bytes]]:
-    """Yield the images below a folder or in a zip archive (the form in which COCO is published), sorted by name.
+    """Yield the image files below a folder or in a zip archive, sorted by name.
 
-    Hidden files are left out.
+    COCO is published as such an archive. Hidden files are left out.
 
     Yields:
-        Name relative to the folder or archive, and content of the file.
+        (name relative to the folder or archive, content of the file).
 
     Raises:
-        ValueError: `source` is neither, holds fewer than 2 images, or is a broken archive.
+        ValueError: `source` is neither a folder nor a zip archive, contains fewer than 2 images, or is a damaged
+            archive.
     """
     source = Path(source)
     if source.is_dir():
@@ -84,13 +85,16 @@ def _is_image(path: PurePosixPath) -> bool:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Preparation of images for published feature extractors. It changes the value of FID.
+    """Scaling and cropping of images for published feature extractors. The choice changes the value of FID.
 
     Attributes:
         name: "none" leaves images unchanged. "centre_<filter>_<pixels>", for example "centre_lanczos_256", crops the
             centre square and scales it with Pillow, on 8-bit pixels.
 
-    Source: crop before scale is the order of jadohu/LANTERN@3a56e45, entrypoints/eval_fid_clip.py.
+    Raises:
+        ValueError: the name is neither "none" nor of the form "centre_<filter>_<pixels>" with a known filter.
+
+    Source: the authors of LANTERN also crop before they scale, in jadohu/LANTERN@3a56e45, entrypoints/eval_fid_clip.py.
     """
 
     name: str
@@ -103,13 +107,13 @@ class Preprocessing:
             )
 
     def prepare(self, images: Tensor) -> Tensor:
-        """Prepare a batch of images.
+        """Crop and scale a batch of images.
 
         Args:
             images: (n, 3, height, width), float32 in [-1, 1] or uint8.
 
         Returns:
-            uint8 (n, 3, S, S), on the same device.
+            uint8 (n, 3, S, S), on the same device. S is `size`; if that is None, images keep their height and width.
         """
         pixels = images if images.dtype == torch.uint8 else to_uint8(images)
         if self.name == NONE or tuple(pixels.shape[-2:]) == (self.size, self.size):
@@ -117,14 +121,17 @@ class Preprocessing:
         return map_images(pixels, lambda image: to_tensor(self._crop_and_scale(image)))
 
     def read(self, name: str, content: bytes) -> Tensor:
-        """Read and prepare an image file.
+        """Read an image file, then crop and scale the image.
 
         Args:
             name: file name for error messages.
             content: content of the file.
 
         Returns:
-            uint8 (3, height, width).
+            uint8 (3, S, S). S is `size`; if that is None, the image keeps its height and width.
+
+        Raises:
+            ValueError: the image is not readable.
         """
         return to_tensor(open_image(name, io.BytesIO(content), self._crop_and_scale))
 
@@ -144,7 +151,7 @@ class Preprocessing:
 
     @property
     def _parts(self) -> tuple[str, int] | None:
-        """Filter and size; None if images are left unchanged."""
+        """(name of the resampling filter, side in pixels), taken from `name`. None if images are left unchanged."""
         match = re.fullmatch(rf"centre_({'|'.join(FILTERS)})_([1-9][0-9]*)", self.name)
         return None if match is None else (match[1], int(match[2]))
 
@@ -158,7 +165,7 @@ def open_image(name: Path | str, file: Path | io.BytesIO, change: Callable[[Imag
         change: function that is applied to the image.
 
     Raises:
-        ValueError: the image is not readable, or `change` fails.
+        ValueError: the image is not readable, or `change` raises an error.
     """
     try:
         with Image.open(file) as image:
@@ -168,29 +175,29 @@ def open_image(name: Path | str, file: Path | io.BytesIO, change: Callable[[Imag
 
 
 def map_images(pixels: Tensor, change: Callable[[Image.Image], Tensor]) -> Tensor:
-    """Apply a function to each image of a batch, as a Pillow image, and stack the results.
+    """Apply a function to each image of a batch and stack the results.
 
     Args:
         pixels: uint8 (n, 3, height, width).
-        change: the function.
+        change: function of a Pillow image; it returns a tensor.
 
     Returns:
-        The stacked results, on the device of `pixels`.
+        The stacked tensors (n, ...), on the device of `pixels`.
     """
     images = (Image.fromarray(rows.permute(1, 2, 0).numpy()) for rows in pixels.cpu())
     return torch.stack([change(image) for image in images]).to(pixels.device)
 
 
 def to_tensor(image: Image.Image) -> Tensor:
-    """Return the pixels of an image, uint8 (3, height, width)."""
+    """Return the pixels of an RGB image, uint8 (3, height, width)."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Convert an image to RGB with 8 bits per channel.
 
-    Transparency is dropped, and only the first frame of an animation is kept. Grey images of 16 bits are scaled here,
-    because Pillow would clip their values at 255 and make them white.
+    Transparency is dropped, and only the first frame of an animation is kept. Grey images with 16 bits are scaled to 8
+    bits here, because Pillow would clip their values at 255 and make them white.
     """
     if not image.mode.startswith("I;16"):
         return image.convert("RGB")
@@ -198,10 +205,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def resize_and_crop(image: Image.Image, image_size: int) -> Image.Image:
-    """Scale the short side to `image_size` pixels (Lanczos) and crop the centre square.
+    """Scale an image so that its short side has `image_size` pixels (Lanczos filter), and crop the centre square.
 
     Raises:
-        ValueError: the ratio of the sides exceeds MAX_SIDES.
+        ValueError: the long side is more than MAX_SIDES times the short side.
     """
     if max(image.size) > MAX_SIDES * min(image.size):
         width, height = image.size
@@ -214,11 +221,11 @@ def resize_and_crop(image: Image.Image, image_size: int) -> Image.Image:
 
 
 def decode_images(tokenizer: ImageModel, codes: Tensor, num_at_once: int | None = None) -> Tensor:
-    """Decode codes to images. Codes that end lines are dropped first.
+    """Decode codes to images. If an image has line-end tokens, they are dropped first.
 
     Args:
         tokenizer: image tokenizer.
-        codes: (images, tokens).
+        codes: integer (images, tokens).
         num_at_once: images decoded together. The default is small, because a decoder's activations are large.
 
     Returns:
@@ -233,15 +240,22 @@ def decode_images(tokenizer: ImageModel, codes: Tensor, num_at_once: int | None 
 
 
 def to_uint8(images: Tensor) -> Tensor:
-    """Round images in [-1, 1] to 256 levels, as in a PNG file."""
+    """Convert images with values in [-1, 1] to uint8, rounding to 256 levels."""
     return images.add(1.0).mul_(127.5).round_().clamp_(0, 255).to(torch.uint8)
 
 
 def to_float(pixels: Tensor) -> Tensor:
-    """Map uint8 images back to float32 in [-1, 1]."""
+    """Convert uint8 images to float32 with values in [-1, 1]."""
     return pixels.float() / 127.5 - 1.0
 
 
 def to_pixels(images: Tensor) -> np.ndarray:
-    """Convert images (..., 3, S, S) in [-1, 1] to the format of figures and PNG files, uint8 (..., S, S, 3)."""
+    """Convert images to the format of figures and PNG files.
+
+    Args:
+        images: float (..., 3, S, S) in [-1, 1].
+
+    Returns:
+        uint8 (..., S, S, 3).
+    """
     return to_uint8(images).movedim(-3, -1).cpu().numpy()

@@ -1,7 +1,9 @@
-"""Image sources: the shapes dataset or a folder of images and captions, with one interface.
+"""Sources of captioned images, with one interface: the shapes dataset, or a folder of images and captions.
 
-A source has splits: "train" (training images), "val" (held-out images), and the prompt sets "seen" and "unseen"
-(combinations that training has or has not seen).
+A source divides its images into splits. Split "train" has the training images, and "val" held-out images. The captions
+of splits "seen" and "unseen" serve as prompts. In the shapes dataset, "seen" has combinations of shape and colour that
+occur in training images, and "unseen" has other combinations. In a folder, "seen" is the same as "val", and there is no
+"unseen".
 """
 
 from __future__ import annotations
@@ -29,17 +31,22 @@ T = TypeVar("T")
 SPLITS = ("train", "val", "seen", "unseen")
 HELD_OUT_SHARE = 0.1
 CACHED_PIXELS = 1 << 31  # largest number of bytes of a folder's images that are kept in memory
-_SPLIT_STRIDE = 1 << 40  # makes image numbers, and with them the noise, differ between splits
+_SPLIT_STRIDE = 1 << 40  # added per split to the indices of images, so that no two splits have the same random numbers
 
 
 class SceneSource:
-    """The shapes dataset, generated on demand.
+    """The shapes dataset: images of coloured shapes with captions, generated on demand.
 
-    Split "train" has `num_train` distinct images with indices in [0, num_train). The other splits are endless. Split
-    "val" has the composition of "train". Split "unseen" exists if combinations can be held out of training.
+    Split "train" has `num_train` distinct images with indices in [0, num_train). The other splits have practically
+    unlimited images. Splits "val" and "seen" have the same distribution as "train". Every image of split "unseen" has
+    an object whose combination of shape and colour occurs in no other split.
 
     Attributes:
-        vocabulary: all words of the captions; None for a source whose captions may hold any word.
+        splits: names of the splits.
+        vocabulary: all words of the captions.
+        seed: random seed of all images.
+        image_size: side of the images in pixels.
+        num_train: number of training images.
     """
 
     splits = SPLITS
@@ -49,23 +56,32 @@ class SceneSource:
         self.seed, self.image_size, self.num_train = seed, image_size, num_train
 
     def scenes(self, split: str, indices: Sequence[int]) -> list[Scene]:
-        """Return the scenes that the images show."""
+        """Return the descriptions of images, from which they are drawn: background, objects and their relation.
+
+        Args:
+            split: name of the split.
+            indices: indices of the images in the split.
+        """
         scene_split = "train" if split == "val" else split
         return [sample_scene(self.seed, number, scene_split) for number in self._numbers(split, indices)]
 
     def images(self, split: str, indices: Sequence[int]) -> Tensor:
-        """Return images, float32 (indices, 3, image_size, image_size) in [-1, 1].
+        """Return images of a split, float32 (indices, 3, image_size, image_size) in [-1, 1].
 
         Each image is a pure function of the seed, the split and its index.
+
+        Args:
+            split: name of the split.
+            indices: indices of the images in the split.
         """
         return render(self.scenes(split, indices), self.seed, self._numbers(split, indices), self.image_size)
 
     def captions(self, split: str, indices: Sequence[int]) -> list[str]:
-        """Return the captions of the images with the same indices."""
+        """Return the captions of the images that `images` returns for the same arguments."""
         return [caption(scene) for scene in self.scenes(split, indices)]
 
     def prompts(self, split: str, num: int) -> list[Prompt]:
-        """Return the captions of the split's first `num` images, with ids "<split>-00000" and so on."""
+        """Return the captions of the first `num` images of a split as prompts, with ids "<split>-00000" and so on."""
         return [Prompt(f"{split}-{i:05d}", text) for i, text in enumerate(self.captions(split, range(num)))]
 
     def _numbers(self, split: str, indices: Sequence[int]) -> list[int]:
@@ -74,11 +90,23 @@ class SceneSource:
 
 
 class FolderSource:
-    """A folder of images name.png (or .jpg) and captions name.txt.
+    """A folder of images name.png (or .jpg), each with a caption in name.txt.
 
-    Images are scaled so that the short side fits, then centre-cropped. A tenth of them, chosen by `seed`, is held out.
-    Splits "val" and "seen" both are these held-out images. Indices beyond the end of a split start again at its first
-    image, with one warning. Captions of more than `max_words` words are cut.
+    Images are scaled until their short side has `image_size` pixels, then cropped to the centre square. A tenth of
+    them, chosen by `seed`, is held out: both split "val" and split "seen" consist of these images. Indices beyond the
+    end of a split begin again with its first image, and one warning is logged. Captions with more than `max_words`
+    words are cut.
+
+    Attributes:
+        splits: names of the splits.
+        vocabulary: None, since captions may contain any word.
+        folder: the folder, which is searched recursively.
+        image_size: side of the images in pixels.
+        num_train: number of training images.
+
+    Raises:
+        ValueError: the folder is missing or has fewer than 2 images, two images have the same name, or an image has no
+            caption.
     """
 
     splits = ("train", "val", "seen")
@@ -94,23 +122,32 @@ class FolderSource:
         self._has_repeated = False
 
     def images(self, split: str, indices: Sequence[int]) -> Tensor:
-        """Return images in the format of `SceneSource.images`."""
+        """Return images of a split, float32 (indices, 3, image_size, image_size) in [-1, 1].
+
+        Args:
+            split: name of the split.
+            indices: indices of the images in the split.
+
+        Raises:
+            ValueError: an image is not readable.
+        """
         pixels = [self._load(file) for file in self._cycle(split, indices)]
         if not pixels:
             return torch.empty(0, 3, self.image_size, self.image_size)
         return torch.stack(pixels).to(torch.float32).mul_(2.0 / 255.0).sub_(1.0)
 
     def captions(self, split: str, indices: Sequence[int]) -> list[str]:
-        """Return the captions of the images with the same indices."""
+        """Return the captions of the images that `images` returns for the same arguments."""
         return [self._captions[file] for file in self._cycle(split, indices)]
 
     def prompts(self, split: str, num: int) -> list[Prompt]:
-        """Return the captions of the split's first `num` images, or all of them if there are fewer.
+        """Return the captions of the first `num` images of a split as prompts, or all captions if there are fewer.
 
-        An id is "<split>-<file>". <file> is the path below the source's folder without its suffix.
+        The id of a prompt is "<split>-<file>". <file> is the path of the image below the source's folder, without its
+        suffix.
 
         Raises:
-            ValueError: a file name is no valid id.
+            ValueError: an id or a caption is too long, or has characters that `Prompt` refuses.
         """
         files = self._files(split)
         if num > len(files):
@@ -188,10 +225,17 @@ ImageSource = SceneSource | FolderSource
 
 
 def hold_out(items: Sequence[T], seed: int) -> tuple[list[T], list[T]]:
-    """Split items into (train, held out).
+    """Split items into training items and held-out items.
 
-    A tenth of the items, at least one, is held out at random. Held-out items stay in random order. In the order of
-    names, the first few might all be of one kind.
+    A tenth of the items, at least one, is held out at random. The held-out items are in random order, because in the
+    order of their names the first few might all be of one kind.
+
+    Args:
+        items: at least two items.
+        seed: random seed of the choice and of the order.
+
+    Returns:
+        (training items in the given order, held-out items).
 
     Raises:
         ValueError: there are fewer than 2 items.
@@ -204,7 +248,16 @@ def hold_out(items: Sequence[T], seed: int) -> tuple[list[T], list[T]]:
 
 
 class DataSection(TypedDict):
-    """Config section `data`."""
+    """Values of config section `data` that describe the image source, as a dict.
+
+    Attributes:
+        source: "scenes" (the shapes dataset), "folder" (images with captions), "captions" (a file of captions without
+            images) or "none".
+        image_size: side of the images in pixels.
+        num_train: number of training images of the shapes dataset.
+        folder: path of the image folder.
+        max_words: number of words after which captions of a folder are cut.
+    """
 
     source: str
     image_size: int
@@ -214,7 +267,7 @@ class DataSection(TypedDict):
 
 
 def make_source(data: DataSection, seed: int) -> ImageSource | None:
-    """Build the source that config section `data` names; None if a run has no images."""
+    """Build the image source that config section `data` describes, or return None if the run has no images."""
     if data["source"] == "scenes":
         return SceneSource(seed, data["image_size"], data["num_train"])
     if data["source"] == "folder":
@@ -225,12 +278,12 @@ def make_source(data: DataSection, seed: int) -> ImageSource | None:
 def training_captions(
     data: DataSection, num_val: int, seed: int, settings: Captions | None = None, path: str | Path | None = None
 ) -> dict[str, list[Prompt]]:
-    """Return the captions of the images that models learn from.
+    """Return the captions of training images and of held-out images.
 
     Args:
         data: config section `data`.
-        num_val: largest number of held-out captions.
-        seed: seed of the images, and of the captions that are held out.
+        num_val: largest number of held-out captions to return.
+        seed: random seed of the images, and of the choice of held-out captions.
         settings: config section data.captions, if the source is "captions". A tenth of these captions is held out.
         path: prompt file of these captions.
 
@@ -238,7 +291,7 @@ def training_captions(
         "train" -> all training captions, "val" -> the first `num_val` held-out captions, in the order of the images.
 
     Raises:
-        ValueError: the source has no captions.
+        ValueError: the source has no captions, or fewer than 2.
     """
     if data["source"] == "captions":
         if settings is None or path is None:
@@ -252,9 +305,15 @@ def training_captions(
 
 
 def batch_indices(seed: int, step: int, batch_size: int, num_train: int) -> list[int]:
-    """Sample the training indices of one step, with replacement.
+    """Sample the indices of the training images of one step, with replacement.
 
     The result is a pure function of the arguments.
+
+    Args:
+        seed: random seed.
+        step: number of the training step.
+        batch_size: number of indices to return.
+        num_train: number of training images; indices are in [0, num_train).
     """
     generator = np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), step]))
     return generator.integers(num_train, size=batch_size).tolist()

@@ -1,8 +1,8 @@
 """Conversion between model cards and config sections.
 
-A model card describes how a model reads prompts, its sizes and its files. A published model's card sets config keys,
-and a run's config gives the card of its model. Snakemake reads this module while it builds the workflow, so it does not
-import torch.
+A model card is a description of a model: how it encodes prompts, its sizes and its files. The card of a published model
+sets config keys, and the config of a run yields the card of its model. Snakemake reads this module while it builds the
+workflow, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -20,10 +20,16 @@ ENCODERS = ("words", "word_ids", "classes", *FROM_FILES)
 
 
 def card_sections(name: str | None) -> dict[str, dict[str, object]]:
-    """Return the config sections that `model: name` sets. Keys that a user gives override them.
+    """Return the config sections that config key `model` sets. Keys that a user gives override them.
+
+    Args:
+        name: value of `model`: name of a published model, or None.
+
+    Returns:
+        Section -> key -> value; empty if `name` is None.
 
     Raises:
-        ValueError: the name is unknown; lists the known names.
+        ValueError: the name is unknown. The message lists the known names.
     """
     if not isinstance(name, str):  # null; the schema rejects other types
         return {}
@@ -59,14 +65,21 @@ def card_sections(name: str | None) -> dict[str, dict[str, object]]:
 
 
 def hub_entries() -> dict[str, dict[str, object]]:
-    """Return the entries of config section `resources` for the files of all published models."""
+    """Return entries for config section `resources`: the files of all published models on the Hugging Face hub."""
     return {
         name: {"repo": hub.repo, "revision": hub.revision, "files": dict(hub.files)} for name, hub in HUB_FILES.items()
     }
 
 
 def prompt_settings(text: PromptReading) -> PromptSettings:
-    """Return the prompt settings of config section `text`, without a vocabulary."""
+    """Build the part of a model card that describes how prompts are encoded.
+
+    The words of a fixed vocabulary are not included, because config section `text` does not state them. `scene_prompts`
+    adds them.
+
+    Args:
+        text: config section `text`.
+    """
     if text.encoder == "classes":
         return PromptSettings(text.encoder, num_classes=text.num_classes)
     has_features = text.encoder in ("words", "t5")
@@ -74,7 +87,7 @@ def prompt_settings(text: PromptReading) -> PromptSettings:
 
 
 def card_of(config: RunConfig) -> ModelCard:
-    """Return the card of a config's model, without files."""
+    """Return the model card of a config's model, without the paths of its files."""
     tokenizer = config.tokenizer
     published = CARDS.get(config.model or "")
     return ModelCard(
@@ -92,7 +105,7 @@ def card_of(config: RunConfig) -> ModelCard:
 def target_fields(config: RunConfig) -> dict[str, Any]:
     """Return the fields of `TargetConfig` that config section `target` sets.
 
-    For a model family, the number of prompt ids is added.
+    If the target belongs to a family of published models (FAMILIES), num_prompt_ids is added from the family's card.
     """
     encoder = config.text.encoder
     target = config.target

@@ -1,4 +1,8 @@
-"""Prompt files: text, tables, JSON and COCO's captions, also inside a zip archive, and JSON lines of a run."""
+"""Reading and writing of prompt files.
+
+Custom and published files may be text, tables, JSON or COCO's captions, also inside a zip archive. A run writes its
+prompts as JSON lines.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +30,7 @@ ID_KEYS = ("id", "image_id")
 # Largest unpacked size of a prompt file in an archive. COCO's largest has 0.45 GB.
 MAX_MEMBER_BYTES = 1 << 30
 
-# An entry of a prompt file: its number (line or entry, from 1), and its value, which is a text or an object with a
-# text.
+# Entries of a prompt file: number (of the line or entry, from 1) and value (a text, or an object with a text).
 Rows = Iterable[tuple[int, object]]
 
 
@@ -35,7 +38,7 @@ def read_prompts(path: Path | str) -> list[Prompt]:
     """Read prompts that `write_prompts` wrote.
 
     Raises:
-        DamagedFileError: the file is incomplete or holds anything else.
+        DamagedFileError: the file is incomplete, or contains anything but prompts.
     """
     check_last_line(path)
     try:
@@ -45,19 +48,23 @@ def read_prompts(path: Path | str) -> list[Prompt]:
 
 
 def write_prompts(path: Path | str, prompts: Sequence[Prompt]) -> None:
-    """Write prompts as JSON lines (id, text), atomically."""
+    """Write prompts as JSON lines with the keys `id` and `text`, atomically."""
     write_text(path, "".join(json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in prompts))
 
 
 def load_prompt_set(path: str | Path, settings: PromptSet | Captions, seed: int) -> list[Prompt]:
-    """Read the prompt set of an entry of config section `prompts`, in the order of the file.
+    """Read the prompts that an entry of config section `prompts` selects from a file, in the order of the file.
 
     Args:
         path: the prompt file.
-        settings: the entry. `num` is the number of prompts, None for all. If `draw`, prompts are chosen by `seed`, else
-            the first are taken. A smaller random set is part of a larger one. With `copies`, each prompt is repeated
-            and the ids of later copies end in "-r1" and so on. For `member` see `load_prompts`.
+        settings: the entry. `num` is the number of prompts, None for all. If `draw` is true, `num` prompts are chosen
+            at random, and a smaller random set is part of a larger one; else the first `num` are taken. With `copies`,
+            each prompt is repeated, and the ids of later copies end in "-r1" and so on. For `member` see
+            `load_prompts`.
         seed: random seed of the choice.
+
+    Raises:
+        ValueError: as in `load_prompts`.
     """
     prompts, num = load_prompts(path, settings.member), settings.num
     if num is not None and num > len(prompts):
@@ -71,27 +78,28 @@ def load_prompt_set(path: str | Path, settings: PromptSet | Captions, seed: int)
 
 
 def load_prompts(path: str | Path, member: str | None = None) -> list[Prompt]:
-    """Read a custom or published prompt file, in its order.
+    """Read all prompts of a custom or published prompt file, in its order.
 
     Formats:
         .txt: one prompt per line.
         .jsonl: one string or object per line.
-        .json: a list of strings or objects, an object of id: text, or COCO's captions.
+        .json: a list of strings or objects, an object that maps ids to texts, or COCO's captions.
         .csv, .tsv: the first line names the columns.
         .zip or folder: contains a file of another format.
 
-    The key of the text is text, prompt or caption, and the key of the id is id or image_id. Entries without an id get
-    "<stem>-00000" and so on, by their position in the file.
+    The text has the key or column `text`, `prompt` or `caption`, and the id has `id` or `image_id`. Entries without an
+    id get the id "<stem>-00000" and so on, by their position in the file.
 
-    Entries without a text are left out, and so are entries that repeat both id and text. Both are logged. The same text
-    may appear under several ids, as in COCO: each is a prompt.
+    Entries without a text are left out, and so are entries that repeat both id and text. A warning states how many. The
+    same text may have several ids, as in COCO: each of them is a prompt.
 
     Args:
         path: the file or folder.
         member: name of the file inside an archive with several prompt files, or inside a folder.
 
     Raises:
-        ValueError: the file is empty or damaged, or an entry is wrong.
+        ValueError: the file has no prompts, is damaged or has an unknown format, an entry has no key for its text, or
+            an id has two texts.
         FileNotFoundError: there is no such file.
     """
     path = Path(path)
@@ -120,9 +128,18 @@ def load_prompts(path: str | Path, member: str | None = None) -> list[Prompt]:
 
 
 def _make_prompt(path: Path, number: int, row: object, default_id: str) -> Prompt | None:
-    """Make the prompt of an entry; None if it has no text.
+    """Build the prompt of one entry of a file, or return None if its text is empty.
 
-    Names of keys and columns are not case-sensitive.
+    Upper and lower case do not matter in the names of keys and columns.
+
+    Args:
+        path: the file, for error messages.
+        number: number of the line or entry, from 1, for error messages.
+        row: the text, or a dict of key or column -> value.
+        default_id: id of the prompt if the entry has none.
+
+    Raises:
+        ValueError: the entry has no key for its text, the id is empty, or a value is neither a string nor a number.
     """
     values = {"text": row} if isinstance(row, str) else row if isinstance(row, dict) else {}
     cells = {str(name).strip().lower(): cell for name, cell in values.items()}
@@ -164,7 +181,12 @@ def _read_rows(path: Path, member: str | None) -> Rows:
 
 
 def _read_bytes(path: Path, member: str | None) -> tuple[Path, bytes]:
-    """Return the name of the file, for messages and ids, and its content."""
+    """Return the path of a prompt file, for messages and ids, and its content.
+
+    Args:
+        path: the file, a zip archive or a folder.
+        member: name of the file inside an archive or a folder.
+    """
     if path.is_dir() and member:
         inside = PurePosixPath(member)
         if inside.is_absolute() or ".." in inside.parts:
@@ -202,9 +224,9 @@ def _read_member(path: Path, member: str | None) -> tuple[Path, bytes]:
 
 
 def _lines(text: str) -> list[str]:
-    """Split a text into lines, as an editor counts them.
+    """Split a text into lines at line feeds and carriage returns only.
 
-    `str.splitlines` would also split inside a caption, for example at a U+2028.
+    `str.splitlines` would also split inside a caption, for example at the character U+2028.
     """
     return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
 
@@ -237,7 +259,7 @@ def _parse_json(path: Path, number: int, text: str) -> object:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {number + error.lineno - 1}: not JSON ({error.msg})") from error
-    except (RecursionError, ValueError) as error:  # brackets too deep, a number of thousands of digits
+    except (RecursionError, ValueError) as error:  # too many nested brackets, or a number with thousands of digits
         raise ValueError(f"{path}, from line {number}: JSON that cannot be read ({error})") from error
 
 
@@ -256,9 +278,9 @@ def _read_tsv(path: Path, text: str) -> Rows:
 
 
 def _split_tabs(line: str) -> list[str]:
-    """Split a TSV line into cells.
+    """Split a line of a TSV file into cells.
 
-    Quotes only count if they enclose a whole cell, since PartiPrompts has `"G I G G L E" painted in ...`.
+    Quotes are removed only if they enclose a whole cell, since PartiPrompts has `"G I G G L E" painted in ...`.
     """
     cells = []
     for cell in line.split("\t"):
@@ -273,7 +295,10 @@ def _read_table(path: Path, table: Sequence[tuple[int, list[str]]]) -> Rows:
 
     Args:
         path: file name for error messages.
-        table: line number and cells of each line; the first line names the columns.
+        table: line number and cells of each line. The first line names the columns.
+
+    Raises:
+        ValueError: a line has more cells than the header.
     """
     header = table[0][1]
     for number, cells in table[1:]:
@@ -286,11 +311,21 @@ def _read_table(path: Path, table: Sequence[tuple[int, list[str]]]) -> Rows:
 
 
 def _read_coco(path: Path, values: Mapping[str, Any]) -> Rows:
-    """Yield the longest caption (in characters) of each image, or the first of equally long ones.
+    """Yield one caption per image of COCO's captions: the longest in characters, or the first of equally long ones.
 
-    Images come in the order in which they first appear among the annotations. An id is the image's file name without
-    suffix, so that it also names the reference image. For 5,000 images of val2017 this reproduces the published list in
-    its order, ties included.
+    Images are in the order in which they first appear among the annotations. The id is the image's file name without
+    suffix, so that it also names the reference image. For 5,000 images of val2017, the result is the published list of
+    prompts, in the same order and with the same choice among equally long captions.
+
+    Args:
+        path: file name for error messages.
+        values: content of the file.
+
+    Yields:
+        (number of the image from 1, {"id": ..., "text": ...}).
+
+    Raises:
+        ValueError: annotations or images lack a key that COCO's captions have.
 
     Source: jadohu/LANTERN@3a56e45, data/prompts/preprocess.py.
     """

@@ -1,4 +1,4 @@
-"""The model card of a run, completed after its models are trained."""
+"""The model card of a run (sizes, files and prompt settings of its model), completed after training."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from lantern_pipeline.settings.run_config import PromptReading
 def make_run_card(
     planned: Mapping[str, object], text: PromptReading, data_source: str, target: Path, files: Mapping[str, str]
 ) -> ModelCard:
-    """Complete the card that was planned for a run.
+    """Complete the model card that was planned for a run, after its models are trained.
 
     Args:
-        planned: `ModelCard.to_dict` of `card_of(config)`.
+        planned: the card that the config yields, as a dict (`ModelCard.to_dict` of `card_of(config)`).
         text: config section `text`.
         data_source: config key data.source. If it is "scenes", the card lists the words of the shapes dataset.
-        target: weights of the run's target; the header of this file states all of its sizes.
-        files: paths of the card's files, relative to the card.
+        target: weights file of the run's target. Its header states all sizes of the model.
+        files: paths of the model's files, relative to the card.
 
     Raises:
-        ValueError: the target is not in Lantern's layout.
+        ValueError: the target is not in Lantern's file layout.
     """
     prompts, metadata = scene_prompts(text, data_source), read_metadata(target)
     if metadata is None:

@@ -1,4 +1,4 @@
-"""Shards: parts of a prompt set, or of the images of a split, that jobs process in parallel."""
+"""Selection of a shard: a part of the prompts or images, which one job processes in parallel with other jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def select_shard(items: Sequence[T], scatteritem: str) -> list[T]:
 
     Args:
         items: all items.
-        scatteritem: name of the shard: "2-of-4" takes every fourth item, beginning with the second.
+        scatteritem: Snakemake's name of the shard. "2-of-4" takes every fourth item, beginning with the second.
 
     Raises:
         ValueError: there are more shards than items.

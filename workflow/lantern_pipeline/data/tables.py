@@ -1,4 +1,4 @@
-"""Functions that read and write CSV tables."""
+"""Reading and writing of CSV tables."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def read_table(path: Path | str, text_columns: Sequence[str] = ()) -> pd.DataFra
 
     Args:
         path: the file.
-        text_columns: columns that stay text even if a value looks like a number or, as "NA", like a missing value. The
-            column prompt_id is always text.
+        text_columns: columns that stay text even if a value looks like a number, or like a missing value (such as
+            "NA"). The column prompt_id is always text.
 
     Raises:
         DamagedFileError: the file is incomplete or not a CSV table.
@@ -33,16 +33,23 @@ def read_table(path: Path | str, text_columns: Sequence[str] = ()) -> pd.DataFra
 
 
 def read_tables(paths: Sequence[Path | str]) -> pd.DataFrame:
-    """Read tables with the same columns and concatenate them."""
+    """Read CSV tables that have the same columns, and concatenate them."""
     return pd.concat([read_table(path) for path in paths], ignore_index=True)
 
 
 def write_table(path: Path | str, frame: pd.DataFrame) -> None:
-    """Write a CSV table without its index, floats with six significant digits, atomically."""
+    """Write a CSV table without its index, atomically. Floats have six significant digits."""
     with atomic_path(path) as temporary:
         frame.to_csv(temporary, index=False, float_format="%.6g")
 
 
 def method_columns(method: Mapping[str, object]) -> dict[str, object]:
-    """Convert the parts of a method (`MethodSpec.to_dict`) to table columns: `name` becomes column `method`."""
+    """Convert a method to table columns.
+
+    Args:
+        method: result of `MethodSpec.to_dict`.
+
+    Returns:
+        Column -> value. Key `name` becomes column `method`; the other keys keep their names.
+    """
     return {("method" if name == "name" else name): value for name, value in method.items()}

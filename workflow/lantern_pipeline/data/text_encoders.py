@@ -1,4 +1,4 @@
-"""The text encoder of a run, from config section `text`."""
+"""The text encoder of a run, built from config section `text`."""
 
 from __future__ import annotations
 
@@ -18,26 +18,31 @@ from lantern_pipeline.fetch.manifest import resource_path
 from lantern_pipeline.settings.run_config import PromptReading, TextSettings
 from lantern_pipeline.world.scenes import BACKGROUNDS, COLOURS, SHAPES, VOCABULARY
 
-CLASS_WORDS = (
-    tuple(BACKGROUNDS),
-    tuple(COLOURS),
-    tuple(SHAPES),
-)  # the class of a scene: its background, and colour and shape of its first object
+# The class of a scene consists of its background, and of the colour and the shape of its first object.
+CLASS_WORDS = (tuple(BACKGROUNDS), tuple(COLOURS), tuple(SHAPES))
 
 
 def unknown_words(texts: Sequence[str], captions: Sequence[str]) -> list[str]:
-    """Return the words of some texts that occur in no caption of the target, in their order.
+    """Return the words of some texts that occur in no caption, in the order of the texts.
 
     The target has not learnt the meaning of these words.
+
+    Args:
+        texts: prompts.
+        captions: captions of the images that the target was trained on.
     """
     known = {word for caption in captions for word in split_words(caption)}
     return [word for word in dict.fromkeys(word for text in texts for word in split_words(text)) if word not in known]
 
 
 def scene_prompts(text: PromptReading, data_source: str) -> PromptSettings:
-    """Return how a run's model reads prompts.
+    """Return the prompt settings of a run's model card.
 
     If the data source is the shapes dataset, the settings include its words.
+
+    Args:
+        text: config section `text`.
+        data_source: config key data.source.
 
     Raises:
         ValueError: config key text.num_classes is not the dataset's number of classes.
@@ -62,11 +67,10 @@ def make_text_encoder(text: TextSettings, data_source: str, features: str | Sequ
     """Build the text encoder of config section `text`.
 
     Args:
-        text: the section, with the grid sizes of images.
-        data_source: config key data.source. For the shapes dataset the vocabulary is fixed; captions of a folder may
-            hold any word.
-        features: files of stored T5 features, or the file of the prompt tokenizer. If empty, text.checkpoint names the
-            prompt tokenizer.
+        text: the section, and the grid sizes of images, which prompts of some model families state.
+        data_source: config key data.source. If it is "scenes", the vocabulary is that of the shapes dataset.
+        features: files that the encoder reads. An encoder of T5 reads files of stored features. An encoder of a model
+            family reads a tokenizer.json; if `features` is empty, text.checkpoint names it. Other encoders read none.
 
     Raises:
         ValueError: the encoder needs text.checkpoint, which is not set.

@@ -1,8 +1,8 @@
-"""Stored text features, computed once per prompt set and then read by every job.
+"""Stored text features, which are computed once per prompt set and then read by every job.
 
-A file concatenates the features of the valid tokens of all prompts, in bfloat16, without padding. A prompt of 14 tokens
-needs 56 KiB at 2048 channels, compared with 480 KiB if it were padded. The header of the file is an index: hashes of
-the texts in the same order.
+A file concatenates the features of all prompts in bfloat16, without padding. With 2048 channels, a prompt of 14 tokens
+needs 56 KiB; padded to the maximal length it would need 480 KiB. The header of the file is an index: the hashes of the
+texts in the same order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 def hash_text(text: str) -> str:
-    """Return the hash of a prompt text before any cleaning, 32 hexadecimal digits."""
+    """Return the hash under which a prompt's features are stored, 32 hexadecimal digits.
+
+    It is the hash of the text as given, before an encoder cleans it.
+    """
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -36,7 +39,7 @@ def write_text_features(
     description: dict[str, object] | None = None,
     batch_size: int = 16,
 ) -> None:
-    """Encode prompts and store the features of their valid tokens, atomically.
+    """Encode prompts and store their features without padding, atomically.
 
     Args:
         path: file to write.
@@ -71,9 +74,13 @@ def write_text_features(
 
 
 class StoredTextEncoder:
-    """A `TextEncoder` that reads the files of `write_text_features`, of one or several prompt sets.
+    """A `TextEncoder` that reads features from files of `write_text_features`, of one or several prompt sets.
 
     The constructor checks the files and reads their indexes. Features are read when they are requested.
+
+    Attributes:
+        max_tokens: length in tokens to which features are padded.
+        caption_dim: channels of a token's feature.
     """
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
@@ -84,10 +91,14 @@ class StoredTextEncoder:
             self._read_index(path)
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return the stored features of texts; see `TextEncoder.encode`.
+        """Return the stored features of some texts, padded on the left.
+
+        Returns:
+            (features, float32 (texts, max_tokens, caption_dim), 0 at padding; mask, bool (texts, max_tokens), True for
+            tokens).
 
         Raises:
-            ValueError: no features are stored for a text, which the message quotes.
+            ValueError: no features are stored for a text. The message quotes the text.
         """
         spans = [self._find(text) for text in texts]
         features = torch.zeros(len(texts), self.max_tokens, self.caption_dim)

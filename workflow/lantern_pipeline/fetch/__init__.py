@@ -1,1 +1,1 @@
-"""Files from elsewhere: what the config says of them, how they are fetched and how a job finds them."""
+"""Files that a run uses but does not make: config entries, download, and checks when a job reads them."""

@@ -1,6 +1,7 @@
-"""Entries of the config section `resources`: what each names, whether it is well formed, what a rule takes as input.
+"""Entries of config section `resources`: files that a run uses but does not make, such as published weights.
 
-Imported while Snakemake reads the workflow: no torch, no network library here.
+An entry has a name, and other config keys may have this name as their value. Snakemake reads this module while it
+builds the workflow, so it imports neither torch nor a network library.
 """
 
 from __future__ import annotations
@@ -21,50 +22,82 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class Resource:
-    """One file, or a few files that belong together, as config.yaml's `resources` describes them."""
+    """One file or several files that belong together, as an entry of config section `resources` describes them.
+
+    Attributes:
+        name: name of the entry.
+        path: file or folder on this machine that is used in place; None if the files are downloaded.
+        url: URL of the only file; None if the files come from the Hugging Face hub.
+        repo: repository on the hub, "owner/name".
+        revision: commit of the repository. None takes the newest commit at the first download and keeps it.
+        files: name -> SHA-256, or None if it is not known.
+    """
 
     name: str
-    path: Path | None = None  # a file or a folder that the user has, used where it is; None fetches
-    url: str | None = None  # of the one file; None where it comes from the hub
-    repo: str | None = None  # on the hub, "owner/name"
-    revision: str | None = None  # its commit; None takes the newest at the first fetch, which holds from then on
-    files: Mapping[str, str | None] = field(default_factory=dict)  # name -> SHA-256, None where it is not known
+    path: Path | None = None
+    url: str | None = None
+    repo: str | None = None
+    revision: str | None = None
+    files: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
-        """Folder of the fetched files."""
+        """Folder of the downloaded files."""
         return ROOT / self.name
 
     @property
     def manifest(self) -> Path:
-        """File with the location and the checksums of the resource, which is the input of rules."""
+        """Path of the manifest, a small JSON file that rules have as input.
+
+        It contains the location and the checksums of the files.
+        """
         return ROOT / f"{self.name}.json"
 
     @property
     def inputs(self) -> list[str]:
-        """Input of rule `fetch_resource`: the user's copy, so that a change re-runs the rule, or an empty list."""
+        """Input of rule `fetch_resource`: the path of the user's copy, or an empty list if the files are downloaded.
+
+        Snakemake runs the rule again if the copy changes.
+        """
         return [self.path.as_posix()] if self.path is not None else []
 
-    def address(self, file: str) -> str:
-        """Return the URL of a file."""
+    def download_url(self, file: str) -> str:
+        """Return the URL from which a file is downloaded.
+
+        Args:
+            file: name of the file, a key of `files`.
+        """
         return self.url or f"{hub_endpoint()}/{self.repo}/resolve/{self.revision or 'main'}/{file}"
 
 
 def hub_endpoint() -> str:
-    """Address of the hub; the variable HF_ENDPOINT, which huggingface_hub reads too, names another one."""
+    """Return the URL of the Hugging Face hub.
+
+    The environment variable HF_ENDPOINT replaces it, as in huggingface_hub.
+    """
     return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
 
 
 def parse_entries(entries: Mapping[str, ResourceEntry]) -> dict[str, Resource]:
-    """Read the entries of config section `resources`, by name."""
+    """Convert the entries of config section `resources`, keyed by name.
+
+    Raises:
+        ValueError: as in `parse_entry`.
+    """
     return {name: parse_entry(name, entry) for name, entry in entries.items()}
 
 
 def parse_entry(name: str, entry: ResourceEntry) -> Resource:
-    """Read an entry.
+    """Check an entry of config section `resources` and convert it.
+
+    Args:
+        name: name of the entry.
+        entry: its values.
 
     Raises:
-        ValueError: names the first thing that is wrong.
+        ValueError: one of these is true. The entry has neither a path, a url nor a repo. It has no path, but both url
+            and repo. Its path does not exist. Its name, URL, repository, commit, a file name or a checksum has the
+            wrong form.
     """
     key = f"config key resources.{name}"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
@@ -85,10 +118,16 @@ def parse_entry(name: str, entry: ResourceEntry) -> Resource:
 
 
 def check_file(key: str, file: str, sha256: object) -> None:
-    """Check the name and the checksum of a file.
+    """Check the name and the checksum of a file of an entry.
+
+    Args:
+        key: config key of the entry, for error messages.
+        file: name of the file, relative to the entry's folder.
+        sha256: its checksum, or None.
 
     Raises:
-        ValueError: the name leads out of its folder, or the checksum is no SHA-256.
+        ValueError: the name is absolute, has "..", is a dot file or has control characters, or the checksum is not a
+            SHA-256.
     """
     parts = PurePosixPath(file).parts
     is_inside = bool(parts) and not file.startswith("/") and ".." not in parts and not parts[-1].startswith(".")
@@ -105,7 +144,7 @@ def check_file(key: str, file: str, sha256: object) -> None:
 
 def _check_url(key: str, url: str, revision: str | None, files: Mapping[str, object]) -> None:
     parts = urlsplit(url)
-    # Only a server on this very machine may be asked without encryption.
+    # Only a server on this machine may be used without encryption.
     is_allowed = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)
     if not parts.hostname or not is_allowed:
         raise ValueError(f"{key}.url must start with https://, got {url!r}")
@@ -128,15 +167,26 @@ def _check_repo(key: str, repo: str, revision: str | None, files: Mapping[str, o
 
 
 def how_to_find_commit(repo: str) -> str:
-    """Return the end of an error message: how to look up the newest commit of a repository on the hub."""
+    """Return the end of an error message: the command that prints the newest commit of a repository on the hub.
+
+    Args:
+        repo: the repository, "owner/name".
+    """
     return f"`git ls-remote {hub_endpoint()}/{repo} HEAD` prints the newest one"
 
 
 def check_reference(key: str, value: str | None, resources: Mapping[str, Resource]) -> None:
-    """Check that a config value is None, the name of an entry, an existing path, or a path below results/.
+    """Check a config value that refers to a file.
+
+    It must be None, the name of an entry of `resources`, an existing path, or a path below results/.
+
+    Args:
+        key: the config key, for the error message.
+        value: the config value.
+        resources: name -> entry.
 
     Raises:
-        ValueError: it is none of these; names the nearest entry.
+        ValueError: the value is none of these. The message names the most similar entry.
     """
     if value is None or value in resources or Path(value).exists() or value.startswith("results/"):
         return
@@ -146,8 +196,15 @@ def check_reference(key: str, value: str | None, resources: Mapping[str, Resourc
 
 
 def resource_of(value: str, resources: Mapping[str, Resource]) -> str:
-    """Return what a rule takes as input for a config value such as target.checkpoint: an entry's manifest, or a path.
+    """Return the input of a rule for a config value that refers to a file, such as target.checkpoint.
 
-    `manifest.resource_path` leads a job from there to the file.
+    A job passes this input to `manifest.resource_path` to get the file.
+
+    Args:
+        value: name of an entry of `resources`, or a path.
+        resources: name -> entry.
+
+    Returns:
+        The path of the entry's manifest, or `value` if it is a path.
     """
     return resources[value].manifest.as_posix() if value in resources else value

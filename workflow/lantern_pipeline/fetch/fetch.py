@@ -1,7 +1,8 @@
-"""Fetches resources: from the hub or by https, resumable, checked by hash, whole or not at all.
+"""Download of resources from the Hugging Face hub or from a URL, with resumption and a check of hashes.
 
-huggingface_hub does the transfers of both kinds. Its own download functions throw a partial file away when the process
-ends, which for 9 GB is not what one wants; so what it appends to here is `<file>.part`, which is kept.
+huggingface_hub does both kinds of transfer. Its own download functions delete a partial file when the process ends,
+which would waste hours for 9 GB. This module therefore calls a lower-level function of huggingface_hub, which appends
+to `<file>.part`. That file is kept until it is complete.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from lantern.io import read_json, write_json
 from lantern_pipeline.fetch.entries import Resource, check_file, how_to_find_commit, hub_endpoint
 from lantern_pipeline.fetch.manifest import FileDescription, Manifest, describe_file, describe_path, make_manifest
 
-# Whoever has no network shall learn so within 10 seconds; patience is for a transfer that has begun.
+# Without a network, the user gets an error within 10 seconds. A transfer that has begun may take longer.
 REACH_S = 3  # seconds in which each address of a server must accept a connection
 ANSWER_S = 6  # seconds that a server may take to begin its answer
-WAITS_S = (1, 2, 4)  # seconds before a server that is busy or has hung up is asked again
+WAITS_S = (1, 2, 4)  # seconds before each further request, if the server is busy or has ended the connection
 RECORD = ".record.json"
 UNPACKED = {"Accept-Encoding": "identity"}
 
@@ -43,20 +44,32 @@ T = TypeVar("T")
 
 
 class RemoteFile(NamedTuple):
-    """A file on a server, before it is fetched."""
+    """A file on a server, before it is downloaded.
+
+    Attributes:
+        url: URL of the file.
+        headers: HTTP headers of the request.
+        size: size in bytes; None if the server does not state it.
+        version: mark of the content (ETag or date), so that parts of two versions are never joined.
+        sha256: hash of the content that the hub states; None if it states none.
+    """
 
     url: str
-    headers: dict[str, str]  # to ask for it with
-    size: int | None  # bytes; None where the server does not say
-    version: str | None  # mark of the content (ETag or date), so that two versions are never mixed
-    sha256: str | None = None  # what the hub says that the content's hash is
+    headers: dict[str, str]
+    size: int | None
+    version: str | None
+    sha256: str | None = None
 
 
 def fetch_resource(resource: Resource) -> Manifest:
-    """Provide a resource, and return its manifest.
+    """Provide the files of a resource, and return their manifest.
 
-    A resource is the user's copy, files that are in place already, or a download. The first fetch records the checksums
-    and the repository's commit in .record.json, and later ones must match them.
+    The files are the user's copy, files that are already in the resource's folder, or downloads. The first call records
+    the checksums and the repository's commit in .record.json, and later calls compare with them.
+
+    Raises:
+        ValueError: a file has another checksum than the config, the hub or the first download states.
+        OSError: a download failed. The message says what to do.
     """
     if resource.path is not None:
         return _use_own_copy(resource, resource.path)
@@ -74,7 +87,7 @@ def fetch_resource(resource: Resource) -> Manifest:
             resource = _pin_commit(resource, missing[0])
             remotes = {file: _locate(resource, file, expected[file]) for file in missing}
             for file, remote in remotes.items():
-                # Before the transfer, which may break off: the commit holds.
+                # Recorded before the transfer, so that the commit stays the same if the transfer is interrupted.
                 _write_record(resource, {**recorded, **described})
                 described[file] = _fetch_file(resource, file, remote, expected[file] or remote.sha256)
     if shards := _shards_beside(resource):
@@ -86,7 +99,13 @@ def fetch_resource(resource: Resource) -> Manifest:
 
 
 def _shards_beside(resource: Resource) -> dict[str, None]:
-    """Files that the indexes among a resource's files name, and that it does not."""
+    """Return the weight files that a resource needs in addition to the files in its config entry.
+
+    They are the files that an index of sharded weights (*.index.json) in the resource lists.
+
+    Returns:
+        File name -> None, the value that `Resource.files` has for an unknown checksum.
+    """
     found = {}
     for index in [file for file in resource.files if file.endswith(".index.json")]:
         for name in read_json(resource.folder / index).get("weight_map", {}).values():
@@ -98,7 +117,7 @@ def _shards_beside(resource: Resource) -> dict[str, None]:
 
 @contextmanager
 def _network_allowed() -> Iterator[None]:
-    """Lets this process ask the hub while the block runs; HF_HUB_OFFLINE=1 is set for every job."""
+    """Allow requests to the hub while the block runs, although every job sets HF_HUB_OFFLINE=1."""
     offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False
     try:
         yield
@@ -107,9 +126,17 @@ def _network_allowed() -> Iterator[None]:
 
 
 def _use_own_copy(resource: Resource, path: Path) -> Manifest:
-    """Hashes what the user has, where it is; a hash in the config must fit."""
+    """Hash the user's copy of a resource where it is, and return its manifest.
+
+    Args:
+        resource: the resource.
+        path: file or folder of the copy.
+
+    Raises:
+        ValueError: a checksum differs from the one in the config.
+    """
     described = describe_path(path)
-    is_alone = len(resource.files) == len(described) == 1  # and may have another name
+    is_alone = len(resource.files) == len(described) == 1  # the user's file may then have another name
     for file, expected in resource.files.items():
         found = next(iter(described.values())) if is_alone else described.get(file)
         if expected is not None and found is not None and found["sha256"] != expected:
@@ -121,7 +148,20 @@ def _use_own_copy(resource: Resource, path: Path) -> Manifest:
 
 
 def _check_content(resource: Resource, file: str, where: Path, expected: str | None) -> FileDescription:
-    """Describe the file at `where`. Move it aside if its content is wrong."""
+    """Hash a file of a resource and compare the hash with the expected one.
+
+    Args:
+        resource: the resource.
+        file: name of the file in the resource.
+        where: path of the file, or of its download.
+        expected: SHA-256, or None to accept any content.
+
+    Returns:
+        Checksum, size and date of the file.
+
+    Raises:
+        ValueError: the hash differs. The file is then renamed to `<file>.wrong`.
+    """
     described = describe_file(where)
     if expected in (None, described["sha256"]):
         log.info("%s, sha256 %s", where, described["sha256"])
@@ -137,7 +177,12 @@ def _check_content(resource: Resource, file: str, where: Path, expected: str | N
 
 
 def _pin_commit(resource: Resource, file: str) -> Resource:
-    """Return a hub entry with the newest commit if it has none; `file` is the first wanted file."""
+    """Return a resource with the newest commit of its repository, if it comes from the hub and has no commit yet.
+
+    Args:
+        resource: the resource.
+        file: name of the first missing file, for error messages.
+    """
     repo = resource.repo
     if repo is None or resource.revision is not None:
         return resource
@@ -152,13 +197,23 @@ def _pin_commit(resource: Resource, file: str) -> Resource:
 
 
 def _locate(resource: Resource, file: str, expected: str | None) -> RemoteFile:
-    """Asks the server for size and hash of a file, before the first byte is fetched."""
+    """Ask the server for the size and hash of a file, before anything is downloaded.
+
+    Args:
+        resource: the resource.
+        file: name of the file.
+        expected: SHA-256 from the config or from the first download, or None.
+
+    Raises:
+        ValueError: the hub states another hash than the expected one.
+        OSError: the server cannot be reached or refuses the request.
+    """
     with _one_sentence(resource, file):
         remote = _ask(lambda: _locate_by_url(resource.url) if resource.url else _locate_on_hub(resource, file))
     if remote.sha256 and expected and remote.sha256 != expected:
         raise ValueError(
-            f"resource {resource.name}: {resource.address(file)} is another file: expected sha256 {expected}, the hub "
-            f"has {remote.sha256}; correct config key resources.{resource.name}"
+            f"resource {resource.name}: {resource.download_url(file)} is another file: expected sha256 {expected}, "
+            f"the hub has {remote.sha256}; correct config key resources.{resource.name}"
         )
     return remote
 
@@ -168,12 +223,17 @@ def _locate_on_hub(resource: Resource, file: str) -> RemoteFile:
     found = get_hf_file_metadata(url, timeout=_patience(), endpoint=hub_endpoint())
     if found.commit_hash != resource.revision:
         raise ValueError(f"{url} answers with commit {found.commit_hash}; is HF_ENDPOINT a hub?")
-    sha256 = found.etag if found.etag and len(found.etag) == 64 else None  # of large files; small ones have git's hash
+    # The ETag of a large file is its SHA-256; the ETag of a small file is git's hash.
+    sha256 = found.etag if found.etag and len(found.etag) == 64 else None
     return RemoteFile(url, {**build_hf_headers(), **UNPACKED}, found.size, found.etag, sha256)
 
 
 def _locate_by_url(url: str) -> RemoteFile:
-    """Begins a GET and reads only the answer's head: some servers refuse HEAD requests."""
+    """Ask a server for the size and version of a file by its URL.
+
+    The function sends a GET request and reads only the headers of the response, because some servers refuse HEAD
+    requests.
+    """
     options = {"headers": UNPACKED, "timeout": _patience(), "follow_redirects": True}
     with http_stream_backoff("GET", url, max_retries=0, retry_on_exceptions=(), **options) as answer:
         hf_raise_for_status(answer)
@@ -183,7 +243,14 @@ def _locate_by_url(url: str) -> RemoteFile:
 
 
 def _ask(question: Callable[[], T]) -> T:
-    """Asks a server, again where it is busy or hung up, but not where it is silent or not there."""
+    """Call a function that sends a request, and call it again if the server is busy or ends the connection.
+
+    There are at most four calls; the error of the fourth is raised. Other errors, such as a server that cannot be
+    reached or does not respond, are raised without a further call.
+
+    Args:
+        question: the function.
+    """
     for wait in WAITS_S:
         try:
             return question()
@@ -198,19 +265,36 @@ def _ask(question: Callable[[], T]) -> T:
 def _patience() -> Any:
     """Return the timeouts of a request to the hub, an httpx2.Timeout.
 
-    huggingface_hub declares a float, but passes the value on to httpx2, which takes a Timeout too. Hence the type Any.
+    huggingface_hub declares a float, but passes the value on to httpx2, which also accepts a Timeout. The return type
+    is therefore Any.
     """
     return httpx2.Timeout(ANSWER_S, connect=REACH_S)
 
 
 def _fetch_file(resource: Resource, file: str, remote: RemoteFile, expected: str | None) -> FileDescription:
-    """Download a file to <file>.part, resuming an earlier download, then check and rename it."""
+    """Download a file to `<file>.part`, check its hash and rename it to `<file>`.
+
+    If an earlier download of the same version was interrupted, it is resumed.
+
+    Args:
+        resource: the resource.
+        file: name of the file.
+        remote: the file on the server.
+        expected: SHA-256, or None if it is not known.
+
+    Returns:
+        Checksum, size and date of the file.
+
+    Raises:
+        ValueError: the hash differs from the expected one.
+        OSError: the transfer failed. The message says what to do.
+    """
     part = _part(resource, file)
     version_file = part.with_name(f"{part.name}.json")
     version = {"url": remote.url, "size": remote.size, "version": remote.version}
     is_known = remote.version and version_file.is_file() and read_json(version_file) == version
     if not is_known:
-        part.unlink(missing_ok=True)  # of another version, or of nobody knows which
+        part.unlink(missing_ok=True)  # it belongs to another version, or its version is unknown
     write_json(version_file, version)
     log.info("fetching %s to %s, from byte %d of %s", remote.url, part, _size(part), remote.size)
 
@@ -231,19 +315,19 @@ def _fetch_file(resource: Resource, file: str, remote: RemoteFile, expected: str
 
 @contextmanager
 def _one_sentence(resource: Resource, file: str) -> Iterator[None]:
-    """Turn a failed transfer into one sentence: the file, its URL, and what to do."""
+    """Replace the error of a failed transfer by one sentence: the file, its URL, the cause, and what to do."""
     try:
         yield
     except (HfHubHTTPError, httpx2.HTTPError, OSError) as error:
         kind, fault = _explain(error, resource, file)
-        who = f"resource {resource.name}: {file} cannot be fetched from {resource.address(file)}"
+        who = f"resource {resource.name}: {file} cannot be fetched from {resource.download_url(file)}"
         raise kind(f"{who}: {fault}") from error
 
 
 def _explain(
     error: HfHubHTTPError | httpx2.HTTPError | OSError, resource: Resource, file: str
 ) -> tuple[type[OSError], str]:
-    """Return the exception to raise for a failed transfer: its type, and a sentence that says what to do."""
+    """Return the exception to raise for a failed transfer: its type, and a message with the cause and what to do."""
     key = f"config key resources.{resource.name}"
     by_hand = f"download it by hand to {resource.folder / file}, or set {key}.path to a copy that you have"
     goes_on = f"run again to go on where it stopped, or {by_hand}"
@@ -263,14 +347,21 @@ def _explain(
             return ConnectionError, f"{error.request.url.host} {silence}; {by_hand}"
         case httpx2.HTTPError():
             return ConnectionError, f"the connection broke off ({error}); {goes_on}"
-        case OSError(errno=None):  # huggingface_hub's complaint about the size
+        case OSError(errno=None):  # huggingface_hub found that the size is wrong
             return ConnectionError, f"it was cut off in the middle; {goes_on}"
         case OSError():
             return OSError, f"{error.strerror}; see to the folder {resource.folder} and run again"
 
 
 def _explain_answer(error: HfHubHTTPError, resource: Resource, key: str, by_hand: str) -> tuple[type[OSError], str]:
-    """Return the same for an answer of status 4xx or 5xx."""
+    """Return the exception to raise for a response of status 4xx or 5xx: its type, and a message.
+
+    Args:
+        error: the error that huggingface_hub raised.
+        resource: the resource.
+        key: config key of the resource.
+        by_hand: end of the message: how to download the file by hand.
+    """
     status, repo, log_in = error.response.status_code, resource.repo or "", "log in with `hf auth login`"
     match error:
         case GatedRepoError():
@@ -291,14 +382,20 @@ def _explain_answer(error: HfHubHTTPError, resource: Resource, key: str, by_hand
 
 
 def _read_record(resource: Resource) -> tuple[dict[str, FileDescription], str | None]:
-    """Return what an earlier run recorded: the description of each file, and the commit if it is known."""
+    """Return the contents of .record.json: checksum, size and date of each file, and the commit if it is known.
+
+    The result is empty if there is no record.
+
+    Raises:
+        ValueError: the record is of another URL or repository than the config entry, and files are recorded.
+    """
     path = resource.folder / RECORD
     if not path.is_file():
         return {}, None
     record = read_json(path)
     was, now = record["origin"], _origin(resource)
-    # Files put there by hand are of a commit that nobody has looked up: no reason to fetch them again. Nor need a
-    # config name the commit that the first fetch found.
+    # The commit is compared only if both the record and the config have one. Files that a user put into the folder have
+    # none, and the config need not name the commit that the first download found.
     differs = any(was[part] != now[part] for part in now if part != "revision" or (was[part] and now[part]))
     if differs and record["files"]:
         before, after = (" ".join(filter(None, origin.values())) for origin in (was, now))
@@ -314,7 +411,7 @@ def _write_record(resource: Resource, described: Mapping[str, FileDescription]) 
 
 
 def _origin(resource: Resource) -> dict[str, str | None]:
-    """Return the parts of an entry that decide the content of its files."""
+    """Return the values of an entry that decide the content of its files: url, repo and revision."""
     return {part: getattr(resource, part) for part in ("url", "repo", "revision")}
 
 

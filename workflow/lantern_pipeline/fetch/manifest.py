@@ -1,7 +1,7 @@
-"""Manifests of resources: what rule `fetch_resource` writes and every rule that uses a resource reads.
+"""Manifests of resources, which rule `fetch_resource` writes and which are the input of rules that use a resource.
 
-A manifest says where the files lie and what their SHA-256 is, so that gigabytes are never an output of a rule:
-Snakemake deletes outputs before it runs a rule again, and after one that failed.
+A manifest is a JSON file with the location and the SHA-256 of files. The files themselves are not outputs of a rule,
+because Snakemake deletes outputs before it runs a rule again and after a rule fails. Gigabytes would be lost.
 """
 
 from __future__ import annotations
@@ -16,11 +16,17 @@ if TYPE_CHECKING:
     from lantern.models.stored import StoredModel
 
 KIND = "lantern_resource"
-SUMS = "SHA256SUMS"  # beside weight files, in the form of sha256sum
+SUMS = "SHA256SUMS"  # file next to weights, in the format of the command sha256sum
 
 
 class FileDescription(TypedDict):
-    """Checksum, size in bytes and date of a file."""
+    """Checksum, size in bytes and date of a file.
+
+    Attributes:
+        sha256: hexadecimal SHA-256.
+        size: size in bytes.
+        mtime_ns: time of the last change, in nanoseconds.
+    """
 
     sha256: str
     size: int
@@ -28,7 +34,16 @@ class FileDescription(TypedDict):
 
 
 class Manifest(TypedDict):
-    """Contents of a manifest. `path` is the one file, or the folder of `files`."""
+    """Contents of a manifest: the location and the checksums of a resource.
+
+    Attributes:
+        kind: KIND, by which a file is recognised as a manifest.
+        name: name of the resource.
+        path: the file if there is only one, else the folder of `files`.
+        source: origin of the files in words.
+        sha256: SHA-256 of the only file, or of the list of all checksums.
+        files: name -> checksum, size and date.
+    """
 
     kind: str
     name: str
@@ -39,7 +54,7 @@ class Manifest(TypedDict):
 
 
 def describe_file(path: Path) -> FileDescription:
-    """Read a whole file and return its sha256 (hexadecimal), size (bytes) and mtime_ns."""
+    """Read a whole file and return its checksum, size and date."""
     with open(path, "rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     size, mtime_ns = _stamp(path)
@@ -51,9 +66,9 @@ def make_manifest(name: str, place: Path, source: str, files: Mapping[str, FileD
 
     Args:
         name: name of the resource.
-        place: the one file, or the folder of the files.
-        source: origin of the files, for people.
-        files: description of each file.
+        place: path of the file if there is only one, else of the folder of the files.
+        source: origin of the files in words, for readers.
+        files: file name -> checksum, size and date.
     """
     return {
         "kind": KIND,
@@ -66,14 +81,14 @@ def make_manifest(name: str, place: Path, source: str, files: Mapping[str, FileD
 
 
 def resource_path(given: Path | str) -> Path:
-    """Return the file or folder that a rule's input stands for, after checking its content.
+    """Return the file or folder that an input of a rule refers to, after a check of its content.
 
-    A file whose size or date differs from the manifest's is hashed again. A path that is no manifest is returned as it
-    is, after a check against SHA256SUMS beside it, if there is one.
+    The input is a manifest or the path itself. The files of a manifest are hashed again only if their size or date has
+    changed. For a path, the check compares with SHA256SUMS in the same folder, if there is one.
 
     Raises:
-        FileNotFoundError: a file is gone.
-        ValueError: a file has changed.
+        FileNotFoundError: a file of the manifest is missing.
+        ValueError: the content of a file has changed.
     """
     manifest = read_manifest(given)
     if manifest is None:
@@ -96,13 +111,24 @@ def resource_path(given: Path | str) -> Path:
 
 
 def resource_sha256(given: Path | str) -> str:
-    """Return the SHA-256, hexadecimal, by which results name a file, a folder or a manifest of weights."""
+    """Return the SHA-256 with which results identify the weights that they used, in hexadecimal.
+
+    Args:
+        given: path of a file or a folder, or of a manifest.
+    """
     manifest = read_manifest(given)
     return manifest["sha256"] if manifest is not None else _hash_of_all(describe_path(Path(given)))
 
 
 def describe_conversion(given: Path | str, model: StoredModel) -> dict[str, object]:
-    """Return which file a model was converted from, with the report of its training if the layout is Lantern's."""
+    """Return the report of a model that was converted from a file of weights.
+
+    It names the file and its SHA-256. If the file is in Lantern's layout, it also contains the report of the training.
+
+    Args:
+        given: path of the weights, or of their manifest.
+        model: the converted model.
+    """
     from lantern.checkpoints.files import find_weights
     from lantern.checkpoints.native import read_report
 
@@ -118,7 +144,14 @@ def describe_conversion(given: Path | str, model: StoredModel) -> dict[str, obje
 
 
 def describe_path(path: Path) -> dict[str, FileDescription]:
-    """Describe a file, or every file of a folder except hidden ones, by its name relative to the folder."""
+    """Return checksum, size and date of a file, or of every file in a folder except hidden ones.
+
+    Returns:
+        Name relative to the folder -> description.
+
+    Raises:
+        FileNotFoundError: there is no such path, or the folder is empty.
+    """
     if path.is_file():
         return {path.name: describe_file(path)}
     files = {file: describe_file(path / file) for file in _files_below(path)}
@@ -128,7 +161,14 @@ def describe_path(path: Path) -> dict[str, FileDescription]:
 
 
 def read_manifest(given: Path | str) -> Manifest | None:
-    """Return a manifest, or None if the path is none, such as weights or a JSON file of captions."""
+    """Read a manifest.
+
+    Args:
+        given: path of a file or folder, which need not be a manifest.
+
+    Returns:
+        Contents of the manifest, or None if the path is something else, for example weights.
+    """
     path = Path(given)
     if path.suffix != ".json" or not path.is_file():
         return None
@@ -165,6 +205,6 @@ def _hash_of_all(files: Mapping[str, FileDescription]) -> str:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """Return the size in bytes and the date of a file."""
+    """Return the size of a file in bytes, and the time of its last change in nanoseconds."""
     stat = path.stat()
     return stat.st_size, stat.st_mtime_ns

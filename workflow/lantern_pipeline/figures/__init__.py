@@ -1,1 +1,1 @@
-"""Figures, one file each: from a table or arrays to a matplotlib figure."""
+"""Figures of a run, drawn from tables or arrays. There is one module per figure, and modules with shared parts."""

@@ -1,4 +1,4 @@
-"""Figure (n): ablations, one panel each, with accepted length and change of NLL per variant."""
+"""Figure (n): ablations, with one panel per ablation that shows tokens per forward pass and change of NLL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lantern_pipeline.tables.method_labels import PARTS, SYMBOLS, method_name
 
 # measure -> title, value for autoregressive decoding
 MEASURES = {"mean_accepted_length": ("tokens / forward", 1.0), "nll_change": ("NLL change\n(nats / token)", 0.0)}
-# number in which variants may differ -> function that writes a value
+# column of a number in which variants may differ -> function that writes a value
 NUMBERS: dict[str, Callable[[float], str]] = {
     **{name: f"{symbol} {{:g}}".format for name, symbol in SYMBOLS.items()},
     "temperature": "T {:g}".format,
@@ -24,22 +24,23 @@ NUMBERS: dict[str, Callable[[float], str]] = {
 }
 ROW_HEIGHT, TITLE_HEIGHT, FOOT_HEIGHT = 0.155, 0.31, 0.45  # inches
 WRAP = 24  # letters in a line of a label
-Panel = tuple[str, pd.DataFrame]  # an ablation's name and its variants
+Panel = tuple[str, pd.DataFrame]  # name of an ablation, and the rows of its variants
 
 
 def draw_ablations(table: pd.DataFrame) -> Figure:
-    """Draw one panel per ablation in two columns: accepted length left and NLL change right, a line per variant.
+    """Draw one panel per ablation, with one line per variant.
 
-    The figure has page width. Bars are 95 % intervals, and all panels share their scales.
+    A panel has tokens per forward pass on the left and the change of NLL on the right. The panels are in two columns of
+    a figure of page width, and share their scales. Bars are 95 % intervals.
 
     Args:
-        table: the tables ablations/*.csv, concatenated. Autoregressive rows are left out, because their values are
-            always 1 and 0.
+        table: the tables ablations/*.csv, concatenated. Rows of autoregressive decoding are not drawn, because they
+            always have 1 token per forward pass and no change of NLL.
     """
     variants = table[table["method"] != BASELINE]
     panels = [(str(name), _label(rows)) for name, rows in variants.groupby("ablation", sort=False)]
     heights = [TITLE_HEIGHT + _height(rows) for _, rows in panels]
-    # Split the panels, in order, into a left and a right side of heights as equal as possible.
+    # Split the panels, in order, into a left and a right column whose heights are as equal as possible.
     cut = min(range(1, len(panels)), key=lambda i: max(sum(heights[:i]), sum(heights[i:])), default=1)
     sides = [side for side in (panels[:cut], panels[cut:]) if side]
     tallest = max(sum(heights[:cut]), sum(heights[cut:]))
@@ -52,7 +53,11 @@ def draw_ablations(table: pd.DataFrame) -> Figure:
 
 
 def _label(rows: pd.DataFrame) -> pd.DataFrame:
-    """Sort the variants of one ablation by method and parts, and add a column `label` with the differences."""
+    """Sort the variants of one ablation, and add column `label`, which names what distinguishes a variant from others.
+
+    Args:
+        rows: one row per variant.
+    """
     shown = rows.assign(**{part: rows[part].astype(object).where(rows[part].notna(), "none") for part in PARTS})
     # in the order of first appearance
     shown = shown.sort_values(["method", *PARTS], key=lambda column: pd.factorize(column)[0], kind="stable")
@@ -69,7 +74,14 @@ def _label(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _is_told(name: str, value: float) -> bool:
-    """Return whether a label shows a number. An empty one is shown for draft models only: it means the run's own."""
+    """Return whether the label of a variant shows a number in which variants differ.
+
+    A label does not show empty numbers, except drafter_steps: if it is empty, the variant uses the run's draft model.
+
+    Args:
+        name: key of NUMBERS.
+        value: the variant's number; nan if it is empty.
+    """
     return name == "drafter_steps" or not pd.isna(value)
 
 
@@ -80,12 +92,23 @@ def _title(name: str, rows: pd.DataFrame) -> str:
 
 
 def _height(rows: pd.DataFrame) -> float:
-    """Return the height of a panel's lines in inches."""
+    """Return the height in inches of a panel without its title.
+
+    Args:
+        rows: the variants of the ablation, with column `label`.
+    """
     return ROW_HEIGHT * len(rows) * (int(rows["label"].str.count("\n").max()) + 1)
 
 
 def _draw_side(part: SubFigure, side: Sequence[Panel], height: float, limits: dict[str, tuple[float, float]]) -> None:
-    """Draw panels below each other. If the other side is taller, the rest stays empty."""
+    """Draw the panels of one column of the figure, from top to bottom.
+
+    Args:
+        part: the column of the figure.
+        side: the panels.
+        height: height of the taller column in inches. If this column is shorter, the rest stays empty.
+        limits: measure -> ends of its axis.
+    """
     heights = [_height(rows) for _, rows in side]
     empty = height - sum(heights) - TITLE_HEIGHT * len(side)
     grid = part.add_gridspec(len(side) + 1, 2, height_ratios=[*heights, max(empty, 1e-3)])
@@ -102,7 +125,12 @@ def _draw_side(part: SubFigure, side: Sequence[Panel], height: float, limits: di
 
 
 def _limits(rows: pd.DataFrame, name: str) -> tuple[float, float]:
-    """Return the ends of an axis that shows every value, every interval, and autoregressive decoding."""
+    """Return the ends of an axis that shows every value, every interval, and the value of autoregressive decoding.
+
+    Args:
+        rows: the variants of all ablations.
+        name: key of MEASURES, the column that the axis shows.
+    """
     values = [MEASURES[name][1], *rows[[name, f"{name}_low", f"{name}_high"]].stack()]
     margin = 0.06 * (max(values) - min(values))
     return min(values) - margin, max(values) + margin

@@ -17,12 +17,14 @@ LINES = ("-", "--", "-.", ":")
 
 
 def draw_ambiguity(ambiguity: pd.DataFrame) -> Figure:
-    """Draw one panel for the top-1 and one for the top-10 probability, one outline per guidance scale.
+    """Draw histograms of the target's top-1 and top-10 probability, in two panels.
 
-    The figure has column width. Vertical lines and the text above each panel give the means.
+    Each panel has one histogram per guidance scale, drawn as an outline. The vertical lines and the text above a panel
+    show the means. The figure has column width.
 
     Args:
-        ambiguity: columns cfg_scale, top1 and top10 (probabilities), one row per guidance scale, image and position.
+        ambiguity: one row per guidance scale, image and position, with columns cfg_scale, top1 and top10 (probabilities
+            in [0, 1]).
     """
     with paper_style():
         figure = new_figure(COLUMN_WIDTH, 3.7)

@@ -1,4 +1,4 @@
-"""Figure (q): speed against total variation from the target, with and without a draft model."""
+"""Figure (q): speed against total variation from the target, for methods with and without a draft model."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.claims import add_distance
 from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
-HEIGHT, ROW_HEIGHT = 3.6, 0.17  # inches: upper panels; a line of the lists or of the legend
+HEIGHT, ROW_HEIGHT = 3.6, 0.17  # inches: height of the upper panels, and of a line of the lists or of the legend
 TICKS = (0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.7, 1)
-# Has a draft model -> entry of the legend, fill of the markers.
+# whether a method has a draft model -> (text in the legend, fill of its markers)
 FILLS: dict[bool, tuple[str, Literal["full", "none"]]] = {
     True: ("trained draft model", "full"),
     False: ("no draft model", "none"),
@@ -27,13 +27,14 @@ FILLS: dict[bool, tuple[str, Literal["full", "none"]]] = {
 
 
 def draw_frontier(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
-    """Draw total variation over speed-up (left) and tokens per forward (right), a line per method over its grid.
+    """Draw total variation against speed-up (left) and against tokens per forward pass (right).
 
-    Methods whose total variation is 0 or unknown are listed below the panels, by speed only. The figure has page width.
-    Horizontal bars are 95 % intervals of the speed. The vertical axis has a square-root scale.
+    A line connects the rows of one method with different parameter values. Methods whose total variation is 0 or
+    unknown are listed below the panels with their speed. Horizontal bars are 95 % intervals of the speed. The vertical
+    axis has a square-root scale. The figure has page width.
 
     Args:
-        summary: table of `lantern_pipeline.tables.summary.build_summary`.
+        summary: table of results, as `build_summary` returns it.
         settings: config section `metrics`.
     """
     rows = split_curves(add_distance(select_headline(summary, settings)))
@@ -69,9 +70,16 @@ def draw_frontier(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
 
 
 def _draw_curves(axes: Axes, rows: pd.DataFrame, speed: str, is_list: bool = False) -> None:
-    """Draw curves, with filled markers for methods with a draft model and open ones for others.
+    """Draw the total variation of methods against a measure of speed, with one marker per row.
 
-    Larger markers distinguish a method's second curve from its first.
+    A line connects the rows of a curve, see `split_curves`. Markers are filled if the method has a draft model, else
+    open. If a method has several curves, the markers of the first are small and those of the others are large.
+
+    Args:
+        axes: the panel.
+        rows: rows with the columns of `split_curves` and `add_distance`. Column distance is the vertical position.
+        speed: column of the horizontal axis.
+        is_list: True to leave out the lines, because the vertical axis lists methods instead of total variations.
     """
     for (method, place), curve in rows.groupby(["method", "place"], sort=False):
         look = style.method_look(method, is_open=not curve["has_draft_model"].iloc[0])

@@ -1,4 +1,4 @@
-"""Figure (r): tokens per forward of every method against the ambiguity of many targets."""
+"""Figure (r): tokens per forward pass of every method against the ambiguity of the target, for many targets."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ LABEL_WIDTH = 0.055  # width of a slanted name, as a fraction of a panel
 
 
 def draw_generality(table: pd.DataFrame) -> Figure:
-    """Draw tokens per forward (left) and the gain of relaxed methods (right) over the ambiguity of the target.
+    """Draw tokens per forward pass (left) and the gain of relaxed methods (right) against the ambiguity of the target.
 
-    The ambiguity is 1 minus the target's top-10 probability. There is one marker per method and target, an open one for
-    exact methods. Dashed lines are least-squares fits that guide the eye. The figure has page width, and targets are
-    named on top. Bars are 95 % intervals.
+    The gain is the tokens per forward pass divided by those of the exact method with the same drafts and tree. The
+    ambiguity is 1 minus the target's top-10 probability. Each method has one marker per target, which is open for exact
+    methods. Bars are 95 % intervals. Dashed lines are least-squares fits that guide the eye. The targets are named
+    above the panels. The figure has page width.
 
     Args:
-        table: generality.csv.
+        table: generality.csv, with the columns `tables.generality.COLUMNS`.
     """
     rows = table.assign(label=label_rows(table), ambiguity=1 - table["top10"])
     rows = rows[rows["method_id"] != BASELINE]
@@ -54,7 +55,10 @@ def _draw_method(axes: Axes, line: pd.DataFrame, name: str) -> None:
 
 
 def _name_targets(axes: Axes, rows: pd.DataFrame) -> None:
-    """Write the names of the targets above the panel without overlap, each with a line to its position."""
+    """Write the names of the targets above a panel. A line connects each name with the target's ambiguity on the axis.
+
+    Names are moved apart until they do not overlap.
+    """
     targets = rows.drop_duplicates("target").sort_values("ambiguity")
     low, high = axes.get_xlim()
     places = (targets["ambiguity"].to_numpy(float) - low) / (high - low)

@@ -1,4 +1,4 @@
-"""Grids of generated images: rows are prompts, columns are methods or variants, with a note under each image."""
+"""Grids of generated images: rows are prompts, columns are methods or variants, and a note is under each image."""
 
 from __future__ import annotations
 
@@ -16,21 +16,27 @@ from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, new_figure, paper_s
 PROMPT_WIDTH = 1.12  # inches for the prompt texts
 WRAP = 18  # letters in a line of prompt text
 MAX_LINES = 8  # lines of prompt text; more would reach the next row
-MIN_CELL, MAX_CELL = 0.7, 1.1  # inches; a grid of many columns grows wider than the page
-NOTE_HEIGHT, GAP = 0.17, 0.03  # inches under a row of images, with notes and without
+MIN_CELL, MAX_CELL = 0.7, 1.1  # inches: width of a column; a grid of many columns is wider than the page
+NOTE_HEIGHT, GAP = 0.17, 0.03  # inches: space under a row of images, with notes and without
 LINE_HEIGHT = 0.135  # inches from a line of prompt text to the next
-SHARP = 128  # side in pixels up to which images are enlarged without smoothing; larger ones are shrunk and smoothed
+SHARP = 128  # images up to this side in pixels are enlarged without smoothing, larger ones are shrunk with smoothing
 
 
 def wrap_prompt(text: str, width: int = WRAP, max_lines: int = MAX_LINES) -> str:
-    """Break a prompt into at most `max_lines` lines for a figure, mark a cut, and replace control characters."""
+    """Break a prompt into lines for a figure, and replace control characters.
+
+    Args:
+        text: the prompt.
+        width: letters per line.
+        max_lines: largest number of lines. A longer text is cut and ends in "…".
+    """
     words = " ".join(text.split())
     visible = "".join("\N{REPLACEMENT CHARACTER}" if category(letter) == "Cc" else letter for letter in words)
     return "\n".join(textwrap.wrap(visible, width, max_lines=max_lines, placeholder=" …"))
 
 
 class Pictures(TypedDict):
-    """Arguments of `draw_pictures`."""
+    """Arguments of `draw_pictures`, as a dict. The docstring of that function explains them."""
 
     images: np.ndarray
     row_titles: Sequence[str]
@@ -46,14 +52,14 @@ def draw_pictures(
     notes: Sequence[Sequence[str]],
     note_title: str,
 ) -> Figure:
-    """Draw a grid of images. It is wider than a page only with more than eight columns.
+    """Draw a grid of images. It is wider than a page only if it has more than eight columns.
 
     Args:
-        images: (rows, columns, S, S, 3) uint8.
-        row_titles: prompts.
-        column_titles: methods or variants.
-        notes: text under each image, rows x columns; may be empty.
-        note_title: meaning of the notes, written to the left of those of the last row.
+        images: the images by row and column, uint8 (rows, columns, S, S, 3).
+        row_titles: the prompt of each row.
+        column_titles: the method or variant of each column.
+        notes: for each row, the short texts under its images. An empty text leaves the place under the image blank.
+        note_title: meaning of the notes, written to the left of the notes of the last row.
     """
     rows, columns = len(row_titles), len(column_titles)
     cell = min(MAX_CELL, max(MIN_CELL, (PAGE_WIDTH - PROMPT_WIDTH) / columns))
@@ -62,7 +68,7 @@ def draw_pictures(
     width, height = PROMPT_WIDTH + cell * columns, top + cell * rows + sum(feet)
     with paper_style():
         figure = new_figure(width, height)
-        figure.set_layout_engine("none")  # every length is known: no layout to solve
+        figure.set_layout_engine("none")  # all lengths are computed here, so matplotlib must not change the layout
         for row in range(rows):
             bottom = (height - top - (row + 1) * cell - sum(feet[:row])) / height
             _write_lines(figure, wrap_prompt(row_titles[row]).split("\n"), bottom + cell / height / 2)
@@ -82,7 +88,7 @@ def draw_pictures(
 
 
 def frame(axes: Axes) -> None:
-    """Replace ticks and grid by a thin frame."""
+    """Replace the ticks and the grid of axes by a thin frame."""
     axes.grid(False)
     axes.set(xticks=[], yticks=[])
     for spine in axes.spines.values():
@@ -90,7 +96,13 @@ def frame(axes: Axes) -> None:
 
 
 def _write_lines(figure: Figure, lines: Sequence[str], middle: float) -> None:
-    """Write a prompt next to its row, line by line. The line spacing of matplotlib depends on the letters."""
+    """Write a prompt next to its row, line by line, because matplotlib's line spacing depends on the letters.
+
+    Args:
+        figure: the figure.
+        lines: lines of the prompt.
+        middle: vertical middle of the row, as a fraction of the figure's height.
+    """
     width, height = figure.get_size_inches()
     for number, line in enumerate(lines):
         y = middle + ((len(lines) - 1) / 2 - number) * LINE_HEIGHT / height

@@ -1,4 +1,4 @@
-"""Figure (e): do near codes look similar? Images with every token replaced by its n-th nearest or a random code."""
+"""Figure (e): whether near codes look similar. Every token of an image is replaced by a near or a random code."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.summary import MetricsSection
 
 RANKS = (1, 10, 100)
-MOST_TOKENS = 6144  # each is decoded five times; a VQ-16 takes 5 s for 256 tokens on a CPU core
-SMALLEST_ERROR = 1e-10  # mean squared, so that equal images have a finite PSNR
+MOST_TOKENS = 6144  # tokens are decoded five times each, and a VQ-16 takes 5 s for 256 tokens on a CPU core
+SMALLEST_ERROR = 1e-10  # lower bound of the mean squared error, so that equal images have a finite PSNR
 
 
 def draw_latent_proximity(
@@ -30,7 +30,16 @@ def draw_latent_proximity(
     settings: MetricsSection,
     seed: int,
 ) -> Figure:
-    """Draw the images of `select_proximity`, from the images of autoregressive decoding."""
+    """Draw images of autoregressive decoding whose tokens are replaced by near or random codes.
+
+    Args:
+        records: method id -> records, with autoregressive decoding.
+        prompts: prompts of the images, in the order of the records.
+        tokenizer: image tokenizer, which decodes codes to images.
+        nearest_codes: table of nearest codes, (vocab, columns), nearest first.
+        settings: config section `metrics`. Key proximity_prompts is the number of rows.
+        seed: random seed of the random codes.
+    """
     codes, num_rows = records[BASELINE].codes, settings["proximity_prompts"]
     return draw_pictures(**select_proximity(codes, prompts, tokenizer, nearest_codes, num_rows=num_rows, seed=seed))
 
@@ -44,18 +53,20 @@ def select_proximity(
     num_rows: int,
     seed: int,
 ) -> Pictures:
-    """Replace every token of autoregressive images, decode them, and return the arguments of `draw_pictures`.
+    """Replace every token of images by other codes, decode them, and return the arguments of `draw_pictures`.
 
-    The columns are the original image; every token replaced by its 1st, 10th and 100th nearest code (or the last in the
-    table); and every token replaced by a random other code. The notes of the last row are the mean PSNR to the original
-    in dB, over all images used.
+    The first column is the original image. Then every token is replaced by its 1st, 10th and 100th nearest code, or by
+    the last code in the table if that is shorter. In the last column, every token is replaced by a random other code.
+    Under each image of the last row is a note: the mean PSNR in dB between the images of this column and the originals.
+    The mean is over all images used, not only over the images shown.
 
     Args:
-        codes: (images, tokens), in the order of `prompts`. The first images are used, up to MOST_TOKENS tokens in all.
+        codes: tokens of the images, (images, tokens), in the order of `prompts`. Only the first images are used, with
+            at most MOST_TOKENS tokens in total, but at least `num_rows` images.
         prompts: one per image.
-        tokenizer: decodes codes to images.
-        nearest_codes: (vocab, columns), nearest first.
-        num_rows: number of rows shown.
+        tokenizer: image tokenizer, which decodes codes to images.
+        nearest_codes: table of nearest codes, (vocab, columns), nearest first.
+        num_rows: number of images shown.
         seed: random seed of the random codes.
     """
     vocab, num_ranks = nearest_codes.shape

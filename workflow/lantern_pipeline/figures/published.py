@@ -1,9 +1,14 @@
-"""Figure (l): published numbers next to this run's, in separate panels: other models, GPUs and data.
+"""Figure (l): published speed-ups next to this run's, in separate panels, because models, GPUs and data differ.
 
-The numbers are in published_results.csv. Its column grade states the origin of a number: P the abstract of the paper, S
-a summary of the paper by others, R the README of its code, T another paper that measured the method again. Some methods
-need a model that was trained again for them. Their notes begin with OWN_MODEL, and their speed-ups are in the table
-only.
+The numbers are in published_results.csv. Its column grade states where a number was found:
+
+- P: the abstract of the paper.
+- S: a summary of the paper by others.
+- R: the README of its code.
+- T: another paper that measured the method again.
+
+Some methods need a model that was trained specially for them. Their notes begin with OWN_MODEL, and their speed-ups are
+in the table, but not in the figure.
 """
 
 from __future__ import annotations
@@ -20,21 +25,21 @@ from lantern_pipeline.tables.summary import MetricsSection, select_headline
 OWN_MODEL = "own model"
 ROW_HEIGHT = 0.17  # inches
 MARKER = {"markersize": 5.5, "markeredgewidth": 1.4}
-OVERLAP = 0.3  # speed-ups that differ by less have markers that hide each other
-SHIFT = 0.27  # between such markers, in lines
+OVERLAP = 0.3  # if two speed-ups differ by less than this, their markers hide each other
+SHIFT = 0.27  # distance to which such markers are moved apart, in lines
 
 
 def draw_published(summary: pd.DataFrame, settings: MetricsSection, published: pd.DataFrame | None = None) -> Figure:
-    """Draw speed-ups as dots: published ones left, this run's right.
+    """Draw speed-ups as dots, published ones on the left and this run's on the right.
 
-    The left panel has one line per paper, model and temperature, the right one a line per method. The figure has page
-    width. Bars are 95 % intervals, which published numbers lack. Markers that would hide each other are shifted up and
-    down. The dashed line is autoregressive decoding, 1 by definition.
+    The left panel has one line per paper, model and temperature, the right panel one line per method. Bars are 95 %
+    intervals, which published numbers do not have. Markers that would hide each other are moved up and down. The dashed
+    line is autoregressive decoding, 1 by definition. The figure has page width.
 
     Args:
         summary: table of results.
         settings: config section `metrics`.
-        published: table of published numbers; `read_published()` by default.
+        published: table of published numbers. None for the table of `read_published`.
     """
     table = read_published() if published is None else published
     is_other_model = table["note"].str.startswith(OWN_MODEL, na=False)
@@ -65,7 +70,15 @@ def draw_published(summary: pd.DataFrame, settings: MetricsSection, published: p
 
 
 def _shifts(speedups: pd.Series) -> pd.Series:
-    """Return the shift of each marker in lines, 0 if no other marker is near."""
+    """Compute how far each marker on a line is moved up or down, so that markers do not hide each other.
+
+    Args:
+        speedups: the speed-ups that are drawn on this line, which are the horizontal positions of the markers.
+
+    Returns:
+        Vertical shift of each marker, with the index of `speedups`. The distance from a line to the next is 1. A marker
+        without a close neighbour has shift 0.
+    """
     ordered = speedups.sort_values(kind="stable")
     near = ordered.groupby((ordered.diff() >= OVERLAP).cumsum())
     shifts = SHIFT * (near.cumcount() - (near.transform("size") - 1) / 2)
@@ -73,7 +86,10 @@ def _shifts(speedups: pd.Series) -> pd.Series:
 
 
 def _setting(row: pd.Series) -> str:
-    """Write the setting of a published number on two lines: "VVS, A40" and "LlamaGen-XL stage I, T 1"."""
+    """Write the setting of a published number on two lines: "VVS, A40" and "LlamaGen-XL stage I, T 1".
+
+    The first line has the source and the GPU, the second line the model and the temperature.
+    """
     is_best_case = str(row["note"]).startswith("up to")
     first = [str(row["source"]), *(["best case"] if is_best_case else []), row["gpu"]]
     second = ["model not given" if pd.isna(row["model"]) else str(row["model"])]

@@ -1,4 +1,4 @@
-"""Figure (a): images of the same prompts and noise by every method, with tokens per forward under each image."""
+"""Figure (a): images of the same prompts and noise by several methods, with tokens per forward pass below them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def draw_samples(
     tokenizer: ImageModel,
     settings: MetricsSection,
 ) -> Figure:
-    """Draw the images that `select_samples` chooses."""
+    """Draw images of the first prompts by several methods. `select_samples` chooses them and explains the arguments."""
     return draw_pictures(**select_samples(records, prompts, tokenizer, settings))
 
 
@@ -32,15 +32,16 @@ def select_samples(
     tokenizer: ImageModel,
     settings: MetricsSection,
 ) -> Pictures:
-    """Decode the images of the first prompts by some methods, and return the arguments of `draw_pictures`.
+    """Decode the images of the first prompts by several methods, and return the arguments of `draw_pictures`.
 
-    The notes are tokens per forward.
+    Under each image is a note: its number of tokens per forward pass of the target.
 
     Args:
-        records: method_id -> records of one prompt set and temperature, in the order of `prompts`.
+        records: method id -> records of one prompt set and temperature, in the order of `prompts`.
         prompts: prompts of the images.
-        tokenizer: decodes codes to images.
-        settings: config section `metrics`.
+        tokenizer: image tokenizer, which decodes codes to images.
+        settings: config section `metrics`. Keys sample_prompts (number of prompts) and sample_methods (ids of the
+            methods) are used. If sample_methods is None, the first method of each preset is shown.
     """
     num_prompts = settings["sample_prompts"]
     chosen = settings["sample_methods"] or first_of_each_preset(records)

@@ -1,4 +1,4 @@
-"""Shared parts of figures: colour-blind-safe colours, sizes, reproducible files, intervals and titles."""
+"""Shared parts of figures: colours for colour-blind readers, sizes, reproducible files, intervals and titles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 COLUMN_WIDTH = 3.4  # inches, one column of a two-column paper
 PAGE_WIDTH = 7.0  # inches, both columns
-LEGEND_MARK, LEGEND_LETTER = 0.5, 0.065  # inches: mark and gap of an entry of a legend, and each letter of it
+LEGEND_MARK, LEGEND_LETTER = 0.5, 0.065  # inches: width of a legend entry's marker with its gap, and of each letter
 # Okabe and Ito (2008), "Color Universal Design"; yellow is left out because it is invisible on white.
 BLACK, ORANGE, SKY_BLUE, GREEN, BLUE, VERMILLION, PURPLE, GREY = (
     "#000000",
@@ -36,7 +36,8 @@ BLACK, ORANGE, SKY_BLUE, GREEN, BLUE, VERMILLION, PURPLE, GREY = (
 )
 PALETTE, MARKERS = (VERMILLION, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE), ("o", "s", "^", "D", "v", "P")
 SPEEDS = {"speedup": "speed-up over autoregressive (times)", "mean_accepted_length": "tokens per forward of the target"}
-AT_BASELINE = {"color": GREY, "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1}  # a line
+# look of the line of autoregressive decoding
+AT_BASELINE = {"color": GREY, "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1}
 _STYLE = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # ships with matplotlib: the same glyphs on every machine
@@ -60,28 +61,41 @@ _STYLE = {
     "ytick.major.width": 0.7,
     "figure.constrained_layout.use": True,
     "savefig.facecolor": "white",
-    "pdf.fonttype": 42,  # text stays text
+    "pdf.fonttype": 42,  # keeps text as text, not as outlines
     "svg.hashsalt": "lantern",
 }
 
 
 @contextmanager
 def paper_style() -> Iterator[None]:
-    """Apply the style within a `with` block, and restore the caller's matplotlib settings after it."""
+    """Apply the common style of all figures within a `with` block.
+
+    Afterwards the caller's matplotlib settings are restored.
+    """
     settings = {**mpl.rcParamsDefault, "backend": mpl.rcParams["backend"], **_STYLE}
     with mpl.rc_context(settings):  # pyright: ignore[reportArgumentType]  the annotation wants literal keys
         yield
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Create a figure of a size in inches, without a window system. Call it within `paper_style`."""
+    """Create a figure without a window system. Call this function within `paper_style`.
+
+    Args:
+        width: width in inches.
+        height: height in inches.
+    """
     return Figure(figsize=(width, height))
 
 
 def save_figure(figure: Figure, paths: Sequence[Path | str], dpi: int = 200) -> None:
-    """Write a figure made within `paper_style` to one file per path, .png or .pdf, atomically.
+    """Write a figure that was made within `paper_style` to files, atomically.
 
-    Files of the same figure are equal byte for byte: they contain no date and no software version.
+    The files contain no date and no software version. So the same figure always gives the same bytes.
+
+    Args:
+        figure: the figure.
+        paths: files that end in .png or .pdf. Each is written.
+        dpi: pixels per inch of a .png file.
     """
     metadata = {".png": {"Software": None}, ".pdf": {"CreationDate": None, "Creator": None, "Producer": None}}
     with mpl.rc_context({"pdf.fonttype": 42, "savefig.facecolor": "white"}):
@@ -91,32 +105,56 @@ def save_figure(figure: Figure, paths: Sequence[Path | str], dpi: int = 200) -> 
 
 
 def fitting_columns(labels: Sequence[str]) -> int:
-    """Return how many columns of these labels fit into a legend below a figure of page width, at most four."""
+    """Return how many columns of labels fit into a legend below a figure of page width, at most four."""
     return max(1, min(4, int(PAGE_WIDTH / (LEGEND_MARK + LEGEND_LETTER * max(map(len, labels))))))
 
 
 def half_widths(rows: pd.DataFrame, name: str, factor: float = 1.0) -> np.ndarray:
-    """Return the lengths of the error bars below and above, (2, rows); 0 without an interval."""
+    """Return the lengths of the error bars of some rows, below and above the value, (2, rows).
+
+    Args:
+        rows: table with the columns `<name>`, `<name>_low` and `<name>_high`. Without an interval the lengths are 0.
+        name: column of the value.
+        factor: factor by which values are multiplied.
+    """
     value, low, high = (factor * rows[name + end].to_numpy(float) for end in ("", "_low", "_high"))
     return np.nan_to_num(np.stack([value - low, high - value])).clip(min=0)
 
 
 def method_look(method: str, is_open: bool = False) -> dict[str, Any]:
-    """Return colour and marker of a method, the same in every figure, as options of `Axes.errorbar`."""
+    """Return the colour and the marker of a method as options of `Axes.errorbar`. They are the same in every figure.
+
+    Args:
+        method: name of the method.
+        is_open: whether markers are open, that is, filled with white.
+    """
     colour = method_colour(method)
     look = {"color": colour, "marker": method_marker(method), "markerfacecolor": "white" if is_open else colour}
     return {**look, "markeredgecolor": colour, "ecolor": (colour, 0.45), "elinewidth": 0.9}
 
 
 def name_rows(axes: Axes, labels: Iterable[str], **options: Any) -> None:
-    """Name the lines of a panel, the first on top."""
+    """Label the lines of a panel on the vertical axis, with the first label on top.
+
+    Args:
+        axes: the panel, in which line i (from 0) is at height i.
+        labels: the label of each line.
+        options: options of the labels' text, such as fontsize.
+    """
     labels = list(labels)
     axes.set_yticks(range(len(labels)), labels, **options)
     axes.set_ylim(len(labels) - 0.4, -0.6)
 
 
 def draw_rows(axes: Axes, rows: pd.DataFrame, name: str, **look: Any) -> None:
-    """Draw one line per row, the first on top: its value with its interval, in the method's colour and marker."""
+    """Draw one line per row, with the first row on top: its value and interval in the colour and marker of the method.
+
+    Args:
+        axes: the panel.
+        rows: table with the columns method, label, and `name` with its interval.
+        name: column of the value.
+        look: further options of `Axes.errorbar`.
+    """
     bars = half_widths(rows, name)
     for place, (_, row) in enumerate(rows.iterrows()):
         options = {"xerr": bars[:, [place]], "linestyle": "none", **method_look(row["method"]), **look}
@@ -125,12 +163,24 @@ def draw_rows(axes: Axes, rows: pd.DataFrame, name: str, **look: Any) -> None:
 
 
 def draw_band(axes: Axes, x: np.ndarray, low: np.ndarray, high: np.ndarray, colour: str) -> None:
-    """Shade an interval around a curve."""
+    """Shade the interval around a curve.
+
+    Args:
+        axes: the panel.
+        x: horizontal positions, (points,).
+        low: lower ends of the interval, (points,).
+        high: upper ends of the interval, (points,).
+        colour: colour of the curve.
+    """
     axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0, zorder=1)
 
 
 def first_of_each_preset(records: Mapping[str, GenerationRecords]) -> list[str]:
-    """Return the id of the first method of each preset, autoregressive decoding first."""
+    """Return the id of the first method of each preset, with autoregressive decoding first.
+
+    Args:
+        records: method id -> records. Their order decides which method of a preset is the first.
+    """
     first: dict[str, str] = {BASELINE: BASELINE}
     for method_id, record in records.items():
         first.setdefault(record.metadata["method"]["name"], method_id)
@@ -138,7 +188,11 @@ def first_of_each_preset(records: Mapping[str, GenerationRecords]) -> list[str]:
 
 
 def column_titles(records: Sequence[GenerationRecords]) -> list[str]:
-    """Write family and parameters of each method, on separate lines."""
+    """Write the title of a column of images for each method: its label, with each word on a line, then its parameters.
+
+    Args:
+        records: the records of each method.
+    """
     methods = [record.metadata["method"] for record in records]
     table = pd.DataFrame([{**method, "method": method["name"]} for method in methods])
     titles = []

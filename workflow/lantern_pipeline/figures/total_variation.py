@@ -1,4 +1,8 @@
-"""Figure (h): total variation from the target against the bound delta."""
+"""Figure (h): total variation (TV) from the target against delta.
+
+Delta is a parameter of relaxed acceptances that limits the relaxation. The figure shows whether it also bounds the TV
+between the distribution of the emitted token and the target's distribution.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ COLOURS = {
     "sampled_js": style.ORANGE,
 }
 UPPER_HEIGHT = 3.75  # inches
-LOWEST = 1e-3  # smaller distances are drawn at this value
+LOWEST = 1e-3  # smaller TVs are drawn at this value
 PANELS = ("sampled drafts", "deterministic (top) drafts")
 WRAP = 58  # letters in a line of the legend
 
@@ -36,11 +40,13 @@ def draw_total_variation(
 ) -> Figure:
     """Draw TV against delta for every acceptance (top), and the TV of this run's relaxed methods (bottom).
 
-    The figure has page width. Bands and bars are 95 % intervals, thin lines 95th percentiles over nodes.
+    An acceptance states the probability with which a draft is accepted. Lines with markers are the mean TV over nodes
+    of draft trees. Thin lines are the 95th percentile over nodes. Bands and bars are 95 % intervals. The figure has
+    page width.
 
     Args:
-        curves: total_variation/curves.csv, every acceptance and delta at the same nodes.
-        methods: total_variation/methods.csv, one row per method, prompt set, temperature and repeat.
+        curves: total_variation/curves.csv, with one row per acceptance and delta, all at the same nodes.
+        methods: total_variation/methods.csv, with one row per method, prompt set, temperature and repeat.
         summary: table of results.
         settings: config section `metrics`.
     """
@@ -62,7 +68,15 @@ def draw_total_variation(
 
 
 def _select_relaxed(methods: pd.DataFrame, headline: pd.DataFrame) -> pd.DataFrame:
-    """Select relaxed methods of the headline whose TV was computed or bounded, with label, method and delta."""
+    """Select the relaxed headline methods whose TV, or an upper bound of it, was measured.
+
+    Args:
+        methods: total_variation/methods.csv, see `draw_total_variation`.
+        headline: headline rows, as `select_headline` returns them.
+
+    Returns:
+        Rows of `methods`, with the columns label, method and delta (the parameter) of `headline`.
+    """
     keys = headline.iloc[0]
     rows = methods[(methods["prompt_set"] == keys["prompt_set"]) & (methods["temperature"] == keys["temperature"])]
     rows = preferred_rows(rows)[lambda kept: kept["kind"] != "none"].drop(columns=["delta"], errors="ignore")
@@ -86,7 +100,15 @@ def _draw_curves(axes: Axes, everything: pd.DataFrame, rows: pd.DataFrame) -> No
 
 
 def _set_scales(axes: Axes, everything: pd.DataFrame) -> float:
-    """Make both axes logarithmic, and return the lower end of the vertical axis. Smaller values are drawn there."""
+    """Make both axes logarithmic, with delta on the horizontal and TV on the vertical axis.
+
+    Args:
+        axes: one of the two upper panels.
+        everything: the curves of both panels, so that they get the same scales.
+
+    Returns:
+        The lower end of the vertical axis. The caller draws smaller TVs at this value.
+    """
     deltas, distances = np.sort(everything["delta"].unique()), everything["tv_mean"].to_numpy()
     floor = max(LOWEST, 0.5 * min(deltas.min(), distances[distances > 0].min(initial=1.0)))
     axes.set(xscale="log", yscale="log", xlabel="bound δ asked for")
@@ -98,7 +120,14 @@ def _set_scales(axes: Axes, everything: pd.DataFrame) -> float:
 
 
 def _draw_methods(axes: Axes, methods: pd.DataFrame) -> None:
-    """Draw one line per method of this run: its TV, and its bound delta."""
+    """Draw the lower panel, with one line per relaxed method: a dot at its TV, and a tick at its parameter delta.
+
+    The dot is open if only an upper bound of the TV is known, the share of substitutions.
+
+    Args:
+        axes: the lower panel.
+        methods: result of `_select_relaxed`.
+    """
     axes.set_title("this run's relaxed methods, over the tokens that they met", loc="left")
     axes.set_xlabel("TV from the target, per token (mean)")
     style.name_rows(axes, methods["label"])
@@ -114,7 +143,11 @@ def _draw_methods(axes: Axes, methods: pd.DataFrame) -> None:
 
 
 def _method_marks(methods: pd.DataFrame) -> list[Line2D]:
-    """Return the legend of the marks that some method has."""
+    """Return the legend entries of the markers that occur in the lower panel.
+
+    Args:
+        methods: result of `_select_relaxed`.
+    """
     is_coupling = methods["kind"] == "coupling"
     measured, bound, delta = (
         Line2D([], [], marker=marker, linestyle="none", color=colour)

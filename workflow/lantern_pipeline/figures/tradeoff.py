@@ -1,4 +1,4 @@
-"""Figure (b): the cost of speed in quality: speed-up and tokens per forward against NLL and prompt accuracy."""
+"""Figure (b): the loss of quality at higher speed, as NLL and prompt accuracy against two measures of speed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,14 @@ FILLS = ("full", "open", "bottom", "left")  # fills of the markers, one per curv
 
 
 def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
-    """Draw 2 x 2 panels: columns are measures of speed, rows are measures of quality.
+    """Draw quality against speed in 2 x 2 panels.
 
-    The figure has page width. Bars are 95 % intervals. A method without a grid is a single point.
+    The columns are speed-up and tokens per forward pass, the rows NLL and prompt accuracy. A line connects the rows of
+    one method with different parameter values. A method with a single row is a point. Bars are 95 % intervals. The
+    figure has page width.
 
     Args:
-        summary: table of `lantern_pipeline.tables.summary.build_summary`.
+        summary: table of results, as `build_summary` returns it.
         settings: config section `metrics`.
     """
     rows = select_headline(summary, settings)
@@ -59,11 +61,18 @@ def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
 
 
 def split_curves(rows: pd.DataFrame) -> pd.DataFrame:
-    """Sort the headline rows by curves, and add the columns `curve` and `place`.
+    """Divide the headline rows into curves: lists of rows that a line connects, because only one parameter differs.
 
-    A curve has the rows of one family along the first parameter that varies in it; k comes last. If further parameters
-    vary (such as k besides delta), each of their values gives another curve of the same colour. `curve` is the name of
-    the curve ("LANTERN: k 20, δ 0.03–0.4"), and `place` its number among the curves of its method.
+    The rows of a curve have the same method, tree, drafts and acceptance. The parameter along the curve is the first
+    one with several values in these rows. Parameter k is used only if no other parameter has several values. If a
+    second parameter has several values, each of them gets a curve of its own.
+
+    Args:
+        rows: headline rows, as `select_headline` returns them.
+
+    Returns:
+        The rows, sorted by curve and along each curve, with two more columns. `curve` is the name of the curve, such as
+        "LANTERN: k 20, δ 0.03–0.4". `place` counts the curves of a method from 0.
     """
     symbols = SYMBOLS | custom_parameters(rows)
     grid_order = sorted(symbols, key=lambda name: name == "k")
@@ -90,7 +99,15 @@ def _label(curve: pd.DataFrame, along: str | None, symbols: Mapping[str, str]) -
 
 
 def _draw_curve(axes: Axes, curve: pd.DataFrame, speed: str, quality: str, factor: float) -> None:
-    """Draw a curve. Line style and fill of the markers distinguish curves of one method."""
+    """Draw a curve. Its line style and the fill of its markers distinguish it from other curves of the same method.
+
+    Args:
+        axes: the panel.
+        curve: rows of the curve.
+        speed: column of the horizontal axis.
+        quality: column of the vertical axis.
+        factor: factor by which the quality is multiplied.
+    """
     if curve.empty:
         return
     method, place = curve["method"].iloc[0], curve["place"].iloc[0]
@@ -109,7 +126,16 @@ def _draw_curve(axes: Axes, curve: pd.DataFrame, speed: str, quality: str, facto
 
 
 def _draw_baseline(axes: Axes, rows: pd.DataFrame, quality: str, factor: float) -> None:
-    """Mark the quality of autoregressive decoding, and the band of prompt accuracy that counts as kept."""
+    """Draw the quality of autoregressive decoding as a horizontal line.
+
+    If the quality is prompt accuracy, a band below the line shows which losses are tolerated (ACCURACY_TOLERANCE).
+
+    Args:
+        axes: the panel.
+        rows: headline rows, as `select_headline` returns them.
+        quality: column of the vertical axis.
+        factor: factor by which the quality is multiplied.
+    """
     level = factor * rows.loc[rows["method_id"] == BASELINE, quality].iloc[0]
     if pd.isna(level):
         return

@@ -1,6 +1,6 @@
-"""One point of an ablation.
+"""One point of an ablation: a method with the sampling settings and the draft model that it is measured with.
 
-Snakemake imports this module while it plans. It therefore imports no torch.
+Snakemake imports this module while it plans the jobs. The module therefore does not import torch.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from lantern.methods import MethodSpec
 
 @dataclass(frozen=True)
 class AblationPoint:
-    """A method with changed sampling or draft model: one row of an ablation's table.
+    """A method with changed sampling settings or another draft model. It is one row in the table of an ablation.
 
     Attributes:
         spec: the method.
         temperature: sampling temperature.
         sampling: config section `sampling` with the changes of this point.
-        drafter_steps: number of training steps of the draft model, or None for the draft model of the run.
+        drafter_steps: number of training steps of the draft model. None for the draft model of the run.
     """
 
     spec: MethodSpec

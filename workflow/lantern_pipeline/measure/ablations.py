@@ -36,33 +36,49 @@ PER_IMAGE = tuple(metric.per_image for metric in metrics_over(IMAGES) if not (me
 
 @dataclass(frozen=True)
 class AblationStudy:
-    """Models, prompts and settings that all points of an ablation share."""
+    """Models, prompts and settings that all points of an ablation share.
 
-    # drafter steps -> models for decoding; key None has the draft model of the run, or none if no point needs it
+    Attributes:
+        models: number of training steps of the draft model -> models for decoding. Key None has the draft model of the
+            run, or no draft model if no point needs one.
+        tables: distance that defines nearest codes (`MethodSpec.neighbours`) -> table of nearest codes, int64 (vocab,
+            columns).
+        measuring: the metric models, which include the target model.
+        cross_entropy: cross-entropy of the target on held-out images, in nats per token. None if unknown.
+        prompts: prompts of the images.
+        total_variation: settings of the measurement of total variation.
+        bootstrap_resamples: number of resamples per interval.
+        batch_size: number of images that are decoded together.
+        seed: random seed of the noise and of the bootstrap.
+        stepping: how decoding steps run, eagerly or as a CUDA graph. It is a value of config key generation.stepping.
+    """
+
     models: Mapping[int | None, DecodingModels]
-    tables: Mapping[str, Tensor]  # neighbours -> int64 (vocab, columns)
-    measuring: MetricModels  # measure images; include the target
-    cross_entropy: float | None  # of the target on held-out images, nats per token; None if unknown
-    prompts: Sequence[Prompt]  # prompts of the images
-    total_variation: TotalVariationNodes  # how total variation is measured
-    bootstrap_resamples: int  # resamples per interval
-    batch_size: int  # images decoded together
-    seed: int  # of the noise fields and of the bootstrap
-    stepping: str = "auto"  # how steps run, a key of config section `generation`
+    tables: Mapping[str, Tensor]
+    measuring: MetricModels
+    cross_entropy: float | None
+    prompts: Sequence[Prompt]
+    total_variation: TotalVariationNodes
+    bootstrap_resamples: int
+    batch_size: int
+    seed: int
+    stepping: str = "auto"
 
     def run(self, name: str, points: Sequence[AblationPoint]) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Generate and measure the images of every point of an ablation.
 
         Args:
             name: name of the ablation.
-            points: its points, as `expand_ablations` returns them. Every group of equal sampling settings includes
-                autoregressive decoding.
+            points: its points, as `expand_ablations` returns them. Autoregressive decoding must be among the points of
+                each combination of sampling settings.
 
         Returns:
-            (rows, images). `rows` has one row per point: means and 95 % intervals over prompts. `nll_change` is the
-            paired difference from autoregressive decoding. `tv_mean` is the total variation from the target's
-            distribution. It is measured for relaxed methods whose drafts use the target's noise. Other methods have it
-            in the run's own table. `images` has one row per point and prompt.
+            (rows, images). `rows` has one row per point, with means and 95 % intervals over prompts. `images` has one
+            row per point and prompt. Two columns of `rows` need an explanation:
+
+            - nll_change: negative log-likelihood (nll), minus that of the autoregressive image of the same prompt.
+            - tv_mean: total variation from the target's distribution. It is measured only for relaxed methods whose
+              drafts use the target's noise. For other methods, see the run's table of total variations.
         """
         groups: dict[tuple, list[AblationPoint]] = {}
         for point in points:
@@ -93,13 +109,17 @@ class AblationStudy:
         return make_decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=self.stepping)
 
     def _total_variation(self, point: AblationPoint) -> dict[str, float]:
-        """Measure `tv_mean` with its interval over images, at nodes of the first prompts; nan if it is not measured."""
+        """Measure column tv_mean of `run` and its interval over images.
+
+        The images of the first `total_variation.num_images` prompts are generated for it. The values are nan for exact
+        methods, at temperature 0, and if `knows_drafts` is False for the method.
+        """
         if not (not point.spec.is_exact and point.temperature > 0 and knows_drafts(point.spec)):
             return dict.fromkeys(("tv_mean", "tv_mean_low", "tv_mean_high"), np.nan)
         settings = self.total_variation
         prompts = self.prompts[: settings.num_images]
         nodes, _, found = measure_coupled_drafts(
-            cast("TreeDecoder", self._make_decoder(point)),  # `knows_drafts` is true of trees of drafts only
+            cast("TreeDecoder", self._make_decoder(point)),  # `knows_drafts` is true only for methods with draft trees
             prompts,
             self.measuring.text_encoder,
             run_seed=self.seed,
@@ -134,13 +154,13 @@ class AblationStudy:
         forwards = (frame["num_tokens"].to_numpy(int), frame["target_forwards"].to_numpy(int))
         values = {"num_images": len(frame), **mean_accepted_length(*forwards, **options)}
         for name in (*PER_IMAGE, "nll_change", "substitutions"):
-            if name in frame:  # not switched off
+            if name in frame:  # the metric may be switched off
                 values |= mean_with_interval(name, frame[name].to_numpy(float), **options)
         rate = (frame["substitutions"] / frame["num_tokens"]).to_numpy(float)
         return values | mean_with_interval("substitution_rate", rate, **options)
 
     def _identity(self, point: AblationPoint) -> dict[str, Any]:
-        """Return the columns that identify a row. An empty `drafter_steps` means the draft model of the run."""
+        """Return the columns that identify a row. An empty drafter_steps means the draft model of the run."""
         return {
             **method_columns(point.spec.to_dict()),
             "temperature": point.temperature,

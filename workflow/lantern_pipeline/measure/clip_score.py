@@ -1,14 +1,15 @@
-"""CLIP score and Human Preference Score: how well images fit their prompts.
+"""CLIP score and Human Preference Score (HPS): how well images fit their prompts.
 
-Either the run's own CLIP or a published model scores them. Published models are open_clip's, from a local file of
-weights. open_clip's `create_model` is not used: without weights it only warns and continues with random ones, whose
-scores look plausible. Here the architecture comes from open_clip's table and every tensor from the file, and both must
-agree.
+A CLIP model that the run has trained, or a published model, computes the scores. Published models have an architecture
+of open_clip and are loaded from a local file of weights. open_clip's function `create_model` is not used. If the
+weights are missing, it only warns and continues with random weights, whose scores look plausible. Here the architecture
+comes from open_clip's table and every tensor from the file. An error is raised if the two do not fit together.
 
 HPS v2.1 is the cosine similarity of a fine-tuned ViT-H-14. It compares the generated image with the prompt, without a
-prefix. Good images score near 0.28; the tables of its authors show 100 times that value. The authors compute it in half
-precision on a GPU; here it is computed in float32. Source: tgxs002/HPSv2@708ffb3, hpsv2/img_score.py (conventions
-only).
+prefix. Good images score near 0.28. Its authors print 100 times that value in their tables. They compute it in half
+precision on a GPU, and this project in float32.
+
+Source: tgxs002/HPSv2@708ffb3, hpsv2/img_score.py (conventions only).
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ OPENAI_VIT_B_32 = "ViT-B-32-quickgelu"
 
 
 class ClipScore:
-    """Score of single images: the cosine between an image and its prompt, in one column.
+    """Metric of single images: the cosine similarity of an image and its prompt, as one column of a table.
 
     Attributes:
         scorer: the CLIP model.
-        sha256: hash of its weights.
-        metric: "clip" or "hps".
-        column: name of the column.
+        sha256: SHA-256 of its weights.
+        metric: "clip" or "hps", the prefix of the columns that identify the model.
+        column: name of the column with the scores.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class ClipScore:
         self.scorer, self.sha256, self.metric, self.column = scorer, sha256, metric, column
 
     def describe(self) -> dict[str, str | None]:
-        """Return columns that name the model and the hash of its weights."""
+        """Return the columns that identify the CLIP model: column -> its name, or the SHA-256 of its weights."""
         prefix = f', prefix "{self.scorer.prompt_prefix}"' if self.scorer.prompt_prefix else ""
         return describe_weights(self.metric, f"{self.scorer.name}{prefix}", self.sha256)
 
@@ -67,12 +68,24 @@ class ClipScore:
 
 
 def load_own(metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str) -> ClipScore:
-    """Load the CLIP model of config value metrics.clip: own."""
+    """Load the CLIP model that the run has trained, for config value `metrics.clip: own`.
+
+    Args:
+        metrics: config section `metrics`. Not used.
+        files: name -> path, as from `registry.metric_files`. "clip" is used.
+        device: device of the model.
+    """
     return ClipScore(ClipScorer.from_checkpoint(files["clip"], device=device), resource_sha256(files["clip"]))
 
 
 def load_openai(metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str) -> ClipScore:
-    """Load the CLIP model of config value metrics.clip: openai."""
+    """Load OpenAI's CLIP model, for config value `metrics.clip: openai`.
+
+    Args:
+        metrics: config section `metrics`.
+        files: name -> path, as from `registry.metric_files`. "clip_weights" is used.
+        device: device of the model.
+    """
     published = metrics.published
     options = {"prompt_prefix": published.clip_prefix, "preprocessing": published.preprocessing}
     scorer = load_open_clip(published.clip_architecture, files["clip_weights"], **options, device=device)
@@ -80,7 +93,13 @@ def load_openai(metrics: MetricChoices, files: Mapping[str, str], device: torch.
 
 
 def load_hps(metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str) -> ClipScore:
-    """Load the model of config key metrics.hps."""
+    """Load the model of the Human Preference Score, for config key `metrics.hps`.
+
+    Args:
+        metrics: config section `metrics`.
+        files: name -> path, as from `registry.metric_files`. "hps_weights" is used.
+        device: device of the model.
+    """
     scorer = load_open_clip(metrics.published.hps_architecture, files["hps_weights"], device=device)
     return ClipScore(scorer, resource_sha256(files["hps_weights"]), metric="hps", column="hps")
 
@@ -93,15 +112,16 @@ def load_open_clip(
     preprocessing: str = NONE,
     device: torch.device | str = "cpu",
 ) -> ClipScorer:
-    """Load a published CLIP model in float32; its scores are cosines, in [-1, 1].
+    """Load a published CLIP model in float32. Its scores are cosines in [-1, 1].
 
-    OpenAI's own archive is a TorchScript program and is refused. open_clip publishes a file with the same tensors.
+    The file that OpenAI published is a TorchScript program, which is refused, because loading it would run its code.
+    open_clip publishes a file with the same tensors.
 
     Args:
         architecture: name in open_clip's table, or path of a JSON file of the same form.
-        path: file of safetensors, pickle of tensors, or manifest of a resource.
-        prompt_prefix: text that precedes every prompt.
-        preprocessing: name of a `Preprocessing`, applied before the model's own scaling.
+        path: safetensors file, pickle of tensors, or manifest that `fetch_resource` wrote for one of these.
+        prompt_prefix: text that is put in front of every prompt.
+        preprocessing: name of a `Preprocessing`, applied before the model's own scaling. The default changes nothing.
         device: device of the model.
     """
     # Imported here: open_clip takes seconds to import, and only CLIP stages need it.
@@ -113,15 +133,15 @@ def load_open_clip(
     model = load_weights(CLIP(**config), weights.tensors, weights.path).to(device)
     name = architecture if not architecture.endswith(".json") else Path(architecture).stem
     prepare = OpenClipInput(config["vision_cfg"]["image_size"], Preprocessing(preprocessing))
-    # open_clip's byte-pair tokenizer; longer texts are cut, and the end token stays
+    # open_clip's byte-pair tokenizer cuts texts that are too long, but keeps the end token
     tokenizer = SimpleTokenizer(context_length=config["text_cfg"]["context_length"])
     return ClipScorer(model, tokenizer, prepare, name=name, prompt_prefix=prompt_prefix)
 
 
 class OpenClipInput:
-    """Conversion of images to a model's input, as open_clip converts image files: 8-bit pixels, bicubic, centred.
+    """Conversion of images to the input of a CLIP model, as open_clip converts image files.
 
-    Pillow resizes the images.
+    Images are rounded to 8 bits. Pillow resizes them with a bicubic filter and crops the centre square.
     """
 
     def __init__(self, image_size: int, preprocessing: Preprocessing) -> None:
@@ -131,15 +151,25 @@ class OpenClipInput:
         self.transform = image_transform_v2(PreprocessCfg(size=image_size), is_train=False)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Convert images (n, 3, height, width), float32 in [-1, 1], to (n, 3, S, S) float32 on the same device."""
+        """Convert a batch of images.
+
+        Args:
+            images: float32 (n, 3, height, width) in [-1, 1].
+
+        Returns:
+            float32 (n, 3, S, S) on the same device, where S is the model's image size.
+        """
         return map_images(self.preprocessing.prepare(to_uint8(images)), self.transform)
 
 
 def read_architecture(architecture: str) -> dict[str, Any]:
     """Read the sizes of a plain CLIP model from open_clip's table, or from a JSON file of the same form.
 
+    Args:
+        architecture: name in open_clip's table, or path of the JSON file.
+
     Raises:
-        ValueError: open_clip has no such model, or it is no plain CLIP model.
+        ValueError: open_clip has no such model, or the model has parts of timm or Hugging Face.
     """
     from open_clip import get_model_config
 

@@ -1,13 +1,15 @@
 """Distribution of the emitted token if the target's noise selects the drafts: coupled and Jacobi drafts.
 
-At a node the draft is x = argmax(log p + g), and the target's sample is y = argmax(log t + g). g is the Gumbel noise of
-the position that the node predicts. No earlier decision has read g, and p and t do not depend on g. So the distribution
-over g is the distribution of the emitted token given everything before it.
+At a node of the draft tree, the draft is x = argmax(log p + g). The token that the target samples is y = argmax(log t +
+g). g is the Gumbel noise of the position that the node predicts. p and t do not depend on g, and no earlier decision
+has used g. So the distribution over g is the distribution of the emitted token given all earlier tokens.
 
-p is the distribution of the draft model. For Jacobi drafts, p is the target's distribution at the pool entry that
-supplied the draft. No pool entry is selected by the noise of its own position.
+t is the target's distribution at the node. For coupled drafts, p is the distribution of the draft model. Jacobi drafts
+are tokens that the target sampled for this position in earlier steps and that were kept in a pool. For them, p is the
+distribution that the target had in that earlier step. Which draft is taken from the pool does not depend on the noise
+of its own position.
 
-Shapes: nodes = verified nodes, pairs = nodes x possible drafts.
+Shapes: nodes = verified nodes.
 """
 
 from __future__ import annotations
@@ -34,10 +36,14 @@ from lantern_pipeline.measure.output_distribution import (
 
 
 def knows_drafts(spec: MethodSpec) -> bool:
-    """Return whether the distributions that a method's drafts are sampled from can be recorded.
+    """Return whether the target's noise selects a method's drafts, from distributions that can be recorded.
 
-    The drafts must be selected by the target's noise. A dynamic tree itself depends on the noise, hybrid drafts have
-    two distributions, and Jacobi drafts of a tree with siblings have many. None of them qualifies.
+    This is true for coupled drafts in a tree of fixed shape, and for Jacobi drafts in a chain. Jacobi drafts of a tree
+    with siblings are excluded, because they come from many distributions, and hybrid drafts, because below the root
+    they come from two. Dynamic trees are excluded, because their shape depends on the noise itself.
+
+    Args:
+        spec: the method.
     """
     if spec.drafts == "jacobi":
         return is_chain(spec.tree_shape)
@@ -47,18 +53,20 @@ def knows_drafts(spec: MethodSpec) -> bool:
 def measure_coupled_drafts(
     decoder: TreeDecoder, prompts: Sequence[Prompt], encoder: TextEncoder, *, num_samples: int, **options: Any
 ) -> tuple[VerifiedNodes, str, OutputDistribution]:
-    """Measure the output distribution of a method for which `knows_drafts` is true.
+    """Measure the output distribution of a method whose drafts are selected by the target's noise.
+
+    The function `knows_drafts` must return True for the method.
 
     Args:
         decoder: decoder of the method.
-        prompts: prompts of the decoded images.
+        prompts: prompts of the images that are decoded.
         encoder: text encoder of the prompts.
-        num_samples: samples of the noise, unless the distribution is enumerated.
-        options: arguments of `record_nodes`.
+        num_samples: number of samples of the target's noise per node. Not used if the distribution is enumerated.
+        options: further arguments of `record_nodes`.
 
     Returns:
-        (nodes, kind, output distribution). kind is "enumeration" for relaxed sets with one draft per node, else
-        "monte_carlo".
+        (nodes, kind, output distribution). kind is "enumeration" if there is one draft per node and the verifier has
+        relaxed sets, the sets of codes that a draft may replace. Otherwise it is "monte_carlo".
     """
     nodes, verifier = record_nodes(decoder.with_draft_probs(), prompts, encoder, **options), decoder.verifier
     if nodes.children.shape[1] == 1 and isinstance(verifier, WithinBound | ByProximity):
@@ -68,14 +76,22 @@ def measure_coupled_drafts(
 
 
 def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the joint distribution of draft x and target sample y, as two tables F and M, float64 (nodes, vocab).
+    """Compute the joint distribution of draft x and target sample y, as two tables F and M.
 
-    P(x = i, y = j) = p_i t_j max(0, F_i - F_j) for i != j, and P(x = y = i) = p_i / M_i if t_i > 0.
+    F_i and M_i are values per code i, explained below. From them follows P(x = i, y = j) = p_i t_j max(0, F_i - F_j)
+    for i != j, and P(x = y = i) = p_i / M_i if t_i > 0.
 
-    Derivation: let E_v = exp(-g_v), which is exponentially distributed, a = E_i / p_i and s = (E_j / t_j) / a. The
-    event is E_v >= a max(p_v, s t_v) for all v. Its probability is the integral of p_i t_j / M(s)^2 over s from p_j /
-    t_j to p_i / t_i. M(s) is the sum of max(p_v, s t_v), which is linear between the sorted ratios p_v / t_v. F is the
-    integral of 1 / M(s)^2 from 0 to p_v / t_v.
+    Derivation: let E_v = exp(-g_v), which is exponentially distributed. For x = i and y = j let a = E_i / p_i and s =
+    (E_j / t_j) / a. The event x = i, y = j is E_v >= a max(p_v, s t_v) for all v. Its probability is the integral of
+    p_i t_j / M(s)^2 over s from p_j / t_j to p_i / t_i. M(s) is the sum of max(p_v, s t_v) over all v. It is linear in
+    s between the sorted ratios p_v / t_v. M_i is M(p_i / t_i). F_i is the integral of 1 / M(s)^2 from 0 to p_i / t_i.
+
+    Args:
+        target_probs: t, (nodes, vocab).
+        draft_probs: p, (nodes, vocab).
+
+    Returns:
+        (F, M), float64 (nodes, vocab) each.
     """
     target, draft = target_probs.double(), draft_probs.double()
     ratio = torch.where(draft > 0, draft / target, 0.0)
@@ -95,8 +111,13 @@ def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[to
 def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -> OutputDistribution:
     """Compute the exact output distribution with one draft per node.
 
-    Every pair of a draft x and a code y in its relaxed set A(x) counts with its probability. A draft that top-k or
-    top-p removed from the target is accepted only if the sets allow it (`leaves_filters`).
+    The relaxed set A(x) holds the codes that draft x may replace. The result is a sum over all pairs of a draft x and a
+    code y in A(x), weighted by their probability. A draft that top-k or top-p removed from the target is accepted only
+    if `sets.leaves_filters` is true.
+
+    Args:
+        nodes: nodes of the method.
+        sets: relaxed sets of the method.
     """
     target = nodes.target_probs.double()
     copied = torch.zeros_like(target).scatter(1, nodes.children.clamp(min=0), 1.0)
@@ -117,11 +138,13 @@ def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -
 
 
 class _GivenScores(Scores):
-    """Scores of one sample of the noise.
+    """Scores of all codes at some nodes, computed from given log-probabilities and one given sample of Gumbel noise.
+
+    Each node is a batch row with a single node, so the second axis has length 1.
 
     Attributes:
-        given_weights: log-probabilities of the target, (nodes, 1, vocab).
-        given_keys: log-probabilities plus noise, (nodes, 1, vocab).
+        given_weights: the target's log-probabilities of all codes, (nodes, 1, vocab).
+        given_keys: the same plus the noise, (nodes, 1, vocab).
     """
 
     def __init__(self, weights: torch.Tensor, keys: torch.Tensor) -> None:
@@ -130,12 +153,12 @@ class _GivenScores(Scores):
 
     @property
     def weights(self) -> torch.Tensor:
-        """Log-probabilities of the target, (nodes, 1, vocab)."""
+        """The target's log-probabilities of all codes, (nodes, 1, vocab), as `Scores.weights`."""
         return self.given_weights
 
     @property
     def keys(self) -> torch.Tensor:
-        """Log-probabilities plus noise, (nodes, 1, vocab)."""
+        """The log-probabilities plus Gumbel noise, (nodes, 1, vocab). The largest key selects the target's sample."""
         return self.given_keys
 
 
@@ -144,12 +167,23 @@ def distribution_of_coupled_siblings(
 ) -> OutputDistribution:
     """Estimate the output distribution with several drafts per node, by Monte Carlo over the noise.
 
-    The method's own verifier verifies them. The average is of the emitted token minus the target's sample, which differ
-    only at substitutions. The estimated TV therefore exceeds the true one by noise, but never exceeds the share of
-    substitutions. `error` is defined as in `distribution_of_sampled_siblings`.
+    In each sample, the method's verifier decides which token is emitted. The estimate is the target's distribution plus
+    the mean difference between the emitted token and the target's sample, as one-hot vectors. The two tokens differ
+    only if the verifier substitutes one for the other. Monte Carlo noise makes the estimated total variation (TV) too
+    large. But the estimated TV never exceeds the share of substitutions.
+
+    Args:
+        nodes: nodes of the method. The drafts are sampled from `nodes.drawn_from`. If its values at a node are all 0,
+            the drafts do not depend on the noise, and `nodes.children` are used in every sample.
+        verifier: the verifier of the method.
+        num_samples: number of samples of the target's Gumbel noise per node, at least 2.
+        seed: random seed of the noise.
+
+    Returns:
+        The estimate. Its `error` is half the TV between the means over even and over odd samples.
     """
     generator = torch.Generator(nodes.target_probs.device).manual_seed(seed)
-    sums = [torch.zeros_like(nodes.target_probs) for _ in range(2)]  # over even and over odd samples
+    sums = [torch.zeros_like(nodes.target_probs) for _ in range(2)]  # sums over even and over odd samples
     num_accepted, one = torch.zeros_like(nodes.target_probs[:, 0]), torch.ones_like(nodes.target_probs[:, :1])
     weights, draft_weights = nodes.target_probs.log(), nodes.drawn_from.log()
     is_copied = (nodes.drawn_from.sum(1, keepdim=True) == 0) | (nodes.children < 0)

@@ -1,8 +1,9 @@
-"""FID, KID, precision and recall of two sets of image features, by torch-fidelity.
+"""FID, KID, precision and recall of two sets of image features, computed by torch-fidelity.
 
-All values depend on the number of images and on the features, so compare rows of one table only. None has an interval:
-a bootstrap repeats some images, which biases these metrics. No matrix of all images x all images is ever in memory.
-torch-fidelity is imported inside the functions, because that takes seconds and ablations do not need it.
+All values depend on the number of images and on the features, so compare only rows of one table. The values have no
+intervals. A bootstrap repeats some images, which biases these metrics. Distances between all pairs of images are
+computed block by block, because the whole matrix would need too much memory. torch-fidelity is imported inside the
+functions. The import takes seconds, and ablations do not need it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FEWEST = 2  # images; fewer have no covariance
+FEWEST = 2  # smallest number of images per set; one image has no covariance
 DISTANCE_BLOCK = 4096  # images whose distances to all others are in memory at once
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Statistics of a set of features that FID compares.
+    """Mean and covariance of a set of features, which FID compares.
 
     Attributes:
         mean: float64 (width,).
@@ -30,7 +31,7 @@ class Gaussian:
 
     @classmethod
     def of(cls, features: Tensor) -> Gaussian:
-        """Estimate mean and covariance from features (n, width), n at least 2."""
+        """Estimate mean and covariance from features (n, width). n must be at least 2."""
         features = features.double()
         return cls(features.mean(dim=0), torch.cov(features.T))
 
@@ -39,16 +40,24 @@ class Gaussian:
         return Gaussian(self.mean.to(device), self.covariance.to(device))
 
     def to_numpy(self) -> dict:
-        """Return the statistics in the form that torch-fidelity reads."""
+        """Return the statistics as a dict of NumPy arrays, "mu" and "sigma", as torch-fidelity reads them."""
         return {"mu": self.mean.cpu().numpy(), "sigma": self.covariance.cpu().numpy()}
 
 
 def measure_fid(generated: Tensor, reference: Gaussian) -> float:
-    """Measure the FID of features (n, width) on the reference's device."""
+    """Compute the FID of generated images.
+
+    Args:
+        generated: features of generated images, (n, width).
+        reference: mean and covariance of the reference images. FID is computed on their device.
+
+    Raises:
+        ValueError: the widths differ, there are fewer than 2 images, or a feature is not finite.
+    """
     from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_statistics_to_metric
 
     _check_features(generated, reference.covariance)
-    # float64: with fewer images than features the covariances are singular; eigenvalues of their product need precision
+    # float64: with fewer images than features the covariances are singular, and float32 eigenvalues are too imprecise
     generated = generated.to(reference.mean.device).double()
     statistics = Gaussian.of(generated).to_numpy()
     return fid_statistics_to_metric(statistics, reference.to_numpy(), verbose=False)[KEY_METRIC_FID]
@@ -57,10 +66,20 @@ def measure_fid(generated: Tensor, reference: Gaussian) -> float:
 def measure_kid(
     generated: Tensor, reference: Tensor, *, subset_size: int, num_subsets: int, seed: int
 ) -> tuple[float, float]:
-    """Measure the KID of features (n, width) and (m, width), which is unbiased and may be below 0.
+    """Compute the KID of generated images. It is unbiased and may be below 0.
+
+    Args:
+        generated: features of generated images, (n, width).
+        reference: features of real images, (m, width).
+        subset_size: images per subset. If a set has fewer images, all of them are used.
+        num_subsets: number of random subsets.
+        seed: random seed of the subsets.
 
     Returns:
-        Mean and standard deviation over subsets, each of at most n and m images.
+        (mean, standard deviation) over the subsets.
+
+    Raises:
+        ValueError: the widths differ, a set has fewer than 2 images, or a feature is not finite.
     """
     from torch_fidelity.metric_kid import KEY_METRIC_KID_MEAN, KEY_METRIC_KID_STD, kid_features_to_metric
 
@@ -73,25 +92,37 @@ def measure_kid(
 
 
 def subset_size_of(wanted: int, num_generated: int, num_reference: int) -> int:
-    """Return the number of images per subset: torch-fidelity accepts at most the size of the smaller set."""
+    """Return the number of images per random subset that KID uses.
+
+    It is `wanted`, but at most the number of images of the smaller set. torch-fidelity refuses larger subsets.
+
+    Args:
+        wanted: number of images per subset in the settings.
+        num_generated: number of generated images.
+        num_reference: number of reference images.
+    """
     return min(wanted, num_generated, num_reference)
 
 
 def measure_precision_recall(generated: Tensor, reference: Tensor, *, neighbours: int) -> tuple[float, float]:
-    """Measure precision and recall of generated images (n, width) and real images (m, width).
+    """Compute precision and recall of generated images.
 
-    Precision is the share of generated images near a real one. Recall is the share of real images near a generated one.
-    "Near" means within the distance from an image to its k-th nearest neighbour in its own set. The paper uses k = 3.
+    Every image has a radius: the distance to its k-th nearest neighbour in its own set. Precision is the share of
+    generated images within the radius of a real image. Recall is the share of real images within the radius of a
+    generated image. The paper uses k = 3.
 
     Source: Kynkäänniemi et al. (2019), Improved precision and recall metric for assessing generative models.
 
     Args:
-        generated: features of generated images.
-        reference: features of real images.
-        neighbours: k.
+        generated: features of generated images, (n, width).
+        reference: features of real images, (m, width).
+        neighbours: k, less than n and m.
+
+    Returns:
+        (precision, recall), both in [0, 1].
 
     Raises:
-        ValueError: `neighbours` is not below the number of images of either set.
+        ValueError: `neighbours` is not less than n and m, the widths differ, or a feature is not finite.
     """
     from torch_fidelity.metric_prc import KEY_METRIC_PRECISION, KEY_METRIC_RECALL, prc_features_to_metric
 
@@ -104,14 +135,19 @@ def measure_precision_recall(generated: Tensor, reference: Tensor, *, neighbours
     # float64: torch.cdist of wide float32 features is too imprecise to order near neighbours
     generated, reference = generated.to(reference.device).double(), reference.double()
     options = {"prc_neighborhood": neighbours, "prc_batch_size": DISTANCE_BLOCK, "save_cpu_ram": True, "verbose": False}
-    found = prc_features_to_metric(generated, reference, **options)  # real images as input2
+    found = prc_features_to_metric(generated, reference, **options)  # input2 is the real images
     return found[KEY_METRIC_PRECISION], found[KEY_METRIC_RECALL]
 
 
 def _check_features(generated: Tensor, reference: Tensor) -> None:
-    """Check that features (n, width) can be compared with `reference`.
+    """Check that features can be compared with a reference.
 
-    `reference` is features (m, width), or for FID the covariance (width, width).
+    Args:
+        generated: features (n, width).
+        reference: features (m, width), or for FID the covariance (width, width).
+
+    Raises:
+        ValueError: the widths differ, there are fewer than FEWEST images, or a feature is not finite.
     """
     if generated.shape[1] != reference.shape[1]:
         raise ValueError(

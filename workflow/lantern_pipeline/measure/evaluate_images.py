@@ -1,7 +1,7 @@
 """Scores of single images: likelihood under the target, chosen metrics, and distance from the autoregressive image.
 
-Exact methods emit the codes of autoregressive decoding. So only images that differ from the autoregressive ones are
-scored.
+The autoregressive image has the same prompt and noise. Exact methods emit the same codes as autoregressive decoding. So
+only images that differ from the autoregressive ones are scored.
 """
 
 from __future__ import annotations
@@ -25,36 +25,51 @@ from lantern_pipeline.measure.speed import BASELINE
 
 @dataclass(frozen=True)
 class ImageScores:
-    """Measurements of a set of images."""
+    """Measurements of a set of images.
 
-    # (images, width) float32, raw features for comparing sets; (images, 0) if sets are not compared
+    Attributes:
+        features: raw features for metrics of whole sets, such as FID, float32 (images, width). (images, 0) if these
+            metrics are off.
+        columns: name of a column (`Metric.per_image`) -> values, float32 (images,). Column nll is the mean over the
+            tokens of an image, nan for images without codes. Only images that a method generated have column pixel_mse.
+    """
+
     features: Tensor
-    # `Metric.per_image` -> (images,) float32 for each measured metric. nll, a mean over tokens, is nan for images that
-    # have no codes. Images of methods also have pixel_mse.
     columns: dict[str, Tensor]
 
     def select(self, rows: Tensor) -> ImageScores:
-        """Return the scores of some images, selected by index: int64 (selected,)."""
+        """Return the scores of some images.
+
+        Args:
+            rows: indices of the images, int64 (selected,).
+        """
         columns = {name: column[rows] for name, column in self.columns.items()}
         return ImageScores(self.features[rows], columns)
 
 
 @dataclass(frozen=True)
 class MethodScores:
-    """Scores of the images of a method that differ from autoregressive ones.
+    """Scores of those images of a method that differ from the autoregressive images of the same prompts.
 
-    For autoregressive decoding itself, the scores of all images.
+    For autoregressive decoding itself, these are the scores of all images.
+
+    Attributes:
+        method_id: id of the method.
+        prompts: index of each image's prompt, int64 (images,).
+        scores: scores of these images.
     """
 
     method_id: str
-    prompts: Tensor  # (images,) int64, indices of their prompts
-    scores: ImageScores  # of these images
+    prompts: Tensor
+    scores: ImageScores
 
     def complete(self, baseline: ImageScores) -> ImageScores:
-        """Return the scores of all images, in the order of the prompts.
+        """Return the scores of all images of the method, in the order of the prompts.
+
+        An image that equals the autoregressive one gets the scores of that image.
 
         Args:
-            baseline: scores of all autoregressive images, in the same order.
+            baseline: scores of all autoregressive images, in the order of the prompts.
         """
         found = baseline.select(torch.arange(len(baseline.features)))
         if len(self.prompts):
@@ -65,7 +80,7 @@ class MethodScores:
 
 
 def save_scores(path: Path, found: MethodScores) -> None:
-    """Write scores to one safetensors file, atomically."""
+    """Write the scores of a method to one safetensors file, atomically."""
     columns = {f"columns.{name}": column for name, column in found.scores.columns.items()}
     tensors = {"prompts": found.prompts, "features": found.scores.features, **columns}
     metadata = {"kind": "image_scores", "method_id": found.method_id, "columns": [*found.scores.columns]}
@@ -92,10 +107,11 @@ def score_method(
     prompts: Sequence[Prompt],
     models: MetricModels,
 ) -> MethodScores:
-    """Score the images of a method that differ from the autoregressive ones; for autoregressive decoding, all images.
+    """Score those images of a method that differ from the autoregressive ones.
 
-    The column pixel_mse compares an image with the autoregressive one of the same prompt. It is the mean squared
-    difference of pixels in [0, 1]. At most two batches of images are in memory at once.
+    For autoregressive decoding itself, all images are scored. Column pixel_mse compares an image with the
+    autoregressive image of the same prompt. It is the mean squared difference of pixel values in [0, 1]. At most two
+    batches of images are in memory at once.
 
     Args:
         records: records of the method, one per prompt, in the order of `prompts`.
@@ -123,25 +139,42 @@ def score_method(
 def score_records(
     records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt], models: MetricModels
 ) -> dict[str, ImageScores]:
-    """Score the images of several methods, including autoregressive decoding; see `score_method`."""
+    """Score the images of several methods, as `score_method` does, and return the scores of all images.
+
+    Args:
+        records: method -> records of its images. Autoregressive decoding must be among the methods.
+        prompts: prompts of the images, in the order of the records.
+        models: the metric models.
+
+    Returns:
+        Method -> scores of all its images, in the order of the prompts.
+    """
     baseline = records[BASELINE]
     parts = {name: score_method(record, baseline, prompts, models) for name, record in records.items()}
     return {name: part.complete(parts[BASELINE].scores) for name, part in parts.items()}
 
 
 def score_codes(codes: Tensor, prompts: Sequence[Prompt], models: MetricModels, cfg_scale: float) -> ImageScores:
-    """Score one batch of codes (images, tokens), both as images and under the target."""
+    """Score one batch of images that are given as codes.
+
+    Args:
+        codes: codes of the images, (images, tokens).
+        prompts: one per image.
+        models: the metric models.
+        cfg_scale: guidance scale of the likelihood under the target.
+    """
     return _score_decoded(codes.to(models.device), prompts, models, cfg_scale)[0]
 
 
 def score_images(images: Tensor, prompts: Sequence[Prompt], models: MetricModels, nll: Tensor) -> ImageScores:
-    """Score one batch of images.
+    """Score one batch of images that are given as pixels.
 
     Args:
         images: float32 (images, 3, S, S) in [-1, 1].
         prompts: one per image.
         models: the metric models.
-        nll: negative log-likelihood of each image, (images,); nan for images without tokens.
+        nll: negative log-likelihood of each image, a mean over its tokens in nats, (images,). nan for images without
+            tokens.
     """
     columns = {"nll": nll}
     for part in models.scores:
@@ -151,7 +184,11 @@ def score_images(images: Tensor, prompts: Sequence[Prompt], models: MetricModels
 
 
 def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:
-    """Join the scores of batches. An empty sequence gives scores of no image."""
+    """Join the scores of several batches of images.
+
+    Args:
+        parts: scores of each batch. If there is no batch, the result has no images and no columns.
+    """
     if not parts:
         return ImageScores(torch.empty(0, 0), {})
     return ImageScores(
@@ -161,7 +198,17 @@ def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:
 
 
 def chunks(first: int, last: int, size: int, name: str) -> tqdm:
-    """Split [first, last) into ranges of at most `size` numbers, and iterate over them with a progress bar."""
+    """Split the integers from `first` to `last` - 1 into ranges, with a progress bar.
+
+    Args:
+        first: first integer.
+        last: end, which is not included.
+        size: length of a range. The last range may be shorter.
+        name: title of the progress bar.
+
+    Returns:
+        An iterator over the ranges.
+    """
     ranges = [range(start, min(start + size, last)) for start in range(first, last, size)]
     return tqdm(ranges, desc=name, disable=None, leave=False)
 
@@ -169,10 +216,16 @@ def chunks(first: int, last: int, size: int, name: str) -> tqdm:
 def _score_decoded(
     codes: Tensor, prompts: Sequence[Prompt], models: MetricModels, cfg_scale: float
 ) -> tuple[ImageScores, Tensor]:
-    """Score codes on the device of the models.
+    """Decode codes to images and score them.
+
+    Args:
+        codes: codes of the images, (images, tokens), on the device of the models.
+        prompts: one per image.
+        models: the metric models.
+        cfg_scale: guidance scale of the likelihood under the target.
 
     Returns:
-        (scores, pixels). pixels are (images, 3, S, S) in [0, 1].
+        (scores, pixels). pixels are float32 (images, 3, S, S) in [0, 1].
     """
     texts = [prompt.text for prompt in prompts]
     token_nll = score_tokens(

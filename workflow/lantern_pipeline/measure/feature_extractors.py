@@ -1,8 +1,8 @@
 """Feature extractors: torch-fidelity's Inception and VGG16, and the attribute classifier.
 
-Inception serves FID and KID, VGG16 precision and recall. torch-fidelity would download missing weights and unpickle a
-file together with any code in it. Here published weights are read first, without running code, and then passed to
-torch-fidelity.
+Inception's features are used for FID and KID, VGG16's for precision and recall. torch-fidelity itself would download
+missing weights, and would unpickle a file together with any code in it. Here published weights are first read without
+running code, and then passed to torch-fidelity.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class PublishedWeights:
 
     Attributes:
         path: the file.
-        sha256: hash that identifies the weights in results.
-        tensors: dict of tensors.
+        sha256: SHA-256 that identifies the weights in the results.
+        tensors: name -> tensor.
     """
 
     path: Path
@@ -39,22 +39,22 @@ class PublishedWeights:
 
 
 def read_published(given: Path | str) -> PublishedWeights:
-    """Read a file of weights (safetensors, or a pickle of tensors) without running code.
+    """Read a file of weights (safetensors, or a pickle of tensors) without running code from it.
 
     Args:
-        given: path of the file or of its folder, or manifest of a resource.
+        given: path of the file or of its folder, or of a manifest that `fetch_resource` wrote.
     """
     path = find_weights(resource_path(given))
     return PublishedWeights(path, resource_sha256(given), read_weights(path).tensors)
 
 
 def describe_weights(metric: str, name: str, sha256: str | None) -> dict[str, str | None]:
-    """Return the columns that identify the model of a metric.
+    """Return the columns that identify the model of a metric: its name and the SHA-256 of its weights.
 
     Args:
-        metric: prefix of the columns.
-        name: architecture, layer and prefix of prompts.
-        sha256: hash of the weights.
+        metric: prefix of the column names, such as "clip".
+        name: name of the model, with the layer or the prompt prefix if it has one.
+        sha256: SHA-256 of the weights. None if unknown.
     """
     return {f"{metric}_extractor": name, f"{metric}_weights_sha256": sha256}
 
@@ -65,8 +65,8 @@ class Extractor:
 
     Attributes:
         name: "<torch-fidelity's name>/<layer>".
-        sha256: hash of the weights.
-        module: maps uint8 images (n, 3, height, width) to a tuple of one tensor, (n, width) float32.
+        sha256: SHA-256 of the weights.
+        module: maps uint8 images (n, 3, height, width) to a tuple of one tensor, float32 (n, width).
     """
 
     name: str
@@ -75,9 +75,15 @@ class Extractor:
 
     @torch.inference_mode()
     def extract(self, pixels: Tensor) -> Tensor:
-        """Extract features of uint8 images (n, 3, height, width): (n, width) float32, on the CPU.
+        """Extract the features of images.
 
         Convolutions use full float32 precision on a GPU, because TensorFloat-32 would change the FID.
+
+        Args:
+            pixels: uint8 (n, 3, height, width).
+
+        Returns:
+            Features, float32 (n, width), on the CPU.
         """
         device = next(self.module.parameters()).device
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
@@ -89,11 +95,11 @@ def classifier_features(classifier: AttributeClassifier, images: Tensor) -> Tens
     """Extract the attribute classifier's features of images.
 
     Args:
-        classifier: the attribute classifier.
-        images: (n, 3, S, S) in [-1, 1]; rounded to 8 bits, like a stored PNG.
+        classifier: the attribute classifier, in evaluation mode.
+        images: float32 (n, 3, S, S) in [-1, 1]. They are rounded to 8 bits, as in a PNG file.
 
     Returns:
-        Features, (n, num_features) float32, on the CPU.
+        Features, float32 (n, num_features), on the CPU.
     """
     return classifier.features(to_float(to_uint8(images))).cpu()
 
@@ -101,20 +107,20 @@ def classifier_features(classifier: AttributeClassifier, images: Tensor) -> Tens
 def load_extractor(name: str, layer: str, path: Path | str, device: torch.device | str = "cpu") -> Extractor:
     """Load a feature extractor of torch-fidelity from a local file of weights.
 
-    Published FID and KID use "inception-v3-compat" (the TensorFlow graph of 2015) with layer "2048". Precision and
-    recall differ between the layers "fc2_relu" and "fc2" of "vgg16". "fc2" precedes the last ReLU; LANTERN's authors
-    use it.
+    Published FID and KID use "inception-v3-compat" (the TensorFlow graph of 2015) with layer "2048". For "vgg16",
+    precision and recall depend on the layer, "fc2_relu" or "fc2". "fc2" is the output before the last ReLU. LANTERN's
+    authors use it.
 
     Args:
-        name: extractor in torch-fidelity's registry.
-        layer: layer that gives the features.
-        path: file of weights, or manifest of a resource.
+        name: name of the extractor in torch-fidelity's registry.
+        layer: layer whose output is the features.
+        path: file of weights, or a manifest that `fetch_resource` wrote.
         device: device of the extractor.
 
     Raises:
-        ValueError: the extractor has no such layer, or the file holds other weights.
+        ValueError: the extractor has no such layer, or the file does not hold its weights.
     """
-    # Imported here: torch-fidelity takes seconds to import, and ablations do without.
+    # Imported here: torch-fidelity takes seconds to import, and ablations do not need it.
     from torch_fidelity.registry import FEATURE_EXTRACTORS_REGISTRY
 
     kind = FEATURE_EXTRACTORS_REGISTRY[name]
@@ -136,6 +142,15 @@ def load_extractor(name: str, layer: str, path: Path | str, device: torch.device
 def load_extractors(
     files: Mapping[str, Path | str], vgg16_layer: str, device: torch.device | str
 ) -> dict[str, Extractor]:
-    """Load the extractors of published fidelity metrics: INCEPTION and VGG16 -> extractor."""
+    """Load the two extractors of the published fidelity metrics.
+
+    Args:
+        files: name -> path. "inception_weights" and "vgg16_weights" are used.
+        vgg16_layer: layer of VGG16, "fc2" or "fc2_relu".
+        device: device of the extractors.
+
+    Returns:
+        A dict with the extractors, whose keys are INCEPTION and VGG16.
+    """
     inception = load_extractor("inception-v3-compat", "2048", files["inception_weights"], device)
     return {INCEPTION: inception, VGG16: load_extractor("vgg16", vgg16_layer, files["vgg16_weights"], device)}

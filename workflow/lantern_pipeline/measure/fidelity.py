@@ -1,7 +1,8 @@
-"""Comparison of sets of images: features, statistics of a reference set, then distances, precision and recall.
+"""Comparison of sets of images by FID and KID (or other distances), precision and recall.
 
-Only Inception's features give an FID and a KID. The attribute classifier was trained on procedural shapes. On its
-features the same formulas have other names, because numbers of the two extractors cannot be compared.
+A distance is called FID or KID only if it is computed from Inception's features. The attribute classifier was trained
+on procedural shapes. If the same formulas are applied to its features, the results have other names: Fréchet distance
+and kernel distance. Values from the two extractors cannot be compared.
 """
 
 from __future__ import annotations
@@ -36,26 +37,38 @@ from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 
 
 class ClassifierFidelity:
-    """Comparison of standardised features of the attribute classifier.
+    """Comparison of sets of images by standardised features of the attribute classifier.
 
-    The reference is the tokenizer's reconstructions of held-out images, not the images themselves: a limit of the
-    tokenizer is not a fault of the decoder.
+    The reference is held-out images that the tokenizer has encoded and decoded again, not the images themselves.
+    Otherwise errors of the tokenizer would count as errors of the decoding method.
     """
 
     def __init__(self, classifier: AttributeClassifier, sha256: str | None = None) -> None:
         self.classifier, self.sha256 = classifier, sha256
 
     def describe(self) -> dict[str, str | None]:
-        """Return columns that name the classifier and the hash of its weights."""
+        """Return the columns that identify the classifier: column -> its name, or the SHA-256 of its weights."""
         name, (metric, _) = "attribute_classifier/features", OF_CLASSIFIER
         return {**describe_weights(metric, name, self.sha256), **describe_weights("prc", name, self.sha256)}
 
     def extract(self, images: Tensor) -> Tensor:
-        """Extract features of images (n, 3, S, S) in [-1, 1]: (n, num_features) float32, on the CPU."""
+        """Extract the features of images.
+
+        Args:
+            images: float32 (n, 3, S, S) in [-1, 1].
+
+        Returns:
+            Features, float32 (n, num_features), on the CPU.
+        """
         return classifier_features(self.classifier, images)
 
     def reference(self, reconstructions: Iterable[Tensor], name: str) -> Reference:
-        """Build a reference from batches of held-out images that the tokenizer reconstructed."""
+        """Build the reference set from the tokenizer's reconstructions of held-out images.
+
+        Args:
+            reconstructions: batches of images, (n, 3, S, S) in [-1, 1].
+            name: name of the reference set in the results.
+        """
         raw = torch.cat([self.extract(images) for images in reconstructions])
         mean, std = feature_scale(raw)
         scaled, columns = (raw - mean) / std, {"reference": name, "num_reference": len(raw)}
@@ -64,48 +77,75 @@ class ClassifierFidelity:
 
 @dataclass(frozen=True)
 class PublishedFidelity:
-    """Comparison with real images: Inception's raw features for FID and KID, VGG16's for precision and recall."""
+    """Comparison with real images: Inception's raw features for FID and KID, VGG16's for precision and recall.
+
+    Attributes:
+        extractors: INCEPTION and VGG16 -> extractor.
+        preprocessing: preparation of the images before features are extracted.
+        real: reference set of real images. None if it is not measured yet or not needed.
+    """
 
     extractors: Mapping[str, Extractor]
     preprocessing: Preprocessing
     real: Reference | None
 
     def describe(self) -> dict[str, str | None]:
-        """Return columns that name the extractors, the hashes of their weights, and the preprocessing."""
+        """Return the columns that identify the preprocessing and both extractors: column -> name, or SHA-256."""
         found = {OF_INCEPTION[0]: self.extractors[INCEPTION], "prc": self.extractors[VGG16]}
         columns = {k: v for part, e in found.items() for k, v in describe_weights(part, e.name, e.sha256).items()}
         return {"preprocessing": self.preprocessing.name, **columns}
 
     def extract(self, images: Tensor) -> Tensor:
-        """Extract Inception's and VGG16's features, in this order, of images (n, 3, S, S) in [-1, 1].
+        """Extract the features of images: Inception's, followed by VGG16's.
+
+        Args:
+            images: float32 (n, 3, S, S) in [-1, 1].
 
         Returns:
-            (n, sum of both widths) float32, on the CPU.
+            Features, float32 (n, sum of both widths), on the CPU.
         """
         pixels = self.preprocessing.prepare(images)
         return torch.cat([self.extractors[key].extract(pixels) for key in (INCEPTION, VGG16)], dim=1)
 
 
 def feature_scale(reference: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation, both (width,), of features (n, width).
+    """Return the mean and the standard deviation of features, for standardising them.
 
-    Standardised features have equal weight in KID's cubic kernel and in distances. The scale of a network's raw
-    features means nothing. A feature that is constant over the reference gets standard deviation 1.
+    Raw features of a network have arbitrary scales. Once standardised, all features have equal weight in KID's cubic
+    kernel and in distances. A feature that is constant gets standard deviation 1.
+
+    Args:
+        reference: features (n, width).
+
+    Returns:
+        (mean, standard deviation), both (width,).
     """
     std = reference.std(dim=0)
     return reference.mean(dim=0), torch.where(std > 1e-6, std, torch.ones_like(std))
 
 
 def load_classifier(metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str) -> ClassifierFidelity:
-    """Load the classifier of config value metrics.fidelity: attribute_classifier."""
+    """Load the attribute classifier, for config value `metrics.fidelity: attribute_classifier`.
+
+    Args:
+        metrics: config section `metrics`. Not used.
+        files: name -> path, as from `registry.metric_files`. "attribute_classifier" is used.
+        device: device of the classifier.
+    """
     classifier = load_model(files["attribute_classifier"], AttributeClassifier).to(device)
     return ClassifierFidelity(classifier, resource_sha256(files["attribute_classifier"]))
 
 
 def load_published(metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str) -> PublishedFidelity:
-    """Load the extractors and the reference of config value metrics.fidelity: inception.
+    """Load the extractors and the reference, for config value `metrics.fidelity: inception`.
 
-    A Snakemake rule measures a folder of real images later. Here only its first images are opened, to check them early.
+    If the reference is a folder of real images, a later Snakemake rule measures it. Here only its first images are
+    opened, so that errors appear early.
+
+    Args:
+        metrics: config section `metrics`.
+        files: name -> path, as from `registry.metric_files` or `registry.published_files`.
+        device: device of the extractors and the reference.
     """
     published = metrics.published
     extractors = load_extractors(files, published.vgg16_layer, device)

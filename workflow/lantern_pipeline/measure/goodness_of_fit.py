@@ -1,6 +1,6 @@
-"""Goodness-of-fit test of whole images against the target's distribution.
+"""Goodness-of-fit test of whole images: a chi-square test of the emitted tokens against the target's distribution.
 
-A chi-square test compares them. It needs no draft distribution, so it applies to any method.
+The test does not need the distribution of the drafts, so it applies to any method.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ NUM_BINS = 20
 
 
 class ImageTest:
-    """Test of the images of one set of prompts. Images that several methods share are tested once.
+    """Goodness-of-fit test of images of given prompts. If several methods have identical images, it runs only once.
 
+    Each token is mapped to a point in [0, 1], see `points_of`. A chi-square test checks whether the points are uniform.
     A float32 target is run in float64. Otherwise rounding in the CPU's kernels would decide which of two almost equally
-    probable codes comes first, and with it the point of a token.
+    probable codes comes first. This would move the point of a token.
 
     Attributes:
-        seed: random seed of the points.
+        target: the target model.
+        encoder: text encoder of the target.
+        prompts: prompts of the images.
+        seed: random seed of the uniform numbers that `points_of` uses.
     """
 
     def __init__(self, target: Target, encoder: TextEncoder, prompts: Sequence[Prompt], seed: int) -> None:
@@ -37,10 +41,14 @@ class ImageTest:
 
     @torch.inference_mode()
     def p_value(self, codes: torch.Tensor, sampling: SamplingConfig) -> float:
-        """Return the p-value of images, `codes` (images, tokens).
+        """Return the p-value of the chi-square test of some images.
 
-        It is the probability that samples of the target, generated with the same settings, fit the target as badly as
-        these images or worse.
+        It is the probability that images sampled from the target would deviate from its distribution at least as much
+        as these images do.
+
+        Args:
+            codes: tokens of the images, (images, tokens), in the order of the prompts.
+            sampling: sampling settings of the images, with a temperature above 0.
         """
         key = codes.cpu().numpy().tobytes(), sampling
         if key not in self._found:
@@ -66,12 +74,15 @@ def points_of(probs: torch.Tensor, tokens: torch.Tensor, uniforms: torch.Tensor)
     its interval. Codes of equal probability share one interval.
 
     If each token is sampled from `probs` given the tokens before it, the points are uniform and independent (Rosenblatt
-    1952). A method that prefers probable or improbable codes gives other points.
+    1952). If a method prefers probable or improbable codes, its points are not uniform.
 
     Args:
-        probs: (..., vocab).
+        probs: the target's distribution of each token, (..., vocab).
         tokens: int64 (...).
         uniforms: uniform random numbers, (...).
+
+    Returns:
+        Points, (...).
     """
     own = probs.gather(-1, tokens[..., None])
     before, among = ((probs * is_there).sum(-1) for is_there in (probs > own, probs == own))

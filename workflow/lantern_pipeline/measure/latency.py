@@ -1,7 +1,8 @@
 """Latency at batch 1, and the timed images for the demo page.
 
-Methods take turns image by image, so that drift of the machine affects all equally. Of several rounds the fastest
-counts. The images are stored with the seconds of each forward pass of the target.
+Methods take turns image by image, so that slow changes in the machine's speed affect all of them equally. Of several
+rounds over the prompts, the fastest time of each prompt counts. The images are stored with the seconds of each forward
+pass of the target.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ class TimedImage:
     """An image that was decoded at batch 1.
 
     Attributes:
-        method: its method, as `MethodSpec.to_dict`.
+        method: its method, as a dict from `MethodSpec.to_dict`.
         temperature: sampling temperature.
         prompt_id: id of its prompt.
-        generation: the decoded image.
-        step_seconds: seconds of each forward pass.
+        generation: its tokens, and how they were decoded.
+        step_seconds: seconds of each forward pass of the target.
     """
 
     method: dict[str, Any]
@@ -60,25 +61,31 @@ def measure_latency(
     num_warmup: int,
     num_rounds: int = 1,
 ) -> tuple[pd.DataFrame, list[TimedImage]]:
-    """Time decoders image by image at batch 1, interleaved. A round is all prompts.
+    """Time several decoders at batch 1. They take turns image by image.
 
-    The order of the decoders rotates by one from image to image, so that none profits from the one before it. The first
-    `num_warmup` images of each decoder are not counted; CUDA graphs need at least one. Decoders that run as CUDA graphs
-    are also timed with eager steps, but those images are not returned.
+    A round decodes every prompt once with each decoder. The order of the decoders rotates by one from image to image,
+    so that no decoder always starts. The first `num_warmup` images of each decoder are not counted. CUDA graphs need at
+    least one such image. Decoders that run as CUDA graphs are also timed with eager steps, but the images of those runs
+    are not returned.
 
     Args:
         decoders: the decoders.
         prompts: prompts of the images.
         encoder: text encoder of the prompts.
-        run_seed: seed of the noise.
-        num_warmup: images per decoder before timing starts.
+        run_seed: random seed of the noise.
+        num_warmup: number of images that each decoder generates before timing starts.
         num_rounds: number of rounds.
 
     Returns:
-        (rows, images). `rows` has columns COLUMNS, one row per decoder, stepping, prompt and round. `seconds` is
-        wall-clock time without text encoding, noise and image decoding. `cpu_seconds` is the time of this process on
-        all cores. `busy_elsewhere` is the number of cores that other work kept busy. `machine` names the processor that
-        decoded. `images` has each image from its fastest round.
+        (rows, images). `rows` has the columns COLUMNS and one row per decoder, stepping, prompt and round. `images` has
+        the image of each decoder and prompt from its fastest round. These columns of `rows` need an explanation:
+
+        - stepping: how decoding steps ran, "eager" or "graph".
+        - seconds: wall-clock time. It does not include text encoding, sampling of the noise, and decoding of codes to
+          pixels.
+        - cpu_seconds: time of this process, summed over all cores.
+        - busy_elsewhere: number of cores that other processes kept busy.
+        - machine: name of the processor that decoded.
     """
     processor = name_processor(describe_machine(), decoders[0].device.type)
     timed = []
@@ -108,11 +115,11 @@ def measure_latency(
 
 @dataclass
 class _Watch:
-    """Times of one image.
+    """Times of the decoding of one image.
 
     Attributes:
-        marks: start of each forward pass, prefill first.
-        core_seconds: core-seconds of this process and of the machine.
+        marks: start of each forward pass, as `_now` returns it, prefill first.
+        core_seconds: core-seconds from the first forward pass to the end, shaped like those of `_core_seconds`.
     """
 
     marks: list[float | torch.cuda.Event] = field(default_factory=list)
@@ -121,7 +128,14 @@ class _Watch:
 
 @contextmanager
 def _watching(decoder: Decoder) -> Iterator[_Watch]:
-    """Watch the decoding of an image: start of each forward pass, and core-seconds from the first pass on."""
+    """Context manager: measure the times of one image, which is decoded within its `with` block.
+
+    Args:
+        decoder: decoder of the image.
+
+    Yields:
+        The times. They are complete at the end of the block.
+    """
     watch = _Watch()
 
     def mark() -> None:
@@ -138,10 +152,10 @@ def _watching(decoder: Decoder) -> Iterator[_Watch]:
 
 
 def _core_seconds() -> np.ndarray:
-    """Return the core-seconds so far, of this process and of the whole machine.
+    """Return the core-seconds so far, as (this process, whole machine).
 
-    The machine's include nice time, waiting for disks, and time taken by other virtual machines: all of them disturb a
-    timing.
+    Core-seconds are seconds of work, summed over all cores. For the machine they include low-priority processes,
+    waiting for disks, and time that other virtual machines took. All of these disturb a timing.
     """
     times = psutil.cpu_times()._asdict()
     # Linux counts guest time within user and nice time.
@@ -150,7 +164,7 @@ def _core_seconds() -> np.ndarray:
 
 
 def _now(device: torch.device) -> float | torch.cuda.Event:
-    """Return the current time. On a GPU, return an event in its queue, which needs no synchronisation."""
+    """Return the current time in seconds. On a GPU, record and return a CUDA event, which needs no synchronisation."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -159,36 +173,59 @@ def _now(device: torch.device) -> float | torch.cuda.Event:
 
 
 def _step_seconds(marks: Sequence[float | torch.cuda.Event], seconds: float) -> list[float]:
-    """Return the seconds of each forward pass of an image that took `seconds`; the last pass lasts to the end."""
+    """Return the seconds of each forward pass of an image. The last pass lasts to the end of the image.
+
+    Args:
+        marks: start of each forward pass, as `_now` returns it.
+        seconds: seconds of the whole image.
+    """
     events = [mark for mark in marks if isinstance(mark, torch.cuda.Event)]
     times = [mark for mark in marks if isinstance(mark, float)]
-    # Marks are of one kind.
+    # all marks are of one type, so one of the two lists is empty
     begun = [events[0].elapsed_time(event) / 1000 for event in events] or [mark - times[0] for mark in times]
     return np.diff([*begun, max(seconds, begun[-1])]).tolist()
 
 
 @dataclass
 class TimedImages:
-    """Images of many methods at one temperature, one per method and prompt."""
+    """Images of several methods at one temperature, one image per method and prompt.
 
-    prompt_ids: list[str]  # one per image
-    method_ids: list[str]  # one per image
-    codes: torch.Tensor  # int32, (images, tokens)
-    # int16, (images, tokens): tokens emitted by each forward pass of the target, prefill first; zero-padded
+    Attributes:
+        prompt_ids: id of each image's prompt.
+        method_ids: id of each image's method.
+        codes: tokens of each image, int32 (images, tokens).
+        step_lengths: number of tokens that each forward pass of the target emitted, prefill first, int16 (images,
+            tokens). Padded with zeros.
+        step_seconds: seconds of each of these passes, with drafting and verification, float32 (images, tokens). Padded
+            with zeros. Their sum is the time of the image in the table of latencies.
+        is_draft: whether a token is an accepted draft, bool (images, tokens). The target samples the other tokens.
+        is_substituted: whether a token differs from the target's sample, as in `GenerationRecords`, bool (images,
+            tokens).
+        metadata: methods (method id -> dict from `MethodSpec.to_dict`), temperature, gpu (name of the GPU, or None),
+            and num_threads.
+    """
+
+    prompt_ids: list[str]
+    method_ids: list[str]
+    codes: torch.Tensor
     step_lengths: torch.Tensor
-    # float32, (images, tokens): seconds of each of these passes, including drafting and verification; zero-padded. A
-    # line sums to the image's seconds in the table of latency.
     step_seconds: torch.Tensor
-    is_draft: torch.Tensor  # bool, (images, tokens): an accepted draft; other tokens are sampled from the target
-    is_substituted: torch.Tensor  # bool, (images, tokens), as in `GenerationRecords`
-    # methods (method id -> `MethodSpec.to_dict`), temperature, gpu (its name, or None), num_threads
+    is_draft: torch.Tensor
+    is_substituted: torch.Tensor
     metadata: dict[str, Any]
 
 
 def accepted_drafts(generation: Generation) -> torch.Tensor:
-    """Return which tokens of an image decoded at batch 1 are accepted drafts: bool, (1, tokens).
+    """Return which tokens of an image are accepted drafts.
 
-    A forward pass emits the drafts that it accepts and then one bonus token, unless the image ends before.
+    A forward pass emits the drafts that it accepts, and then one bonus token. If the image ends earlier, there is no
+    bonus token.
+
+    Args:
+        generation: one image, decoded at batch 1.
+
+    Returns:
+        bool (1, tokens).
     """
     emitted = F.pad(generation.accepted_lengths, (1, 0)) + 1  # (1, forward passes), as if the image did not end
     bonus = emitted.cumsum(1) - 1  # positions of the bonus tokens

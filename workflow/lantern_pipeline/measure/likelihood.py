@@ -1,10 +1,11 @@
 """Likelihood of given images under the target, and the ambiguity of the target.
 
-The likelihood of the tokens shows how far relaxed decoding deviates from the target. *Ambiguity* is measured by the
-probability of the most probable token, and of the ten most probable ones.
+The likelihood of the tokens shows how far relaxed decoding deviates from the target. *Ambiguity* means that the target
+is unsure of the next token. It is measured by the probability of the most probable token, and of the ten most probable
+tokens together.
 
-A text model is nearly certain of most tokens. A visual model spreads its probability over many similar codes. So few
-drafts are accepted, which is the reason for relaxed decoding.
+A language model is nearly certain of most tokens. A visual model spreads its probability over many similar codes.
+Therefore few drafts are accepted, which is the reason for relaxed decoding.
 """
 
 from __future__ import annotations
@@ -19,21 +20,25 @@ from tqdm import tqdm
 from lantern.models.target import Target
 from lantern.text_encoders.base import TextEncoder
 
-# Values; half a GiB in float32. Functions that read logits keep three to six arrays of this size at a time.
+# Number of logits in a batch: half a GiB in float32. Functions that use logits hold three to six such arrays at once.
 LOGITS_AT_ONCE = 2**27
-IMAGES_ON_CPU = 16  # images at once: the activations of more do not fit into the caches
+IMAGES_ON_CPU = 16  # largest batch on a CPU: the activations of more images do not fit into the caches
 
 
 def select_codes(target_model: Target, tokens: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Leave out the positions at which a line ends.
+    """Remove the positions at which a line ends.
+
+    Some targets emit a line-end token after each line of codes. Other targets have none, and their tensors are returned
+    unchanged.
 
     Args:
         target_model: the target.
         tokens: (images, tokens).
-        logits: of every position, (images, tokens, vocab).
+        logits: logits of every position, (images, tokens, vocab).
 
     Returns:
-        Tokens (images, codes) and logits (images, codes, num_codes); unchanged if the target has no line-end token.
+        (tokens, logits) of the other positions, (images, codes) and (images, codes, num_codes). Logits of tokens that
+        are not codes are removed, too.
     """
     config = target_model.config
     if config.line_end is None:
@@ -48,16 +53,16 @@ def teacher_forced_logits(
 ) -> Tensor:
     """Compute the target's guided logits at every position of given images, by teacher forcing.
 
-    Position i is conditioned on the prompt and codes 0 to i - 1. The logits are unfiltered, at temperature 1, and -inf
-    for tokens that are not allowed at a position.
+    Position i is conditioned on the prompt and on codes 0 to i - 1. The logits are those at temperature 1, without
+    top-k and top-p. Tokens that are not allowed at a position have logit -inf.
 
     Args:
         target_model: the target.
-        features: text features, float32 (images, text tokens, caption_dim), left-padded.
-        mask: bool (images, text tokens), True for a token of the prompt.
+        features: text features, float32 (images, text tokens, caption_dim), padded on the left.
+        mask: bool (images, text tokens), True for tokens of the prompt, False for padding.
         codes: (images, tokens).
-        cfg_scale: s in u + s (c - u), with unconditional logits u and conditional logits c. 1 means no guidance, and u
-            is not computed.
+        cfg_scale: guidance scale s in u + s (c - u), with unconditional logits u and conditional logits c. 1 means no
+            guidance, and then u is not computed.
 
     Returns:
         float32 (images, tokens, vocab).
@@ -79,14 +84,22 @@ def walk_logits(
     cfg_scale: float,
     batch_size: int,
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Compute the target's guided logits of many images, batch by batch.
+    """Compute the target's guided logits of many images, batch by batch, as in `teacher_forced_logits`.
 
-    A batch has at most `batch_size` images, LOGITS_AT_ONCE values, and on a CPU IMAGES_ON_CPU images, but at least one
-    image.
+    A batch has at most `batch_size` images and at most LOGITS_AT_ONCE logits, but at least one image. On a CPU it also
+    has at most IMAGES_ON_CPU images.
+
+    Args:
+        target_model: the target.
+        text_encoder: text encoder of the target.
+        codes: tokens of the images, (images, tokens).
+        texts: one prompt per image.
+        cfg_scale: guidance scale; 1 means no guidance.
+        batch_size: largest number of images per batch.
 
     Yields:
-        (slice of the images, their codes (batch, tokens) int64, logits (batch, tokens, vocab) float32), the tensors on
-        the device of the target.
+        (rows, codes, logits) for each batch. rows is the slice of the images in the batch. codes are their tokens,
+        int64 (batch, tokens). logits are float32 (batch, tokens, vocab). Both tensors are on the target's device.
     """
     device = target_model.device
     most = min(batch_size, IMAGES_ON_CPU) if device.type == "cpu" else batch_size
@@ -101,14 +114,12 @@ def walk_logits(
 def token_negative_log_likelihood(codes: Tensor, logits: Tensor) -> Tensor:
     """Compute the negative log-likelihood of every token.
 
-    The value of an image is the mean over its tokens.
-
     Args:
         codes: (images, tokens).
-        logits: (images, tokens, vocab), of each position given the codes before it.
+        logits: logits of each position given the codes before it, (images, tokens, vocab).
 
     Returns:
-        float32 (images, tokens), in nats.
+        float32 (images, tokens), in nats. The value of an image is the mean over its tokens.
 
     Raises:
         ValueError: a logit is nan or infinite.
@@ -131,9 +142,9 @@ def score_tokens(
 ) -> Tensor:
     """Compute the negative log-likelihood of the codes of images under the target, given their prompts.
 
-    The distribution is the target's after guidance, unfiltered and at temperature 1, regardless of the sampling
-    settings. Samples of the target itself score about its entropy. Greedy images score far below it, and relaxed
-    decoding deviates from it.
+    The target's distribution is taken after guidance, at temperature 1 and without top-k and top-p, regardless of the
+    settings with which the images were sampled. Images sampled from this same distribution have a mean close to its
+    entropy. Greedy images have a much lower mean, and images of relaxed decoding deviate as well.
 
     Args:
         target_model: the target.
@@ -141,10 +152,10 @@ def score_tokens(
         codes: tokens of the images, (images, tokens).
         texts: one prompt per image.
         cfg_scale: guidance scale; 1 means no guidance.
-        batch_size: images per batch, at most.
+        batch_size: largest number of images per batch.
 
     Returns:
-        float32 (images, codes), in nats, on the CPU. Line ends are certain and left out.
+        float32 (images, codes), in nats, on the CPU. Line-end tokens are certain and left out.
     """
     scores = []
     batches = walk_logits(target_model, text_encoder, codes, texts, cfg_scale=cfg_scale, batch_size=batch_size)
@@ -154,14 +165,14 @@ def score_tokens(
 
 
 def top_masses(logits: Tensor, num_best: int = 10) -> tuple[Tensor, Tensor]:
-    """Return the probability of the most probable token and of the `num_best` most probable tokens.
+    """Return the probability of the most probable token, and of the `num_best` most probable tokens together.
 
     Args:
         logits: (..., vocab).
         num_best: number of tokens.
 
     Returns:
-        Two float32 tensors, (...).
+        Two float32 tensors, (...) each.
     """
     best = logits.float().softmax(dim=-1).topk(min(num_best, logits.shape[-1]), dim=-1).values
     return best[..., 0], best.sum(dim=-1)
@@ -179,7 +190,8 @@ def measure_ambiguity(
 ) -> pd.DataFrame:
     """Measure the target's top-1 and top-10 probability at every position of given images.
 
-    The context of a position is the image's own codes (teacher forcing), at temperature 1 and without filters.
+    The context of a position is the image's own codes (teacher forcing). The distribution is taken at temperature 1,
+    without top-k and top-p.
 
     Args:
         target_model: the target.
@@ -187,10 +199,11 @@ def measure_ambiguity(
         codes: tokens of the images, (images, tokens).
         texts: one prompt per image.
         cfg_scales: guidance scales; 1 means no guidance.
-        batch_size: images per batch, at most.
+        batch_size: largest number of images per batch.
 
     Returns:
-        One row per guidance scale, image and code: cfg_scale, image, position among the codes, top1, top10.
+        One row per guidance scale, image and code, with columns cfg_scale, image (its index), position among the codes,
+        top1 and top10.
     """
     frames = []
     for cfg_scale in dict.fromkeys(cfg_scales):

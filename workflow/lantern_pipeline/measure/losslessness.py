@@ -1,7 +1,7 @@
-"""Comparison of emitted tokens with the target's.
+"""Comparison of emitted tokens with tokens of the target.
 
 *Exactness*: are the tokens equal to those of autoregressive decoding with the same noise? *Substitutions*: which tokens
-did relaxed decoding emit instead of the token that the target sampled?
+did relaxed decoding emit instead of the token that the target sampled at that position?
 """
 
 from __future__ import annotations
@@ -22,30 +22,37 @@ from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.measure.intervals import mean_with_interval
 from lantern_pipeline.measure.likelihood import walk_logits
 
-NEAR_TIE_MARGIN = 1e-4  # nats; two tokens with a smaller gap count as tied up to rounding
+NEAR_TIE_MARGIN = 1e-4  # nats; if the gap between two tokens is smaller, rounding may decide which of them is sampled
 
 
 @dataclass(frozen=True)
 class Equality:
-    """Comparison of each image with the autoregressive one of the same prompt and noise."""
+    """Comparison of each image with the autoregressive image of the same prompt and noise.
 
-    is_equal: torch.Tensor  # (images,) bool, all codes are equal
-    # (images,) bool, codes differ, and at the first difference the two best candidates of autoregressive decoding were
-    # closer than NEAR_TIE_MARGIN: a difference of rounding, not of the method
+    A *near-tie* is a difference that rounding explains: at the first different token, the two best candidates of
+    autoregressive decoding were closer than NEAR_TIE_MARGIN.
+
+    Attributes:
+        is_equal: whether all codes are equal, bool (images,).
+        is_near_tie: whether codes differ, and the first difference is a near-tie, bool (images,).
+        first_difference: position of the first difference, int64 (images,). The number of tokens if there is none.
+        margin_at_difference: gap between the two best candidates of autoregressive decoding at that position, in nats,
+            float (images,). nan if there is no difference.
+    """
+
+    is_equal: torch.Tensor
     is_near_tie: torch.Tensor
-    # (images,) int64, position of the first difference; the number of tokens if there is none
     first_difference: torch.Tensor
-    # (images,) float, margin of autoregressive decoding at that position, nats; nan if there is no difference
     margin_at_difference: torch.Tensor
 
     @property
     def num_near_ties(self) -> int:
-        """Number of images that first differ at a near-tie; `share_equal` does not count them."""
+        """Number of images whose first difference is a near-tie. `share_equal` leaves them out."""
         return int(self.is_near_tie.sum())
 
     @property
     def share_equal(self) -> float:
-        """Share of equal images among those without a near-tie; nan if no image is left."""
+        """Share of equal images among the images without a near-tie. nan if there are no such images."""
         counted = int((~self.is_near_tie).sum())
         return float(self.is_equal.sum()) / counted if counted else float("nan")
 
@@ -53,17 +60,17 @@ class Equality:
 def compare_with_autoregressive(
     codes: torch.Tensor, autoregressive_codes: torch.Tensor, margins: torch.Tensor
 ) -> Equality:
-    """Compare images with those of autoregressive decoding of the same prompts and noise.
+    """Compare images with those of autoregressive decoding for the same prompts and noise.
 
-    Forward passes over one and over several tokens round differently in the last bits. If the two best candidates of
-    autoregressive decoding are almost equal, either may win, and all later tokens then differ legitimately. Only the
-    *first* difference can be excused in this way, if its margin is below NEAR_TIE_MARGIN.
+    A forward pass over one token and one over several tokens differ in the last bits, due to rounding. If the two best
+    candidates of autoregressive decoding are almost equal, this may decide which of them is sampled. All later tokens
+    may then differ, although the method is exact. So only the *first* difference can be a near-tie.
 
     Args:
         codes: codes of a method, (images, tokens).
         autoregressive_codes: codes of autoregressive decoding, (images, tokens).
-        margins: gap between the two highest perturbed log-probabilities of autoregressive decoding, in nats, (images,
-            tokens).
+        margins: gap between the two largest perturbed log-probabilities of autoregressive decoding at each token, in
+            nats, (images, tokens).
     """
     num_tokens = codes.shape[1]
     differs = codes.long() != autoregressive_codes.long()  # (images, tokens)
@@ -91,12 +98,12 @@ def drawn_tokens(
         target_model: the target.
         encoder: text encoder of the target.
         prompts: one per image.
-        codes: emitted codes, (images, tokens); they are the contexts.
+        codes: emitted codes, (images, tokens). The token at a position is sampled given the codes before it.
         sampling: sampling settings.
-        run_seed: seed of the noise.
+        run_seed: random seed of the noise.
 
     Returns:
-        int64 (images, tokens).
+        int64 (images, tokens), on the CPU.
     """
     texts = [prompt.text for prompt in prompts]
     options = {"cfg_scale": sampling.cfg_scale, "batch_size": len(prompts)}
@@ -113,7 +120,7 @@ def drawn_tokens(
 def substitution_row(
     records: GenerationRecords, drawn: torch.Tensor, codebook: torch.Tensor, options: Mapping[str, int]
 ) -> dict[str, float]:
-    """Measure how often a method replaces the target's sample, and by how distant a code.
+    """Measure how often a method replaces the target's sample, and how different the emitted code is.
 
     The method must sample the target's token at every node.
 
@@ -124,12 +131,15 @@ def substitution_row(
         options: num_resamples and seed of the bootstrap.
 
     Returns:
-        substitution_rate: share of codes that are substitutions, with _low and _high over images. By the coupling
-        inequality it is an upper bound of the TV between the emitted token and the target's token, averaged over nodes.
-        substitution_distance: mean Euclidean distance between the target's sample and the emitted code, over
-        substitutions, or nan without any.
+        Column -> value:
+
+        - substitution_rate, with _low and _high: share of codes that are substitutions, and its 95 % interval over
+          images. By the coupling inequality, it is an upper bound of the mean total variation between the emitted token
+          and the target's token.
+        - substitution_distance: mean Euclidean distance between the code vectors of the target's sample and of the
+          emitted code, over all substitutions. nan if there are none.
     """
-    is_code = records.codes < len(codebook)  # line ends are certain and are no codes
+    is_code = records.codes < len(codebook)  # False for line-end tokens, which are certain and cannot be substituted
     rate = (records.is_substituted.double().sum(1) / is_code.sum(1)).numpy()
     rows = F.pad(codebook, (0, 0, 0, 1))
     distance = (rows[drawn] - rows[records.codes.long()]).norm(dim=-1)[records.is_substituted]

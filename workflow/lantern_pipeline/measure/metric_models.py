@@ -1,4 +1,4 @@
-"""Metric models: the models that measure images, loaded as config section `metrics` chooses them."""
+"""Metric models: the models that measure images. Config section `metrics` selects them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ImageScore(Protocol):
     """Interface of a metric of single images, such as `ClipScore`."""
 
     def describe(self) -> dict[str, str | None]:
-        """Return columns that name the model and the hash of its weights."""
+        """Return the columns that identify the metric's model: column -> its name, or the SHA-256 of its weights."""
         ...
 
     def score(self, images: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
@@ -44,25 +44,33 @@ class ImageScore(Protocol):
             prompts: one per image.
 
         Returns:
-            column -> scores, (n,) float32, on the CPU.
+            Column -> scores, float32 (n,), on the CPU.
         """
         ...
 
 
 @dataclass(frozen=True)
 class MetricModels:
-    """Models that measure images, in evaluation mode and on one device."""
+    """Models that measure images, in evaluation mode and on one device.
 
-    tokenizer: ImageModel  # decodes codes to images
-    target_model: Target  # gives the likelihood of tokens
-    text_encoder: TextEncoder  # text encoder of the target
-    batch_size: int  # images measured together
-    scores: Sequence[ImageScore] = ()  # metrics of single images
-    # metrics of sets of images; None if these are off
+    Attributes:
+        tokenizer: image tokenizer, which decodes codes to images.
+        target_model: the target model, which gives the likelihood of tokens.
+        text_encoder: text encoder of the target.
+        batch_size: number of images that are measured together.
+        scores: metrics of single images.
+        fidelity: metrics of sets of images, such as FID. None if they are off.
+    """
+
+    tokenizer: ImageModel
+    target_model: Target
+    text_encoder: TextEncoder
+    batch_size: int
+    scores: Sequence[ImageScore] = ()
     fidelity: ClassifierFidelity | PublishedFidelity | None = None
 
     def describe(self) -> dict[str, str | None]:
-        """Return columns that name the metric models: names, hashes of weights, preprocessing."""
+        """Return the columns that identify all metric models and the preprocessing, from `describe` of each metric."""
         parts = [part.describe() for part in (self.fidelity, *self.scores) if part is not None]
         return {name: value for part in parts for name, value in part.items()}
 
@@ -81,7 +89,17 @@ def load_metric_models(
     device: Device,
     batch_size: int,
 ) -> MetricModels:
-    """Load the tokenizer, the target model, and the models that config section `metrics` chooses."""
+    """Load the tokenizer, the target model, and the models that config section `metrics` selects.
+
+    Args:
+        tokenizer: file of the image tokenizer.
+        target: file of the target.
+        text_encoder: text encoder of the target.
+        files: name -> path of the metric models, as from `registry.metric_files`.
+        metrics: config section `metrics`.
+        device: device of all models.
+        batch_size: number of images that are measured together.
+    """
     parts = load_parts(metrics, files, device)
     fidelity = parts.pop(FIDELITY, None)
     return MetricModels(
@@ -95,7 +113,13 @@ def load_metric_models(
 
 
 def load_job_metric_models(snakemake: Job, text_encoder: TextEncoder) -> MetricModels:
-    """Load the metric models of a job from its inputs and parameters, as `load_metric_models` does."""
+    """Load the metric models of a Snakemake job, from its inputs and parameters.
+
+    Args:
+        snakemake: the job. Its inputs must include tokenizer, target and the files of `registry.metric_files`. Its
+            parameter metrics must be config section `metrics`.
+        text_encoder: text encoder of the target.
+    """
     files = snakemake.input
     execution = execution_of(snakemake)
     return load_metric_models(
@@ -110,23 +134,43 @@ def load_job_metric_models(snakemake: Job, text_encoder: TextEncoder) -> MetricM
 
 
 def load_parts(metrics: MetricChoices, files: Mapping[str, str], device: Device) -> dict[str, Any]:
-    """Load the metric of every key of config section `metrics` that is on."""
+    """Load the models of every metric that is on.
+
+    Args:
+        metrics: config section `metrics`.
+        files: name -> path, as from `registry.metric_files`.
+        device: device of the models.
+
+    Returns:
+        Key of config section `metrics` -> loaded metric. For a metric that is always measured, the key is its column.
+    """
     return {key: load_part(choice.loader, metrics, files, device) for key, choice in chosen(metrics).items()}
 
 
 def load_part(loader: str, metrics: MetricChoices, files: Mapping[str, str], device: Device) -> Any:
-    """Call a loader, "<module of this package>:<function>", as in `Choice.loader`."""
+    """Import and call the function that loads a metric.
+
+    Args:
+        loader: "<module of this package>:<function>", as in `Choice.loader`.
+        metrics: config section `metrics`.
+        files: name -> path, as from `registry.metric_files`.
+        device: device of the models.
+    """
     module, name = loader.split(":")
     return getattr(import_module(f"lantern_pipeline.measure.{module}"), name)(metrics, files, device)
 
 
 def check_metric_weights(metrics: MetricChoices, files: Mapping[str, str]) -> dict[str, str]:
-    """Load every published metric model once, and open the first real images.
+    """Load every published metric model once, to find errors before hours of image generation.
 
-    Errors thus appear before hours of generation.
+    If the reference set is a folder of real images, the first few of these are opened as well.
+
+    Args:
+        metrics: config section `metrics`.
+        files: name -> path, as from `registry.published_files`.
 
     Returns:
-        Key of metrics.published -> SHA-256 of its weights.
+        Key of config section metrics.published -> SHA-256 of the model's weights.
     """
     hashes = {}
     for choice in chosen(metrics).values():
@@ -137,12 +181,13 @@ def check_metric_weights(metrics: MetricChoices, files: Mapping[str, str]) -> di
 
 
 def read_metric_model(path: Path, name: str, sizes: Mapping[str, int]) -> nn.Module:
-    """Read an attribute_classifier or clip that another run trained.
+    """Read an attribute classifier or CLIP model that another run has trained.
 
     Args:
-        path: the model's file or folder.
+        path: file or folder of the model.
         name: "attribute_classifier" or "clip".
-        sizes: config key -> required size.
+        sizes: config key -> required value. The last part of the key is a field of the model's config. Keys without
+            such a field are ignored.
 
     Raises:
         ValueError: a size of the model differs from `sizes`.

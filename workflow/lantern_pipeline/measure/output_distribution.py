@@ -1,10 +1,11 @@
-"""Distribution of the emitted token, and its distance from the target's at verified nodes.
+"""Distribution of the emitted token at verified nodes, and its distance from the target's distribution.
 
-At a node the target has a distribution t and the draft model a distribution p. The drafts are the children of the node.
-The emitted token is random. Its distribution is computed here by enumeration and compared with t in total variation
-(TV). A bound on the probability mass that a relaxation may merge does not bound this distance: see docs/methods.md.
+At a node of the draft tree, the target has a distribution t and the draft model has a distribution p. The drafts are
+the children of the node. Verification emits a random token. This module computes the token's distribution and compares
+it with t in total variation (TV). Some acceptances bound the probability mass that a relaxation may move to a draft.
+This does not bound the TV: see docs/methods.md.
 
-Shapes: nodes = verified nodes, m = largest number of children of a node, pairs = nodes x possible first drafts.
+Shapes: nodes = verified nodes, m = largest number of children of a node.
 """
 
 from __future__ import annotations
@@ -28,19 +29,27 @@ from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.measure.intervals import bootstrap_interval, ratio_statistic
 from lantern_pipeline.measure.likelihood import walk_logits
 
-PAIRS_AT_ONCE = 2048  # vectors over the vocabulary in memory at once while drafts are enumerated
+PAIRS_AT_ONCE = 2048  # number of vectors of length vocab in memory at once, while drafts are enumerated
 
 
 @dataclass(frozen=True)
 class VerifiedNodes:
-    """Nodes at which drafts were verified."""
+    """Nodes of draft trees at which drafts were verified.
 
-    target_probs: torch.Tensor  # (nodes, vocab): the target's distribution after guidance, temperature and filters
-    # (nodes, vocab): distribution that the children were sampled from; None if they are deterministic
+    Attributes:
+        target_probs: the target's distribution after guidance, temperature, top-k and top-p, (nodes, vocab).
+        draft_probs: distribution that the children were sampled from, (nodes, vocab). None if the children are
+            deterministic.
+        children: drafts in the order of drafting, int64 (nodes, m). -1 marks a missing draft.
+        image: index of the prompt, int64 (nodes,).
+        depths: depth of each node in its tree, int64 (nodes,).
+    """
+
+    target_probs: torch.Tensor
     draft_probs: torch.Tensor | None
-    children: torch.Tensor  # int64, (nodes, m): drafts in the order of drafting; -1 marks a missing draft
-    image: torch.Tensor  # int64, (nodes,): index of the prompt
-    depths: torch.Tensor  # int64, (nodes,): depth of each node in its tree
+    children: torch.Tensor
+    image: torch.Tensor
+    depths: torch.Tensor
 
     def __len__(self) -> int:
         return len(self.target_probs)
@@ -50,7 +59,7 @@ class VerifiedNodes:
         """Distribution that the children were sampled from, (nodes, vocab).
 
         Raises:
-            ValueError: the children are deterministic.
+            ValueError: the children are deterministic, or their distribution was not recorded.
         """
         if self.draft_probs is None:
             raise ValueError("draft_probs must be known, got None: drafts are deterministic, or were not recorded")
@@ -59,22 +68,43 @@ class VerifiedNodes:
 
 @dataclass(frozen=True)
 class OutputDistribution:
-    """Distribution of the emitted token."""
+    """Distribution of the emitted token at verified nodes.
 
-    probs: torch.Tensor  # (nodes, vocab)
-    acceptance: torch.Tensor  # (nodes,): probability that a draft is accepted
-    error: torch.Tensor  # (nodes,): TV due to Monte Carlo noise of `probs`; 0 if drafts were enumerated
+    Attributes:
+        probs: the distribution, (nodes, vocab).
+        acceptance: probability that a draft is accepted, (nodes,).
+        error: TV that Monte Carlo noise of `probs` causes, (nodes,). 0 if drafts were enumerated.
+    """
+
+    probs: torch.Tensor
+    acceptance: torch.Tensor
+    error: torch.Tensor
 
     def tv_from(self, target_probs: torch.Tensor) -> torch.Tensor:
-        """Return the total variation distance from the target's distribution, (nodes,), in [0, 1]."""
+        """Return the total variation distance from the target's distribution, (nodes,), in [0, 1].
+
+        Args:
+            target_probs: the target's distribution, (nodes, vocab).
+        """
         return (self.probs - target_probs).abs().sum(-1) / 2
 
 
 class NodeRecorder:
-    """Observer of a decoder that records the nodes at some positions of every image.
+    """Observer of a decoder, which records some of the nodes at which drafts are verified.
 
-    The positions are random (by `seed`) and the same for every method. At most `max_nodes` are spread evenly over the
-    images.
+    It chooses random positions of every image. A node is recorded if it predicts the token at a chosen position. The
+    positions depend on the seed only, so they are the same for every method.
+
+    Args:
+        num_images: number of images of the whole measurement.
+        config: config of the target.
+        max_nodes: largest number of chosen positions, spread evenly over the images. However, at least one position of
+            each image is chosen.
+        seed: random seed of the choice of positions.
+
+    Attributes:
+        first_image: index of the first image in the batch that is being decoded.
+        parts: the recorded nodes, one entry per step.
     """
 
     def __init__(self, num_images: int, config: TargetConfig, max_nodes: int, seed: int) -> None:
@@ -87,7 +117,11 @@ class NodeRecorder:
         self.parts: list[VerifiedNodes] = []
 
     def __call__(self, outcome: Outcome) -> None:
-        """Record the chosen nodes of one step; called as `Decoder.observer`."""
+        """Record the chosen nodes of one step. A decoder calls this as its `observer`.
+
+        Args:
+            outcome: result of verifying the step.
+        """
         drafts, positions, weights = outcome.proposal, outcome.positions, outcome.scores.weights
         inner, reached = drafts.tree.parent_nodes, reached_nodes(drafts.tree, outcome.is_accepted)
         depths = drafts.tree.depths.expand_as(reached)
@@ -123,17 +157,21 @@ def record_nodes(
     max_nodes: int,
     batch_size: int,
 ) -> VerifiedNodes:
-    """Generate images and record some of the verified nodes, on the decoder's device.
+    """Generate images and record some of the nodes at which drafts are verified.
 
-    The choice of nodes depends on the seed, not on the batch size. Every batch has its own recorder.
+    Nodes are recorded if they predict a token at one of some randomly chosen positions, see `NodeRecorder`. The choice
+    depends on the seed, not on the batch size.
 
     Args:
         decoder: the decoder.
         prompts: prompts of the images.
         encoder: text encoder of the prompts.
-        run_seed: seed of the noise and of the choice of nodes.
-        max_nodes: number of recorded nodes, at most.
-        batch_size: images decoded together.
+        run_seed: random seed of the noise and of the choice of positions.
+        max_nodes: largest number of chosen positions. If there are more prompts, one position of each image is chosen.
+        batch_size: number of images that are decoded together.
+
+    Returns:
+        The nodes, on the decoder's device.
     """
     parts: list[VerifiedNodes] = []
     try:
@@ -150,24 +188,27 @@ def record_nodes(
 def measure_missing_context(
     decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, *, run_seed: int, max_nodes: int, batch_size: int
 ) -> tuple[VerifiedNodes, OutputDistribution]:
-    """Measure what a method loses that generates lines in parallel, without the full context of a token.
+    """Measure how a method differs from the target if it generates several lines of an image in parallel.
+
+    Such a method samples tokens before all previous tokens of the image are known. Each token's distribution is
+    compared with the target's distribution in full context.
 
     Args:
         decoder: decoder of the method.
         prompts: prompts of the images.
         encoder: text encoder of the prompts.
-        run_seed: seed of the noise and of the choice of positions.
-        max_nodes: number of positions, at most. They are chosen as in `record_nodes`, but never position 0, whose
-            context is complete.
-        batch_size: images decoded together.
+        run_seed: random seed of the noise and of the choice of positions.
+        max_nodes: largest number of positions. They are chosen as in `record_nodes`, but position 0 is left out,
+            because its context is always complete.
+        batch_size: number of images that are decoded together.
 
     Returns:
-        (nodes, distribution). nodes has the target's distributions given all previous tokens of the image. distribution
-        has those that the tokens were sampled from.
+        (nodes, distribution). `nodes` has one entry per token, with the target's distribution given all previous tokens
+        of the image. `distribution` is the one that the token was sampled from.
     """
 
     def keep(scores: Scores) -> None:
-        """Record the positions of a step, (images, cells), and the sampled distributions, (images, cells, vocab)."""
+        """Append the positions that a decoding step samples, and their distributions, to `steps`."""
         steps.append((scores.positions, scores.weights.softmax(-1)))
 
     is_chosen = NodeRecorder(len(prompts), decoder.target.config, max_nodes, run_seed).is_chosen.to(decoder.device)
@@ -194,7 +235,16 @@ def measure_missing_context(
 
 
 def _in_order(steps: Sequence[tuple[torch.Tensor, torch.Tensor]], num_tokens: int) -> torch.Tensor:
-    """Return the distribution that each token was sampled from, by position: (images, tokens, vocab)."""
+    """Return the distribution that each token was sampled from, ordered by position in the image.
+
+    Args:
+        steps: one pair (positions, distributions) per decoding step. `positions` are those that the step samples,
+            int64 (images, n). `distributions` are what it samples their tokens from, (images, n, vocab).
+        num_tokens: number of tokens of an image.
+
+    Returns:
+        (images, tokens, vocab).
+    """
     positions, probs = (torch.cat(part, dim=1) for part in zip(*steps, strict=True))
     ordered = probs.new_zeros(len(probs), int(positions.max()) + 1, probs.shape[-1])
     return ordered.scatter_(1, positions[..., None].expand_as(probs), probs)[:, :num_tokens]
@@ -203,21 +253,24 @@ def _in_order(steps: Sequence[tuple[torch.Tensor, torch.Tensor]], num_tokens: in
 def distribution_given_children(
     target_probs: torch.Tensor, draft_probs: torch.Tensor | None, children: torch.Tensor, rejection: Rejection
 ) -> OutputDistribution:
-    """Compute the output distribution of rejection sampling for given children, weighted over all acceptance decisions.
+    """Compute the exact output distribution of rejection sampling for given children.
+
+    The first child may be accepted; if not, the second may be accepted, and so on. The result is a sum over these
+    cases, weighted by their probabilities.
 
     Args:
-        target_probs: (nodes, vocab).
-        draft_probs: distribution that the children were sampled from without replacement, (nodes, vocab); None for
+        target_probs: the target's distribution t, (nodes, vocab).
+        draft_probs: distribution that the children were sampled from without replacement, (nodes, vocab). None for
             deterministic drafts.
-        children: int64 (nodes, m), tried in this order; -1 marks a missing child.
-        rejection: the acceptance.
+        children: drafts, int64 (nodes, m), tried in this order. -1 marks a missing draft.
+        rejection: rejection test of the method, as in `distribution_of_one_sampled_draft`.
     """
     emitted, weight = torch.zeros_like(target_probs), torch.ones_like(target_probs[:, :1])
     probs, tiny = target_probs, torch.finfo(target_probs.dtype).tiny
     for rank, tried in enumerate(rejection.try_siblings(target_probs, children, draft_probs)):
         token = children[:, rank : rank + 1].clamp(min=0)
         accept = (tried.relaxed_prob / tried.token_draft.clamp(min=tiny)).clamp(max=1)
-        accept = accept.where(tried.is_tried, 0.0)  # nan if fewer codes than children were sampled
+        accept = accept.where(tried.is_tried, 0.0)  # else nan if p has fewer possible codes than there are children
         emitted.scatter_add_(1, token, weight * accept)
         weight, probs = weight * (1 - accept), tried.residual
     weight = weight.squeeze(1)
@@ -227,15 +280,16 @@ def distribution_given_children(
 def distribution_of_one_sampled_draft(
     target_probs: torch.Tensor, draft_probs: torch.Tensor, rejection: Rejection
 ) -> OutputDistribution:
-    """Compute the exact output distribution with one sampled draft per node.
+    """Compute the exact output distribution if each node has one draft, sampled from the draft model.
 
-    Every draft that is possible under p is weighted by p. If all drafts share one residual distribution, a closed
-    formula replaces the sum.
+    The result is a sum over all codes x with p(x) > 0 as drafts, weighted by p(x). If the residual distribution is the
+    same for all rejected drafts, a closed formula replaces the sum.
 
     Args:
-        target_probs: (nodes, vocab).
-        draft_probs: p, (nodes, vocab).
-        rejection: the acceptance.
+        target_probs: the target's distribution t, (nodes, vocab).
+        draft_probs: the draft model's distribution p, (nodes, vocab).
+        rejection: rejection test of the method. It determines the relaxed probability s(x) of a draft, and the residual
+            distribution from which a token is sampled if the draft is rejected.
     """
     if rejection.has_one_residual:
         accepted = rejection.accepted_mass(target_probs, draft_probs)
@@ -256,17 +310,24 @@ def distribution_of_one_sampled_draft(
 def distribution_of_sampled_siblings(
     nodes: VerifiedNodes, rejection: Rejection, *, num_samples: int, seed: int
 ) -> OutputDistribution:
-    """Estimate the output distribution with several sampled drafts, by Monte Carlo over the drafts.
+    """Estimate the output distribution with several sampled drafts per node, by Monte Carlo over the drafts.
 
-    Each of at least two samples replaces the children of a node by the same number of newly sampled ones. Given them,
-    the distribution is exact. For the same samples, exact rejection has the target's distribution on average. So only
-    the difference from exact rejection is averaged, and exact acceptance has no noise at all.
+    Each sample replaces the children of a node by the same number of newly sampled drafts. For given drafts, the
+    distribution is computed exactly, with the method's acceptance and with exact acceptance. Averaged over all drafts,
+    exact acceptance gives the target's distribution. The estimate is therefore the target's distribution plus the mean
+    difference of the method's distribution from the exact one. If the method itself is exact, it has no noise at all.
 
-    `error` is half the TV between the means over even and over odd samples. It is the TV that noise alone adds, so TV
-    is overestimated by about this much.
+    The noise makes the TV too large by about `error`, which is half the TV between the means over even and over odd
+    samples.
+
+    Args:
+        nodes: nodes of the method.
+        rejection: the rejection test of the method.
+        num_samples: number of samples, at least 2.
+        seed: random seed of the samples.
     """
     generator = torch.Generator(nodes.target_probs.device).manual_seed(seed)
-    sums = [torch.zeros_like(nodes.target_probs) for _ in range(2)]  # over even and over odd samples
+    sums = [torch.zeros_like(nodes.target_probs) for _ in range(2)]  # sums over even and over odd samples
     acceptance = torch.zeros_like(nodes.target_probs[:, 0])
     for number in range(num_samples):
         exponential = torch.empty_like(nodes.drawn_from).exponential_(generator=generator)
@@ -286,12 +347,13 @@ def distribution_of_relaxed_sets(
 ) -> OutputDistribution:
     """Compute the exact output distribution of relaxed sets with deterministic drafts and one sample of the target.
 
-    The probability of a draft x and its relaxed set A(x) goes to x, one sibling after the other, as `WithinBound`
-    decides.
+    A draft x is accepted if the target's sample is x or is in x's relaxed set A(x), the codes that x may replace. So
+    the target probability of {x} and A(x) moves to x. Siblings are processed in order. If a code is in the sets of
+    several drafts, its probability moves to the first of these drafts, as in `WithinBound`.
 
     Args:
-        target_probs: (nodes, vocab).
-        children: drafts, int64 (nodes, m); -1 marks a missing draft.
+        target_probs: the target's distribution t, (nodes, vocab).
+        children: drafts, int64 (nodes, m). -1 marks a missing draft.
         sets: the relaxed sets.
     """
     emitted, left = target_probs.clone(), target_probs.clone()  # left: probability that no draft has received yet
@@ -307,13 +369,16 @@ def distribution_of_relaxed_sets(
 def mean_over_nodes(
     name: str, values: torch.Tensor, image: torch.Tensor, options: Mapping[str, int]
 ) -> dict[str, float]:
-    """Compute a mean over nodes with the 95 % interval of a bootstrap over images; nan if any value is nan.
+    """Compute the mean over nodes and its 95 % interval, from a bootstrap over images.
 
     Args:
         name: name of the column.
         values: (nodes,).
         image: index of each node's image, int64 (nodes,).
-        options: num_resamples and seed.
+        options: num_resamples and seed of the bootstrap.
+
+    Returns:
+        {name: mean, name_low: lower end, name_high: upper end}. All are nan if any value is nan.
     """
     if values.isnan().any():
         return {name: np.nan, f"{name}_low": np.nan, f"{name}_high": np.nan}

@@ -17,18 +17,18 @@ from lantern_pipeline.world.scenes import scene_of
 
 
 class AccuracyScore:
-    """Metric with the columns prompt_accuracy and is_all_correct, by the attribute classifier.
+    """Metric of single images with the columns prompt_accuracy and is_all_correct, from the attribute classifier.
 
     Attributes:
         classifier: the attribute classifier.
-        sha256: hash of its weights.
+        sha256: SHA-256 of its weights.
     """
 
     def __init__(self, classifier: AttributeClassifier, sha256: str | None = None) -> None:
         self.classifier, self.sha256 = classifier, sha256
 
     def describe(self) -> dict[str, str | None]:
-        """Return columns that name the classifier and the hash of its weights."""
+        """Return the columns that identify the classifier: column -> its name, or the SHA-256 of its weights."""
         return describe_weights("accuracy", "attribute_classifier", self.sha256)
 
     def score(self, images: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
@@ -39,8 +39,8 @@ class AccuracyScore:
             prompts: one per image.
 
         Returns:
-            column -> scores, (n,) float32, on the CPU; nan for free text, which names no attribute that the classifier
-            knows.
+            Column -> scores, float32 (n,), on the CPU. nan for prompts that are not captions of the shapes dataset,
+            since they name no attribute that the classifier knows.
         """
         scenes = [scene_of(prompt.text) for prompt in prompts]
         named = {row: scene for row, scene in enumerate(scenes) if scene is not None}
@@ -55,25 +55,31 @@ class AccuracyScore:
 
 
 def load_accuracy(metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str) -> AccuracyScore:
-    """Load the attribute classifier for config key metrics.prompt_accuracy."""
+    """Load the attribute classifier, for config key `metrics.prompt_accuracy`.
+
+    Args:
+        metrics: config section `metrics`. Not used.
+        files: name -> path, as from `registry.metric_files`. "attribute_classifier" is used.
+        device: device of the classifier.
+    """
     classifier = load_model(files["attribute_classifier"], AttributeClassifier).to(device)
     return AccuracyScore(classifier, resource_sha256(files["attribute_classifier"]))
 
 
 def score_attributes(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Score the classifier's logits against the attributes that prompts name.
+    """Compute the share of correct attributes of each image.
 
-    The attributes are the background, the layout, and the size, colour and shape of each object. Objects are in
-    canonical order, the left or top one first. Every attribute of a prompt has the same weight, and so has every prompt
-    in a mean over prompts. If two objects change places, every attribute in which they differ is wrong.
+    The attributes are the background, the layout, and the size, colour and shape of each object. Object 0 is the left
+    or upper one, so if two objects are swapped, every attribute in which they differ is wrong. All attributes of a
+    prompt have the same weight. In a mean over prompts, all prompts have the same weight.
 
     Args:
-        logits: head -> (images, classes).
-        targets: head -> correct class, int64 (images,); -1 if the head does not apply.
+        logits: head of the classifier -> logits, (images, classes).
+        targets: head -> correct class, int64 (images,). -1 if the prompt does not state this attribute.
 
     Returns:
-        Share of correct attributes, and 1 if all are correct, else 0: both float32 (images,), nan for a prompt without
-        attributes.
+        (share, is_all_correct), both float32 (images,). share: share of correct attributes. is_all_correct: 1 if all
+        are correct, else 0. Both are nan for a prompt without attributes.
     """
     is_right, is_asked = attribute_matches(logits, targets)  # (images, heads)
     num_asked = is_asked.sum(dim=1)

@@ -46,31 +46,37 @@ def measure_quality(
     repeat: str,
     seed: int,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Measure all methods on one prompt set at one temperature, and the two ceilings.
+    """Measure all quality metrics of all methods, on one prompt set at one temperature.
 
-    The *ceilings* are real images ("real") and their reconstructions by the tokenizer ("reconstruction"), one of each
-    per prompt, with their own captions. With the attribute classifier's features, FID, KID, precision and recall
-    compare with reconstructions of held-out images of `split` that belong to no prompt. A folder with too few held-out
-    images repeats them.
+    Two kinds of images that no method generated are measured as well, as *ceilings*. Real images ("real") are held out
+    from training. Reconstructions ("reconstruction") are the same images after the tokenizer has encoded and decoded
+    them. There are as many of each kind as prompts, if the source has enough. Their captions serve as their prompts.
+
+    FID and other metrics of sets of images need a reference set. If they use the attribute classifier's features, it
+    consists of reconstructions of further held-out images of `split`, which belong to no prompt. If an image folder has
+    too few held-out images, they are repeated. If the metrics use Inception's features, `models` has the reference set.
 
     Args:
         records: method id -> records, at one temperature and guidance scale, in the order of `prompts`.
         scores: method id -> scores, of the same methods.
         prompts: prompts of the images.
-        source: source of held-out images, or None.
+        source: source of held-out images. None if the run has no such images. Then ceilings are left out.
         models: the metric models.
         settings: settings of FID, KID, precision and recall.
         prompt_set: name of the prompt set.
-        split: split of `source` that the prompts come from; "val" for prompts from a file.
-        repeat: name of the repeat.
+        split: split of `source` that the prompts come from. "val" for prompts from a file.
+        repeat: name of the repeat, which states the training seed and the noise seed, such as "s0n0".
         seed: random seed of KID's subsets.
 
     Returns:
-        (rows, images). `rows` has one row per method and ceiling: the method, its quality metrics (no column for one
-        that is off), tokens_equal_autoregressive and num_near_ties. Columns prompts_sha256, reference and
-        num_reference, and `_extractor` and `_weights_sha256` of each metric, identify what was measured. `images` has
-        one row per prompt and method or ceiling, with the measurements of that image. `pixel_mse` and
-        `feature_distance` are distances from the autoregressive image of the same prompt and noise.
+        The tables `rows` and `images`:
+
+        - rows: one row per method and ceiling. The columns are the method and its parameters, and the quality metrics
+          that are on. Two columns compare with autoregressive decoding, see `Equality`: tokens_equal_autoregressive
+          (share of images with the same tokens) and num_near_ties. Further columns identify the prompts, the reference
+          set, and the metric models with the SHA-256 of their weights.
+        - images: one row per image of a method or ceiling. Columns pixel_mse and feature_distance are distances from
+          the autoregressive image of the same prompt and noise.
     """
     baseline, of_baseline = records[BASELINE], scores[BASELINE].scores
     reference = _make_reference(source, models, split, len(prompts), settings)
@@ -102,7 +108,10 @@ def measure_quality(
 
 
 def hash_prompts(prompts: Sequence[Prompt]) -> dict[str, str]:
-    """Hash ids and texts of prompts in their order, as a column. Rows of different prompts must not be compared."""
+    """Return column prompts_sha256: the SHA-256 of the prompts' ids and texts in their order.
+
+    Rows whose values differ are about different prompts and must not be compared.
+    """
     lines = (json.dumps([prompt.id, prompt.text], ensure_ascii=False) + "\n" for prompt in prompts)
     return {"prompts_sha256": hashlib.sha256("".join(lines).encode()).hexdigest()}
 
@@ -110,7 +119,20 @@ def hash_prompts(prompts: Sequence[Prompt]) -> dict[str, str]:
 def _make_reference(
     source: ImageSource | None, models: MetricModels, split: str, first: int, settings: FidelitySettings
 ) -> Reference | None:
-    """Build the reference of set metrics. Held-out images start at index `first`, after those of the prompts."""
+    """Return the reference set of FID and other metrics of sets of images, or None if these metrics are off.
+
+    For the attribute classifier, it consists of reconstructions of held-out images.
+
+    Args:
+        source: source of the held-out images, or None.
+        models: the metric models.
+        split: split of the held-out images.
+        first: index of the first image of the reference set. The images before it belong to the prompts.
+        settings: settings of the reference set.
+
+    Raises:
+        ValueError: the attribute classifier compares sets of images, and there is no source of held-out images.
+    """
     if not isinstance(models.fidelity, ClassifierFidelity):
         return models.fidelity.real if models.fidelity else None
     if source is None:
@@ -125,7 +147,18 @@ def _make_reference(
 def _reconstruct(
     source: ImageSource, models: MetricModels, split: str, first: int, settings: FidelitySettings
 ) -> Iterator[Tensor]:
-    """Yield batches of reconstructions, (images, 3, S, S)."""
+    """Encode and decode the held-out images from index `first` on, `settings.num_reference` in number.
+
+    Args:
+        source: source of the images.
+        models: the metric models, which include the tokenizer.
+        split: split of the images.
+        first: index of the first image.
+        settings: settings of the reference set.
+
+    Yields:
+        Batches of reconstructions, (images, 3, S, S) in [-1, 1].
+    """
     for indices in chunks(first, first + settings.num_reference, models.batch_size, "reference"):
         codes = models.tokenizer.encode(source.images(split, indices).to(models.device))
         yield decode_images(models.tokenizer, codes, len(codes))
@@ -134,7 +167,18 @@ def _reconstruct(
 def _score_ceilings(
     source: ImageSource, prompts: Sequence[Prompt], models: MetricModels, split: str, cfg_scale: float
 ) -> dict[str, ImageScores]:
-    """Score real images of the split and their reconstructions against their own captions."""
+    """Score the first held-out images of a split, and the tokenizer's reconstructions of these images.
+
+    Args:
+        source: source of the images.
+        prompts: captions of the images, as prompts. Their number is the number of images.
+        models: the metric models.
+        split: split of the images.
+        cfg_scale: guidance scale of the likelihood under the target.
+
+    Returns:
+        "real" and "reconstruction" -> scores.
+    """
     parts: dict[str, list[ImageScores]] = {name: [] for name in CEILINGS}
     for indices in chunks(0, len(prompts), models.batch_size, "ceilings"):
         images, chosen = source.images(split, indices).to(models.device), prompts[indices.start : indices.stop]
@@ -145,7 +189,13 @@ def _score_ceilings(
 
 
 def _mean_scores(scores: ImageScores) -> dict[str, float]:
-    """Return means over the images that have a value; nan if no image has one."""
+    """Return the mean of each metric over the images that have a value; nan if no image has one.
+
+    Distances from the autoregressive image are left out.
+
+    Raises:
+        ValueError: a column has no entry in `metrics.registry.METRICS`.
+    """
     metrics = {metric.per_image: metric for metric in metrics_over(IMAGES)}
     unknown = sorted(set(scores.columns) - set(metrics))
     if unknown:
@@ -167,7 +217,10 @@ def _parameters(record: GenerationRecords) -> dict[str, object]:
 
 
 def _speed_columns(record: GenerationRecords) -> dict[str, Tensor]:
-    """Return counts per image. `seconds_in_batch` is the image's share of the decoding time."""
+    """Return columns with one value per image: numbers of tokens, forward passes and substitutions, and the time.
+
+    Column seconds_in_batch is the image's share of the decoding time of its batch.
+    """
     return {
         "num_tokens": torch.full((len(record),), record.codes.shape[1]),
         "target_forwards": record.target_forwards,

@@ -1,7 +1,8 @@
-"""Real images that FID, KID, precision and recall compare with: features or statistics in one file, with hashes.
+"""Reference sets: features or statistics of the real images that FID, KID, precision and recall compare with.
 
-They are measured once from a folder of images. Alternatively, they are a published mean and covariance (an .npz file
-with mu and sigma), which suffice for FID only.
+A reference set is one file, which also stores hashes of the images and of the feature extractors. Its features are
+extracted once from a folder of images. Alternatively, it is a published .npz file with a mean (mu) and a covariance
+(sigma). Such a file suffices for FID, but not for the other metrics.
 """
 
 from __future__ import annotations
@@ -31,38 +32,49 @@ from lantern_pipeline.measure.distances import (
 from lantern_pipeline.measure.feature_extractors import INCEPTION, VGG16, Extractor
 from lantern_pipeline.settings.run_config import FidelitySettings
 
-KIND = "reference_set"  # kind in the metadata of a file
-# Columns of the Fréchet distance and of the kernel distance.
+KIND = "reference_set"  # value of key "kind" in the metadata of a file
+# Names of the columns with the Fréchet distance and the kernel distance, by the extractor of the features.
 OF_INCEPTION = ("fid", "kid")
 OF_CLASSIFIER = ("frechet_distance", "kernel_distance")
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Reference set of images, on the device that computes."""
+    """Reference set of images, on the device that computes the metrics.
 
-    columns: Mapping[str, object]  # columns that identify the reference: reference, num_reference, reference_sha256
-    gaussian: Gaussian  # statistics of the features for distances
-    # features for distances (images, width); None if only their statistics are known, and then there is no KID
+    Attributes:
+        columns: columns that identify the reference: reference (its name), num_reference (number of images) and
+            reference_sha256.
+        gaussian: mean and covariance of the features, for the Fréchet distance (FID).
+        of_distances: features for the kernel distance (KID), (images, width). None if only mean and covariance are
+            known. Then there is no KID.
+        of_prc: features for precision and recall, (images, width). None if unknown. Then these metrics are left out.
+        scale: (mean, standard deviation), (width,) each, with which the features of generated images are standardised.
+            None if raw features are compared.
+        names: names of the columns with the Fréchet distance and the kernel distance. With Inception's features they
+            are "fid" and "kid".
+    """
+
+    columns: Mapping[str, object]
+    gaussian: Gaussian
     of_distances: Tensor | None
-    of_prc: Tensor | None  # features for precision and recall (images, width), or None if unknown
-    # mean and standard deviation (width,) that standardise features; None for raw features
+    of_prc: Tensor | None
     scale: tuple[Tensor, Tensor] | None = None
-    names: tuple[str, str] = OF_INCEPTION  # columns of the Fréchet distance and of the kernel distance
+    names: tuple[str, str] = OF_INCEPTION
     _measured: dict[bytes, dict[str, float]] = field(default_factory=dict)
 
     def compare(self, features: Tensor, settings: FidelitySettings, seed: int) -> dict[str, float]:
-        """Compare raw features (n, width) of a set of images with the reference.
+        """Compare a set of generated images with the reference set.
 
-        Methods with identical images are measured once.
+        Results are kept: if several methods have identical images, they are measured only once.
 
         Args:
-            features: float32 (n, width).
+            features: raw features of the generated images, float32 (n, width), on the CPU.
             settings: settings of FID, KID, precision and recall.
             seed: random seed of KID's subsets.
 
         Returns:
-            Columns of a row, for the metrics that this reference allows.
+            Column -> value. Metrics for which this reference set lacks features are left out.
         """
         key = hashlib.sha256(features.numpy().tobytes()).digest()
         if key not in self._measured:
@@ -70,9 +82,16 @@ class Reference:
         return self._measured[key]
 
     def distances(self, features: Tensor, others: Tensor) -> dict[str, Tensor]:
-        """Return column feature_distance, the distance between paired images, (n,); no column without a scale.
+        """Compute the distance of each image from the image with the same index in another set.
 
-        The distance is the root mean square over standardised features (n, width).
+        The distance is the root mean square difference of standardised features.
+
+        Args:
+            features: raw features of the images, (n, width).
+            others: raw features of the images of the other set, (n, width).
+
+        Returns:
+            {"feature_distance": (n,)}, in standard deviations. Empty if `scale` is None, so that features are raw.
         """
         if self.scale is None:
             return {}
@@ -99,17 +118,21 @@ class Reference:
 def measure_reference(
     place: Path | str, name: str, extractors: Mapping[str, Extractor], preprocessing: str, batch_size: int = 64
 ) -> tuple[dict[str, Tensor], dict[str, object]]:
-    """Extract features of all real images in a folder or zip archive: .png, .jpg and .jpeg.
+    """Extract features of all real images (.png, .jpg and .jpeg) in a folder or zip archive.
 
     Args:
         place: folder, searched recursively, or zip archive.
         name: name of the reference set.
-        extractors: the extractors.
-        preprocessing: name of a `Preprocessing`.
+        extractors: key -> feature extractor.
+        preprocessing: name of a `Preprocessing`, which scales and crops the images.
         batch_size: images per batch.
 
     Returns:
-        Features of every extractor, float32 (images, width), and metadata that say how they were made.
+        (features, metadata). `features` maps the key of each extractor to float32 (images, width). `metadata` states
+        the images, the extractors and the preprocessing.
+
+    Raises:
+        ValueError: the images differ in size after preprocessing.
     """
     prepare, digest, shape = Preprocessing(preprocessing), hashlib.sha256(), None
     parts: dict[str, list[Tensor]] = {key: [] for key in extractors}
@@ -134,10 +157,15 @@ def measure_reference(
 
 
 def check_images(place: Path | str, preprocessing: str, num: int = 8) -> None:
-    """Open the first `num` real images of a folder or zip archive as `measure_reference` does.
+    """Open the first `num` real images of a folder or zip archive, to find errors before `measure_reference` runs.
+
+    Args:
+        place: folder, searched recursively, or zip archive.
+        preprocessing: name of a `Preprocessing`.
+        num: number of images.
 
     Raises:
-        ValueError: the images differ in size.
+        ValueError: an image is not readable, or the images differ in size after preprocessing.
     """
     prepare, files = Preprocessing(preprocessing), itertools.islice(read_images(place), num)
     images = [prepare.read(file, content) for file, content in files]
@@ -159,19 +187,19 @@ def load_reference(
     name: str | None = None,
     device: torch.device | str = "cpu",
 ) -> Reference:
-    """Read a stored reference set and check that it was measured as the generated images will be.
+    """Read a stored reference set, and check that it was measured in the same way as the generated images will be.
 
     Args:
-        given: a file written from `measure_reference`, or the manifest of a resource. An .npz file with mu (width,) and
-            sigma (width, width) of Inception's features is accepted as well. It does not state extractor and
-            preprocessing, so these are not checked.
-        extractors: extractors of the generated images.
+        given: file with the result of `measure_reference`, or a manifest that `fetch_resource` wrote. An .npz file with
+            mu (width,) and sigma (width, width) of Inception's features is accepted as well. It does not state
+            extractor and preprocessing, so these are not checked.
+        extractors: key -> extractor of the generated images.
         preprocessing: preprocessing of the generated images.
-        name: name of the reference; None takes the stored name, or the name of the .npz file.
+        name: name of the reference in the results. None for the stored name, or the name of the .npz file.
         device: device of the reference.
 
     Raises:
-        ValueError: the file is no reference set, or extractor or preprocessing differ.
+        ValueError: the file is no reference set, or its extractors or preprocessing differ from those given.
     """
     path, sha256 = resource_path(given), resource_sha256(given)
     if path.suffix == ".npz":

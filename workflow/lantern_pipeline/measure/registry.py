@@ -1,20 +1,22 @@
-"""Table of metrics, one entry each, for everything that measures, tabulates, compares or plots them.
+"""Table of metrics, with one entry per metric. All modules that measure, tabulate, compare or plot metrics use it.
 
-CHOICES lists the values of config section `metrics`.
+CHOICES lists the allowed values of config section `metrics`.
 
-To add a metric over images, write a module in this folder and add an entry to METRICS. The module has a class like
-`clip_score.ClipScore` and a function that loads it. The entry names that function as its `loader`. A metric that the
-config switches on has a `key` instead, and its loaders are in CHOICES. All tables then follow:
+To add a metric of single images, write a module in this folder and add an entry to METRICS. The module has a class like
+`clip_score.ClipScore` and a function that loads it. The entry names that function as its `loader`. If a config key
+should switch the metric on, give the entry a `key` instead, and name the loader in CHOICES. No other code needs to
+change:
 
-- quality: a metric over images is the mean of its column `per_image` in the table of images. A metric over sets is in
-  the rows only. A metric that is off has no column.
-- summary: the columns are in the order of METRICS, with `_low` and `_high` except for metrics over sets. An `is_yes_no`
-  column has an exact interval.
-- comparisons: every metric over images except the yes-or-no ones is paired with autoregressive decoding. `better` says
-  which sign is an improvement. Values of an `is_distance` metric are differences already.
-- tables and figures: `title` with `digits` decimals, in per cent if the title says so.
+- Quality: there is a table with one row per image and a table with one row per method. The first has the metric's value
+  in the column that `Metric.per_image` names, the second has the mean over a method's images. A metric of sets of
+  images is only in the second table. A metric that is off has no column.
+- Summary: the columns are in the order of METRICS. The interval of column x is in the columns x_low and x_high. Metrics
+  of sets of images have none. The interval of an `is_yes_no` metric is exact, the others are bootstrapped.
+- Comparisons: every metric of single images, except yes-or-no metrics, is compared with autoregressive decoding, prompt
+  by prompt. `better` states which sign is an improvement. Values of an `is_distance` metric are already differences.
+- Tables and figures: values are shown under `title` with `digits` decimals, in per cent if the title contains "%".
 
-Snakemake imports this module while it reads the workflow. It therefore imports neither torch nor pandas.
+Snakemake imports this module while it reads the workflow. The module therefore imports neither torch nor pandas.
 """
 
 from __future__ import annotations
@@ -26,19 +28,19 @@ from lantern_pipeline.fetch.entries import Resource, check_reference, resource_o
 from lantern_pipeline.settings.run_config import MetricChoices
 
 TRAINED = ("attribute_classifier", "clip")  # metric models that a run trains, or takes from another run
-IMAGES, SETS, DECODING = "images", "sets", "decoding"  # the things that a metric measures
-HIGHER, LOWER, NEITHER = "higher", "lower", "neither"  # direction that is better
+IMAGES, SETS, DECODING = "images", "sets", "decoding"  # objects of a metric: single images, sets of images, decoding
+HIGHER, LOWER, NEITHER = "higher", "lower", "neither"  # which values of a metric are better
 REAL, RECONSTRUCTION = "real", "reconstruction"
-CEILINGS = (REAL, RECONSTRUCTION)  # rows of images that no method generated
-FIDELITY = "fidelity"  # config key of the metrics over sets of images; all other keys score single images
-ROUNDING = 1e-5  # a total variation is computed in float32; it exceeds a bound only by more than this
-# Columns of the table of total variations: values with intervals, and other values.
+CEILINGS = (REAL, RECONSTRUCTION)  # rows for images that no method generated: real ones, and the tokenizer's copies
+FIDELITY = "fidelity"  # config key of the metrics of sets of images; other keys switch on metrics of single images
+ROUNDING = 1e-5  # total variation is computed in float32: smaller differences from a bound are rounding
+# Columns of the table of total variations: values with an interval, and values without one.
 TV_INTERVALS = ("tv_mean", "tv_share_above_delta", "substitution_rate")
 TV_VALUES = ("tv_p95", "tv_max", "monte_carlo_error", "substitution_distance")
 
 
 def with_ends(*names: str) -> tuple[str, ...]:
-    """Return the names of values and of the ends of their intervals: name, name_low, name_high."""
+    """Return, for each name, the columns of a value and its interval: name, name_low, name_high."""
     return tuple(name + end for name in names for end in ("", "_low", "_high"))
 
 
@@ -47,35 +49,52 @@ TV_COLUMNS = (*with_ends(*TV_INTERVALS), *TV_VALUES, "law_p")
 
 @dataclass(frozen=True)
 class Metric:
-    """Measured quantity, a column of the tables."""
+    """A measured quantity, which is one column of the tables.
 
-    column: str  # in the rows of quality and in the summary
-    unit: str  # unit of the column's values
-    title: str  # title in tables and on axes, with the unit that a reader sees
-    over: str  # IMAGES (a mean over them), SETS of images, or DECODING (how the images were generated)
-    better: str  # HIGHER, LOWER or NEITHER
-    digits: int  # decimals in tables; those of the percentage if `title` says per cent
-    key: str | None = None  # key of config section `metrics` that switches it on; None if it is always measured
-    is_share: bool = False  # is in [0, 1]
-    is_yes_no: bool = False  # is 0 or 1 for an image
-    # is a distance from the autoregressive image of the same prompt: 0 for that image, and no mean in the rows
+    Attributes:
+        column: name of the column in the quality table with one row per method, and in the summary.
+        unit: unit of the column's values.
+        title: title in tables and on axes, with the unit that a reader sees.
+        over: what the metric measures: IMAGES for single images, SETS for sets of images, or DECODING for the way in
+            which images are generated.
+        better: which values are better: HIGHER, LOWER or NEITHER.
+        digits: number of decimals in tables. If `title` contains "%", they are decimals of the percentage.
+        key: key of config section `metrics` that switches the metric on. None if it is always measured.
+        is_share: whether values are in [0, 1].
+        is_yes_no: whether the value of an image is 0 or 1.
+        is_distance: whether the metric is a distance from the autoregressive image of the same prompt. Then it is 0 for
+            autoregressive decoding, and the quality table with one row per method does not have it.
+        image_column: name of the column in the quality table with one row per image. Empty if it equals `column`.
+        loader: function that loads the metric, as in `Choice`. Only for a metric without `key` that needs a model, else
+            empty.
+    """
+
+    column: str
+    unit: str
+    title: str
+    over: str
+    better: str
+    digits: int
+    key: str | None = None
+    is_share: bool = False
+    is_yes_no: bool = False
     is_distance: bool = False
-    image_column: str = ""  # column in the table of images; empty if it equals `column`
-    loader: str = ""  # as in `Choice`, for a metric that is always measured; empty if decoding or scoring measures it
+    image_column: str = ""
+    loader: str = ""
 
     @property
     def per_image(self) -> str:
-        """Column of the table of images."""
+        """Name of the metric's column in the table with one row per image."""
         return self.image_column or self.column
 
     @property
     def factor(self) -> float:
-        """Factor from values of the column to those in tables and figures: 100 if `title` says per cent, else 1."""
+        """Factor by which tables and figures multiply the values: 100 if `title` contains "%", else 1."""
         return 100.0 if "%" in self.title else 1.0
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of the value and the ends of its interval. A metric over sets of images has no interval."""
+        """Names of the columns with the value and its interval. A metric of sets of images has no interval."""
         return (self.column,) if self.over == SETS else with_ends(self.column)
 
 
@@ -87,7 +106,7 @@ METRICS = (
     Metric("substitutions", "tokens per image", "substitutions / image", DECODING, NEITHER, 1),
     # more probable tokens are not better: greedy images are the most probable
     Metric("nll", "nats per token", "NLL (nats / token)", IMAGES, NEITHER, 2),
-    # on Inception's features; the same formulas on the attribute classifier's features have other names
+    # measured on Inception's features; the same formulas on the attribute classifier's features have other names
     Metric("fid", "", "FID", SETS, LOWER, 1, FIDELITY),
     Metric("kid", "", "KID", SETS, LOWER, 3, FIDELITY),
     Metric("frechet_distance", "", "Fréchet distance (shape features)", SETS, LOWER, 1, FIDELITY),
@@ -130,9 +149,9 @@ METRICS = (
         image_column="is_equal",
     ),
     Metric("tv_mean", "share of probability", "TV from the target", DECODING, LOWER, 3, is_share=True),
-    Metric("law_p", "probability", "p of the target's law", DECODING, NEITHER, 3, is_share=True),
+    Metric("law_p", "probability", "p of the chi-square test", DECODING, NEITHER, 3, is_share=True),
     Metric("pixel_mse", "squared intensity, of 1", "pixel MSE", IMAGES, NEITHER, 4, is_distance=True),
-    # on the attribute classifier's features only
+    # measured only on the attribute classifier's features
     Metric(
         "feature_distance",
         "standard deviations of a feature",
@@ -147,22 +166,33 @@ METRICS = (
 
 
 def metrics_over(what: str) -> tuple[Metric, ...]:
-    """Return the metrics over IMAGES, SETS or DECODING."""
+    """Return the metrics of one kind.
+
+    Args:
+        what: value of `Metric.over`: IMAGES, SETS or DECODING.
+    """
     return tuple(metric for metric in METRICS if metric.over == what)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One allowed value of a key in config section `metrics`: it selects the models that compute a metric."""
+    """What a metric needs if a key of config section `metrics` has a certain value, see CHOICES.
 
-    # "<module of measure>:<function>", which loads it from (config section metrics, `metric_files`, device)
+    Attributes:
+        loader: "<module of measure>:<function>". The function loads the metric from three arguments: config section
+            `metrics`, the files of `metric_files`, and a device.
+        trained: metric models that the run trains and the metric needs, as names in TRAINED.
+        weights: keys of config section metrics.published. Each names a file of weights that the metric needs.
+        has_reference: whether the metric compares with the real images of metrics.published.reference.
+    """
+
     loader: str
-    trained: tuple[str, ...] = ()  # names in TRAINED of the models that the run trains
-    weights: tuple[str, ...] = ()  # keys in config section metrics.published of published models
-    has_reference: bool = False  # compares with the real images of metrics.published.reference
+    trained: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+    has_reference: bool = False
 
 
-# config key of section metrics -> its values; null and false switch a metric off
+# key of config section metrics -> value -> choice; values null and false switch a metric off
 CHOICES: dict[str, dict[str | bool, Choice]] = {
     FIDELITY: {
         "attribute_classifier": Choice("fidelity:load_classifier", trained=("attribute_classifier",)),
@@ -178,13 +208,14 @@ CHOICES: dict[str, dict[str | bool, Choice]] = {
 
 
 def chosen(metrics: MetricChoices) -> dict[str, Choice]:
-    """Return the choices of a config.
+    """Return the `Choice` of each metric that is on and needs models.
 
     Args:
         metrics: config section `metrics`.
 
     Returns:
-        Config key -> its choice, without keys that are off; then column -> choice of metrics that are always measured.
+        Key of config section `metrics` -> the `Choice` for its value. A metric that is always measured has no such key,
+        so its column is the key of the dict.
     """
     found = {}
     for key, choices in CHOICES.items():
@@ -195,22 +226,26 @@ def chosen(metrics: MetricChoices) -> dict[str, Choice]:
 
 
 def loading_modules(metrics: MetricChoices) -> list[str]:
-    """Return the module files of all chosen loaders, relative to the pipeline's folder."""
+    """Return the paths of the modules that load the chosen metrics, relative to the pipeline's folder."""
     return sorted({f"measure/{choice.loader.split(':')[0]}.py" for choice in chosen(metrics).values()})
 
 
 def trained_models(metrics: MetricChoices) -> tuple[str, ...]:
-    """Return the metric models, of TRAINED, that the run has to train."""
+    """Return which of the metric models in TRAINED the chosen metrics need."""
     needed = {name for choice in chosen(metrics).values() for name in choice.trained}
     return tuple(name for name in TRAINED if name in needed)
 
 
 def published_sources(metrics: MetricChoices) -> dict[str, str | None]:
-    """Return the external files that the chosen metrics need.
+    """Return the external files that the chosen metrics need, as the config names them.
+
+    Args:
+        metrics: config section `metrics`.
 
     Returns:
-        `<key>_weights` of metrics.published, and reference_images or reference_statistics -> name of a resource, path,
-        or None if the config names nothing.
+        A dict with key `<key>_weights` for each needed key of metrics.published, and with key reference_images or
+        reference_statistics if real images are needed. A value is the name of an entry of config section `resources`,
+        or a path, or None if the config names nothing.
     """
     published = metrics.published
     choices = chosen(metrics).values()
@@ -222,10 +257,16 @@ def published_sources(metrics: MetricChoices) -> dict[str, str | None]:
 
 
 def published_files(metrics: MetricChoices, resources: Mapping[str, Resource]) -> dict[str, str]:
-    """Return the external files that can be checked before anything is generated.
+    """Return the paths of the external files that the chosen metrics need, as far as the config names them.
+
+    Unlike trained models, they exist before anything is generated, so they can be checked early.
+
+    Args:
+        metrics: config section `metrics`.
+        resources: the entries of config section `resources`.
 
     Returns:
-        Name as in `published_sources` -> path or manifest.
+        Key, as in `published_sources` -> path of the file, or of the manifest that `fetch_resource` writes for it.
     """
     return {
         name: resource_of(value, resources) for name, value in published_sources(metrics).items() if value is not None
@@ -235,17 +276,19 @@ def published_files(metrics: MetricChoices, resources: Mapping[str, Resource]) -
 def metric_files(
     metrics: MetricChoices, trained: Mapping[str, str], resources: Mapping[str, Resource], measured_reference: str
 ) -> dict[str, str]:
-    """Return the files that measuring reads: inputs of the Snakemake rule and of the loaders.
+    """Return the files of the metric models and of the reference set that the chosen metrics need.
+
+    Snakemake rules that measure images have them as inputs. The functions that load metrics receive them as an
+    argument.
 
     Args:
         metrics: config section `metrics`.
-        trained: files of the models in TRAINED.
+        trained: name of a metric model, one of TRAINED -> its file.
         resources: the entries of config section `resources`.
-        measured_reference: file for the features of a folder of real images.
+        measured_reference: file with the features of the real images. Used if the config names a folder of such images.
 
     Returns:
-        Name -> file. Names are those of TRAINED and of `published_files`, but `reference` replaces both forms of real
-        images.
+        Name -> file. A name is one of TRAINED, `<key>_weights` for a key of metrics.published, or `reference`.
     """
     files = {name: trained[name] for name in trained_models(metrics)} | published_files(metrics, resources)
     if files.pop("reference_images", None):
@@ -257,8 +300,13 @@ def metric_files(
 def check_choices(metrics: MetricChoices, resources: Mapping[str, Resource]) -> None:
     """Check, before anything runs, that every chosen metric has the weights and the reference that it needs.
 
+    Args:
+        metrics: config section `metrics`.
+        resources: the entries of config section `resources`.
+
     Raises:
-        ValueError: a file, a resource or the name of the reference is missing, or the reference is given twice.
+        ValueError: a needed file is not named, a resource is unknown, the reference has no name, or both images and
+            statistics of the reference are given.
     """
     for name, value in published_sources(metrics).items():
         part = name.removesuffix("_weights").replace("_", ".")

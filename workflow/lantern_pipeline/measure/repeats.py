@@ -1,4 +1,7 @@
-"""Repeats of a run: one row per training seed and noise seed, and one pooled row of all repeats."""
+"""Repeats of a run with other seeds: one row per repeat, and one pooled row of all repeats.
+
+A repeat has one training seed and one noise seed. Its name states both, such as "s3n0".
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,28 @@ import pandas as pd
 
 from lantern_pipeline.measure.intervals import NORMAL_QUANTILE, normal_interval
 
-# Columns that identify the row of a run without repeats.
+# Columns that identify a row if the run has a single repeat.
 RUN_KEYS = ("method_id", "prompt_set", "temperature")
 KEYS = (*RUN_KEYS, "repeat")
 POOLED = "pooled"
 
 
 def training_seed(repeat: str) -> int:
-    """Return the training seed in a repeat's name: 3 for "s3n0"."""
+    """Return the training seed that a repeat's name states: 3 for "s3n0"."""
     return int(repeat.removeprefix("s").partition("n")[0])
 
 
 def repeat_groups(table: pd.DataFrame) -> Iterator[tuple[tuple[str, str, float, str], pd.DataFrame]]:
-    """Split a table with the columns KEYS into the groups that get a row each.
+    """Split a table into groups of rows, from each of which a summary computes one row.
+
+    A group has the rows of one method, prompt set, temperature and repeat. If there are several repeats, a group with
+    the rows of all repeats comes before these groups.
+
+    Args:
+        table: a table with the columns that KEYS lists.
 
     Yields:
-        (key, rows). First, for each method, prompt set and temperature with several repeats, all repeats together,
-        named POOLED. Then each single repeat.
+        (values of KEYS, rows of the group). In a group with all repeats, the value of key "repeat" is POOLED.
     """
     for key, rows in table.groupby(list(RUN_KEYS), sort=False):
         if rows["repeat"].nunique() > 1:
@@ -34,27 +42,33 @@ def repeat_groups(table: pd.DataFrame) -> Iterator[tuple[tuple[str, str, float, 
 
 
 def stack_prompts(rows: pd.DataFrame, name: str) -> np.ndarray:
-    """Arrange a column of one group as float64 (repeats, prompts), both sorted by name.
+    """Arrange a column as an array, for the rows of one method, prompt set and temperature.
 
-    Each prompt occurs once per repeat.
+    Args:
+        rows: one row per repeat and prompt.
+        name: name of the column.
+
+    Returns:
+        float64 (repeats, prompts), sorted by the names of repeats and the ids of prompts.
     """
     return rows.pivot(index="repeat", columns="prompt_id", values=name).to_numpy(dtype=np.float64)
 
 
 def combine_repeats(values: np.ndarray, lows: np.ndarray, highs: np.ndarray) -> tuple[float, float, float]:
-    """Combine shares and their 95 % intervals over repeats, if there are no values per prompt.
+    """Combine shares and their 95 % intervals over repeats, for shares that have no values per prompt.
 
-    The squared standard error is mean(se_i^2) / R + (variance between the repeats) / R for R repeats. The spread
-    between repeats includes the spread within them, so the interval is conservative. But two or three repeats tell
-    little about their spread.
+    The squared standard error is mean(se_i^2) / R + (variance between the repeats) / R for R repeats, where se_i is the
+    standard error of repeat i. The variance between repeats already includes the variance within them, so the interval
+    is wider than necessary. On the other hand, two or three repeats tell little about the variance between them.
 
     Args:
-        values: shares, (repeats,); nan for repeats without a value.
-        lows: lower ends, (repeats,).
-        highs: upper ends, (repeats,).
+        values: shares, (repeats,). nan for repeats without a value.
+        lows: lower ends of the intervals, (repeats,).
+        highs: upper ends of the intervals, (repeats,).
 
     Returns:
-        (mean, low, high) over the repeats with a value. A single value is unchanged, and no value gives nan.
+        (mean, low, high) over the repeats with a value. With a single such repeat, its share and interval. nan if there
+        is none.
     """
     values, lows, highs = (np.asarray(column, dtype=np.float64) for column in (values, lows, highs))
     known = np.isfinite(values)
@@ -62,7 +76,7 @@ def combine_repeats(values: np.ndarray, lows: np.ndarray, highs: np.ndarray) -> 
     if len(values) < 2:
         mean, low, high = (float(column[0]) if len(column) else float("nan") for column in (values, lows, highs))
         return mean, low, high
-    # an end that was clipped at 0 or 1 would give too small an error; the other end does not
+    # an end that was clipped at 0 or 1 is too close to the value, so the error comes from the end farther away
     errors = np.maximum(values - lows, highs - values) / NORMAL_QUANTILE
     variance = (np.mean(errors**2) + np.var(values, ddof=1)) / len(values)
     mean = float(values.mean())

@@ -1,11 +1,12 @@
 """Speed: tokens per forward pass of the target, and at batch 1 latency, relative step cost and speed-up.
 
-speed-up = tokens per forward / relative step cost. Tokens per forward carry over to other machines. Step cost and
-speed-up do not, because they depend on how much of a step is arithmetic on its tokens.
+speed-up = tokens per forward pass / relative step cost. The relative step cost is the time per forward pass, with
+drafting and verification, divided by the time of an autoregressive step. Tokens per forward pass are the same on other
+machines. Step cost and speed-up are not, because machines differ in how much longer a step takes if it has more tokens.
 
-`mean_accepted_length` is, everywhere in this project, the number of tokens emitted per forward pass of the target,
-including the bonus token. The prefill counts as a forward pass, and autoregressive decoding has exactly 1. The
-wall-clock speed-up cannot exceed it. Some papers report the accepted drafts only, which is one less.
+In this project, `mean_accepted_length` is always the number of tokens emitted per forward pass of the target, including
+the bonus token. The prefill counts as a forward pass. Autoregressive decoding has exactly 1. The wall-clock speed-up
+cannot exceed this number. Some papers count the accepted drafts only, which gives one less.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ SPEEDS = ("latency_s", "relative_step_cost", "speedup")
 def mean_accepted_length(
     num_tokens: np.ndarray, target_forwards: np.ndarray, *, num_resamples: int = 1000, seed: int = 0
 ) -> dict[str, float]:
-    """Compute tokens per forward pass with its 95 % interval over prompts and repeats.
+    """Compute the tokens per forward pass of the target, with a 95 % interval over prompts and repeats.
 
-    The value is a ratio of totals: all tokens by all forward passes, including prefill. It equals the mean over steps
-    of the tokens that a step emits.
+    The value is the total number of tokens, divided by the total number of forward passes, including prefill. It equals
+    the mean number of tokens that a forward pass emits.
 
     Args:
-        num_tokens: tokens of each image, (prompts,) or (repeats, prompts).
-        target_forwards: forward passes of each image, the same shape.
-        num_resamples: bootstrap resamples.
+        num_tokens: number of tokens of each image, (prompts,) or (repeats, prompts).
+        target_forwards: number of forward passes of each image, the same shape.
+        num_resamples: number of bootstrap resamples.
         seed: random seed of the bootstrap.
 
     Returns:
-        mean_accepted_length, mean_accepted_length_low and mean_accepted_length_high.
+        The columns mean_accepted_length, mean_accepted_length_low and mean_accepted_length_high -> value.
     """
     num_tokens, target_forwards = np.asarray(num_tokens), np.asarray(target_forwards)
     low, high = bootstrap_interval(ratio_statistic, num_tokens, target_forwards, num_resamples=num_resamples, seed=seed)
@@ -50,20 +51,24 @@ def mean_accepted_length(
 def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed: int = 0) -> pd.DataFrame:
     """Compute latency, relative step cost and speed-up of every method.
 
-    The time of a prompt is the fastest of its rounds.
+    The time of a prompt is its time in the fastest round.
 
     Args:
         latency: a table as `pair_latency` takes it.
-        num_resamples: bootstrap resamples of the intervals.
+        num_resamples: number of bootstrap resamples of the intervals.
         seed: random seed of the bootstrap.
 
     Returns:
-        One row per KEYS, and a pooled one if there are several repeats. latency_s is the mean over prompts.
-        relative_step_cost is the seconds per forward pass, divided by those of autoregressive decoding. speedup is the
-        total time of autoregressive decoding, divided by the method's. These three have 95 % intervals (`_low`,
-        `_high`) over prompts, rounds and repeats. speedup_cpu is the same ratio of the process's core-seconds.
-        num_timed is the number of timed images, busy_elsewhere the number of cores that other work kept busy, and
-        machine the processor.
+        One row per combination of KEYS (method, prompt set, temperature, repeat), and a pooled row if there are several
+        repeats. The first three columns have 95 % intervals (`_low`, `_high`) over prompts, rounds and repeats.
+
+        - latency_s: mean time of an image in seconds.
+        - relative_step_cost: time per forward pass, divided by the time per forward pass of autoregressive decoding.
+        - speedup: total time of autoregressive decoding, divided by the total time of the method.
+        - speedup_cpu: speed-up in core-seconds of the process instead of wall-clock time.
+        - num_timed: number of timed images.
+        - busy_elsewhere: mean number of cores that other processes kept busy.
+        - machine: name of the processor.
     """
     rows = []
     for key, group in repeat_groups(pair_latency(latency)):
@@ -89,7 +94,15 @@ def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed:
 
 
 def _stack_rounds(rows: pd.DataFrame, name: str) -> np.ndarray:
-    """Arrange a column of one group as (repeats, rounds, prompts)."""
+    """Arrange a column of timings as an array.
+
+    Args:
+        rows: timings of one method, prompt set and temperature.
+        name: name of the column.
+
+    Returns:
+        float64 (repeats, rounds, prompts).
+    """
     table = rows.pivot(index=["repeat", "round"], columns="prompt_id", values=name)
     return table.to_numpy(np.float64).reshape(rows["repeat"].nunique(), -1, table.shape[1])
 
@@ -97,23 +110,35 @@ def _stack_rounds(rows: pd.DataFrame, name: str) -> np.ndarray:
 def _speeds(
     seconds: np.ndarray, baseline: np.ndarray, forwards: np.ndarray, baseline_forwards: np.ndarray
 ) -> tuple[float, float, float]:
-    """Compute SPEEDS from the fastest round of each prompt; all arrays are (repeats, rounds, prompts)."""
+    """Compute mean latency, relative step cost and speed-up, from the fastest round of each prompt.
+
+    Args:
+        seconds: times of the method. All four arrays are (repeats, rounds, prompts).
+        baseline: times of autoregressive decoding.
+        forwards: numbers of forward passes of the method.
+        baseline_forwards: numbers of forward passes of autoregressive decoding.
+
+    Returns:
+        The values of the columns that SPEEDS lists, in its order.
+    """
     least, baseline = seconds.min(axis=1), baseline.min(axis=1)
     step_cost = (least.sum() / forwards[:, 0].sum()) / (baseline.sum() / baseline_forwards[:, 0].sum())
     return least.mean(), step_cost, baseline.sum() / least.sum()
 
 
 def pair_latency(latency: pd.DataFrame) -> pd.DataFrame:
-    """Join each timing at batch 1 with that of autoregressive decoding for the same prompt and round.
+    """Join each timing at batch 1 with the timing of autoregressive decoding for the same prompt and round.
 
-    Methods took turns, so both timings of a prompt were made under the same load. If a method was timed both with eager
-    steps and as a CUDA graph, the graph counts.
+    Methods took turns, so both timings were made under the same load. If a method was timed both with eager steps and
+    as a CUDA graph, only the timing of the graph is kept.
 
     Args:
-        latency: columns KEYS, prompt_id, round, seconds, cpu_seconds and target_forwards.
+        latency: a table with the columns prompt_id, round, seconds, cpu_seconds and target_forwards, and those that
+            `repeats.KEYS` lists. Column stepping ("eager" or "graph") is optional.
 
     Returns:
-        The table with columns baseline, cpu_baseline and baseline_forwards.
+        The table with three more columns, which have the values of autoregressive decoding: baseline (seconds),
+        cpu_baseline (cpu_seconds) and baseline_forwards (target_forwards).
     """
     if "stepping" in latency.columns:
         is_eager = latency["stepping"] == "eager"

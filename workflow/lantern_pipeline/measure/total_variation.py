@@ -1,4 +1,8 @@
-"""Total variation from the target: each method at its own nodes, and every acceptance at the same nodes."""
+"""Total variation (TV) between the emitted token and the target's token.
+
+Each method is measured at the nodes of the draft trees that it visits. *Acceptances*, which state the probability of
+accepting a draft, are also compared with each other, all at the same nodes.
+"""
 
 from __future__ import annotations
 
@@ -55,32 +59,45 @@ RULES = {
 
 @dataclass(frozen=True)
 class TotalVariationStudy:
-    """Models, prompts and settings that all rows share."""
+    """Measurement of total variation: the models, prompts and settings that are the same for all methods.
 
-    target_model: Target  # in evaluation mode
-    encoder: TextEncoder  # text encoder of the target
-    prompts: Sequence[Prompt]  # prompts of the images at whose nodes total variation is measured
-    tested_prompts: Sequence[Prompt]  # prompts of the images that are tested as a whole
-    codebook: torch.Tensor  # (vocab, code_dim), as the tokenizer decodes it
+    Attributes:
+        target_model: the target, in evaluation mode.
+        encoder: text encoder of the target.
+        prompts: prompts of the images at whose nodes total variation is measured.
+        tested_prompts: prompts of the images that `ImageTest` tests as a whole.
+        codebook: code vectors as the tokenizer decodes them, (vocab, code_dim).
+        settings: settings of the measurement.
+        options: num_resamples and seed of the bootstrap. The seed is also that of the noise and of the choice of nodes.
+        batch_size: number of images that are decoded together.
+    """
+
+    target_model: Target
+    encoder: TextEncoder
+    prompts: Sequence[Prompt]
+    tested_prompts: Sequence[Prompt]
+    codebook: torch.Tensor
     settings: TotalVariationNodes
-    # num_resamples and seed of the bootstrap; the seed is also that of the noise and of the choice of nodes
     options: Mapping[str, int]
-    batch_size: int  # images decoded together
+    batch_size: int
 
     @torch.inference_mode()
     def measure_methods(self, decoders: Sequence[Decoder], records: Mapping[str, GenerationRecords]) -> pd.DataFrame:
         """Measure total variation and substitutions of every method at one temperature, at the nodes that it visits.
 
-        law_p is the p-value of its whole images, see `ImageTest`.
-
         Args:
             decoders: one per method.
-            records: method id -> records.
+            records: method id -> records of its images.
 
         Returns:
-            One row per method, COLUMNS. kind is "enumeration" or "monte_carlo"; "coupling" if only substitutions are
-            known, as for exact drafts that use the target's noise; "none" for autoregressive decoding and unknown
-            values.
+            One row per method, with columns COLUMNS. Column law_p is the p-value of the method's whole images, see
+            `ImageTest`. Column kind states how the distribution of the emitted token was computed:
+
+            - "enumeration": exactly.
+            - "monte_carlo": by Monte Carlo.
+            - "coupling": not at all; only substitutions are counted, as for exact methods whose drafts use the target's
+              noise.
+            - "none": not at all, for autoregressive decoding and for drafts whose distribution is not known.
         """
         image_test = ImageTest(self.target_model, self.encoder, self.tested_prompts, self.options["seed"])
         rows = []
@@ -100,10 +117,13 @@ class TotalVariationStudy:
 
     @torch.inference_mode()
     def common_nodes(self, decoder: Decoder) -> VerifiedNodes:
-        """Record nodes of exact decoding with one sampled draft per step, at which every acceptance can be compared.
+        """Record the nodes at which all acceptances are compared.
+
+        The nodes come from exact decoding with one sampled draft per node, so contexts follow the target's
+        distribution.
 
         Args:
-            decoder: any decoder of the run; its models and sampling settings are used.
+            decoder: any decoder of the run. Its models and sampling settings are used.
         """
         spec = MethodSpec(name="exact", method_id="exact", tree="chain3", drafts="sampled")
         exact = make_decoder(decoder.models, spec, decoder.sampling)
@@ -115,9 +135,17 @@ class TotalVariationStudy:
         return {"run_seed": self.options["seed"], "max_nodes": max_nodes, "batch_size": self.batch_size}
 
     def _measure_nodes(self, decoder: Decoder) -> tuple[str, tuple[VerifiedNodes, OutputDistribution] | None]:
-        """Return the kind, and nodes with their output distribution.
+        """Compute the distribution of the token that a method emits at the nodes of its draft trees.
 
-        For a method that generates lines in parallel, the nodes are tokens, compared with the target in full context.
+        A method that generates lines in parallel has no draft trees. In this case there is one node per token, with the
+        target's distribution given all previous tokens of the image.
+
+        Args:
+            decoder: decoder of the method.
+
+        Returns:
+            (kind, measured). kind is a value of the column that `measure_methods` explains. measured is (nodes,
+            distribution of the emitted token), or None if the distribution is not computed.
         """
         spec, arguments = decoder.spec, (decoder, self.prompts, self.encoder)
         num_samples = self.settings.num_samples
@@ -154,19 +182,20 @@ def _select(records: GenerationRecords, prompts: Sequence[Prompt]) -> Generation
 def distribution_of_method(
     nodes: VerifiedNodes, verifier: Verifier, num_samples: int, seed: int
 ) -> tuple[str, OutputDistribution]:
-    """Compute the output distribution of a method at its own nodes.
+    """Compute the output distribution of a method at the nodes that it visits.
 
-    With several sampled children, the distribution is a mean over `num_samples` samples of the drafts. If
-    `verify_nodes` is all that is known of a verifier, it is a mean over samples of the target's noise.
+    For relaxed sets and for rejection sampling, the distribution is computed exactly. There is one exception: with
+    several sampled drafts per node, it is a mean over samples of the drafts. For any other verifier, it is a mean over
+    samples of the target's noise.
 
     Args:
         nodes: nodes of the method.
-        verifier: its verifier, above temperature 0.
-        num_samples: Monte Carlo samples.
+        verifier: verifier of the method, above temperature 0.
+        num_samples: number of Monte Carlo samples.
         seed: random seed of the samples.
 
     Returns:
-        (kind, distribution). kind is "enumeration" or "monte_carlo".
+        (kind, distribution). kind is "enumeration" if it is exact, else "monte_carlo".
     """
     if isinstance(verifier, WithinBound):
         return "enumeration", distribution_of_relaxed_sets(nodes.target_probs, nodes.children, verifier.sets)
@@ -185,9 +214,18 @@ def distribution_of_method(
 def tv_row(
     nodes: VerifiedNodes, found: OutputDistribution, delta: float | None, options: Mapping[str, int]
 ) -> dict[str, float]:
-    """Summarise total variation over nodes. The share above `delta` is nan for a method without a delta.
+    """Summarise, over nodes, the total variation (TV) of the emitted token from the target's distribution.
 
-    Intervals of means come from a bootstrap over images, because the nodes of one image are dependent.
+    Args:
+        nodes: the nodes.
+        found: distribution of the emitted token at these nodes.
+        delta: the method's parameter delta, which bounds the probability that a relaxation may move to a draft. None
+            for a method without this parameter.
+        options: num_resamples and seed of the bootstrap.
+
+    Returns:
+        Column -> value. tv_share_above_delta is the share of nodes whose TV exceeds `delta`, nan if `delta` is None.
+        Intervals of means come from a bootstrap over images, because the nodes of one image are dependent.
     """
     tv, image = found.tv_from(nodes.target_probs).double().cpu(), nodes.image.cpu()
     above = (tv > delta + ROUNDING).double() if delta is not None else torch.full_like(tv, torch.nan)
@@ -212,20 +250,20 @@ def tv_curves(
     num_children: int,
     options: Mapping[str, int],
 ) -> pd.DataFrame:
-    """Compute the total variation of every acceptance as a function of delta, all at the same nodes.
-
-    The nodes come from exact decoding with sampled drafts, so that contexts follow the target's distribution.
+    """Compute the total variation of several acceptances as a function of delta, all at the same nodes.
 
     Args:
-        nodes: recorded nodes, as by `common_nodes`.
+        nodes: recorded nodes, as from `common_nodes`.
         table: nearest codes, (vocab, columns).
-        k: nearest codes per draft.
-        deltas: values of delta.
-        num_children: number of deterministic drafts; the most probable tokens of draft_probs.
+        k: number of nearest codes per draft.
+        deltas: values of delta, the bound of the probability that a relaxation may move to a draft.
+        num_children: number of deterministic drafts per node, which are the most probable tokens of
+            `nodes.draft_probs`.
         options: num_resamples and seed of the bootstrap.
 
     Returns:
-        One row per acceptance and delta. `acceptance` is the probability that a draft is accepted.
+        One row per value of delta and acceptance. RULES lists the acceptances. Column acceptance is the probability
+        that a draft is accepted.
     """
     rows, table = [], with_line_end(table, nodes.target_probs.shape[1])
     for delta in deltas:

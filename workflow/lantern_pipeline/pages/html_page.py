@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: jinja2 templates of this folder, filled with data. They need no network."""
+"""Self-contained HTML pages, which need no network. They are jinja2 templates of this folder, filled with data."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from PIL import Image
 
 
 def data_uri(pixels: np.ndarray, kind: str = "png", **options: int) -> str:
-    """Encode pixels (S, S, 3) uint8 as a data URI of an image file without metadata.
+    """Encode an image as a data URI of an image file without metadata.
 
     Args:
-        pixels: the image.
-        kind: Pillow's name of the format.
-        options: Pillow's options for saving.
+        pixels: the image, uint8 (height, width, 3).
+        kind: file format, by Pillow's name.
+        options: Pillow's options for this format.
     """
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format=kind, **options)
@@ -29,22 +29,25 @@ def data_uri(pixels: np.ndarray, kind: str = "png", **options: int) -> str:
 
 
 def to_json(data: object) -> Markup:
-    """Write JSON in ASCII for a script element. <, >, & and ' are escaped, so no text can end the element."""
+    """Write JSON in ASCII for a script element of a page.
+
+    The characters <, >, & and ' are escaped, so no text can end the element.
+    """
     return htmlsafe_json_dumps(data, ensure_ascii=True, separators=(",", ":"))
 
 
 def fill_page(template: str, data: Mapping[str, object]) -> str:
-    """Return a page with its data.
+    """Return a page filled with its data, as HTML.
 
     Args:
-        template: name of a template that extends `page_shell.html`.
+        template: file name of a template that extends `page_shell.html`.
         data: JSON data for the script of the page.
     """
     return _TEMPLATES.get_template(template).render(data=to_json(data))
 
 
 def _csp_hash(text: str) -> Markup:
-    """Return the hash by which a content security policy allows a style or script element with this text."""
+    """Return the hash with which a content security policy allows a style or script element with this text."""
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return Markup(f"'sha256-{digest}'")
 

@@ -1,4 +1,7 @@
-"""Page of the race: timed images and their forward passes in one HTML file that needs no network."""
+"""Page of the race: several methods generate the same prompt side by side, at the recorded speed.
+
+The page is one HTML file, which needs no network. It contains the images and the time of each forward pass.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +23,25 @@ TEMPLATE = "race.html"
 # Snakemake's report opens the page as a data URI. Chromium allows 2 MiB, and base64 turns three bytes into four.
 MAX_BYTES = 1_500_000
 MAX_EXACT_SIDE = 64  # pixels; larger images are compressed with loss, and scaled smoothly
-QUALITY = 75  # of lossy compression
-OWN, DRAFT, SUBSTITUTION = "tds"  # marks of a token
+QUALITY = 75  # quality of lossy compression, in percent
+OWN, DRAFT, SUBSTITUTION = "tds"  # marks of tokens: sampled from the target, accepted draft, substitution
 
 
 def build_page(timed: TimedImages, prompts: Sequence[Prompt], draw: Callable[[Tensor], np.ndarray]) -> str:
-    """Build the page from the first prompts, as many as fit into MAX_BYTES.
+    """Build the page of the race.
+
+    Prompts are added in the given order until the page would exceed MAX_BYTES.
 
     Args:
-        timed: the timed images.
+        timed: images of all methods, with the time of each forward pass.
         prompts: their prompts.
-        draw: decodes codes (images, tokens) to pixels (images, S, S, 3) uint8.
+        draw: decodes codes, integer (images, tokens), to pixels, uint8 (images, S, S, 3).
+
+    Returns:
+        HTML.
 
     Raises:
-        ValueError: not even one prompt fits.
+        ValueError: the page exceeds MAX_BYTES with a single prompt.
     """
     methods = _describe_methods(timed)
     place = {key: row for row, key in enumerate(zip(timed.prompt_ids, timed.method_ids, strict=True))}
@@ -70,7 +78,15 @@ def build_page(timed: TimedImages, prompts: Sequence[Prompt], draw: Callable[[Te
 
 
 class RaceMethod(TypedDict):
-    """Method of a race. `seconds` is the total over all its timed images."""
+    """A method that takes part in the race, as data for the script of the page.
+
+    Attributes:
+        id: id of the method.
+        label: name of the method for readers.
+        kind: "baseline" for autoregressive decoding. For methods that verify drafts by rejection sampling,
+            "exact_rejection" or "relaxed_rejection". For all others "exact" or "relaxed".
+        seconds: total time of the method's timed images.
+    """
 
     id: str
     label: str
@@ -79,7 +95,7 @@ class RaceMethod(TypedDict):
 
 
 def _describe_methods(timed: TimedImages) -> list[RaceMethod]:
-    """Return the methods, autoregressive decoding first, each with the total seconds of its timed images."""
+    """Return the methods of the race as data for the page, autoregressive decoding first."""
     metadata, seconds = timed.metadata, dict.fromkeys(timed.method_ids, 0.0)
     for method_id, row in zip(timed.method_ids, timed.step_seconds.double().sum(1).tolist(), strict=True):
         seconds[method_id] += row
@@ -102,7 +118,18 @@ def _kind(method: Mapping[str, object], temperature: float) -> str:
 
 
 def _describe_run(timed: TimedImages, row: int, baseline: int) -> dict[str, object]:
-    """Describe an image: tokens and milliseconds per forward pass, a mark per token, tokens unlike the baseline's."""
+    """Describe how a method generated an image, as data for the page.
+
+    Args:
+        timed: the timed images.
+        row: index of the image.
+        baseline: index of the autoregressive image of the same prompt.
+
+    Returns:
+        A dict with four keys. `lengths` is the number of tokens of each forward pass, and `ms` its milliseconds.
+        `marks` has one letter per token: a token of the target, an accepted draft or a substitution. `differs` is the
+        number of tokens that differ from the autoregressive image.
+    """
     lengths = timed.step_lengths[row][timed.step_lengths[row] > 0].tolist()
     milliseconds = (1000 * timed.step_seconds[row][: len(lengths)].double()).tolist()
     flags = zip(timed.is_draft[row].tolist(), timed.is_substituted[row].tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Animation of the race: methods generate one prompt side by side, each at its recorded pace."""
+"""Animation of the race: several methods generate one prompt side by side, each at its recorded speed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lantern.prompts import Prompt
 from lantern_pipeline.measure.latency import TimedImages
 from lantern_pipeline.tables.method_labels import label_method
 
-SHOWN = ("autoregressive", "eagle1", "jacobi", "lantern_pp", "lantern_chain")  # at most one method of each
+SHOWN = ("autoregressive", "eagle1", "jacobi", "lantern_pp", "lantern_chain")  # at most one method of each name
 SIDE, GAP, HEAD, FOOT = 168, 12, 52, 24  # pixels: side of an image, gap between images, text above and below
 FRAMES, FRAME_MS, HOLD_MS = 60, 80, 2500  # frames until the slowest method ends, time of each, time of the last one
 FONT = Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")  # supports Greek letters
@@ -26,15 +26,15 @@ PAPER, INK, EMPTY = "white", "black", "#dddddd"
 def draw_race(
     path: Path | str, timed: TimedImages, prompts: Sequence[Prompt], draw: Callable[[Tensor], np.ndarray]
 ) -> None:
-    """Write an animated PNG of one prompt.
+    """Write an animated PNG in which several methods generate the same prompt.
 
-    It is the prompt whose speed-up, by the fastest method shown, is the median over all prompts.
+    For each prompt, the speed-up of the fastest method shown is computed. The prompt with the median speed-up is drawn.
 
     Args:
         path: file to write.
-        timed: the timed images.
+        timed: images of all methods, with the time of each forward pass.
         prompts: their prompts.
-        draw: decodes codes (images, tokens) to pixels (images, S, S, 3) uint8.
+        draw: decodes codes, integer (images, tokens), to pixels, uint8 (images, S, S, 3).
     """
     methods = _choose_methods(timed)
     place = {key: row for row, key in enumerate(zip(timed.prompt_ids, timed.method_ids, strict=True))}
@@ -61,7 +61,7 @@ def draw_race(
 
 
 def _choose_methods(timed: TimedImages) -> list[str]:
-    """Choose, for each name in SHOWN, the method that took the least time for all images."""
+    """Choose, for each name in SHOWN, the method with this name that took the least time for all images."""
     total = dict.fromkeys(timed.method_ids, 0.0)
     for method, seconds in zip(timed.method_ids, timed.step_seconds.double().sum(1).tolist(), strict=True):
         total[method] += seconds
@@ -72,7 +72,17 @@ def _choose_methods(timed: TimedImages) -> list[str]:
 
 
 def _state_at(timed: TimedImages, row: int, now: float) -> tuple[int, int, float]:
-    """Return the tokens and forward passes of an image at a time, and the seconds of the whole image."""
+    """Return how much of an image is generated after a given time.
+
+    Args:
+        timed: the timed images.
+        row: index of the image.
+        now: the time, in seconds since the generation of the image began.
+
+    Returns:
+        (number of tokens at this time, number of forward passes at this time, seconds that the whole image takes from
+        its beginning to its end).
+    """
     lengths = timed.step_lengths[row][timed.step_lengths[row] > 0].long()
     ends = timed.step_seconds[row][: len(lengths)].double().cumsum(0)
     done = int((ends <= now + 1e-9).sum())
@@ -87,9 +97,17 @@ def _draw_frame(
     states: list[tuple[int, int, float]],
     now: float,
 ) -> Image.Image:
-    """Draw one frame.
+    """Draw one frame of the animation.
 
-    It shows the prompt and the clock on top, the finished part of each image, and its forward passes below.
+    It shows the prompt and the clock at the top, the finished part of each image, and its forward passes below.
+
+    Args:
+        text: the prompt.
+        labels: names of the methods.
+        pixels: complete image of each method.
+        grid: tokens along a side of an image.
+        states: result of `_state_at` for each method.
+        now: seconds since the race began, which the clock shows.
     """
     frame = Image.new("RGB", (GAP + (SIDE + GAP) * len(pixels), HEAD + SIDE + FOOT), PAPER)
     pen, font = ImageDraw.Draw(frame), ImageFont.truetype(FONT, 12)

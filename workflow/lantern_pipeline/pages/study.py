@@ -1,7 +1,8 @@
-"""Page of the preference study: its pairs of images, the page, and the key that identifies the images.
+"""Page of the preference study, and its key.
 
-The page is one HTML file that needs no network. It does not name a method: pairs have numbers in a shuffled order, and
-only the key states which image of a pair is the autoregressive one.
+Readers of the page choose between two images of a prompt: one by autoregressive decoding, one by a relaxed method. The
+page is one HTML file, which needs no network. It does not name a method: pairs have numbers in a shuffled order. Only
+the key states which image of a pair is the autoregressive one.
 """
 
 from __future__ import annotations
@@ -29,17 +30,32 @@ SHOWN_WIDTH = 336  # CSS pixels, rounded to a multiple of the image's side
 
 
 class Trial(NamedTuple):
-    """Two images under one caption."""
+    """One question of the study: a caption and two images, of which a reader chooses one.
 
-    kind: str  # PAIR (autoregressive against a method) or CHECK (image of this caption against that of another caption)
-    caption: str  # always shown as plain text
+    Attributes:
+        kind: PAIR or CHECK. A pair has an autoregressive image and the image of a method. A check (attention check) has
+            an image of this caption and an image of another caption, both autoregressive.
+        caption: prompt of the images, always shown as plain text.
+        prompt_id: id of the prompt.
+        method_id: id of the method; empty for a check.
+        images: RGB, uint8 (2, S, S, 3). The first is the autoregressive image of the caption.
+    """
+
+    kind: str
+    caption: str
     prompt_id: str
-    method_id: str  # id of the compared method; empty for a check
-    images: np.ndarray  # (2, S, S, 3) uint8 RGB; first the autoregressive image of the caption
+    method_id: str
+    images: np.ndarray
 
 
 class StudySection(TypedDict):
-    """Keys of config section `study` that choose its trials."""
+    """Keys of config section `study` that choose what is compared.
+
+    Attributes:
+        num_trials: number of pairs per method.
+        num_checks: number of attention checks.
+        methods: ids of the methods; None for the first method of each relaxed preset.
+    """
 
     num_trials: int
     num_checks: int
@@ -52,20 +68,21 @@ def select_trials(
     tokenizer: ImageModel,
     settings: StudySection,
 ) -> tuple[list[Trial], list[StudyMethod]]:
-    """Choose and decode the pairs of a study whose images differ, then the attention checks.
+    """Choose and decode the pairs of images of a study, and then the attention checks.
 
-    Each method takes the next `num_trials` prompts of the set, and starts again after the last one. So no
-    autoregressive image repeats while prompts last; a reader would recognise it. Pairs whose images are equal in every
-    token are not shown; `num_ties` counts them.
+    The first method gets the first `num_trials` prompts, and each further method the prompts that follow. After the
+    last prompt comes the first again. Readers would recognise an autoregressive image that they have seen, so it
+    appears twice only if there are too few prompts. If the two images of a pair are equal in every token, the pair is
+    not shown but counted in `num_ties`.
 
     Args:
-        records: method_id -> records, in the order of `prompts`.
-        prompts: prompts of the set.
-        tokenizer: decodes codes to images.
+        records: method id -> codes of its images, in the order of `prompts`.
+        prompts: all prompts of the headline prompt set.
+        tokenizer: image tokenizer, which decodes codes to images.
         settings: config section `study`.
 
     Returns:
-        (trials, methods).
+        (pairs and checks, methods).
 
     Raises:
         ValueError: num_trials or num_checks exceeds the number of prompts, or a method is unknown.
@@ -97,13 +114,13 @@ def select_trials(
 
 
 def choose_wrong_prompts(texts: Sequence[str], right: Sequence[int], used: set[int]) -> list[int]:
-    """Choose, for each prompt in `right`, another prompt whose image clearly does not fit.
+    """Choose, for the attention check of each prompt, another prompt whose image clearly does not fit.
 
-    It is the one whose caption shares the smallest fraction of words, and of equal ones the least often chosen. Prompts
-    in `used` come last.
+    It is the prompt that shares the smallest fraction of words with the prompt of the check. Among equal ones, the
+    prompt that was chosen least often is taken. Prompts in `used` are chosen only if there are no others.
 
     Args:
-        texts: captions of all prompts.
+        texts: all prompts.
         right: indices of the prompts of the attention checks.
         used: indices of prompts in other trials.
 
@@ -124,20 +141,19 @@ def choose_wrong_prompts(texts: Sequence[str], right: Sequence[int], used: set[i
 def build_page(
     trials: Sequence[Trial], methods: Sequence[StudyMethod], *, question: str, seed: int
 ) -> tuple[str, StudyKey]:
-    """Build the page and its key.
+    """Build the page of the study and its key.
 
-    Both contain the study's id, a hash of everything that the page shows and of the key. Answers to one page are
-    therefore never read with the key of another. In the key, `baseline` is the position (0 or 1) of the autoregressive
-    image.
+    Both contain the id of the study, a hash of everything in the page and the key. Answers to one page can therefore
+    not be read with the key of another. In the key, `baseline` is the position (0 or 1) of the autoregressive image.
 
     Args:
         trials: the pairs and checks.
         methods: the compared methods.
-        question: question of the page.
-        seed: random seed of the order of pairs, and of the two images in each.
+        question: question that the page asks about each pair.
+        seed: random seed of the order of the pairs, and of the two images in each pair.
 
     Returns:
-        (html, key).
+        (HTML, key).
 
     Raises:
         ValueError: there is no pair to show.
@@ -178,7 +194,15 @@ def build_page(
 def _make_trials(
     tokenizer: ImageModel, kind: str, method_id: str, prompts: Sequence[Prompt], codes: Tensor
 ) -> list[Trial]:
-    """Decode codes (pairs, 2, tokens) and build a trial from each pair."""
+    """Decode pairs of images from their codes, and build a trial from each pair.
+
+    Args:
+        tokenizer: image tokenizer.
+        kind: PAIR or CHECK.
+        method_id: id of the compared method; empty for checks.
+        prompts: one prompt per pair.
+        codes: integer (pairs, 2, tokens). The first image of each pair is the autoregressive image of the prompt.
+    """
     if not len(codes):
         return []
     pixels = to_pixels(decode_images(tokenizer, codes.flatten(0, 1)))

@@ -1,6 +1,10 @@
 """Analysis of the preference study: answer files, preference rates with intervals, and conclusions.
 
-Intervals are for other readers and other prompts. A rate is compared with one half.
+The preference rate of a method is the share of choices of the autoregressive image. Its interval regards both readers
+and prompts as random samples, so it also holds for readers and prompts that are not in the study. If the interval
+excludes one half, readers prefer one of the two kinds of images.
+
+The *key* of a study is a file that states which image of each trial is the autoregressive one. The page hides this.
 """
 
 from __future__ import annotations
@@ -26,7 +30,11 @@ PAIR, CHECK = "pair", "check"  # kinds of trials
 
 
 def _object(**properties: Mapping[str, object]) -> dict[str, object]:
-    """Return the JSON schema of an object that has all properties."""
+    """Return the JSON schema of an object that must have all of these properties.
+
+    Args:
+        properties: name -> JSON schema of the value.
+    """
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
@@ -47,7 +55,14 @@ _ANSWERS = _object(
 
 
 class KeyTrial(TypedDict):
-    """Trial in the key of a study. `baseline` is the position, 0 or 1, of the autoregressive (or fitting) image."""
+    """One trial in the key of a study.
+
+    Attributes:
+        kind: PAIR, or CHECK for an attention check.
+        method_id: id of the compared method; empty for a check.
+        prompt_id: id of the prompt.
+        baseline: position, 0 or 1, of the autoregressive image; in a check, of the image that fits the caption.
+    """
 
     kind: str
     method_id: str
@@ -56,7 +71,14 @@ class KeyTrial(TypedDict):
 
 
 class StudyMethod(TypedDict):
-    """Method that a study compares with autoregressive decoding."""
+    """A method that a study compares with autoregressive decoding.
+
+    Attributes:
+        method_id: id of the method.
+        label: name of the method for readers.
+        num_pairs: number of pairs of the method, with those that are not shown.
+        num_ties: number of pairs that are not shown, because both images are equal.
+    """
 
     method_id: str
     label: str
@@ -65,7 +87,15 @@ class StudyMethod(TypedDict):
 
 
 class StudyKey(TypedDict):
-    """Key of a study: the facts that its page hides."""
+    """Contents of the key of a study, which states which image of each trial is the autoregressive one.
+
+    Attributes:
+        format: KEY_FORMAT, by which the file is recognised.
+        version: version of the format.
+        methods: the compared methods.
+        trials: name of a trial -> its kind, method, prompt and position of the autoregressive image.
+        study: id of the study.
+    """
 
     format: str
     version: int
@@ -75,35 +105,50 @@ class StudyKey(TypedDict):
 
 
 class Reader(NamedTuple):
-    """Answers in one reader's file."""
+    """The answers of one reader of the page, from a file that the reader saved.
+
+    The page names its trials (pairs and attention checks) "t001" and so on, and so does the key of the study.
+
+    Attributes:
+        path: the file.
+        reader: random id of the reader.
+        download: 1 for the reader's first file, 2 for the second, and so on.
+        is_baseline: name of a trial -> whether the reader chose the autoregressive image. If the trial is an attention
+            check: whether the reader chose the image that fits the caption.
+        is_left: name of a trial -> whether the reader chose the image on the left.
+        seconds: median time from the appearance of a trial to its answer.
+    """
 
     path: Path
-    reader: str  # a random id
-    download: int  # number of times that the reader had saved the answers
-    is_baseline: dict[str, bool]  # number of the pair -> the autoregressive (in a check: fitting) image was chosen
-    is_left: dict[str, bool]  # number of the pair -> the image on the left was chosen
-    seconds: float  # median time from a pair's appearance to its answer
+    reader: str
+    download: int
+    is_baseline: dict[str, bool]
+    is_left: dict[str, bool]
+    seconds: float
 
 
 def analyse_answers(
     paths: Sequence[Path | str], key: StudyKey, min_checks: float
 ) -> tuple[pd.DataFrame, dict[str, object]]:
-    """Compute preference rates from answer files.
+    """Compute the preference rate of each method from answer files.
 
-    If a reader saved several times, the last file counts.
+    If a reader saved several files, only the last counts.
 
     Args:
         paths: the answer files.
-        key: key of the study.
-        min_checks: smallest share of passed attention checks; readers below it are left out.
+        key: key of the study, as `read_key` returns it.
+        min_checks: fraction of the attention checks that a reader must pass to be counted.
 
     Returns:
-        A table with one row per method, and facts about the readers. `left` is the share of choices for the left image,
-        with its exact interval for independent choices. `seconds` is the median over readers of their median time per
-        pair.
+        (table with one row per method, facts about the readers). The facts are counts of files, readers and checks, and
+        two results:
+
+        - left: (share, low, high). The share is that of answers in which the reader chose the left image. Low and high
+          are the ends of the 95 % interval that is exact if answers are independent.
+        - seconds: median over readers of their median time per trial.
 
     Raises:
-        ValueError: no reader passed enough checks.
+        ValueError: no reader passed enough attention checks, or an answer file is refused (see `read_answers`).
     """
     readers = last_of_each_reader([read_answers(path, key) for path in paths])
     checks = [name for name, trial in key["trials"].items() if trial["kind"] == CHECK]
@@ -128,10 +173,17 @@ def analyse_answers(
 
 
 def preference_interval(chosen: np.ndarray) -> tuple[float, float]:
-    """Compute the 95 % interval of a share of choices, bool (readers, prompts), for other readers and prompts.
+    """Compute the 95 % interval of the share of choices of the autoregressive image.
 
-    It is 1.96 standard errors on either side, but never narrower than the exact interval of the same number of
-    independent choices.
+    Both readers and prompts are regarded as random samples, so that the interval also holds for readers and prompts
+    that are not in the study. It extends 1.96 standard errors (of `_standard_error`) to either side of the share. It is
+    never narrower than the exact interval for the same number of independent choices.
+
+    Args:
+        chosen: whether a reader chose the autoregressive image, bool (readers, prompts).
+
+    Returns:
+        (low, high).
     """
     low, high = map(float, share_interval(chosen.sum(), np.asarray(chosen.size)))
     if min(chosen.shape) > 1:
@@ -144,7 +196,7 @@ def read_key(path: Path | str) -> StudyKey:
     """Read the key of a study.
 
     Raises:
-        ValueError: the file is no key of this version.
+        ValueError: the file is not a key, or is a key of another version.
     """
     key = read_json(path)
     if not isinstance(key, dict) or key.get("format") != KEY_FORMAT or key.get("version") != VERSION:
@@ -153,10 +205,14 @@ def read_key(path: Path | str) -> StudyKey:
 
 
 def read_answers(path: Path | str, key: StudyKey) -> Reader:
-    """Read one reader's file with the key of the same study.
+    """Read the answers in one file that a reader saved.
+
+    Args:
+        path: the file.
+        key: key of the study.
 
     Raises:
-        ValueError: the file is damaged, of another study, or incomplete.
+        ValueError: the file is not an answer file, is damaged, belongs to another study, or lacks an answer.
     """
     path = Path(path)
     try:
@@ -188,7 +244,7 @@ def last_of_each_reader(files: Sequence[Reader]) -> list[Reader]:
     """Keep the last saved file of each reader, in the order in which the readers first appear.
 
     Raises:
-        ValueError: two files of one save have different answers.
+        ValueError: two files of a reader have the same `download` number, but different answers.
     """
     last: dict[str, Reader] = {}
     for file in files:
@@ -220,7 +276,13 @@ def _check_pairs(path: Path, answered: Sequence[str], known: Mapping[str, object
 
 
 def _measure(method: StudyMethod, key: StudyKey, readers: Sequence[Reader]) -> dict[str, object]:
-    """Compute one row of the table."""
+    """Compute the preference rate of one method, as one row of the table that `analyse_answers` returns.
+
+    Args:
+        method: the method.
+        key: key of the study.
+        readers: answers of the readers who passed the attention checks.
+    """
     wanted = {"kind": PAIR, "method_id": method["method_id"]}
     names = [name for name, trial in key["trials"].items() if trial.items() >= wanted.items()]
     chosen = np.array([[reader.is_baseline[name] for name in names] for reader in readers])  # (readers, pairs)
@@ -236,11 +298,14 @@ def _measure(method: StudyMethod, key: StudyKey, readers: Sequence[Reader]) -> d
 
 
 def _standard_error(chosen: np.ndarray) -> float:
-    """Compute the standard error of the mean of (readers, prompts), both being random samples.
+    """Compute the standard error of the share of true values, if both readers and prompts are random samples.
 
-    The variance is clustered in two ways (Cameron, Gelbach and Miller 2011): variance of reader means plus that of
-    prompt means, minus the residual variance. The result is scaled by the ratio of Student's to the normal quantile,
-    with Satterthwaite's degrees of freedom (1946).
+    The variance is clustered in two ways (Cameron, Gelbach and Miller 2011): variance of reader means plus variance of
+    prompt means, minus the residual variance. The result is multiplied by the ratio of Student's to the normal
+    quantile, with Satterthwaite's degrees of freedom (1946).
+
+    Args:
+        chosen: whether a reader chose the autoregressive image, bool (readers, prompts).
     """
     num_readers, num_prompts = chosen.shape
     reader_means, prompt_means = chosen.mean(axis=1, keepdims=True), chosen.mean(axis=0, keepdims=True)
@@ -250,6 +315,6 @@ def _standard_error(chosen: np.ndarray) -> float:
     parts = np.array([*of_means, (residual**2).sum() / freedom[2] / chosen.size])
     variance = parts[0] + parts[1] - parts[2]
     if variance <= 0:
-        return 0.0  # less spread than independent choices have: the exact interval decides
+        return 0.0  # the choices vary less than independent choices, so the exact interval is used
     degrees = max(1.0, variance**2 / (parts**2 / freedom).sum())
     return float(np.sqrt(variance) * t.ppf((1 + LEVEL) / 2, degrees) / NORMAL_QUANTILE)

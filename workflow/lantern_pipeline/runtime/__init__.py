@@ -1,1 +1,1 @@
-"""The frame of a job: log, locks, machine, environment, code fingerprint."""
+"""Functions that all jobs use: log, locks, description of the machine, environment variables, hash of the code."""

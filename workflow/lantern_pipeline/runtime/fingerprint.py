@@ -1,10 +1,11 @@
-"""Fingerprint of the code that a stage runs, so that an edit re-runs exactly the stages that use what was edited.
+"""Fingerprint of a script: a hash of its code and of the modules that it imports.
 
-Snakemake sees a change of a script but not of a package that the script imports. Each rule therefore carries this hash
-as a parameter. Comments, docstrings and layout do not count: only what is executed does. Files are parsed, never run.
+Snakemake notices a change of a script, but not of a package that the script imports. Each rule therefore has this hash
+as a parameter. After an edit, Snakemake runs exactly the rules whose scripts use the edited code. Comments, docstrings
+and layout do not change the hash. Files are parsed, never run.
 
-What carries a job and makes no number does not count either (LEFT_OUT): nearly every script imports it, so that a comma
-in a message would run everything again.
+Some modules are left out of the hash (constant LEFT_OUT), because they do not affect numbers. Nearly every script
+imports them, so a change of a message would run everything again.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ import lantern
 # Folders of the packages whose code counts.
 PACKAGES = (Path(lantern.__file__).resolve().parent, Path(__file__).resolve().parents[1])
 
-# The frame of a job (log, locks, device), the types of its parameters, and the reading and writing of files: these move
-# values and never change them. Snakemake compares the values of parameters. Readers of files compare a file with the
-# checksum in it, and refuse a format that they do not know.
+# Modules that pass values on and never change them: the functions around a job (log, locks, device), the types of its
+# parameters, and the reading and writing of files. Snakemake itself compares the values of parameters. Functions that
+# read a file compare it with the checksum in it, and refuse an unknown format.
 LEFT_OUT = ("/lantern/io.py", "/lantern_pipeline/runtime/", "/lantern_pipeline/settings/")
 
 CLASS_PATH = re.compile(r"lantern[\w.]*:\w+")
@@ -31,18 +32,19 @@ _HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunction
 
 
 def code_fingerprint(script: Path | str, packages: Sequence[Path] = PACKAGES) -> str:
-    """Return a hash of a script and of every module that it imports from some packages, except LEFT_OUT.
+    """Return a hash of a script and of the modules that it imports.
 
-    It is the same on every machine and Python version. For a file that is not Python, the bytes count.
+    Modules in LEFT_OUT are not hashed, because they do not affect numbers. The hash is the same on every machine and
+    Python version. If the file is not Python, its bytes are hashed.
 
     Args:
         script: the script.
-        packages: folders of packages, named as they are imported.
+        packages: folders of the packages whose modules count. The name of a folder is the name of its package.
 
     Returns:
         16 hexadecimal digits.
     """
-    if Path(script).suffix != ".py":  # a template, a table
+    if Path(script).suffix != ".py":  # such as a template or a table
         return hashlib.sha256(Path(script).read_bytes()).hexdigest()[:16]
     digest = hashlib.sha256(_code_of(Path(script)).encode())
     names = {
@@ -57,10 +59,14 @@ def code_fingerprint(script: Path | str, packages: Sequence[Path] = PACKAGES) ->
 
 
 def imported_modules(script: Path | str, packages: Sequence[Path] = PACKAGES) -> set[Path]:
-    """Return the files of some packages that a script imports, directly or not.
+    """Return the files of some packages that a script imports, directly or through other modules.
 
-    Imports inside functions and the `__init__.py` of each package count. LEFT_OUT, and what only that imports, does
-    not.
+    Imports inside functions count, and so does the `__init__.py` of each package. Modules in LEFT_OUT, which do not
+    affect numbers, do not count. Neither do modules that only they import.
+
+    Args:
+        script: the script.
+        packages: folders of the packages.
     """
     found: set[Path] = set()
     waiting = [Path(script)]
@@ -87,7 +93,12 @@ def _code_of(path: Path) -> str:
 
 @cache
 def _imports_of(path: Path, packages: tuple[Path, ...]) -> set[Path]:
-    """Files that one file's import statements load."""
+    """Return the files that the import statements of one file load.
+
+    Args:
+        path: the file.
+        packages: folders of the packages whose files count.
+    """
     names: set[str] = set()
     for node in ast.walk(_parse(path)):
         if isinstance(node, ast.Import):
@@ -102,7 +113,13 @@ def _imports_of(path: Path, packages: tuple[Path, ...]) -> set[Path]:
 
 
 def _absolute_base(node: ast.ImportFrom, path: Path, packages: tuple[Path, ...]) -> str:
-    """Name after `from`, with leading dots resolved."""
+    """Return the module name after `from` in an import statement, with leading dots resolved.
+
+    Args:
+        node: the statement.
+        path: the file with the statement.
+        packages: folders of the packages, one of which contains the file.
+    """
     if node.level == 0:
         return node.module or ""
     folder = path.resolve().parents[node.level - 1]
@@ -112,7 +129,7 @@ def _absolute_base(node: ast.ImportFrom, path: Path, packages: tuple[Path, ...])
 
 
 def _files_of(name: str, package_root: Path) -> Iterator[Path]:
-    """Files run by `import name`: each package's `__init__.py` on the way, then the module."""
+    """Yield the files that `import name` runs: the `__init__.py` of each package in the name, then the module."""
     parts = name.split(".")
     if parts[0] != package_root.name:
         return
@@ -126,7 +143,10 @@ def _files_of(name: str, package_root: Path) -> Iterator[Path]:
 
 
 def _flatten(node: object) -> Iterator[str]:
-    """Text of a syntax tree without positions, docstrings and empty fields (newer Pythons add empty fields)."""
+    """Yield a syntax tree as pieces of text, without positions, docstrings and empty fields.
+
+    Empty fields are left out because newer Pythons add some, and the text must not depend on the Python version.
+    """
     if isinstance(node, ast.AST):
         yield f"({type(node).__name__}"
         for field, value in ast.iter_fields(node):

@@ -1,4 +1,4 @@
-"""The frame of every workflow script: log file, progress on the terminal, threads, device, errors."""
+"""Functions that every Snakemake script uses: log file, progress on the terminal, threads, device, errors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,23 @@ from lantern_pipeline.runtime.locks import VISIBLE_GPUS, hold_gpu, hold_job
 if TYPE_CHECKING:
     import torch
 
-# Seconds between two writes of the images finished so far; tests that interrupt jobs of a second ask for fewer.
+# Seconds between two writes of the images finished so far. Tests set a shorter time, since they interrupt short jobs.
 PARTIAL_EVERY_S = float(os.environ.get("LANTERN_PARTIAL_EVERY_S", 30))
 
 
 class Job(Protocol):
-    """The object `snakemake` that a script gets; inputs, outputs and parameters have the names of the rule's."""
+    """The object `snakemake` that Snakemake gives to a script.
+
+    Attributes:
+        rule: name of the rule.
+        threads: number of CPU threads.
+        log: paths of the log files; the first is used.
+        config: the config of the run.
+        resources: name of a resource, such as "gpu" -> amount.
+        input: input files, as attributes with the names in the rule.
+        output: output files, likewise.
+        params: parameters, likewise.
+    """
 
     rule: str
     threads: int
@@ -41,15 +52,15 @@ class Job(Protocol):
 def job_log(snakemake: Job) -> Iterator[logging.Logger]:
     """Send the output, warnings and log records of a script to its rule's log file, and set the number of threads.
 
-    Progress bars stay on the terminal if there is one, and so do warnings of this package. An error leaves its
-    traceback in the log and one sentence on the terminal.
+    If there is a terminal, progress bars and warnings of this package are shown there. If the script raises an error,
+    its traceback is written to the log file and one sentence to the terminal, and the process ends.
 
-    If a killed Snakemake left the same job behind, the new process waits until it ends, since a file has one writer at
-    a time. A damaged result is set aside, so that the next run makes it again. A job that asks for a GPU sees its GPU
-    only.
+    A killed Snakemake may leave a process that still runs the same job. The new process waits until the old one ends,
+    because only one process may write a file. If an input file is damaged, it is renamed, so that the next run makes it
+    again. If the rule requests a GPU, the process sees only the GPU that it gets.
     """
     terminal, stdout = sys.stderr, sys.stdout
-    if "torch" in sys.modules:  # a job on tables has none
+    if "torch" in sys.modules:  # jobs that only read tables do not import it
         sys.modules["torch"].set_num_threads(max(1, int(snakemake.threads)))
     path = Path(snakemake.log[0])
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,28 +89,36 @@ def job_log(snakemake: Job) -> Iterator[logging.Logger]:
 
 
 def _describe(error: Exception) -> str:
-    """Return one sentence about what stopped a job."""
+    """Return one sentence about the error that stopped a job.
+
+    If the error is about a damaged result, the damaged file is renamed.
+    """
     if isinstance(error, DamagedFileError):
         return _set_aside(error)
     if isinstance(error, OSError) and error.strerror and error.filename is None:
-        return error.strerror  # ours, without the number
+        return error.strerror  # a message of this package, without the number of the error
     known = isinstance(error, ValueError | OSError | FloatingPointError)
     return ("" if known else f"{type(error).__name__}: ") + (str(error) or type(error).__name__)
 
 
 def _set_aside(error: DamagedFileError) -> str:
-    """Rename a damaged file of the run's results, and no other file. Return the sentence that says so."""
+    """Rename a damaged file if it is below results/, and return the sentence about it for the user."""
     results = Path("results").resolve()
     if not error.path.resolve().is_relative_to(results):
         return str(error)
     aside = error.path.with_name(f"{error.path.name}.damaged")
-    with suppress(FileNotFoundError):  # another job has met it too
+    with suppress(FileNotFoundError):  # another job may have renamed it already
         error.path.replace(aside)
     return f"{error.path} {error.damage}; it was set aside as {aside.name}: run again to make a new one"
 
 
 def _warnings_for(terminal: TextIO, rule: str) -> logging.Handler:
-    """Return a handler that shows warnings of this package and of the script, but not of libraries."""
+    """Return a log handler that shows warnings of this package and of the script, but not of libraries.
+
+    Args:
+        terminal: stream to which warnings are written.
+        rule: name of the rule, with which each warning begins.
+    """
     handler = logging.StreamHandler(terminal)
     handler.setLevel(logging.WARNING)
     handler.setFormatter(logging.Formatter(f"{rule}: %(message)s"))
@@ -109,14 +128,20 @@ def _warnings_for(terminal: TextIO, rule: str) -> logging.Handler:
 
 @contextmanager
 def training_checkpoint(snakemake: Job) -> Iterator[Path]:
-    """Names the file, beside the output `model`, from which an interrupted training goes on."""
+    """Provide the path of the checkpoint from which an interrupted training resumes.
+
+    It is in the folder of the rule's output `model`, and is removed when the block ends without an error.
+    """
     with _resumable_file(snakemake, Path(snakemake.output.model).parent, "checkpoint", ".pt") as path:
         yield path
 
 
 @contextmanager
 def partial_records(snakemake: Job) -> Iterator[Path]:
-    """Names the file, beside the first output, in which a generation job keeps its finished images."""
+    """Provide the path of the file in which a generation job keeps its finished images.
+
+    It is in the folder of the rule's first output, and is removed when the block ends without an error.
+    """
     output = Path(snakemake.output[0])
     with _resumable_file(snakemake, output.parent, f"partial-{output.stem}", ".safetensors") as path:
         yield path
@@ -124,11 +149,18 @@ def partial_records(snakemake: Job) -> Iterator[Path]:
 
 @contextmanager
 def _resumable_file(snakemake: Job, folder: Path, stem: str, suffix: str) -> Iterator[Path]:
-    """Names a file that an interrupted job leaves for the next one; it is removed once the block has ended well.
+    """Provide the path of a file that an interrupted job leaves for the next attempt.
 
-    The name holds a hash of the rule's parameters (settings and code fingerprint), of the device and of the inputs'
-    dates, so that a changed configuration, an edit or a new input starts afresh instead of going on from what it did
-    not make. A batch size changes no image and is no part of it.
+    The file is removed when the block ends without an error. Its name contains a hash of the rule's parameters
+    (settings and code fingerprint), of the device and of the dates of the inputs. After a change of the config, the
+    code or an input, the job therefore starts from the beginning. The batch size is not part of the hash, because it
+    changes no image.
+
+    Args:
+        snakemake: the object that Snakemake gives to the script.
+        folder: folder of the file.
+        stem: beginning of the file name.
+        suffix: end of the file name.
     """
     inputs = [(str(file), Path(file).stat().st_mtime_ns) for file in snakemake.input]
     key = json.dumps([dict(snakemake.params.items()), snakemake.config["device"], inputs], sort_keys=True, default=str)
@@ -141,11 +173,11 @@ def _resumable_file(snakemake: Job, folder: Path, stem: str, suffix: str) -> Ite
 
 @dataclass(frozen=True)
 class Execution:
-    """Settings of a job that do not change its results, so no parameters of rules.
+    """Settings of a job that do not change its results. Snakemake does not run a job again if one of them changes.
 
     Attributes:
         device: device of its models.
-        stepping: how a decoding step runs: "auto", "eager" or "graph".
+        stepping: how a decoding step runs: "auto", "eager" or "graph" (a CUDA graph).
         batch_size: images decoded together.
         scoring_batch_size: images measured together.
     """
@@ -157,7 +189,7 @@ class Execution:
 
 
 def execution_of(snakemake: Job) -> Execution:
-    """Return how the config says that a job runs."""
+    """Return the settings in the config that decide how a job runs."""
     config = snakemake.config
     return Execution(
         resolve_device(config["device"]),
@@ -168,10 +200,14 @@ def execution_of(snakemake: Job) -> Execution:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Pick the device for a config value: "auto" (a CUDA device if there is one, else the CPU), "cpu" or "cuda".
+    """Return the device for a config value.
+
+    Args:
+        name: "cpu", "cuda", or "auto" for a CUDA device if there is one, else the CPU.
 
     Raises:
-        ValueError: PyTorch finds no CUDA device although `name` is "cuda", or is "auto" in a Slurm job that has a GPU.
+        ValueError: `name` is "cuda" but PyTorch finds no CUDA device. Or `name` is "auto", the process is in a Slurm
+            job with a GPU, and PyTorch finds none.
     """
     import torch
 

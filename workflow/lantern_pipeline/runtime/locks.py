@@ -1,6 +1,7 @@
-"""Locks of a job and of a GPU. The operating system holds them, so that they end with their process, however it ends.
+"""Locks of jobs and of GPUs. The operating system holds them, so a lock ends with its process in every case.
 
-Snakemake's own lock is a file that outlives a killed run, and says nothing of jobs that such a run left behind.
+Snakemake's own lock is a file. It remains after a run is killed, and does not show whether jobs of that run are still
+active.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}  # some
 
 
 def try_lock(file: IO[str]) -> bool:
-    """Locks an open file for this process alone, without waiting; False where another process has it locked.
+    """Lock an open file for this process, without waiting.
 
-    Where the file system or the system knows no locks, nothing is locked and the answer is True.
+    Returns:
+        False if another process has locked the file. If the file system does not support locks, nothing is locked and
+        the result is True.
     """
     from filelock import lock_descriptor
 
@@ -39,8 +42,16 @@ def try_lock(file: IO[str]) -> bool:
 
 @contextmanager
 def hold_job(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
-    """Lets one process at a time work on the job that writes this log file: a killed Snakemake leaves jobs behind."""
-    # Not the log file itself: Snakemake removes it before a job starts.
+    """Hold the lock of a job while the block runs, so that only one process at a time works on the job.
+
+    A killed Snakemake may leave a process that still runs the job. This function waits until that process ends.
+
+    Args:
+        rule: name of the rule, for the message.
+        log: log file of the job, which identifies the job.
+        terminal: stream for the message that the job waits.
+    """
+    # The log file itself cannot be locked, because Snakemake removes it before a job starts.
     path = Path(".snakemake", "lantern_jobs", hashlib.sha256(str(log).encode()).hexdigest()[:16])
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+", encoding="utf-8") as file:
@@ -52,10 +63,15 @@ def hold_job(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
 
 @contextmanager
 def hold_gpu(rule: str, terminal: TextIO, folder: Path | None = None) -> Iterator[None]:
-    """Reserve a GPU for a job, and hide all others from it.
+    """Reserve a GPU for a job while the block runs, and hide all other GPUs from the job.
 
-    Snakemake counts the GPUs in use; this function chooses one. If none is free, the job waits. On a machine without a
-    GPU nothing happens.
+    Snakemake only counts the GPUs in use; this function chooses one. If no GPU is free, the job waits. On a machine
+    without a GPU nothing happens.
+
+    Args:
+        rule: name of the rule, for the message.
+        terminal: stream for the message that the job waits.
+        folder: folder of the lock files; None for a folder of the user in the system's temporary folder.
     """
     names = visible_gpus()
     if not names:
@@ -79,7 +95,7 @@ def hold_gpu(rule: str, terminal: TextIO, folder: Path | None = None) -> Iterato
 
 
 def visible_gpus() -> list[str]:
-    """GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the GPUs that this process may use, with their names in CUDA_VISIBLE_DEVICES."""
     names = os.environ.get(VISIBLE_GPUS)
     if names is not None:
         return [name.strip() for name in names.split(",") if name.strip()]
@@ -89,9 +105,15 @@ def visible_gpus() -> list[str]:
 
 
 def _take_gpu(names: list[str], folder: Path, stack: ExitStack) -> str | None:
-    """Locks one of the GPUs until `stack` ends; None where none is free."""
+    """Lock a free GPU and return its name, or return None if no GPU is free.
+
+    Args:
+        names: names of the GPUs in CUDA_VISIBLE_DEVICES.
+        folder: folder of the lock files.
+        stack: the lock ends when this stack is closed.
+    """
     for name in names:
-        # In a container of a cluster's job, 0 is the job's own first GPU.
+        # Several Slurm jobs may use the same name for different GPUs, so the key contains the number of the Slurm job.
         key = re.sub(r"[^A-Za-z0-9-]", "_", f"{name}-{os.environ.get('SLURM_JOB_ID', '')}")
         with ExitStack() as attempt:
             if try_lock(attempt.enter_context(open(folder / key, "a", encoding="utf-8"))):
@@ -101,7 +123,13 @@ def _take_gpu(names: list[str], folder: Path, stack: ExitStack) -> str | None:
 
 
 def _wait_until(attempt: Callable[[], T | None], reason: Callable[[], str], terminal: TextIO) -> T:
-    """Call `attempt` once a second until it returns a true value, and return that. Print once why it waits."""
+    """Call a function once a second until it returns a true value, and return that value.
+
+    Args:
+        attempt: the function.
+        reason: returns a message, which is printed once if the first call fails.
+        terminal: stream for the message.
+    """
     if not (found := attempt()):
         print(reason(), file=terminal, flush=True)
         while not (found := attempt()):
@@ -110,7 +138,13 @@ def _wait_until(attempt: Callable[[], T | None], reason: Callable[[], str], term
 
 
 def _write_holder(file: IO[str]) -> None:
-    """Empty a locked file and write who holds it: "process 123 on a host", in a Slurm job "..., Slurm job 62"."""
+    """Write into a locked file which process holds the lock: this one.
+
+    An example is "process 123 on <host>, Slurm job 62". Another process that waits for the lock shows this text.
+
+    Args:
+        file: the locked file. Its contents are replaced.
+    """
     job = os.environ.get("SLURM_JOB_ID")
     file.truncate(0)
     file.write(f"process {os.getpid()} on {platform.node()}{f', Slurm job {job}' if job else ''}\n")

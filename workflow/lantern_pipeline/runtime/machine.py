@@ -1,6 +1,6 @@
-"""Description of this machine, the memory that jobs may use, and the environment of all jobs.
+"""Description of this machine, the memory that jobs may use, and the environment variables of all jobs.
 
-Imported while Snakemake reads the workflow: no torch before it is asked for GPUs.
+Snakemake reads this module while it builds the workflow. Only functions that look for GPUs import torch.
 """
 
 from __future__ import annotations
@@ -15,30 +15,45 @@ from typing import Protocol, TypedDict
 
 from lantern.methods import CLASS_FOLDERS
 
-# Snakemake itself sets OMP_NUM_THREADS and its kin from each rule's `threads`.
+# Snakemake sets OMP_NUM_THREADS and similar variables itself, from each rule's `threads`.
 JOB_ENVIRONMENT = {
-    # glibc gives large tensors back to the system and faults them in again, at up to ten times the cost: let it keep
-    # them.
+    # By default glibc returns the memory of large tensors to the system and requests it again, which may take ten times
+    # as long as the computation. With these values it keeps the memory.
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "4294967296",
     "MALLOC_TOP_PAD_": "67108864",
-    # GNU OpenMP's threads wait for each other by spinning. Where another process wants the core, that costs five times
-    # the work itself (measured: 468 against 92 ms for a training step with two threads); so they soon go to sleep.
+    # GNU OpenMP's threads wait for each other by spinning. If another process needs the core, a training step with two
+    # threads then takes five times as long (measured: 468 instead of 92 ms). With this value they soon sleep.
     "GOMP_SPINCOUNT": "2000",
-    # Nothing is fetched from a model hub in the middle of a run.
+    # Jobs download nothing from a model hub, except in rule fetch_resource.
     "HF_HUB_OFFLINE": "1",
 }
 
 
 class Gpu(TypedDict):
-    """A GPU of a machine."""
+    """A GPU of a machine.
+
+    Attributes:
+        name: such as "NVIDIA H100 80GB HBM3".
+        memory_gib: memory in GiB.
+    """
 
     name: str
     memory_gib: float
 
 
 class Machine(TypedDict):
-    """Result of `describe_machine`. Unknown entries are None."""
+    """Description of a machine by `describe_machine`. Unknown values are None.
+
+    Attributes:
+        cpu: name of the processor.
+        architecture: such as "x86_64".
+        cores: number of logical cores.
+        memory_gib: memory in GiB.
+        gpus: its GPUs.
+        cuda: CUDA version of PyTorch, if there is a GPU.
+        driver: version of the GPU driver.
+    """
 
     cpu: str
     architecture: str
@@ -50,28 +65,43 @@ class Machine(TypedDict):
 
 
 class Workflow(Protocol):
-    """Snakemake's workflow, as far as it is asked about memory."""
+    """The part of Snakemake's workflow object that `limit_memory` uses.
+
+    Attributes:
+        is_main_process: whether this is the process that the user started.
+        nodes: number of jobs at a time on other machines (`--jobs`); None if jobs run on this machine.
+        global_resources: names of the limited resources.
+    """
 
     is_main_process: bool
     nodes: int | None
     global_resources: Container[str]
 
     def register_resource(self, name: str, value: int) -> None:
-        """Let jobs that run at the same time ask for no more than `value` of a resource together."""
+        """Limit the sum of a resource over all jobs that run at the same time.
+
+        Args:
+            name: name of the resource.
+            value: largest sum.
+        """
 
 
 def find_own_classes(config: object, configfiles: Iterable[Path | str]) -> None:
-    """Let this process and its jobs load classes of a user's own from the folders of config files.
+    """Let this process and its jobs import a user's custom classes from the folders of the config files.
 
-    Only if the config names one: a file beside an overlay must not take the place of a library, and is run by nobody
-    who did not ask for it.
+    The folders are added only if a method in the config names a custom class. Otherwise a file next to a config file
+    could replace a library, and code would run that the user did not ask for.
+
+    Args:
+        config: the config.
+        configfiles: paths of the config files.
     """
     if names_own_class(config):
         os.environ[CLASS_FOLDERS] = os.pathsep.join(sorted({str(Path(file).resolve().parent) for file in configfiles}))
 
 
 def names_own_class(config: object) -> bool:
-    """Return whether a method of the config has drafts or an acceptance named as module:Class."""
+    """Return whether a method in the config names a custom class ("module:Class") as drafts or acceptance."""
     if isinstance(config, Mapping):
         return any(
             (key in ("drafts", "acceptance") and ":" in str(value)) or names_own_class(value)
@@ -81,16 +111,16 @@ def names_own_class(config: object) -> bool:
 
 
 def memory_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
-    """Return the memory that this process and its children may use, or None on a system that does not state it.
+    """Return the memory in bytes that this process and its children may use, or None if the system does not state it.
 
-    It is the machine's memory, or less if a container or a cluster's session has a limit.
+    It is the memory of the machine, or less if a container or a cluster's session has a limit.
 
     Args:
         groups: folder in which Linux shows its control groups, version 2.
         own: file that names the control group of this process.
     """
     limits = []
-    with suppress(AttributeError, ValueError, OSError):  # no such question on this system
+    with suppress(AttributeError, ValueError, OSError):  # this system does not state it
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     names = [line.removeprefix("0::/") for line in _read(own).splitlines() if line.startswith("0::/")]
     for group in [groups / name for name in names]:
@@ -99,9 +129,13 @@ def memory_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
 
 
 def limit_memory(workflow: Workflow) -> None:
-    """Lets jobs side by side on this machine ask for no more memory than it has; one that asks for more runs alone.
+    """Limit the total memory of the jobs that run at the same time to the memory of this machine.
 
-    `workflow` is Snakemake's. Elsewhere (`--jobs`) each job has a machine's; a user's own `mem_mb` stays.
+    If a single job requests more memory than the machine has, it runs while no other job runs. Nothing is limited if
+    jobs run on other machines, or if the user has set a limit for `mem_mb`.
+
+    Args:
+        workflow: Snakemake's workflow object.
     """
     is_local = workflow.is_main_process and workflow.nodes is None
     if is_local and "mem_mb" not in workflow.global_resources and (memory := memory_bytes()):
@@ -109,7 +143,7 @@ def limit_memory(workflow: Workflow) -> None:
 
 
 def describe_machine() -> Machine:
-    """Return cpu, architecture, cores, memory_gib, gpus (name and memory_gib), cuda and driver of this machine."""
+    """Return the processor, memory, GPUs and driver of this machine."""
     import torch
 
     gpus: list[Gpu] = []
@@ -129,19 +163,27 @@ def describe_machine() -> Machine:
 
 
 def name_machine(machine: Machine) -> str:
-    """Return the CPU, cores and GPUs of a machine of `describe_machine`, in a few words."""
+    """Return one line that names the processor, the number of cores and the GPUs of a machine."""
     return ", ".join([machine["cpu"], f"{machine['cores']} cores", *(gpu["name"] for gpu in machine["gpus"])])
 
 
 def name_processor(machine: Machine, device: str) -> str:
-    """Name what decodes on `device`, "cpu" or "cuda", of a machine of `describe_machine`: its CPU or its first GPU."""
+    """Return the name of the processor that decodes: the first GPU or the CPU of a machine.
+
+    Args:
+        machine: result of `describe_machine`.
+        device: "cuda" or "cpu".
+    """
     return machine["gpus"][0]["name"] if device == "cuda" else machine["cpu"]
 
 
 def _cpu_name(info: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the CPU's model name, with its family and model numbers if the name has no number of its own.
+    """Return the name of the CPU. If the name has no digits, its family and model numbers follow.
 
-    Virtual machines often hide the number: "AMD EPYC" names processors whose speed differs by a factor of three.
+    Virtual machines often hide the exact name: "AMD EPYC" names processors whose speed differs by a factor of three.
+
+    Args:
+        info: file in which Linux describes the CPU.
     """
     fields = dict(re.findall(r"^(model name|cpu family|model)\s*:\s*(.+?)\s*$", _read(info), re.M))
     name = fields.get("model name") or platform.processor() or platform.machine()
@@ -157,7 +199,7 @@ def _driver_version() -> str | None:
 
 
 def _read(path: Path) -> str:
-    """Return the text of a file of the system; empty if there is none."""
+    """Return the text of a system file, or an empty string if the file cannot be read."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:
@@ -165,9 +207,12 @@ def _read(path: Path) -> str:
 
 
 def set_job_environment(root: Path | str) -> None:
-    """Set the environment variables that jobs inherit; a value that the user has set stays.
+    """Set the environment variables in JOB_ENVIRONMENT, which all jobs inherit, unless the user has set them.
 
-    Scripts import the packages of the project's folder `root`, whether they are installed or not.
+    PYTHONPATH is extended, so that scripts can import the packages below `root` even if they are not installed.
+
+    Args:
+        root: the project's folder.
     """
     for name, value in JOB_ENVIRONMENT.items():
         os.environ.setdefault(name, value)

@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 
 from lantern_pipeline.settings.wording import show
 
-# pydantic adds these to the location of an error. They tell how a value was read and are not part of the key.
+# pydantic adds these tags to the location of an error. They show how a value was read and are not part of the key.
 ONE_VALUE, LIST_OF_VALUES = "<value>", "<list>"
 
 
@@ -33,9 +33,12 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     def keys_of(self, part: type[Section]) -> dict[str, object]:
-        """Return the keys of this section that `part` has, as parameters of a rule.
+        """Return some keys of this section with their values, as parameters of a Snakemake rule.
 
-        They are plain values, because Snakemake would not see a change inside a model.
+        The result holds plain values, because Snakemake would not notice a change inside a pydantic model.
+
+        Args:
+            part: a base class of this section; its keys are returned.
         """
         return self.model_dump(include=set(part.model_fields))
 
@@ -46,20 +49,24 @@ def to_integer(value: object) -> object:
 
 
 def _keep_integer(value: object, check: ValidatorFunctionWrapHandler) -> object:
-    """Check a number and return it unchanged.
+    """Check a number with pydantic and return it unchanged.
 
-    pydantic would turn the integer 3 into 3.0, but the parameters of a job must not change.
+    pydantic would turn the integer 3 into 3.0. Snakemake would take that for a changed parameter and run the job again.
+
+    Args:
+        value: the value of a config key.
+        check: pydantic's check of the value, which raises an error if it is not allowed.
     """
     check(value)
     return value
 
 
 def broken_rule(words: str, key: str | None = None) -> PydanticCustomError:
-    """Return the error for a section that breaks a rule between its keys.
+    """Return the error to raise if several keys of one config section contradict each other.
 
     Args:
-        words: the sentence after the key.
-        key: the key of the section that the sentence begins with; None for the section itself.
+        words: the error message after the name of the key.
+        key: key of the section with which the message begins; None if it begins with the section itself.
     """
     return PydanticCustomError("rule", "{words}", {"words": words, "key": key})
 
@@ -68,7 +75,7 @@ def _check_unique(values: list[object]) -> list[object]:
     """Return a list unchanged if its values are unique.
 
     Raises:
-        PydanticCustomError: a value is repeated.
+        PydanticCustomError: a value occurs twice.
     """
     if any(value in values[:position] for position, value in enumerate(values)):
         raise broken_rule(f"must hold unique values, got {show(values)}")

@@ -1,4 +1,4 @@
-"""Keys of an entry of config key `methods`, built from the table of methods.
+"""Types for checking the entries in config key `methods`, built from Lantern's table of methods.
 
 Snakemake reads this module while it builds the workflow, so it does not import torch.
 """
@@ -15,7 +15,7 @@ from lantern_pipeline.settings.key_types import Integer, Name, Number, OneOrList
 
 
 def _parameter_type(parameter: Parameter) -> object:
-    """Return the type of a method parameter, with its bounds."""
+    """Return the pydantic type of a method's parameter, with its bounds."""
     if parameter.choices:
         return Literal[parameter.choices]
     bounds = []
@@ -41,18 +41,18 @@ _KEYS = {
 
 
 class _OpenSection(Section):
-    """A section that also accepts unknown keys. Each holds a value or a list of values."""
+    """A section that also accepts unknown keys, whose value may be a single value or a list of values."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, OneOrList[Any]]
 
 
 def _make_model(name: str, base: type[Section], words: str) -> type[Section]:
-    """Return a model of entries whose keys come from the table of methods.
+    """Return a pydantic model for entries of `methods`. Its keys are the parts and parameters that methods may have.
 
     Args:
-        name: class name.
-        base: base class.
+        name: name of the class.
+        base: base class, which decides whether other keys are accepted.
         words: docstring of the class.
     """
     keys: dict[str, Any] = {key: (kind, None) for key, kind in _KEYS.items()}
@@ -72,16 +72,24 @@ CustomMethodEntry = _make_model(
 
 
 def entry_model(entry: dict[str, Any]) -> type[Section]:
-    """Return the model that checks an entry: `CustomMethodEntry` if the entry names a class, else `MethodEntry`."""
+    """Return the pydantic model that checks an entry of `methods`.
+
+    Returns:
+        `CustomMethodEntry` if the entry names a custom class ("module:Class") as acceptance or drafts, else
+        `MethodEntry`.
+    """
     names_class = ":" in f"{entry.get('acceptance')}{entry.get('drafts')}"
     return CustomMethodEntry if names_class else MethodEntry
 
 
 def check_entry(entry: dict[str, Any]) -> dict[str, Any]:
-    """Check an entry against the table of methods.
+    """Check an entry of `methods` against Lantern's table of methods.
 
     Returns:
-        The entry with its keys in the order given. This order decides the order of the expanded methods.
+        The entry with its keys in the order given. This order decides the order of the methods that it expands to.
+
+    Raises:
+        pydantic.ValidationError: a key is unknown or its value is not allowed.
     """
     checked = entry_model(entry).model_validate(entry)
     return {key: getattr(checked, key) for key in entry}

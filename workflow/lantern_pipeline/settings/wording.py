@@ -1,4 +1,4 @@
-"""Parts of error sentences: a value as text, and the nearest known name."""
+"""Helpers for error messages: a value as text, and the known name that is nearest to a misspelt one."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import difflib
 
 
 def closest(word: str, known: list[str]) -> str:
-    """Return advice on a misspelt word: the nearest known name, or all known names if none is near."""
+    """Return advice on an unknown name: the most similar known name, or all known names if none is similar.
+
+    Args:
+        word: the unknown name.
+        known: all known names.
+    """
     near = difflib.get_close_matches(str(word), known, n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
 
 
 def show(value: object) -> str:
-    """Return a value as text for an error sentence, shortened to 60 characters."""
+    """Return a value as text for an error message, shortened to 60 characters."""
     text = repr(value) if isinstance(value, str) else "nothing" if value is None else str(value)
     return text if len(text) <= 60 else text[:57] + "..."

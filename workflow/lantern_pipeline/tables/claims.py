@@ -1,9 +1,10 @@
 """Claims: the conclusions of a run's tables, in numbers.
 
-They state which methods are exact, which emits most tokens per forward pass, at what cost, and which claims hold.
-Methods are ranked by tokens per forward, which carry over to other machines, not by speed-up.
+They state which methods are exact, which one emits the most tokens per forward pass of the target, which one is
+fastest, and at what cost. Tokens per forward pass are the same on other machines; speed-ups are not.
 
-Sentences about them are written by hand in README.md and docs/results.md. A test compares their numbers with these.
+README.md and docs/results.md have sentences about the claims, which are written by hand. A test compares the numbers in
+these sentences with the claims.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from lantern_pipeline.tables.comparisons import NUM_LENGTHS, compare_at_equal_le
 from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
 ACCURACY_TOLERANCE = 0.02  # prompt accuracy that a relaxed method may lose and still be ranked
-IDLE = 0.1  # busy cores up to which a machine counts as idle
-MIN_TIMED = 6  # prompts; with fewer, not even the range of all their ratios contains the median with 95 % confidence
-LEVEL = 0.05  # significance level of all tests of the output distribution together, divided equally among them
+IDLE = 0.1  # a machine counts as idle if at most this number of cores is busy
+MIN_TIMED = 6  # prompts: below that, the true median is outside the measured range with a probability above 5 %
+LEVEL = 0.05  # significance level of all tests of the output distribution together; each test has an equal part of it
 PUBLISHED_RULES = ("sampled_paper", "top_children", "top_official")
-# Columns of a row that a claim reports.
+# Columns of the table of results that a claim about one method contains.
 CLAIM_COLUMNS = (
     *("method_id", "label"),
     *with_ends(
@@ -34,7 +35,7 @@ CLAIM_COLUMNS = (
     ),
     *(*with_ends("tv_mean", "substitution_rate"), "num_timed", "num_repeats", "tokens_equal_autoregressive"),
 )
-# Acceptance -> acceptances to compare it with, on the same tree and drafts.
+# Acceptance -> acceptances that it is compared with, with the same tree and drafts.
 OF_ACCEPTANCE = {
     "annealed": ("constant", "reversed"),
     "group": ("additive", "multiplicative"),
@@ -53,15 +54,18 @@ def find_claims(
     settings: MetricsSection,
     seed: int,
 ) -> dict[str, object]:
-    """Compute all claims of a run as JSON values. Claims about methods that did not run are left out.
+    """Compute all claims of a run.
 
     Args:
-        summary: table of results.
-        curves: total variation against delta, total_variation/curves.csv.
+        summary: table of results, as `build_summary` returns it.
+        curves: total variation as a function of delta, from total_variation/curves.csv.
         images: one row per method and image.
-        reports: model -> training report.
+        reports: model -> its training report.
         settings: config section `metrics`.
         seed: random seed of the bootstrap.
+
+    Returns:
+        Name of the claim -> its numbers, as JSON values. Claims about methods that did not run are left out.
     """
     rows = select_headline(summary, settings)
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
@@ -82,19 +86,35 @@ def find_claims(
 
 
 def claims_of_rows(rows: pd.DataFrame) -> dict[str, object]:
-    """Compute the claims that need the headline rows only.
+    """Compute the claims that follow from the headline rows: which methods are exact, and which are the best.
 
-    A relaxed row is ranked only if it keeps its prompt accuracy within ACCURACY_TOLERANCE.
+    Args:
+        rows: headline rows, as `select_headline` returns them.
+
+    Returns:
+        A dict with nine claims. "Longest" means with the most tokens per forward pass, "fastest" with the highest
+        speed-up. Relaxed methods that lose more than ACCURACY_TOLERANCE of prompt accuracy are never chosen.
+
+        - baseline: numbers of autoregressive decoding.
+        - exact, exact_fastest: numbers of the longest and of the fastest exact method, see `_is_lossless`.
+        - exact_without_draft_model: numbers of the longest exact method without a draft model.
+        - relaxed, relaxed_fastest: numbers of the longest and of the fastest relaxed method.
+        - relaxed_and_slow: labels of the relaxed methods for which the whole interval of the speed-up is below 1.
+        - distribution: see `_judge_distributions`.
+        - frontier: see `_frontier`.
     """
     baseline = rows[rows["method_id"] == BASELINE].iloc[0]
     lossless, is_relaxed = rows[_is_lossless(rows)], ~rows["is_exact"].eq(True)
     loses = baseline["prompt_accuracy"] - rows["prompt_accuracy"] > ACCURACY_TOLERANCE + 1e-9
+    relaxed = rows[is_relaxed & ~loses]
     is_slow = is_relaxed & (rows["speedup_high"] < 1) & (num_timed(rows) >= MIN_TIMED)
     return {
         "baseline": _numbers_of_row(baseline),
         "exact": _longest(lossless),
+        "exact_fastest": _fastest(lossless),
         "exact_without_draft_model": _longest(lossless[~needs_draft_model(lossless)]),
-        "relaxed": _longest(rows[is_relaxed & ~loses]),
+        "relaxed": _longest(relaxed),
+        "relaxed_fastest": _fastest(relaxed),
         "relaxed_and_slow": list(rows.loc[is_slow, "label"]),
         "distribution": _judge_distributions(rows),
         "frontier": _frontier(rows),
@@ -102,7 +122,16 @@ def claims_of_rows(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def describe_setting(rows: pd.DataFrame) -> dict[str, str]:
-    """Return the setting of the headline rows, as texts for captions."""
+    """Describe how the headline rows were measured, as texts for the captions of figures and tables.
+
+    Args:
+        rows: headline rows, as `select_headline` returns them.
+
+    Returns:
+        Name -> text: number of prompts, prompt set, temperature, guidance scale, numbers of methods and of timed
+        prompts, and latency of autoregressive decoding in milliseconds. If methods were timed, it also has the name of
+        the machine and the number of cores that were busy with other work.
+    """
     row = rows.set_index("method_id").loc[BASELINE]
     is_timed, num_repeats = not pd.isna(row["speedup"]), int(row["num_repeats"])
     prompts = f"{int(row['num_images']) // num_repeats} prompts"
@@ -122,7 +151,11 @@ def describe_setting(rows: pd.DataFrame) -> dict[str, str]:
 
 
 def describe_run(setting: Mapping[str, str]) -> str:
-    """Write the result of `describe_setting` as sentences."""
+    """Write how the results were measured, as two sentences.
+
+    Args:
+        setting: result of `describe_setting`.
+    """
     timed = "none" if setting["num_timed"] == "no" else setting["num_timed"]
     machine, busy = setting.get("machine", "the machine that made this run"), setting.get("busy_elsewhere", "0")
     others = f", and it was not idle: other work kept {busy} cores busy meanwhile" if float(busy) > IDLE else ""
@@ -134,28 +167,37 @@ def describe_run(setting: Mapping[str, str]) -> str:
 
 
 def num_timed(rows: pd.DataFrame | Mapping[str, Any]) -> Any:
-    """Return the timed prompts of each row, or of one row. Each prompt is timed in every repeat."""
+    """Return the number of timed prompts of each row, or of one row.
+
+    Column num_timed counts every prompt once per repeat. It is therefore divided by column num_repeats.
+    """
     return rows["num_timed"] / rows["num_repeats"]
 
 
 def needs_draft_model(rows: pd.DataFrame) -> pd.Series:
-    """Return which rows are of methods with a draft model."""
+    """Return whether each row's method needs a draft model, with the index of `rows`."""
     found = [drafts_of(name).needs_draft_model for name in rows["drafts"]]
     return pd.Series(found, rows.index, dtype=bool)
 
 
 def _is_lossless(rows: pd.DataFrame) -> pd.Series:
-    """Return which rows except the baseline are exact: by proof, and by equal tokens if these must be equal."""
+    """Return whether the method of each row is exact, bool. The row of autoregressive decoding gets False.
+
+    A method is exact if a proof says so (column is_exact), and the run does not contradict the proof. The run
+    contradicts it if tokens must equal those of autoregressive decoding (see `_must_be_equal`), but differ.
+    """
     is_equal = (rows["tokens_equal_autoregressive"] == 1) | ~_must_be_equal(rows)
     return rows["is_exact"].eq(True) & is_equal & (rows["method_id"] != BASELINE)
 
 
 def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
-    """Return which rows must have the tokens of autoregressive decoding, one for one.
+    """Return whether each row must have the same tokens as autoregressive decoding, bool.
 
-    Rejection sampling without relaxation keeps the distribution, not the tokens. In bfloat16 a forward pass over
-    several nodes rounds differently from one over a single node. Tokens then differ wherever two candidates are closer
-    than the rounding.
+    Relaxed methods get False, and so do exact methods in two cases:
+
+    - The method uses rejection sampling, which keeps the distribution, but not the tokens.
+    - The dtype is bfloat16. A forward pass over several nodes then rounds differently from a pass over a single node.
+      If the gap between two candidates is smaller than the rounding error, the tokens may differ.
     """
     return _keeps_tokens(rows) & (rows["dtype"] == "float32")
 
@@ -163,7 +205,9 @@ def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
 def add_distance(rows: pd.DataFrame) -> pd.DataFrame:
     """Add the columns `distance` and `has_draft_model`.
 
-    `distance` is the total variation from the target, or else its upper bound, the share of substitutions.
+    `distance` is the total variation from the target. If it is unknown, `distance` is its upper bound: the share of
+    tokens that are not the target's sample (substitutions). `has_draft_model` states whether the method needs a draft
+    model.
     """
     distance = rows["tv_mean"].fillna(rows["substitution_rate"]).mask(rows["method_id"] == BASELINE, 0.0)
     distance = distance.mask(distance < ROUNDING, 0.0)
@@ -176,20 +220,35 @@ def _keeps_tokens(rows: pd.DataFrame) -> pd.Series:
 
 
 def _longest(rows: pd.DataFrame) -> dict[str, object] | None:
-    """Return the numbers of the row with most tokens per forward, or None if there are no rows."""
+    """Return the numbers of the row with the most tokens per forward pass, or None if there are no rows."""
     return None if rows.empty else _numbers_of_row(rows.loc[rows["mean_accepted_length"].idxmax()])
 
 
+def _fastest(rows: pd.DataFrame) -> dict[str, object] | None:
+    """Return the numbers of the row with the highest speed-up, or None if no row is timed."""
+    timed = rows[rows["speedup"].notna()]
+    return None if timed.empty else _numbers_of_row(timed.loc[timed["speedup"].idxmax()])
+
+
 def _numbers_of_row(row: pd.Series) -> dict[str, object]:
-    """Return the cells CLAIM_COLUMNS of a row; an empty cell gives None."""
+    """Return the values of a row in the columns CLAIM_COLUMNS. An empty cell gives None."""
     cells = ((name, row.get(name, np.nan)) for name in CLAIM_COLUMNS)
     return {name: None if pd.isna(cell) else cell if isinstance(cell, str) else float(cell) for name, cell in cells}
 
 
 def _count_equal_rows(summary: pd.DataFrame) -> dict[str, float]:
-    """Count the rows that must have the baseline's tokens, over all repeats, and those that do.
+    """Count the rows whose tokens must equal those of autoregressive decoding, and those in which they do.
 
-    For bfloat16, return the mean share of images with equal tokens.
+    Args:
+        summary: table of results. The rows of each repeat are counted, the pooled rows are not.
+
+    Returns:
+        A dict with up to four numbers.
+
+        - num_rows: number of float32 rows whose tokens must be equal.
+        - num_equal: number of these rows whose tokens are equal.
+        - num_near_ties: number of their images that differ by a near-tie, a difference that rounding explains.
+        - share_equal_bfloat16: mean share of equal images in the bfloat16 rows, if there are any.
     """
     kept = summary[summary["repeat"] != POOLED]
     kept = kept[_keeps_tokens(kept)]
@@ -207,8 +266,20 @@ def _count_equal_rows(summary: pd.DataFrame) -> dict[str, float]:
 def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
     """Return the claim `distribution`: results of the tests of the output distribution.
 
-    A method without relaxation is refuted by the test of whole images, by total variation at nodes, or by unequal
-    tokens. For relaxed methods, the claim states how many the test of whole images can tell from the target.
+    The test of whole images compares a method's images with the target's distribution of images. Its p-value is column
+    law_p. An exact method is refuted if any of these is true:
+
+    - The test of whole images rejects the method.
+    - Its total variation from the target at the nodes of the draft tree exceeds the rounding error.
+    - Its tokens differ from those of autoregressive decoding, although they must be equal.
+
+    For relaxed methods, the claim states for how many the test of whole images detects a difference from the target.
+
+    Args:
+        rows: headline rows, as `select_headline` returns them.
+
+    Returns:
+        Name -> number, list of labels, or dict of label -> p-value. Empty if no row was tested.
     """
     others = rows[rows["method_id"] != BASELINE]
     tested, is_claimed = others["law_p"].notna(), others["is_exact"].eq(True)
@@ -235,9 +306,21 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def _frontier(rows: pd.DataFrame) -> dict[str, object]:
-    """Return the Pareto frontier of tokens per forward and distance from the target, most tokens first.
+    """Return the claim `frontier`: the methods that no other method exceeds in both speed and fidelity.
 
-    There are two: of all methods, and of methods without a draft model.
+    Speed is tokens per forward pass. Fidelity is a small distance from the target, see `add_distance`.
+
+    Args:
+        rows: headline rows, as `select_headline` returns them.
+
+    Returns:
+        An empty dict if the distance of fewer than two methods is known. Otherwise:
+
+        - all: Pareto frontier of all methods. It is a list of dicts with label, mean_accepted_length and distance, most
+          tokens first.
+        - without_draft_model: the same for the methods without a draft model.
+        - num_rows: number of rows with a known distance.
+        - not_measured: labels of the rows with an unknown distance.
     """
     placed = add_distance(rows)
     known = placed[placed["distance"].notna()]
@@ -252,9 +335,13 @@ def _frontier(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def _bound(curves: pd.DataFrame) -> dict[str, object]:
-    """Return whether delta bounds the total variation.
+    """Return the claim `delta`: whether parameter delta of an acceptance bounds its total variation from the target.
 
-    Published acceptances are checked at the delta nearest to 0.1, Lantern's `bounded` at every delta.
+    Published acceptances are checked at one delta, the measured value nearest to 0.1. Lantern's acceptance `bounded` is
+    checked at every measured delta.
+
+    Args:
+        curves: total variation as a function of delta, from total_variation/curves.csv.
     """
     if curves.empty:  # the run has no draft model
         return {}
@@ -274,10 +361,20 @@ def _bound(curves: pd.DataFrame) -> dict[str, object]:
 def _compare_acceptance(
     rows: pd.DataFrame, images: pd.DataFrame, first: str, others: tuple[str, ...], options: Mapping[str, int]
 ) -> dict[str, object]:
-    """Compare acceptances with the same drafts and tree by likelihood and total variation.
+    """Compare one acceptance with others by likelihood and total variation, at equal tokens per forward pass.
+
+    Only methods with the same drafts and tree are compared: those of the first row with acceptance `first`.
+
+    Args:
+        rows: headline rows, as `select_headline` returns them.
+        images: one row per method and image.
+        first: acceptance that is compared with the others.
+        others: the other acceptances.
+        options: num_resamples and seed of the bootstrap.
 
     Returns:
-        first -> other acceptance -> numbers, or None if the two reach no common length.
+        `first` -> other acceptance -> result of `compare_at_equal_length`. If that is not None, the mean total
+        variations tv_first and tv_second are added. The dict is empty if `first` or all others did not run.
     """
     # the acceptance "weighted" has three variants, by its parameter `fall`
     falls = rows["fall"].map({0.7: "annealed", 0.0: "constant", -0.7: "reversed"})
@@ -306,7 +403,15 @@ def _compare_acceptance(
 
 
 def _numbers_of_models(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return numbers of training reports: model -> name -> number. The accuracy of a split is `<split>_accuracy`."""
+    """Return the claim `models`: the numbers that training reports state about the trained models.
+
+    Args:
+        reports: model -> its training report.
+
+    Returns:
+        Model -> name -> float. Numbers of the report keep their names, integers are left out. The accuracy on a split
+        gets the name `<split>_accuracy`.
+    """
     found = {}
     for name, report in reports.items():
         splits = {f"{key}_accuracy": part["accuracy"] for key, part in report.items() if key in ("val", "unseen")}

@@ -1,7 +1,10 @@
-"""Comparisons: methods with autoregressive decoding, relaxations at equal length, published numbers with this run's.
+"""Comparisons of methods with autoregressive decoding, with each other at equal length, and with published numbers.
 
-Methods share their noise, so a paired difference is known much more precisely than the two means. Each conclusion is
-independent: about one in twenty true zeros falls outside its 95 % interval.
+*Length* is the number of tokens per forward pass. Methods use the same noise, so their difference on the same prompts
+is known much more precisely than the two means.
+
+Conclusions are drawn from separate 95 % intervals, without a correction for their number. If there is no true
+difference, about one interval in twenty still excludes 0.
 """
 
 from __future__ import annotations
@@ -23,9 +26,9 @@ from lantern_pipeline.tables.summary import MetricsSection, preferred_rows
 PUBLISHED_RESULTS = Path(__file__).with_name("published_results.csv")
 INTERVAL = ("difference", "difference_low", "difference_high")
 PAIRED_COLUMNS = (*KEYS, "metric", "num_prompts", *INTERVAL, "unit", "conclusion")
-NUM_LENGTHS = 21  # lengths at which curves are compared
+NUM_LENGTHS = 21  # number of lengths (tokens per forward pass) at which curves are compared
 OF_A_SOURCE = ("source", "arxiv", "grade", "gpu", "model", "dataset", "temperature", "method", "parameters", "note")
-# Better direction of a metric -> words for a difference above 0 and one below 0.
+# Which values of a metric are better -> words for a difference above 0 and for one below 0.
 WORDS = {HIGHER: ("better", "worse"), LOWER: ("worse", "better"), NEITHER: ("higher", "lower")}
 
 OF_IMAGES = {metric.column: metric for metric in metrics_over(IMAGES) if not metric.is_yes_no}
@@ -35,9 +38,16 @@ SPEEDUP = next(metric for metric in METRICS if metric.column == "speedup")
 def build_paired(images: pd.DataFrame, latency: pd.DataFrame, *, settings: MetricsSection, seed: int) -> pd.DataFrame:
     """Compare every method with autoregressive decoding of the same prompts and noise.
 
+    Args:
+        images: one row per method and image.
+        latency: timings at batch 1.
+        settings: config section `metrics`.
+        seed: random seed of the bootstrap.
+
     Returns:
-        One row per KEYS and metric. `difference` is a mean over prompts, except for the speed-up. Its interval is over
-        prompts and repeats.
+        One row per metric and combination of KEYS (method, prompt set, temperature, repeat). Column difference is the
+        mean difference over prompts; for the speed-up it is the speed-up minus 1. Its 95 % interval is over prompts and
+        repeats.
     """
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
     rows = [*_compare_images(images, options), *_compare_latency(latency, options)]
@@ -45,7 +55,15 @@ def build_paired(images: pd.DataFrame, latency: pd.DataFrame, *, settings: Metri
 
 
 def conclude(low: float, high: float, num_prompts: int, num_repeats: int = 1, *, metric: Metric) -> str:
-    """Write the conclusion from a 95 % interval of a difference, and the number of prompts."""
+    """Write the conclusion from the 95 % interval of a difference, such as "better at n = 192".
+
+    Args:
+        low: lower end of the interval; nan if there is no interval.
+        high: upper end of the interval.
+        num_prompts: number of prompts.
+        num_repeats: number of repeats.
+        metric: the metric, which determines the words, such as "better" or "higher".
+    """
     above, below, none = *WORDS[metric.better], "no detectable difference"
     if metric.column == "nll":  # more probable tokens are not better: greedy images are the most probable
         above, below = "worse", "lower (not a merit by itself)"
@@ -62,15 +80,15 @@ def _compare_images(images: pd.DataFrame, options: dict[str, int]) -> Iterator[d
         if key[0] == BASELINE:
             continue
         for name, metric in OF_IMAGES.items():
-            if name not in group:  # switched off
+            if name not in group:  # the metric is switched off
                 continue
             values = stack_prompts(group, name)
             if not metric.is_distance:
                 values = values - stack_prompts(groups[BASELINE, *key[1:]], name)
-            values = values[:, np.isfinite(values).all(axis=0)]  # prompts of free text have no accuracy
+            values = values[:, np.isfinite(values).all(axis=0)]  # prompts without known attributes have no accuracy
             if values.size:
                 ends = bootstrap_interval(mean_statistic, values, **options)
-                # A distance is never negative: one image that differs is a difference, regardless of the interval.
+                # A distance is never negative. If a single image differs, the images are different.
                 largest = float(values.max())
                 shown = (largest, largest) if metric.is_distance else ends
                 yield _row(key, metric, values.shape, (float(values.mean()), *ends), shown)
@@ -95,14 +113,15 @@ def _row(
     interval: tuple[float, float, float],
     shown: tuple[float, float],
 ) -> dict[str, object]:
-    """Build a row of the table.
+    """Build a row of the table that `build_paired` returns.
 
     Args:
         key: values of KEYS.
         metric: the metric.
-        counts: numbers of repeats and of prompts.
-        interval: difference and its ends.
-        shown: ends that the conclusion is drawn from.
+        counts: (number of repeats, number of prompts).
+        interval: values of the columns INTERVAL: difference from autoregressive decoding, lower end and upper end.
+        shown: (lower end, upper end) from which the conclusion is drawn. For most metrics they equal the ends of
+            `interval`. For a distance, both are the largest distance of an image.
     """
     num_repeats, num_prompts = counts
     conclusion = conclude(*shown, num_prompts, num_repeats, metric=metric)
@@ -113,20 +132,24 @@ def _row(
 def compare_at_equal_length(
     first: pd.DataFrame, second: pd.DataFrame, *, num_resamples: int = 1000, seed: int = 0
 ) -> dict[str, float] | None:
-    """Compare two curves at lengths (tokens per forward) that both reach.
+    """Compare the NLL of two families of methods at equal length, the number of tokens per forward pass.
 
-    A curve is piecewise linear through the points of its methods, NLL as a function of tokens per forward.
+    A family has methods that differ in a parameter, such as delta. They give points of length and NLL. A piecewise
+    linear curve through them is the NLL as a function of length. The curves are compared at lengths that both reach.
 
     Args:
-        first: per-image rows of the methods of one curve.
-        second: the same for the other curve, on the same prompts.
-        num_resamples: bootstrap resamples.
+        first: rows of the first family's images, one per method and image.
+        second: the same for the second family, with the same prompts.
+        num_resamples: number of bootstrap resamples.
         seed: random seed of the bootstrap.
 
     Returns:
-        `shortest` and `longest` common length; `first` and `second`, mean NLL over the common lengths; their
-        `difference` with its 95 % interval `low`, `high` over prompts, which are resampled for all points together.
-        None without a common length.
+        None if the curves have no common length. Otherwise:
+
+        - shortest, longest: ends of the common lengths.
+        - first, second: mean NLL of each curve over the common lengths, in nats per token.
+        - difference: first minus second.
+        - low, high: 95 % interval of the difference over prompts. A resample uses the same prompts for all points.
     """
     curves = [_stack(rows) for rows in (first, second)]
     shortest, longest, *means = _read_off(curves, slice(None))
@@ -142,7 +165,14 @@ def compare_at_equal_length(
 
 
 def _stack(rows: pd.DataFrame) -> tuple[np.ndarray, ...]:
-    """Return num_tokens, target_forwards and nll, each (methods, prompts)."""
+    """Convert the rows of a family's images to arrays with one line per method and one column per prompt.
+
+    Args:
+        rows: one row per method of the family and image, see `compare_at_equal_length`.
+
+    Returns:
+        (num_tokens, target_forwards, nll), each (methods, prompts).
+    """
     names = ["num_tokens", "target_forwards", "nll"]
     table = rows.pivot(index="method_id", columns="prompt_id", values=names)
     return tuple(table[name].to_numpy(float) for name in names)
@@ -151,10 +181,17 @@ def _stack(rows: pd.DataFrame) -> tuple[np.ndarray, ...]:
 def _read_off(
     curves: Sequence[tuple[np.ndarray, ...]], prompts: slice | np.ndarray
 ) -> tuple[float, float, float, float]:
-    """Read two curves at their common lengths.
+    """Compute the mean NLL of two curves over the lengths that both reach.
+
+    A curve is the NLL as a function of length (tokens per forward pass). It is piecewise linear, with one point per
+    method of a family.
+
+    Args:
+        curves: for each of the two families, the arrays that `_stack` returns.
+        prompts: indices of the prompts over which lengths and NLLs are averaged.
 
     Returns:
-        (shortest and longest common length, mean NLL of the first curve, mean NLL of the second).
+        (shortest common length, longest common length, mean NLL of the first curve, mean NLL of the second curve).
     """
     lengths = [tokens[:, prompts].sum(1) / forwards[:, prompts].sum(1) for tokens, forwards, _ in curves]
     shortest, longest = max(values.min() for values in lengths), min(values.max() for values in lengths)
@@ -166,17 +203,27 @@ def _read_off(
 
 
 def read_published() -> pd.DataFrame:
-    """Read published_results.csv: one row per paper, model and method."""
+    """Read published_results.csv, which has one row per paper, model and method."""
     return read_table(PUBLISHED_RESULTS, text_columns=["arxiv"])
 
 
 def compare_with_published(
     published: pd.DataFrame, summary: pd.DataFrame, settings: MetricsSection, model: str | None
 ) -> pd.DataFrame:
-    """Put this run's rows next to each line of published_results.csv.
+    """Write this run's rows next to the published rows of the same methods.
 
-    A row matches if it has the same method, temperature and, if the source states them, parameters. Numbers are
-    comparable only if `is_same_model` is true.
+    A row of the run matches if it has the same method and temperature, and the same parameters if the source states
+    them. Numbers are comparable only if column is_same_model is true.
+
+    Args:
+        published: table of published numbers, as `read_published` returns it.
+        summary: table of results of this run.
+        settings: config section `metrics`.
+        model: name of this run's model as in column model of `published`, or None if it has none.
+
+    Returns:
+        One row per pair of a published row and a matching row of the run. A published row without a match has one row
+        with empty cells.
     """
     measures = {metric.column: metric.columns for metric in METRICS if metric.column in published}
     rows = preferred_rows(summary)

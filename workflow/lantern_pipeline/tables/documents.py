@@ -1,4 +1,7 @@
-"""Tables between markers in README.md and docs/results.md, from docs/*.csv, docs/claims.json and a benchmark."""
+"""Tables in README.md and docs/results.md, generated from docs/*.csv, docs/claims.json and a benchmark.
+
+Each table replaces the text between two markers of the page, see `update_marked_block`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,8 @@ _RULES = {
     "top_children": "LANTERN's bound for each of several top drafts",
     "top_official": "the authors' code",
 }
-# Title in the table -> section and label of this project's row; source, method and other columns of the published row.
+# Title of a line -> (section of docs/results.md and label of this project's row, or (None, ""); then source, method and
+# the beginnings of other columns that select the published row).
 _PAPERS: dict[str, tuple[str | None, str, str, str, dict[str, str]]] = {
     "EAGLE-1": ("results", "EAGLE-1", "COOL-SD", "eagle1", {"model": "LlamaGen-XL"}),
     "LANTERN": ("results", "LANTERN k 20, δ 0.1", "LANTERN", "lantern", {"note": "random sampling"}),
@@ -50,7 +54,14 @@ _PAPERS: dict[str, tuple[str | None, str, str, str, dict[str, str]]] = {
 
 
 def publish(root: Path) -> list[str]:
-    """Write the tables between markers, and return the names of the pages that changed."""
+    """Update every generated table in README.md and docs/results.md.
+
+    Args:
+        root: folder of the repository.
+
+    Returns:
+        Paths of those pages that changed, relative to `root`.
+    """
     tables = {name: read_table(root / "docs" / f"{name}.csv") for name in ("results", "peers", "generality")}
     claims = read_json(root / "docs" / "claims.json")
     blocks = []
@@ -76,19 +87,32 @@ def _join(*parts: str | Cells) -> str:
 
 
 def claim_tables(claims: Mapping[str, Any], names: Sequence[str]) -> list[Cells]:
-    """Make the tables of those claims in `names` that a run has."""
+    """Make the tables of some claims.
+
+    Args:
+        claims: claims of a run, as `find_claims` returns them.
+        names: names of the claims to show: "distribution", "delta" or "equal_length". Names that `claims` lacks are
+            left out.
+    """
     makers = {"distribution": distribution_cells, "delta": bound_cells, "equal_length": curve_cells}
     return [makers[name](claims[name]) for name in names if claims.get(name)]
 
 
 def distribution_cells(found: Mapping[str, Any]) -> Cells:
-    """Make the table of claim `distribution`.
+    """Make the table of claim `distribution`, with one line.
 
-    It counts exact methods that no test refutes, and relaxed rows that the test tells from the target.
+    It shows the number of exact methods, and how many of them passed all tests. It also shows the number of relaxed
+    methods, and for how many of them the test of whole images detects a difference from the target.
+
+    Args:
+        found: the claim, as `find_claims` returns it.
     """
     refuted = ", ".join(f"{label} (p {p:.4f})" for label, p in found["refuted"].items())
     return [
-        ["exact methods", "not refuted", "refuted", "tests", "p must be below", "relaxed rows", "told from the target"],
+        [
+            *("exact methods", "not rejected", "rejected", "tests", "level of each test"),
+            *("relaxed methods", "distinguished from the target"),
+        ],
         [
             *(str(found[name]) for name in ("num_claims", "num_confirmed")),
             refuted or "none",
@@ -99,15 +123,30 @@ def distribution_cells(found: Mapping[str, Any]) -> Cells:
 
 
 def bound_cells(found: Mapping[str, Any]) -> Cells:
-    """Make the table of claim `delta`: total variation of the published acceptances at one delta."""
+    """Make the table of claim `delta`: whether an acceptance's parameter delta bounds its total variation.
+
+    The table has the total variation between the target's distribution and the distribution of emitted tokens. It is
+    shown for published acceptances at one value of delta. For Lantern's `bounded`, the table only says whether the
+    total variation ever exceeds delta.
+
+    Args:
+        found: the claim, as `find_claims` returns it.
+    """
     rows = [[title, with_interval(found["published"][rule], "tv_mean")] for rule, title in _RULES.items()]
     bounded = "above" if found["ours_is_above"] else "never above"
     rows.append(["`bounded`", f"{bounded} delta on {found['num_nodes']} nodes at {found['num_deltas']} values of it"])
-    return [["rule", f"TV from the target at delta {found['delta']:g}"], *rows]
+    return [["acceptance", f"TV from the target at delta {found['delta']:g}"], *rows]
 
 
 def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
-    """Make the table of claim `equal_length`: the NLL of two acceptances at equal tokens per forward."""
+    """Make the table of claim `equal_length`, which compares acceptances at equal tokens per forward pass.
+
+    Each line compares two acceptances by the difference of their NLL, and by their total variations from the target.
+
+    Args:
+        found: first acceptance -> second acceptance -> numbers of the comparison, or None if the two have no common
+            range of tokens per forward pass.
+    """
     rows = []
     for first, others in found.items():
         for second, part in others.items():
@@ -122,7 +161,14 @@ def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
 
 
 def trend_cells(claims: Mapping[str, Mapping[str, Any]]) -> Cells:
-    """Make a table of claims on many targets: the range of a method's measure, and its trend with top-10 mass."""
+    """Make the table that shows whether methods gain more on more ambiguous targets, with one line per method.
+
+    A line shows the range of the method's measure over all targets, and how the measure correlates with the ambiguity
+    of the target. The measure is the gain, or tokens per forward pass if the method has no gain.
+
+    Args:
+        claims: method id -> claim, as `find_generality_claims` returns them.
+    """
     rows = []
     for found in claims.values():
         measure = found["measure"]
@@ -133,7 +179,11 @@ def trend_cells(claims: Mapping[str, Mapping[str, Any]]) -> Cells:
 
 
 def batch_cells(cases: Mapping[str, Any]) -> Cells:
-    """Make a table of images per second by batch size, from the benchmark's results for one model."""
+    """Make the table of images per second by batch size.
+
+    Args:
+        cases: results of a benchmark for one model: "batch <size>" -> method -> numbers.
+    """
     batches = [f"batch {size}" for size in _BATCH_SIZES]
     titles = ["method", *batches, "tokens / forward", "steps without refill, 8 and 48"]
     rows = []
@@ -145,7 +195,12 @@ def batch_cells(cases: Mapping[str, Any]) -> Cells:
 
 
 def paper_cells(tables: Mapping[str, pd.DataFrame], published: pd.DataFrame) -> Cells:
-    """Make a table of this project's speed-ups and tokens per forward next to published ones."""
+    """Make the table of this project's speed-ups and tokens per forward pass next to published ones.
+
+    Args:
+        tables: section of docs/results.md -> its table of this project's results.
+        published: table of published numbers, as `read_published` returns it.
+    """
     rows = []
     for title, (section, label, source, method, columns) in _PAPERS.items():
         here = EMPTY
@@ -162,6 +217,6 @@ def paper_cells(tables: Mapping[str, pd.DataFrame], published: pd.DataFrame) -> 
 
 
 def _speed(row: Mapping[str, Any] | pd.Series) -> str:
-    """Write the speed-up and the tokens per forward of a row, as far as they are known."""
+    """Write the speed-up and the tokens per forward pass of a row, as far as they are known: "1.50x, 2.10"."""
     parts = [(row["speedup"], "{:.2f}x"), (row["mean_accepted_length"], "{:.2f}")]
     return ", ".join(form.format(value) for value, form in parts if not pd.isna(value))

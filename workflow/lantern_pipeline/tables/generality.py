@@ -1,6 +1,8 @@
-"""Gains of each method on many targets, and whether they grow with the ambiguity of a target.
+"""Tokens per forward pass of each method on many targets, and whether they grow with the ambiguity of a target.
 
-Every target has the same methods at the same settings.
+The ambiguity is 1 minus the target's top-10 probability. Every target is decoded by the same methods with the same
+settings. The *gain* of a relaxed method is its tokens per forward pass divided by those of the exact method with the
+same drafts and tree.
 """
 
 from __future__ import annotations
@@ -31,7 +33,15 @@ COLUMNS = (
 def target_rows(
     summary: pd.DataFrame, paired: pd.DataFrame, images: pd.DataFrame, settings: MetricsSection, seed: int
 ) -> pd.DataFrame:
-    """Return the headline rows of the run on one target, with `nll_change` and gains."""
+    """Select the headline rows of one target's run (see `select_headline`), and add the change of NLL and the gain.
+
+    Args:
+        summary: table of results.
+        paired: comparisons with autoregressive decoding, as `build_paired` returns them.
+        images: one row per method and image, of the headline rows.
+        settings: config section `metrics`.
+        seed: random seed of the bootstrap.
+    """
     place = ["method_id", "prompt_set", "temperature", "repeat"]
     changes = paired.loc[paired["metric"] == "nll", [*place, *INTERVAL]]
     changes = changes.rename(columns=dict(zip(INTERVAL, with_ends("nll_change"), strict=True)))
@@ -40,7 +50,11 @@ def target_rows(
 
 
 def describe_changes(changes: Mapping[str, Mapping[str, object]]) -> str:
-    """Write the config keys that a variant changes, except for files: "tokenizer.grid 12"."""
+    """Write the config keys in which a target differs from the base target: "tokenizer.grid 12".
+
+    Args:
+        changes: config section -> key -> value. Key checkpoint is left out, because it names a file.
+    """
     return ", ".join(
         f"{section}.{key} {str(value).lower() if isinstance(value, bool) else value}"
         for section, keys in changes.items()
@@ -50,9 +64,15 @@ def describe_changes(changes: Mapping[str, Mapping[str, object]]) -> str:
 
 
 def measure_masses(ambiguity: pd.DataFrame, cfg_scale: float, options: Mapping[str, int]) -> dict[str, float]:
-    """Compute the mean probability of the top token and of the top ten, with guidance as in decoding.
+    """Compute the mean top-1 and top-10 probability of the target, with intervals over images.
 
-    Intervals are over images.
+    Args:
+        ambiguity: top1 and top10 per guidance scale, image and position, as `measure_ambiguity` returns them.
+        cfg_scale: guidance scale of decoding. Rows with other guidance scales are ignored.
+        options: num_resamples and seed of the bootstrap.
+
+    Returns:
+        Column -> value, for top1 and top10, and for the ends of their intervals (_low and _high).
     """
     rows = ambiguity[np.isclose(ambiguity["cfg_scale"], cfg_scale)]
     by_image = rows.groupby("image")[list(MASSES)].mean()
@@ -60,10 +80,18 @@ def measure_masses(ambiguity: pd.DataFrame, cfg_scale: float, options: Mapping[s
 
 
 def measure_gains(rows: pd.DataFrame, images: pd.DataFrame, options: Mapping[str, int]) -> pd.DataFrame:
-    """Compute the gain of each relaxed row.
+    """Compute the gain of each relaxed method over the exact method with the same drafts and tree.
 
-    The *gain* is its tokens per forward divided by those of the exact row with the same drafts and tree, named in
-    `gain_over`.
+    The gain is the method's tokens per forward pass divided by those of the exact method.
+
+    Args:
+        rows: headline rows, as `select_headline` returns them.
+        images: one row per method and image, with target_forwards.
+        options: num_resamples and seed of the bootstrap.
+
+    Returns:
+        A table with the index of `rows`. Columns are gain, gain_low, gain_high, and gain_over, the id of the exact
+        method. Cells are empty if the row's method is exact, or if no exact method has the same drafts and tree.
     """
     forwards = images.pivot(index="prompt_id", columns="method_id", values="target_forwards")
     is_exact = rows["is_exact"].eq(True)
@@ -81,16 +109,22 @@ def measure_gains(rows: pd.DataFrame, images: pd.DataFrame, options: Mapping[str
 
 
 def find_generality_claims(table: pd.DataFrame) -> dict[str, object]:
-    """Compute the claims of a table of COLUMNS, by method.
+    """Compute one claim per method: how its gain varies over all targets, and whether it grows with the ambiguity.
 
-    They summarise the gain over all targets, or tokens per forward for a method without a gain.
+    If a method has no gain, as all exact methods, its claim is about tokens per forward pass instead.
+
+    Args:
+        table: a table with the columns COLUMNS.
+
+    Returns:
+        Method id -> its claim.
     """
     rows = table[table["method_id"] != BASELINE]
     return {str(method_id): _claims_of_method(part) for method_id, part in rows.groupby("method_id", sort=False)}
 
 
 def _claims_of_method(rows: pd.DataFrame) -> dict[str, object]:
-    from scipy.stats import kendalltau  # takes most of a second
+    from scipy.stats import kendalltau  # imported here, because the import takes most of a second
 
     name = "gain" if rows["gain"].notna().any() else LENGTH
     base = rows[rows["target"] == BASE].iloc[0]

@@ -1,4 +1,4 @@
-"""Tables for readers, in documents and on pages of the report."""
+"""Tables for readers, in Markdown documents and on HTML pages of the report."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ EMPTY = "–"
 # Metrics that the full table leaves out.
 LEFT_OUT = ("latency_s", "kid", "kernel_distance", "precision", "recall", "all_correct")
 COLUMNS = tuple(metric.column for metric in METRICS if not metric.is_distance and metric.column not in LEFT_OUT)
-# Columns in the README. README_PLAIN are without intervals, so that a line stays short.
+# Columns in the README. Those in README_PLAIN are shown without intervals, so that a line stays short.
 README_COLUMNS = ("mean_accepted_length", "relative_step_cost", "speedup", "nll", "prompt_accuracy", "tv_mean")
 README_PLAIN = ("mean_accepted_length", "relative_step_cost", "tv_mean")
 PREDICTED = "speed-up on GPUs (predicted)"  # title of the column after the measured speed-up
-PLAIN = ("substitutions", "tokens_equal_autoregressive")  # metrics that are without intervals everywhere
-# Most rows in the README: NUM_EXACT exact methods with a draft model (and one without), NUM_RELAXED relaxed methods.
+PLAIN = ("substitutions", "tokens_equal_autoregressive")  # metrics that are shown without intervals everywhere
+# Largest numbers of exact methods with a draft model and of relaxed methods in the README.
 NUM_EXACT, NUM_RELAXED = 2, 4
-# Table of targets: column -> (title, format, factor). First columns of the target itself, then columns of its methods.
+# Table of targets: column -> (title, format, factor). OF_TARGET describes the target, OF_METHOD each method on it.
 OF_TARGET = {
     "target_cross_entropy": ("cross-entropy (nats / token)", ".2f", 1),
     "top1": ("top-1", ".2f", 1),
@@ -85,15 +85,21 @@ Cells = list[list[str]]  # titles, then rows of texts
 
 
 def results_table(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
-    """Return the rows that readers see: the headline rows, then the ceilings."""
+    """Return the rows that readers see: the headline rows of `select_headline`, then the ceilings.
+
+    Ceilings are real images and their reconstructions by the tokenizer.
+    """
     return pd.concat([select_headline(summary, settings), select_ceilings(summary, settings)], ignore_index=True)
 
 
 def select_few(table: pd.DataFrame) -> pd.DataFrame:
-    """Select at most nine rows of `results_table` for the README, by tokens per forward.
+    """Select at most nine rows of `results_table` for the README.
 
-    They are autoregressive decoding, real images, and the best row of some presets: of exact presets the best two with
-    a draft model and the best without one, of relaxed presets the first four.
+    The best method of each preset is the one with the most tokens per forward pass. The selected rows are:
+
+    - autoregressive decoding and real images,
+    - the best two exact methods with a draft model, and the best exact method without one,
+    - the best methods of the first four relaxed presets.
     """
     is_end = table["method"].isin((BASELINE, REAL))
     decoded = table[table["acceptance"].notna() & ~is_end]
@@ -108,13 +114,14 @@ def select_few(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def method_cells(table: pd.DataFrame, columns: Sequence[str] = COLUMNS, plain: Sequence[str] = ()) -> Cells:
-    """Make a table with one row per method and one column per metric.
+    """Make a table with one line per method and one column per metric.
 
-    The column after the measured speed-up is a prediction: the same tokens per forward at published step costs of GPUs.
+    The column after the measured speed-up is a prediction. It is computed from the tokens per forward pass and from
+    published step costs on GPUs.
 
     Args:
-        table: rows, as of `results_table`.
-        columns: metrics to show, if some row has them.
+        table: rows, as `results_table` returns them.
+        columns: metrics to show. Metrics without any value are left out.
         plain: metrics to show without intervals.
     """
     rows = [row for _, row in table.iterrows()]
@@ -129,10 +136,10 @@ def method_cells(table: pd.DataFrame, columns: Sequence[str] = COLUMNS, plain: S
 
 
 def target_cells(table: pd.DataFrame) -> Cells:
-    """Make a table with one column per target: its properties, then the results of each method.
+    """Make a table with one column per target: first its properties, then the results of each method on it.
 
     Args:
-        table: a table of `generality.COLUMNS`.
+        table: a table with the columns `generality.COLUMNS`.
     """
     rows, targets = table.set_index(["method_id", "target"]), list(table["target"].unique())
     changes = rows.loc[BASELINE, "differs"].fillna(EMPTY)
@@ -149,19 +156,40 @@ def target_cells(table: pd.DataFrame) -> Cells:
 
 
 def best_cells(claims: Mapping[str, Any]) -> Cells:
-    """Make a table of the exact and the relaxed method with most tokens per forward, with speed and cost."""
-    cells = [["", "method", "tokens / forward", "speed-up on this machine", "cost"]]
+    """Make a table of the best exact and the best relaxed methods, with the reason of each choice, speed and cost.
+
+    Of each kind, two methods are best: the one with the most tokens per forward pass, and the one with the highest
+    speed-up. If both are the same method, it has one line. Relaxed methods that lose too much prompt accuracy are left
+    out.
+
+    Args:
+        claims: claims of a run, as `find_claims` returns them. "exact", "relaxed", "exact_fastest", "relaxed_fastest"
+            and "baseline" are used.
+    """
+    cells = [["chosen by", "method", "tokens / forward", "speed-up on this machine", "cost"]]
     for name in ("exact", "relaxed"):
-        row = claims.get(name)
-        if row is None:
+        longest, fastest = claims.get(name), claims.get(f"{name}_fastest")
+        if longest is None:
             cells.append([name, "none was run that keeps the prompt accuracy", EMPTY, EMPTY, EMPTY])
             continue
-        speed = with_interval(row, "speedup")
-        if row["speedup"] is not None and num_timed(row) < MIN_TIMED:
-            speed += f" (only {num_timed(row):.0f} prompts timed: too few to tell)"
-        cost = _exact_cost(row) if name == "exact" else _relaxed_cost(row, claims.get("baseline"))
-        cells.append([name, row["label"], with_interval(row, "mean_accepted_length"), speed, cost])
+        chosen = {"most tokens / forward": longest, "highest speed-up": fastest}
+        if fastest is None:
+            del chosen["highest speed-up"]
+        elif fastest["method_id"] == longest["method_id"]:
+            chosen = {"most tokens / forward and highest speed-up": longest}
+        for reason, row in chosen.items():
+            cost = _exact_cost(row) if name == "exact" else _relaxed_cost(row, claims.get("baseline"))
+            length, speed = with_interval(row, "mean_accepted_length"), _timed_speed(row)
+            cells.append([f"{name}: {reason}", row["label"], length, speed, cost])
     return cells
+
+
+def _timed_speed(row: Mapping[str, Any]) -> str:
+    """Write the speed-up of a row, with a remark if it was measured on too few prompts."""
+    speed = with_interval(row, "speedup")
+    if row["speedup"] is not None and num_timed(row) < MIN_TIMED:
+        speed += f" (only {num_timed(row):.0f} prompts timed: too few to tell)"
+    return speed
 
 
 def _exact_cost(row: Mapping[str, Any]) -> str:
@@ -171,7 +199,12 @@ def _exact_cost(row: Mapping[str, Any]) -> str:
 
 
 def _relaxed_cost(row: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> str:
-    """Write a relaxed method's total variation from the target, NLL and change of prompt accuracy."""
+    """Write what a relaxed method changes: total variation from the target, NLL and prompt accuracy.
+
+    Args:
+        row: claim about the method, with the columns CLAIM_COLUMNS.
+        baseline: claim about autoregressive decoding, whose NLL is written as well. None leaves out the NLL.
+    """
     if row["tv_mean"] is None:
         bound = "" if row["substitution_rate"] is None else "≤ "
         parts = [f"TV {bound}{with_interval(row, 'substitution_rate')}"]
@@ -185,37 +218,56 @@ def _relaxed_cost(row: Mapping[str, Any], baseline: Mapping[str, Any] | None) ->
 
 
 def claim_cells(claims: Mapping[str, object]) -> Cells:
-    """Make a table of nested claims, one number a row: "exact: speedup", its value and interval."""
+    """Make a table of all claims of a run, with one number per line.
+
+    A line's title joins the keys that lead to the number. For example, "exact: speedup" has the speed-up of claim
+    `exact`, and its interval.
+
+    Args:
+        claims: claims of a run, as `find_claims` returns them.
+    """
     return [["claim", "value"], *_flatten(claims, "")]
 
 
 def with_interval(row: Mapping[str, Any], name: str, spec: str = ".2f", factor: float = 1.0) -> str:
-    """Write a value and its interval as "value [low, high]", or the value only if there is no interval."""
+    """Write a value and its interval as "value [low, high]". Without an interval, write the value only.
+
+    Args:
+        row: values, with the interval in `<name>_low` and `<name>_high`.
+        name: name of the value.
+        spec: format of the numbers.
+        factor: factor by which they are multiplied.
+    """
     ends = [row.get(f"{name}{end}") for end in ("", "_low", "_high")]
     texts = [EMPTY if end is None or pd.isna(end) else f"{factor * end:{spec}}" for end in ends]
     return texts[0] if EMPTY in texts or len(set(texts)) == 1 else f"{texts[0]} [{texts[1]}, {texts[2]}]"
 
 
 def markdown_table(cells: Cells) -> str:
-    """Write cells as a Markdown table, with numbers aligned to the right."""
+    """Write a table in Markdown, with all columns but the first aligned to the right."""
     titles, *rows = cells
     lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def html_page(title: str, *blocks: str | Cells, folded: Mapping[str, Cells] | None = None) -> str:
-    """Write a self-contained page of the report: paragraphs of text, and tables.
+    """Write a self-contained HTML page of the report.
 
     Args:
-        title: title of the page, also its first line.
+        title: title of the page, which is also its heading.
         blocks: paragraphs and tables, in their order.
-        folded: title -> table; these tables follow the blocks, and readers unfold them.
+        folded: title -> table. These tables follow the blocks and are hidden until a reader opens them.
     """
     return _PAGES.from_string(PAGE).render(title=title, blocks=blocks, folded=folded or {})
 
 
 def update_marked_block(path: Path, text: str, name: str) -> bool:
     """Replace the text between `<!-- name:begin -->` and `<!-- name:end -->` in a file.
+
+    Args:
+        path: the file.
+        text: the new text.
+        name: name in the markers.
 
     Returns:
         True if the file changed.
@@ -235,7 +287,7 @@ def update_marked_block(path: Path, text: str, name: str) -> bool:
 
 
 def _keep_interval(cell: str) -> Markup:
-    """Prevent a line break within the interval "[low, high]" at the end of a cell; a break before it is allowed."""
+    """Prevent a line break within the interval "[low, high]" at the end of a cell. A break before it is allowed."""
     value, space, interval = cell.rpartition(" [")
     if not space or not interval.endswith("]"):
         return escape(cell)
@@ -243,9 +295,14 @@ def _keep_interval(cell: str) -> Markup:
 
 
 def _cell(row: pd.Series, metric: Metric, is_plain: bool) -> str:
-    """Write a value with its interval. An unknown total variation is replaced by its upper bound.
+    """Write a value with its interval.
 
-    The bound is the share of substitutions.
+    If the total variation is unknown, its upper bound is written, which is the share of substitutions.
+
+    Args:
+        row: row of the table.
+        metric: the metric.
+        is_plain: True to leave out the interval.
     """
     name, bound = metric.column, ""
     if name == "tv_mean" and pd.isna(row["tv_mean"]) and not pd.isna(row["substitution_rate"]):
@@ -255,7 +312,14 @@ def _cell(row: pd.Series, metric: Metric, is_plain: bool) -> str:
 
 
 def _predicted_cell(row: pd.Series) -> str:
-    """Write the range of speed-ups predicted from a row's tokens per forward and published costs of eager steps."""
+    """Write the range of speed-ups that is predicted for a GPU.
+
+    The prediction divides the row's tokens per forward pass by published relative step costs of eager steps (without
+    CUDA graphs).
+
+    Args:
+        row: row of a method or of a ceiling, which has no prediction.
+    """
     if not isinstance(row["drafts"], str):  # autoregressive decoding, or a ceiling
         return EMPTY
     low, high = predict_speedup(row["mean_accepted_length"], drafts_of(row["drafts"]).needs_draft_model, EAGER)

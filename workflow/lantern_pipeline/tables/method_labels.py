@@ -1,7 +1,8 @@
-"""Labels, colours and markers of methods, the same in every table, figure and page.
+"""Labels, colours and markers of methods, which are the same in every table, figure and page.
 
-A label depends on the method only, not on other methods in the same table. It is the name of the preset, then in
-brackets the parts that differ from the preset, then the parameters: "LANTERN (chain9, sjd) k 20, δ 0.1".
+A label depends on the method only, not on other methods in the same table. It has three parts: "LANTERN (chain9, sjd) k
+20, δ 0.1". The name of the preset comes first. The tree, drafts and acceptance follow in brackets, if they differ from
+those of the preset. The parameters come last.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import pandas as pd
 from lantern.methods import PARAMETERS, PRESET_ROWS, PRESETS, PresetRow, load_class
 from lantern_pipeline.data.tables import method_columns
 
-# Labels and colours of the presets, of a variant of LANTERN's, and of a method of published numbers only. "LANTERN
-# chain" is the formula of LANTERN's paper, a chain of sampled drafts. Preset `lantern` is its authors' code, a tree.
+# Labels and colours of the presets and of two other methods. "LANTERN chain" applies the formula of LANTERN's paper to
+# a chain of sampled drafts, while preset `lantern` is its authors' code with a tree. PJD has published numbers only.
 _ROWS = {
     **PRESET_ROWS,
     "lantern_chain": PresetRow(
@@ -22,7 +23,7 @@ _ROWS = {
     ),
     "pjd": PresetRow("PJD", {}, "#AA7744", "*"),
 }
-# Look of methods whose entry has none, and of custom methods. No entry has one of these colours.
+# Colours and marker of methods without an entry in _ROWS, such as custom methods. No entry has one of these colours.
 SPARE_COLOURS = ("#661100", "#44AA99", "#BBCC33", "#DDCC77")
 SPARE_MARKER = "h"
 CEILING_NAMES = {"real": "real images", "reconstruction": "reconstructions"}
@@ -30,19 +31,22 @@ WORDS = tuple(name for name, parameter in PARAMETERS.items() if parameter.choice
 PARTS = ("tree", "drafts", "acceptance", "residual", "neighbours", *WORDS)
 SYMBOLS = {name: parameter.symbol for name, parameter in PARAMETERS.items() if name not in WORDS}
 STATIC_TREE = "chain3"  # tree that "static" in a preset means: draft_tree.static in config.yaml
-# Parts that labels leave out: of every method, then of methods with SJD drafts.
+# Values that labels leave out because they are usual: for all methods, and in addition for methods with SJD drafts.
 _USUAL = {"residual": "paper", "neighbours": "l2_normalised"}
 _USUAL_SJD = {"coupling": "none", "labels": "point"}
 
 
 def preset_of(method: str) -> str:
-    """Return the preset that a name equals or begins with ("lantern" for "lantern_sjd"), or else the name itself."""
+    """Return the preset that a method's name equals or begins with: "lantern" for "lantern_sjd".
+
+    If there is none, return the name itself.
+    """
     known = [name for name in PRESETS if method == name or method.startswith(f"{name}_")]
     return max(known, key=len, default=method)
 
 
 def method_name(method: str) -> str:
-    """Return a method's name in words, without its parts."""
+    """Return a method's name in words, such as "LANTERN", without tree, drafts, acceptance and parameters."""
     if method in CEILING_NAMES:
         return CEILING_NAMES[method]
     row = _ROWS.get(method) or _ROWS.get(preset_of(method))
@@ -50,26 +54,34 @@ def method_name(method: str) -> str:
 
 
 def method_colour(method: str) -> str:
-    """Return the colour of a method, the same in every figure. An unlisted method gets one derived from its name."""
+    """Return the colour of a method. A method without an entry in _ROWS gets a colour derived from its name."""
     own = _ROWS[method].colour if method in _ROWS else ""
     return own or SPARE_COLOURS[sum(method.encode()) % len(SPARE_COLOURS)]
 
 
 def method_marker(method: str) -> str:
-    """Return the marker of a method, so that colour is not the only distinction."""
+    """Return the matplotlib marker of a method, which helps readers who cannot distinguish the colours."""
     own = _ROWS[method].marker if method in _ROWS else ""
     return own or SPARE_MARKER
 
 
 def label_family(method: Mapping[str, object]) -> str:
-    """Write a method's label without parameters: "LANTERN (chain9, sjd)". `method` is a row of a table."""
+    """Write a method's label without parameters, such as "LANTERN (chain9, sjd)" with tree chain9 and drafts sjd.
+
+    Args:
+        method: a row of a table.
+    """
     base, usual = _base_of(method)
     parts = [str(method[name]) for name in PARTS if _is_told(method, name, usual)]
     return method_name(base) + (f" ({', '.join(parts)})" if parts else "")
 
 
 def describe_parameters(method: Mapping[str, object]) -> str:
-    """Write a row's parameters: "k 20, δ 0.1". Values that equal the preset's are left out."""
+    """Write a method's parameters, such as "k 20, δ 0.1". Values that equal those of the preset are left out.
+
+    Args:
+        method: a row of a table, whose columns include the parameters.
+    """
     usual = _base_of(method)[1]
     symbols = SYMBOLS | custom_parameters(pd.DataFrame([dict(method)]))
     told = [(symbol, method[name]) for name, symbol in symbols.items() if _is_told(method, name, usual)]
@@ -77,7 +89,14 @@ def describe_parameters(method: Mapping[str, object]) -> str:
 
 
 def custom_parameters(rows: pd.DataFrame) -> dict[str, str]:
-    """Return names and symbols of parameters that custom classes in a table declare in addition to Lantern's."""
+    """Return the parameters that custom classes declare in addition to Lantern's.
+
+    Args:
+        rows: rows of a table. Custom classes are values "module:Class" of the columns drafts and acceptance.
+
+    Returns:
+        Name -> symbol.
+    """
     parts = {str(name) for column in ("drafts", "acceptance") if column in rows for name in rows[column].unique()}
     declared = [getattr(load_class(name), "parameters", {}) for name in sorted(parts) if ":" in name]
     own = {name: parameter.symbol for parameters in declared for name, parameter in parameters.items()}
@@ -88,24 +107,30 @@ def label_method(method: Mapping[str, object]) -> str:
     """Write the label of a method: "LANTERN k 20, δ 0.1".
 
     Args:
-        method: a row of a table, or a `MethodSpec.to_dict`.
+        method: a row of a table, or a dict from `MethodSpec.to_dict`.
     """
     method = method if "method" in method else method_columns(method)
     return f"{label_family(method)} {describe_parameters(method)}".strip()
 
 
 def label_families(table: pd.DataFrame) -> pd.Series:
-    """Return `label_family` of each row, with the table's index."""
+    """Return the label of each row's method without parameters, see `label_family`. The index is that of `table`."""
     return pd.Series([label_family(row) for _, row in table.iterrows()], table.index, dtype=object)
 
 
 def label_rows(table: pd.DataFrame) -> pd.Series:
-    """Return `label_method` of each row, with the table's index."""
+    """Return the label of each row's method, see `label_method`. The index is that of `table`."""
     return pd.Series([label_method(row) for _, row in table.iterrows()], table.index, dtype=object)
 
 
 def _base_of(method: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
-    """Return the name that a label begins with, and the parts and parameters that this name implies."""
+    """Return the name with which a method's label begins, and the values that this name implies.
+
+    The values are tree, drafts, acceptance and parameters. The label does not repeat them.
+
+    Args:
+        method: a row of a table.
+    """
     base = preset_of(str(method["method"]))
     if base == "lantern" and method.get("drafts") == "sampled":
         base = "lantern_chain"

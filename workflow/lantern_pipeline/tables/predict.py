@@ -1,9 +1,10 @@
-"""Predictions of decoding time on a GPU, from counts of kernels, and from published times and step costs.
+"""Predictions of decoding time on a GPU, from counts of kernels and from published times and step costs.
 
-A *step* is one forward pass of the target at batch 1, with guidance if the model has it. The *relative step cost* of a
-method is the time of its step, divided by that of autoregressive decoding. So speed-up = tokens per forward / relative
-step cost, and seconds = tokens * step / speed-up. docs/gpu.md explains the facts. Each fact has its source in the same
-entry.
+A *step* is one forward pass of the target at batch 1, with guidance if the model uses it. The *relative step cost* of a
+method is the time of its step, divided by the time of an autoregressive step. So speed-up = tokens per forward pass /
+relative step cost. The seconds of an image are number of tokens * seconds of an autoregressive step / speed-up.
+
+docs/gpu.md explains the numbers. The source of each number is stated next to it.
 """
 
 from __future__ import annotations
@@ -21,27 +22,32 @@ from lantern.models.config import target_parameters
 
 T = TypeVar("T")
 
-BASELINE = "autoregressive"  # not from `measure.speed`: the check of a GPU reads this file without pydantic
+BASELINE = "autoregressive"  # not imported from `measure.speed`: `make gpu-check` uses this file without pydantic
 EAGER, GRAPH = "eager", "graph"
 BANDWIDTH = {"a100": 2.04e12, "h100": 3.35e12, "h200": 4.8e12}  # bytes per second, SXM versions
 BANDWIDTH_SHARE = 0.68
 
 
 class Estimate(NamedTuple):
-    """Estimated number: lowest, likely and highest value."""
+    """An uncertain number: its lowest, most likely and highest value."""
 
     low: float
     likely: float
     high: float
 
 
-KERNEL_US = Estimate(1.6, 2.1, 2.7)  # microseconds of a kernel with little work, in a CUDA graph
-LAUNCH_US = Estimate(6.8, 8.2, 9.6)  # microseconds that the host takes to launch a kernel of an eager step
+KERNEL_US = Estimate(1.6, 2.1, 2.7)  # microseconds that a kernel with little work takes in a CUDA graph
+LAUNCH_US = Estimate(6.8, 8.2, 9.6)  # microseconds that the CPU takes to launch a kernel of an eager step
 KERNEL_SOURCE = "estimated; `make gpu-check` measures both"
 
 
 class LayerTime(NamedTuple):
-    """Milliseconds that public code takes for a layer of a model, and the source of that number."""
+    """Published time of one layer of a model in eager code.
+
+    Attributes:
+        milliseconds: milliseconds per layer and step.
+        source: source of that number.
+    """
 
     milliseconds: float
     source: str
@@ -101,8 +107,15 @@ def step_ms(model: str, gpu: str, stepping: str) -> Estimate:
     """Estimate the milliseconds of a step of autoregressive decoding.
 
     A step in a CUDA graph reads the weights, in bfloat16, and runs kernels with little work. An eager step takes as
-    long as launching its kernels, which a faster GPU does not shorten. If a graph's step takes longer than that, the
-    eager step takes as long as the graph's.
+    long as the CPU needs to launch its kernels, on any GPU. An eager step is never shorter than a step in a CUDA graph.
+
+    Args:
+        model: name of the model card.
+        gpu: key of BANDWIDTH.
+        stepping: EAGER or GRAPH.
+
+    Raises:
+        ValueError: `model` is not in KERNELS, or `gpu` is not in BANDWIDTH.
     """
     kernels = _look_up(KERNELS, "model", model)
     reading = weights_ms(model, gpu)
@@ -113,14 +126,25 @@ def step_ms(model: str, gpu: str, stepping: str) -> Estimate:
 
 
 def weights_ms(model: str, gpu: str) -> float:
-    """Return the milliseconds in which a GPU reads the weights of a step."""
+    """Estimate the milliseconds in which a GPU reads all weights that one step uses, in bfloat16.
+
+    Args:
+        model: name of the model card.
+        gpu: key of BANDWIDTH.
+    """
     config = CARDS[model].target_config()
-    num_read = target_parameters(config) - config.num_prompt_ids * config.dim  # not the prompts' embeddings
+    num_read = (
+        target_parameters(config) - config.num_prompt_ids * config.dim
+    )  # a step does not read the embeddings of prompts
     return 1000 * 2 * num_read / (BANDWIDTH_SHARE * _look_up(BANDWIDTH, "gpu", gpu))
 
 
 def published_ms(model: str) -> float:
-    """Return the milliseconds of a step of other, eager code, as published."""
+    """Return the milliseconds of a step in other projects' eager code, from published times of a layer.
+
+    Args:
+        model: name of the model card.
+    """
     return CARDS[model].target_config().num_layers * LAYER_TIMES[model].milliseconds
 
 
@@ -131,12 +155,15 @@ def predict(model: str, gpu: str, method: str, tokens_per_forward: float) -> lis
         model: name of the model card.
         gpu: key of BANDWIDTH.
         method: name of a preset.
-        tokens_per_forward: tokens per forward pass of the target.
+        tokens_per_forward: tokens per forward pass of the target, at least 1.
+
+    Returns:
+        Two predictions, for eager steps and for CUDA graphs.
 
     Raises:
         ValueError: a name is unknown, or `tokens_per_forward` is below 1 or not finite.
     """
-    if not 1 <= tokens_per_forward < math.inf:  # nor nan
+    if not 1 <= tokens_per_forward < math.inf:  # also refuses nan
         raise ValueError(f"--tokens-per-forward must be a finite number of at least 1, got {tokens_per_forward:g}")
     needs_draft_model = uses_draft_model(method)
     found = []
@@ -152,21 +179,35 @@ def predict(model: str, gpu: str, method: str, tokens_per_forward: float) -> lis
 
 
 def predict_speedup(tokens_per_forward: float, needs_draft_model: bool, stepping: str) -> tuple[float, float]:
-    """Return the lowest and highest speed-up of given tokens per forward at the known relative step costs."""
+    """Return the lowest and the highest speed-up at the known relative step costs.
+
+    Args:
+        tokens_per_forward: tokens per forward pass of the target.
+        needs_draft_model: whether the method needs a draft model.
+        stepping: EAGER or GRAPH.
+    """
     low, high, _ = STEP_COSTS[needs_draft_model, stepping]
     return tokens_per_forward / high, tokens_per_forward / low
 
 
 def uses_draft_model(method: str) -> bool:
-    """Return whether a preset needs a draft model."""
+    """Return whether a preset needs a draft model.
+
+    Raises:
+        ValueError: `method` is not a preset.
+    """
     return drafts_of(_look_up(PRESETS, "method", method).get("drafts")).needs_draft_model
 
 
 def published_tokens(table: Path | str, method: str) -> float:
-    """Return a preset's tokens per forward on the shapes dataset, from its first row in docs/results.csv.
+    """Return the tokens per forward pass that docs/results.csv has for a preset on the shapes dataset.
+
+    Args:
+        table: path of docs/results.csv. The first row of the preset is used.
+        method: name of the preset.
 
     Raises:
-        ValueError: `method` is no preset, or has no row in the table.
+        ValueError: `method` is not a preset, or has no row in the table.
     """
     _look_up(PRESETS, "method", method)
     with Path(table).open(encoding="utf-8", newline="") as file:
@@ -180,12 +221,14 @@ def published_tokens(table: Path | str, method: str) -> float:
 
 
 def table_of(model: str, gpu: str, methods: Iterable[tuple[str, float, str]]) -> str:
-    """Write the predictions as a table with all sources: autoregressive decoding, then the given methods.
+    """Write predicted times and speed-ups of several methods as a text table, autoregressive decoding first.
+
+    The sources of all numbers follow the table.
 
     Args:
         model: name of the model card.
         gpu: key of BANDWIDTH.
-        methods: (name, tokens per forward, source of that number) of each method.
+        methods: for each method, (name, tokens per forward pass, words that state where this number is from).
     """
     methods = list(methods)
     rows = [row for name, tokens, _ in [(BASELINE, 1.0, ""), *methods] for row in predict(model, gpu, name, tokens)]

@@ -1,6 +1,8 @@
 """Table of results: one row per method, parameters, prompt set, temperature and repeat, with 95 % intervals.
 
-If the run was repeated with other seeds, pooled rows over all repeats (`repeat` "pooled") come first.
+If the run was repeated with other seeds, rows that pool all repeats come first. Their column repeat is "pooled".
+
+The table also has rows of *ceilings*: real images and their reconstructions by the tokenizer. No method generates them.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from lantern_pipeline.tables.method_labels import PARTS, SYMBOLS, custom_paramet
 
 METHOD_PARTS = ("method", *PARTS, *SYMBOLS, "is_exact")
 SAMPLING = ("cfg_scale", "dtype")
-# Metric -> columns that follow it and give its details.
+# Metric -> columns with its details, which follow its columns in the table.
 _DETAILS = {
     "speedup": ("speedup_cpu", "busy_elsewhere", "machine", "num_timed", "stepping", *with_ends("speedup_eager")),
     "prompt_accuracy": with_ends("prompt_accuracy_change"),
@@ -64,7 +66,7 @@ SUMMARY_COLUMNS = (
 
 
 class MetricsSection(TypedDict):
-    """Keys of config section `metrics` that tables and figures read."""
+    """The keys of config section `metrics` that tables and figures use. config.yaml explains them."""
 
     bootstrap_resamples: int
     headline_prompt_set: str
@@ -84,21 +86,26 @@ def build_summary(
     settings: MetricsSection,
     seed: int,
 ) -> pd.DataFrame:
-    """Build the table of results, SUMMARY_COLUMNS, pooled rows first. Values that were not measured are empty.
-
-    `prompt_accuracy_change` is the paired difference from autoregressive decoding, whose accuracy is
-    `target_prompt_accuracy`. `stepping` states how the timed steps ran. For CUDA graphs, `speedup_eager` compares eager
-    steps of both methods. `margin_at_difference` is the median, over images that differ, of autoregressive decoding's
-    margin at the first difference, in nats.
+    """Build the table of results, as this module describes it. Values that were not measured are empty.
 
     Args:
-        quality: one row per method and ceiling.
-        images: one row per method and image.
-        latency: timings at batch 1.
-        total_variation: one row per method.
-        cross_entropy: training seed -> cross-entropy of the target on held-out images.
+        quality: one row per method and ceiling, from `measure_quality`.
+        images: one row per method and image, from `measure_quality`.
+        latency: timings at batch 1, from `measure_latency`.
+        total_variation: one row per method, from `measure_methods`.
+        cross_entropy: training seed -> cross-entropy of the target on held-out images, in nats per token.
         settings: config section `metrics`.
         seed: random seed of the bootstrap.
+
+    Returns:
+        The columns SUMMARY_COLUMNS, and those of custom parameters. These columns need an explanation:
+
+        - prompt_accuracy_change: paired difference from autoregressive decoding.
+        - target_prompt_accuracy: prompt accuracy of autoregressive decoding.
+        - stepping: how the timed steps ran, "eager" or "graph" (CUDA graph).
+        - speedup_eager: speed-up if both methods run eagerly. Empty unless the timed steps ran as CUDA graphs.
+        - margin_at_difference: in nats, the gap between the two best candidates of autoregressive decoding at the first
+          token in which the method's image differs. The cell has the median over all images that differ.
     """
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
     images_of = dict(repeat_groups(images))
@@ -114,7 +121,7 @@ def build_summary(
     table = _keep_ceilings_once(pd.DataFrame(summary))
     parts = [summarise_latency(latency, **options), _combine_tv(total_variation)]
     is_eager, columns = latency["stepping"] == "eager", with_ends("speedup")
-    if is_eager.nunique() > 1:  # steps ran as CUDA graphs too: add the speed-up of eager steps
+    if is_eager.nunique() > 1:  # some steps ran as CUDA graphs, too: add the speed-up of eager steps
         eager = summarise_latency(latency[is_eager], **options)[[*KEYS, *columns]]
         parts.append(eager.rename(columns=dict(zip(columns, with_ends("speedup_eager"), strict=True))))
     for part in parts:
@@ -124,20 +131,36 @@ def build_summary(
 
 
 def _steppings(latency: pd.DataFrame) -> pd.DataFrame:
-    """Return how the steps that count were run for each method: RUN_KEYS and `stepping`."""
+    """Return how the timed steps of each method ran: "eager" or "graph" (CUDA graph).
+
+    If a method was timed in both ways, the result is "graph".
+
+    Args:
+        latency: timings at batch 1.
+
+    Returns:
+        A table with the columns RUN_KEYS and stepping.
+    """
     modes = latency.groupby(list(RUN_KEYS))["stepping"]
     return modes.agg(lambda found: next((mode for mode in found if mode != "eager"), "eager")).reset_index()
 
 
 def preferred_rows(summary: pd.DataFrame) -> pd.DataFrame:
-    """Select one row per method, prompt set and temperature: the pooled row, or that of the only repeat."""
+    """Select one row per method, prompt set and temperature.
+
+    It is the pooled row if there are several repeats, or else the row of the only repeat.
+    """
     is_pooled = summary["repeat"] == POOLED
     has_pooled = is_pooled.groupby([summary[name] for name in RUN_KEYS], dropna=False).transform("any")
     return summary[is_pooled | ~has_pooled]
 
 
 def select_headline(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
-    """Select the preferred rows of config keys metrics.headline_*, without ceilings, and add column `label`."""
+    """Select the headline rows: those from which conclusions are drawn. Add column `label`.
+
+    They have the prompt set and the temperature that config keys metrics.headline_* name. There is one row per method,
+    as `preferred_rows` selects it. Ceilings (real images and reconstructions) have no temperature and are left out.
+    """
     prompt_set, temperature = settings["headline_prompt_set"], settings["headline_temperature"]
     rows = preferred_rows(summary)
     rows = rows[(rows["prompt_set"] == prompt_set) & (rows["temperature"] == temperature)]
@@ -146,14 +169,25 @@ def select_headline(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataF
 
 
 def select_ceilings(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
-    """Select the preferred ceilings of the headline's prompt set, and add column `label`."""
+    """Select the rows of ceilings (real images and reconstructions) on the headline prompt set. Add column `label`.
+
+    There is one row per ceiling, as `preferred_rows` selects it.
+    """
     rows = preferred_rows(summary)
     rows = rows[rows["method"].isin(CEILINGS) & (rows["prompt_set"] == settings["headline_prompt_set"])]
     return rows.assign(label=label_rows(rows)).reset_index(drop=True)
 
 
 def _combine_quality(rows: pd.DataFrame) -> dict[str, object]:
-    """Return the method's parts and its metrics over sets of images, averaged over the repeats."""
+    """Combine the quality of one method over the repeats.
+
+    Args:
+        rows: rows of the quality table for one method, prompt set and temperature, one per repeat.
+
+    Returns:
+        Column -> value. Name, parts and parameters of the method are copied. num_images is summed. Metrics of a whole
+        set of images, such as FID, are averaged over the repeats.
+    """
     over_sets = [metric for metric in metrics_over(SETS) if metric.column in rows]
     values = {name: rows[name].iloc[0] for name in (*METHOD_PARTS, *custom_parameters(rows), *SAMPLING) if name in rows}
     values |= {"num_images": int(rows["num_images"].sum()), "num_repeats": len(rows)}
@@ -162,7 +196,15 @@ def _combine_quality(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
-    """Combine total variation over repeats: the mean, but the maximum for tv_max, and Fisher's method for p-values."""
+    """Add pooled rows to the table of total variation.
+
+    A method with several repeats gets a pooled row in addition to one row per repeat. The pooled row has the mean of
+    each column over the repeats, with two exceptions. tv_max is the maximum, and p-values are combined by Fisher's
+    method.
+
+    Args:
+        rows: one row per method, prompt set, temperature and repeat.
+    """
     combined = []
     for key, group in repeat_groups(rows[rows["repeat"] != POOLED]):
         values: dict[str, object] = dict(zip(KEYS, key, strict=True))
@@ -177,10 +219,20 @@ def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _measure_images(group: pd.DataFrame, options: dict[str, int]) -> dict[str, float]:
-    """Compute means or shares, with intervals, of the values measured on each image."""
+    """Compute the mean of each metric that every image has, such as NLL, with its 95 % interval.
+
+    If a metric only says yes or no about an image, the share of images with yes is computed instead.
+
+    Args:
+        group: rows of the images of one method, prompt set, temperature and repeat, or of all repeats.
+        options: num_resamples and seed of the bootstrap.
+
+    Returns:
+        Column -> value. The ends of the interval are in the columns with `_low` and `_high`.
+    """
     values: dict[str, float] = {}
     for metric in metrics_over(IMAGES):
-        if metric.is_distance or metric.per_image not in group:  # not measured: the summary has empty cells
+        if metric.is_distance or metric.per_image not in group:  # if not measured, the summary has empty cells
             continue
         measured = stack_prompts(group, metric.per_image)
         if metric.is_yes_no:
@@ -191,7 +243,19 @@ def _measure_images(group: pd.DataFrame, options: dict[str, int]) -> dict[str, f
 
 
 def _measure_decoding(group: pd.DataFrame, baseline: pd.DataFrame, options: dict[str, int]) -> dict[str, float]:
-    """Compute means, with intervals, of decoding statistics and of changes against autoregressive decoding."""
+    """Compute the metrics of decoding, and how the method changes the prompt accuracy.
+
+    The metrics are tokens per forward pass, substitutions, and the share of images whose tokens equal those of
+    autoregressive decoding.
+
+    Args:
+        group: rows of the method's images.
+        baseline: rows of the autoregressive images of the same prompts and repeats.
+        options: num_resamples and seed of the bootstrap.
+
+    Returns:
+        Column -> value. The ends of the 95 % intervals are in the columns with `_low` and `_high`.
+    """
     values: dict[str, float] = {}
     if "prompt_accuracy" in group:
         accuracy, reference = (stack_prompts(rows, "prompt_accuracy") for rows in (group, baseline))
@@ -209,22 +273,35 @@ def _measure_decoding(group: pd.DataFrame, baseline: pd.DataFrame, options: dict
 def _share_with_interval(
     name: str, is_hit: np.ndarray, is_counted: np.ndarray, options: dict[str, int]
 ) -> dict[str, float]:
-    """Compute the share of hits among the counted images (repeats, prompts), and its interval.
+    """Compute the share of images with a property, such as equal tokens, and its 95 % interval.
 
-    The interval is the exact one. With several repeats it is widened to the bootstrap's if that is wider.
+    The interval is exact for independent images. With several repeats, images are not independent. The bootstrap
+    interval is then computed as well, and the result spans both intervals.
+
+    Args:
+        name: name of the share, a column of the table of results.
+        is_hit: whether an image has the property, (repeats, prompts).
+        is_counted: whether an image is included in the share, (repeats, prompts).
+        options: num_resamples and seed of the bootstrap.
+
+    Returns:
+        Values of `<name>`, `<name>_low` and `<name>_high`; nan if no image is included.
     """
     if not is_counted.any():
         return dict.fromkeys(with_ends(name), np.nan)
     hits = np.where(is_counted, is_hit, 0.0)
     low, high = (float(end) for end in share_interval(hits.sum(), is_counted.sum()))
-    if len(hits) > 1:  # images of one repeat are not independent; neither are those of one prompt
+    if len(hits) > 1:  # images of one repeat depend on each other, and so do images of one prompt
         ends = bootstrap_interval(ratio_statistic, hits, is_counted, **options)
         low, high = min(low, ends[0]), max(high, ends[1])
     return {name: float(hits.sum() / is_counted.sum()), f"{name}_low": low, f"{name}_high": high}
 
 
 def _keep_ceilings_once(summary: pd.DataFrame) -> pd.DataFrame:
-    """Keep the first row of each ceiling per prompt set and repeat. Ceilings do not depend on the temperature."""
+    """Keep one row of each ceiling (real images, reconstructions) per prompt set and repeat, and clear its temperature.
+
+    The table repeats these rows for every temperature, although their images do not depend on it.
+    """
     is_ceiling = summary["method"].isin(CEILINGS)
     summary = summary[~(is_ceiling & summary.duplicated(subset=["method", "prompt_set", "repeat"]))].copy()
     summary.loc[summary["method"].isin(CEILINGS), "temperature"] = np.nan

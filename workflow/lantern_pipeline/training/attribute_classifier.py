@@ -1,4 +1,4 @@
-"""Training of the attribute classifier on scenes that are rendered during training."""
+"""Training of the attribute classifier on scenes of the shapes dataset that are rendered during training."""
 
 from __future__ import annotations
 
@@ -17,30 +17,41 @@ from lantern_pipeline.world.attribute_classifier import (
     attribute_targets,
 )
 
-NUM_EVAL = 1000  # held-out images of the reported numbers
+NUM_EVAL = 1000  # number of held-out images for the reported accuracy
 _DATA_STREAM = 101  # makes this stage's random numbers different from those of other stages
-_FAR = 1 << 30  # prompts are the first indices of "unseen"; training uses indices from here on
+_FAR = 1 << 30  # first index of "unseen" that training uses; prompts use the indices from 0 on
 
 
 @dataclass(frozen=True)
 class AttributeClassifierTraining:
-    """Training keys of config section `attribute_classifier`."""
+    """Training keys of config section `attribute_classifier`, and further settings with defaults.
+
+    Attributes:
+        num_steps: number of optimiser steps.
+        batch_size: images per step.
+        learning_rate: highest learning rate of AdamW.
+        weight_decay: weight decay of AdamW.
+        blur_share: share of images that are blurred and get noise, so that the classifier can also read reconstructions
+            of the tokenizer.
+        shape_weight: weight of the losses of the two shape heads. The weight of the other heads is 1.
+    """
 
     num_steps: int
-    batch_size: int = 64  # images per step
-    learning_rate: float = 0.003  # highest learning rate of AdamW
+    batch_size: int = 64
+    learning_rate: float = 0.003
     weight_decay: float = 0.02
-    blur_share: float = 0.5  # share of images that are blurred and noisy, so that reconstructions can be read as well
-    shape_weight: float = 4.0  # weight of the two shape losses
+    blur_share: float = 0.5
+    shape_weight: float = 4.0
 
 
 class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
-    """Trainer of an attribute classifier; `seed` determines weights and data.
+    """Trainer of an attribute classifier. The seed determines the initial weights and the images.
 
-    A quarter of each batch shows held-out combinations of attributes, far from the indices of the prompts. The
-    classifier must measure both prompt sets equally well and not share the target's gaps. A share of the images is
-    blurred and noisy, so that the classifier can also read reconstructions. Shapes are learnt last, hence the weight of
-    their losses.
+    A quarter of each batch shows combinations of shape and colour that the target never sees in training. The
+    classifier must measure prompts with and without such combinations equally well, and not have the target's gaps.
+    None of these images belongs to a prompt: their indices in split "unseen" are much larger. A share of the images is
+    blurred and gets noise, so that the classifier can also read reconstructions of the tokenizer. Shapes are learnt
+    more slowly than other attributes, so their losses have a larger weight.
     """
 
     def __init__(
@@ -55,10 +66,11 @@ class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
         )
 
     def step(self, i: int) -> dict[str, float]:
-        """Run step i.
+        """Run optimiser step i.
 
         Returns:
-            loss (nats, weighted sum over heads) and accuracy of the batch.
+            loss (weighted sum of the cross-entropies of all heads, in nats) and accuracy (share of correct attributes
+            in the batch).
         """
         settings = self.settings
         images, targets = self._batch(i)
@@ -83,7 +95,16 @@ class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
 
 
 def degrade(images: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Blur a share of the images (images, 3, S, S) by random amounts and add noise, like a tokenizer."""
+    """Blur some images by random amounts and add noise, to imitate reconstructions of a tokenizer.
+
+    Args:
+        images: (images, 3, S, S) in [-1, 1].
+        share: probability that an image is changed.
+        generator: random generator.
+
+    Returns:
+        New images, the same shape.
+    """
     chosen = (torch.rand(len(images), 1, 1, 1, generator=generator) < share).float()
     weight = chosen * torch.rand(len(images), 1, 1, 1, generator=generator)
     blurred = F.avg_pool2d(images, 3, 1, 1, count_include_pad=False)

@@ -22,7 +22,7 @@ WARMUP_SHARE = 0.1
 
 
 class ClipRecipe(TypedDict):
-    """Settings that the code adds to config section `clip`."""
+    """Settings of the training that config section `clip` does not have. Comments in RECIPE, below, explain them."""
 
     batch_size: int
     learning_rate: float
@@ -33,7 +33,7 @@ class ClipRecipe(TypedDict):
 
 
 class ClipSettings(ClipRecipe):
-    """Recipe, and number of training steps from config section `clip`."""
+    """All settings of the training: the recipe, and the number of optimiser steps from config section `clip`."""
 
     num_steps: int
 
@@ -44,12 +44,12 @@ RECIPE: ClipRecipe = {
     "weight_decay": 0.05,
     "width": 16,  # channels of the first stage of the image tower; later stages scale with it
     "embed_dim": 64,  # length of the common embedding
-    "num_eval": 512,  # held-out pairs of the reported accuracy
+    "num_eval": 512,  # number of held-out pairs for the reported accuracy
 }
 
 
 class ClipTrainer(Trainer[ClipModel]):
-    """Contrastive trainer on captioned images, with settings RECIPE and num_steps.
+    """Trainer of a CLIP model on captioned images, with a contrastive loss.
 
     The seed determines the order of the images.
     """
@@ -69,7 +69,11 @@ class ClipTrainer(Trainer[ClipModel]):
         self.optimiser = Optimiser([adamw], 1.0, model.parameters())
 
     def step(self, i: int) -> dict[str, float]:
-        """Run step i on a batch in which every caption occurs once."""
+        """Run optimiser step i on a batch in which every caption occurs once.
+
+        Returns:
+            loss, in nats.
+        """
         indices, captions = self._draw_batch(i)
         device = next(self.model.parameters()).device
         images = self.source.images("train", indices).to(device)
@@ -82,9 +86,10 @@ class ClipTrainer(Trainer[ClipModel]):
         return {"loss": loss.item()}
 
     def _draw_batch(self, i: int) -> tuple[list[int], list[str]]:
-        """Return indices and captions of step i.
+        """Return the training images of step i, as indices, and their captions.
 
-        A caption that was sampled twice is kept once, because the loss would count the second one as a mismatch.
+        If several sampled images have the same caption, only the first of them is kept. The contrastive loss would
+        treat the others as wrong matches.
         """
         indices = batch_indices(self.seed, i, self.settings["batch_size"], self.source.num_train)
         first = {}
@@ -101,20 +106,20 @@ def train_clip(
     checkpoint: Path | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[ClipModel, dict[str, object]]:
-    """Train a small CLIP model with settings RECIPE and num_steps.
+    """Train a small CLIP model.
 
     Args:
         source: captioned images.
-        settings: RECIPE and num_steps.
-        seed: random seed of weights and order.
-        checkpoint: file for resuming, or None.
+        settings: the values of the constant RECIPE, and num_steps of config section `clip`.
+        seed: random seed of the initial weights and of the order of the images.
+        checkpoint: file for resuming an interrupted training, or None.
         device: device of the model.
 
     Returns:
-        (model in evaluation mode, report). The report has JSON values, including the retrieval accuracy on held-out
-        real images.
+        (model in evaluation mode, report). The report has JSON values: the loss over time, and the retrieval accuracy
+        on held-out images.
     """
-    # open_clip initialises from the global random generator. The fork preserves the caller's state of it.
+    # open_clip uses the global random generator for the initial weights. The fork restores its state afterwards.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = ClipModel(make_config(source, settings)).to(device)
@@ -129,10 +134,14 @@ def train_clip(
 
 
 def make_config(source: ImageSource, settings: ClipSettings) -> ClipConfig:
-    """Build the model's config: sizes from the settings, words from the source.
+    """Build the config of the CLIP model.
 
-    If the source has no closed vocabulary, the most frequent words of its training captions are used. All other words
-    share one token.
+    If the captions of the source may have any words, the MAX_OPEN_VOCABULARY most frequent words of its training
+    captions are used. All other words share one token.
+
+    Args:
+        source: captioned images, whose words are the vocabulary.
+        settings: settings with the sizes of the model.
     """
     width, embed_dim = settings["width"], settings["embed_dim"]
     if source.vocabulary is not None:
@@ -145,10 +154,20 @@ def make_config(source: ImageSource, settings: ClipSettings) -> ClipConfig:
 
 
 def retrieval_accuracy(scorer: ClipScorer, source: ImageSource, split: str, num_pairs: int) -> dict[str, float]:
-    """Measure 1-in-32 retrieval on the first `num_pairs` real images of a split, and the mean cosine of matching pairs.
+    """Measure how often a caption's image is found among 32 images, and an image's caption among 32 captions.
 
-    Accuracies are shares of correct choices, 1 / 32 by chance. A candidate with the same caption counts as correct.
-    Pairs are split into groups of 32. An incomplete last group is left out, unless it is the only one.
+    The first `num_pairs` images of the split are divided into groups of 32. An incomplete last group is left out,
+    unless it is the only one. Choosing another image or caption of the group counts as correct if its caption is equal.
+
+    Args:
+        scorer: the CLIP model.
+        source: captioned images.
+        split: "val" or "unseen".
+        num_pairs: number of images.
+
+    Returns:
+        image_to_text_accuracy and text_to_image_accuracy, shares of correct choices (1 / 32 by chance), and
+        mean_clip_score, the mean cosine of images with their captions.
     """
     captions = source.captions(split, range(num_pairs))
     batches = (range(first, min(first + 64, num_pairs)) for first in range(0, num_pairs, 64))

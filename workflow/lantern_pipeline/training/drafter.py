@@ -1,6 +1,7 @@
-"""Training of the draft model with a frozen target.
+"""Training of the draft model. The target is frozen.
 
-The order of images and all random numbers are pure functions of (seed, batch, position in the batch).
+The order of images is a pure function of the seed and the number of the batch. Other random numbers also depend on the
+position of an image in the batch.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from lantern_pipeline.training.target import drop_prompts
 
 
 class DrafterTrainer(Trainer[DraftModel]):
-    """Trainer of a float32 draft model with a target on the same device.
+    """Trainer of a float32 draft model. The target must be on the same device.
 
-    The trainer freezes the target, and for bfloat16 casts it in place. The recipe must be resolved
-    (`DrafterTraining.resolve`). The seed determines order, noise and caption dropout.
+    The trainer freezes the target and casts its weights to the recipe's dtype in place. All settings in epochs or
+    shares of steps must be converted to steps first, by `DrafterTraining.resolve`. The seed determines the order of the
+    images, the noise, and which captions are dropped.
     """
 
     def __init__(
@@ -37,10 +39,10 @@ class DrafterTrainer(Trainer[DraftModel]):
         self.optimiser = make_optimiser(draft, recipe)
 
     def step(self, i: int) -> dict[str, float]:
-        """Run one optimiser step on the batches of step i.
+        """Run optimiser step i. It averages the gradients of `recipe.accumulation` batches.
 
         Returns:
-            loss, gradient_norm, and overlap_<d> at each depth d, see `DraftLoss`.
+            loss, gradient_norm, and overlap_<d> for each depth d of drafting, see `DraftLoss.forward`.
         """
         num_batches = self.recipe.accumulation
         self.optimiser.zero_grad()
@@ -54,7 +56,7 @@ class DrafterTrainer(Trainer[DraftModel]):
         return {"loss": loss, "gradient_norm": norm} | {f"overlap_{d}": value for d, value in enumerate(overlaps, 1)}
 
     def _batch(self, i: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return batch i as the loss takes it: codes, mask, hidden states, noisy hidden states."""
+        """Return batch i as the arguments of `DraftLoss.forward`: codes, mask, hidden states, and these with noise."""
         t = self.recipe
         indices = step_indices(len(self.dataset), t.batch_size, self.seed, i)
         draws = [slot_generator(self.seed, i, slot) for slot in range(t.batch_size)]
@@ -66,26 +68,35 @@ class DrafterTrainer(Trainer[DraftModel]):
         codes, mask, hidden = run_target(self.target, codes, features, mask, with_null=t.is_guided)
         if not t.noise:
             return codes, mask, hidden, hidden
-        # Every image has different noise, with guidance one sample per branch: (images, branches, positions, dim).
-        # Then all conditional sequences come first.
+        # Every image has different noise, and with guidance also each of its branches. The noise is sampled as (images,
+        # branches, positions, dim) and then reordered like `hidden`, with all conditional sequences first.
         shape = (len(hidden) // len(draws), *hidden.shape[1:])
         jitter = torch.stack([torch.rand(shape, generator=draw) - 0.5 for draw in draws]).transpose(0, 1).flatten(0, 1)
         return codes, mask, hidden, hidden + jitter.to(hidden.device) * (t.noise * 512 / hidden.shape[1])
 
 
 def make_optimiser(draft: DraftModel, recipe: DrafterTraining) -> Optimiser:
-    """Create the recipe's optimiser of the trained parameters."""
+    """Create the optimiser that the recipe names, for the trained parameters of the draft model."""
     if recipe.optimiser == "adamw":
         return make_adamw(draft, recipe.learning_rate, recipe.max_norm, recipe.weight_decay)
     return make_muon(draft, recipe.matrix_learning_rate, recipe.learning_rate, recipe.max_norm, recipe.weight_decay)
 
 
 def freeze(target: Target, dtype: torch.dtype) -> Target:
-    """Freeze a target in place and cast it. Its head stays float32, because losses and probabilities use it."""
+    """Freeze a target in place and cast its weights to `dtype`.
+
+    The head stays float32, because losses and probabilities are computed from its output.
+    """
     return cast_weights(target, dtype).eval().requires_grad_(False)
 
 
 def slot_generator(seed: int, i: int, slot: int) -> torch.Generator:
-    """Return the random generator of one image of batch i; `slot` is its position in the whole batch."""
+    """Return the random generator of one image of batch i.
+
+    Args:
+        seed: random seed of the training.
+        i: number of the batch.
+        slot: position of the image in the batch.
+    """
     digest = hashlib.blake2b(f"{seed} {i} {slot}".encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))

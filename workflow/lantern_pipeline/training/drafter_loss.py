@@ -1,7 +1,10 @@
 """Loss of the draft model, and acceptance of its drafts on held-out images.
 
-The loss is the distance of its unrolled predictions from the target's. *Unrolled* means that the draft model continues
-its own predictions, as in decoding.
+The loss compares the draft model's predictions with those of the target. With the guided loss, the draft model runs in
+several passes. From the second pass on, its inputs are its own predicted hidden states, as in decoding.
+
+Shapes: sequences = images with the published loss. With the guided loss, sequences = 2 x images: first the conditional
+sequences of all images, then the unconditional ones.
 """
 
 from __future__ import annotations
@@ -25,13 +28,13 @@ from lantern_pipeline.data.code_dataset import CodeDataset
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
 
 PUBLISHED_ENTROPY_WEIGHT = 0.1
-MIN_DEPTH = 3  # validation measures at least this depth, even if the loss trains fewer passes
+MIN_DEPTH = 3  # smallest number of depths that validation measures, even if the loss trains fewer passes
 
 
 class DraftLoss(nn.Module):
-    """Loss as a module, with the parameters of the draft model.
+    """Loss of the draft model, as a module that contains the draft model.
 
-    The frozen target only applies its head to hidden states.
+    The target is frozen. Only its head is used here, which turns hidden states into logits.
     """
 
     def __init__(self, draft: DraftModel, target: Target, recipe: DrafterTraining) -> None:
@@ -47,27 +50,34 @@ class DraftLoss(nn.Module):
 
         Args:
             codes: int64 (images, tokens).
-            mask: (sequences, num_text_tokens).
-            hidden: the target's hidden states, (sequences, num_text_tokens + tokens - 1, dim). With the guided loss,
-                unconditional sequences follow the conditional ones.
-            noisy_hidden: hidden states that the draft model reads.
+            mask: bool (sequences, num_text_tokens), True for tokens of the prompt.
+            hidden: the target's hidden states, (sequences, num_text_tokens + tokens - 1, dim).
+            noisy_hidden: the same with noise, as input of the draft model.
 
         Returns:
-            (scalar loss, overlaps). overlaps are sum_x min(t(x), p(x)) at each depth of drafting, (passes,), float32,
-            for target distribution t and draft distribution p.
+            (scalar loss, overlaps). overlaps has one value for each depth of drafting, float32 (passes,). It is the
+            mean over positions of sum_x min(t(x), p(x)), for target distribution t and draft distribution p.
         """
         predictions = self.predict(codes, mask, noisy_hidden, self.recipe.passes if self.recipe.is_guided else 1)
         return compare(predictions, self.wanted(hidden), self.read, self.recipe)
 
     def predict(self, codes: torch.Tensor, mask: torch.Tensor, hidden: torch.Tensor, passes: int) -> list[torch.Tensor]:
-        """Run `unroll` in the recipe's precision, and return float32."""
+        """Run `unroll` in the recipe's precision, and return its results in float32. The arguments are the same."""
         is_lower = self.recipe.dtype != torch.float32
         with torch.autocast(hidden.device.type, self.recipe.dtype) if is_lower else nullcontext():
             predictions = unroll(self.draft, codes, mask, hidden, passes)
         return [part.float() for part in predictions]
 
     def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the hidden states to predict, float32 (sequences, tokens - 1, dim): entry n predicts token n + 1."""
+        """Return the hidden states that the draft model must predict.
+
+        Args:
+            hidden: the target's hidden states, as in `forward`.
+
+        Returns:
+            float32 (sequences, tokens - 1, dim). Entry n is the hidden state from which the target predicts token
+            n + 1.
+        """
         return hidden[:, self.num_text_tokens :].float()
 
 
@@ -77,16 +87,16 @@ def compare(
     read: Callable[[torch.Tensor, float], torch.Tensor],
     recipe: DrafterTraining,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compare predicted hidden states with the target's.
+    """Compare predicted hidden states with the target's, and compute the loss.
 
     Args:
-        predictions: hidden states per pass, (sequences, tokens - 1, dim).
-        wanted: the target's hidden states, the same shape. With the guided loss, conditional sequences come first.
-        read: `Target.guided_logits`.
-        recipe: the recipe.
+        predictions: predicted hidden states of each pass, (sequences, tokens - 1, dim).
+        wanted: the target's hidden states, the same shape.
+        read: function `Target.guided_logits`, which turns hidden states into logits.
+        recipe: the recipe, which chooses the loss.
 
     Returns:
-        Scalar loss and overlaps (passes,), float32.
+        (scalar loss, overlaps), float32. overlaps are as in `DraftLoss.forward`, (passes,).
     """
     captions = 2 if recipe.is_guided and recipe.cfg_scale > 1 else 1
 
@@ -114,19 +124,23 @@ def unroll(
 ) -> list[torch.Tensor]:
     """Run the draft model on its own predictions, as in decoding.
 
-    In pass d, counted from 1, position n has the context of a draft at depth d of a chain. It attends to the target's
-    hidden states of the positions up to n - d + 1. For each later position up to n it attends to the draft model's own
-    state, of one earlier pass each.
+    Pass d, counted from 1, gives each position n the context of a draft at depth d of a chain. In decoding, such a
+    draft knows the target's hidden states only up to position n - d + 1. The inputs of pass 1 are the target's hidden
+    states. The inputs of later passes are the draft model's predictions in the pass before.
+
+    For example, consider position n in pass 3. Up to position n - 2, it attends to keys of pass 1. At position n - 1,
+    it attends to the key of pass 2, and at n to that of pass 3. In general, the key at position n - d + 1 + b is from
+    pass b + 1.
 
     Args:
         draft: the draft model.
         codes: int64 (images, tokens).
-        mask: (sequences, num_text_tokens).
-        hidden: the target's hidden states, as in `DraftLoss.forward`; the last position is not read.
-        passes: number of passes.
+        mask: as in `DraftLoss.forward`, bool (sequences, num_text_tokens).
+        hidden: the target's hidden states, as in `DraftLoss.forward`. The last position is not used.
+        passes: number of passes, which is the largest depth.
 
     Returns:
-        One tensor per pass, (sequences, tokens - 1, dim); entry n predicts token n + 1.
+        One tensor per pass, (sequences, tokens - 1, dim). Entry n is the predicted hidden state for token n + 1.
     """
     rows, num_text, n = len(hidden), mask.shape[1] - 1, codes.shape[1] - 1
     codes = repeat_rows(codes, rows)
@@ -151,9 +165,16 @@ def unroll(
 
 
 def _band(step: torch.Tensor, lowest: int, highest: int | None, dtype: torch.dtype) -> torch.Tensor:
-    """Return the additive mask (1, 1, n, n) in which queries see keys from `lowest` to `highest` positions back.
+    """Return an additive attention mask: a query attends to keys at `lowest` to `highest` positions before its own.
 
-    Without `highest` they see all earlier keys.
+    Args:
+        step: positions of the queries, which are also those of the keys, int64 (n,).
+        lowest: smallest distance between a query and a key, in positions. 0 is the query's position.
+        highest: largest distance. None for no limit.
+        dtype: dtype of the mask.
+
+    Returns:
+        (1, 1, queries, keys), 0 for keys that a query attends to and -inf for others.
     """
     distance = step[:, None] - step
     visible = distance >= lowest
@@ -163,7 +184,10 @@ def _band(step: torch.Tensor, lowest: int, highest: int | None, dtype: torch.dty
 
 
 class _GrowingCache:
-    """Keys and values of all passes so far, concatenated. It is differentiable and serves training only."""
+    """Keys and values that the draft model computed in all passes of `unroll` so far.
+
+    Gradients flow through them, unlike in the cache of decoding.
+    """
 
     def __init__(self) -> None:
         self.keys: list[torch.Tensor] = []
@@ -179,19 +203,22 @@ class _GrowingCache:
 def run_target(
     target: Target, codes: torch.Tensor, features: torch.Tensor, mask: torch.Tensor, *, with_null: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute hidden states of images by teacher forcing, on the target's device.
+    """Compute the target's hidden states of images by teacher forcing, on the target's device.
 
     Args:
         target: the target.
         codes: int64 (images, tokens).
-        features: as in `Target.forward`.
-        mask: as in `Target.forward`.
+        features: features of the prompts, as in `Target.forward`.
+        mask: mask of the prompts, as in `Target.forward`.
         with_null: whether to append the same images with the null prompt, as for guidance. Then there are two sequences
             per image.
 
     Returns:
-        (codes, mask, hidden states). codes has one entry per image, mask is (sequences, num_text_tokens), hidden states
-        are (sequences, num_text_tokens + tokens - 1, dim).
+        The tensors codes, mask and hidden states:
+
+        - codes: the same as given, int64 (images, tokens).
+        - mask: mask of the prompts, bool (sequences, num_text_tokens).
+        - hidden states: (sequences, num_text_tokens + tokens - 1, dim).
     """
     codes, features, mask = (part.to(target.device) for part in (codes, features, mask))
     if with_null:
@@ -200,9 +227,10 @@ def run_target(
 
 
 class DrafterValidation:
-    """Acceptance by teacher forcing on the first `num_eval` held-out images.
+    """Measurement of the draft model on the first `num_eval` held-out images, by teacher forcing.
 
-    It uses the run's sampling settings, but temperature 1.
+    It uses the run's sampling settings, except that the temperature is 1. With either loss, there are 2 x images
+    sequences: conditional and unconditional ones.
     """
 
     def __init__(self, loss: DraftLoss, target: Target, dataset: CodeDataset, sampling: SamplingConfig) -> None:
@@ -215,13 +243,19 @@ class DrafterValidation:
     def __call__(self) -> dict[str, float]:
         """Measure the draft model in its present state.
 
+        Below, t and p are the target's and the draft model's distribution after top-k and top-p.
+
         Returns:
-            val_loss is the training loss, without noise and dropped captions. val_acceptance_<d> is the mean over
-            positions of sum_x min(t(x), p(x)) for filtered target and draft distributions. It is the probability that a
-            sampled draft at depth d is accepted if all drafts before it were. val_greedy_<d> is the share of positions
-            at which the most probable codes of both agree. val_expected_length is 1 + a1 + a1 a2 + ..., the tokens per
-            forward of a chain of sampled drafts. It is approximate: depths are averaged over positions before they are
-            multiplied, and codes of the image replace accepted drafts.
+            Name -> value:
+
+            - val_loss: the training loss, but without noise in the input and without dropped captions.
+            - val_acceptance_<d>: the mean over positions of sum_x min(t(x), p(x)). It is the probability that a sampled
+              draft at depth d is accepted if all drafts before it were accepted.
+            - val_greedy_<d>: the share of positions at which both models have the same most probable code.
+            - val_expected_length: 1 + a1 + a1 a2 + ..., where a1 is val_acceptance_1 and so on. It estimates the tokens
+              per forward pass of a chain of sampled drafts. It is approximate for two reasons. Acceptances are averaged
+              over positions before they are multiplied. The context of a draft has codes of the held-out image, where
+              decoding has accepted drafts.
         """
         batches = torch.arange(self.num_images).split(self.loss.recipe.batch_size)
         totals = [len(indices) * self._measure(indices) for indices in batches]
@@ -233,7 +267,15 @@ class DrafterValidation:
         return values | {"val_expected_length": 1 + sum(accumulate(acceptance, mul))}
 
     def _measure(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return means over some images, float64: loss, acceptance at each depth, greedy agreement at each depth."""
+        """Measure the draft model on some held-out images.
+
+        Args:
+            indices: indices of the images in the dataset, int64 (images,).
+
+        Returns:
+            Means over the images, float64 (1 + 2 * depths,): val_loss, then val_acceptance of each depth, then
+            val_greedy of each depth, as in `__call__`.
+        """
         recipe = self.loss.recipe
         codes, mask, hidden = run_target(self.target, *self.dataset.batch(indices), with_null=True)
         predictions, wanted = self.loss.predict(codes, mask, hidden, self.depth), self.loss.wanted(hidden)
@@ -247,11 +289,19 @@ class DrafterValidation:
         for depth, predicted in enumerate(predictions):
             drafted = self._guided_logits(predicted)
             overlap = torch.minimum(probs, filter_logits(drafted, self.sampling).softmax(-1)).sum(-1)
-            acceptance.append(overlap[:, depth:].mean())  # no draft of this depth predicts the first positions
+            acceptance.append(overlap[:, depth:].mean())  # no draft of this depth predicts the first `depth` positions
             greedy.append((drafted.argmax(-1) == best)[:, depth:].float().mean())
         return torch.stack([loss, *acceptance, *greedy]).double()
 
     def _guided_logits(self, doubled: torch.Tensor) -> torch.Tensor:
-        """Convert hidden states, conditional sequences first, to logits (images, tokens - 1, vocab)."""
+        """Convert hidden states to guided logits.
+
+        Args:
+            doubled: hidden states of the conditional sequences, followed by those of the unconditional ones, (2 x
+                images, tokens - 1, dim).
+
+        Returns:
+            (images, tokens - 1, vocab).
+        """
         captions = doubled.unflatten(0, (2, -1))[: 1 + self.sampling.is_guided]
         return self.loss.read(captions, self.sampling.cfg_scale)

@@ -1,26 +1,32 @@
 """Recipe of the draft model's training.
 
-There are two losses. "guided" (default) compares the distributions of decoding: the guided logits u + s (c - u) of
-target and draft model, for conditional and unconditional logits c and u. It runs several passes in which the draft
-model continues its own predictions. "published" is the LANTERN authors' loss: SmoothL1 on the hidden state plus 0.1
-cross-entropy, unguided, one pass, noise on the input.
+There are two losses:
+
+- "guided" (default) compares the distributions of target and draft model that decoding uses. These have the guided
+  logits u + s (c - u), for conditional logits c, unconditional logits u and guidance scale s. The draft model runs in
+  several passes, in which it continues its own predictions.
+- "published" is the loss of LANTERN's authors: SmoothL1 on the hidden state plus 0.1 times the cross-entropy. It has no
+  guidance, one pass, and noise on the input.
 
 The authors' recipe is loss "published", optimiser "adamw", learning_rate 1e-4, weight_decay 0.01, schedule "linear",
-warmup_share 0.03, noise 0.2, caption_dropout 0.1, num_epochs 20, precision "bfloat16". It differs from their code on
-purpose:
+warmup_share 0.03, noise 0.2, caption_dropout 0.1, num_epochs 20, precision "bfloat16". With these settings, Lantern
+still differs from their code on purpose:
 
-- Their loss mask leaves out the first draft of an image, which every generation needs, and keeps the hidden state after
-  the last token, which predicts nothing. Lantern does the opposite.
-- `accumulation` accumulates gradients. Their code divides the loss by it, but still updates after every batch.
-- Warm-up is a share of all steps; theirs is 3 % of the steps of one epoch. The first step has a rate above 0; theirs
-  has rate 0.
-- The norm of the gradient is clipped (`max_norm`). Theirs clips each value to 0.5, which changes the direction.
-- An image with a dropped caption keeps the mask of its prompt over the null caption, like the unconditional branch in
-  generation. Theirs attends to all 120 positions. Dropped images are sampled again in every epoch, not once.
-- The draft model does not attend to caption padding. Theirs ignores the mask in training and in decoding.
-- Hidden states are computed when they are needed instead of stored, by the target in the precision of the run.
-- The noise has their width 0.2 * 512 / L. Here L is one shorter, because the position of the last token is not read.
-- Validation images are a split of the data source, not the end of a folder's listing. Acceptance is measured on them.
+- Their loss mask leaves out the first draft of an image, which every generation needs. It keeps the hidden state after
+  the last token, which predicts nothing. Lantern does the opposite in both cases.
+- `accumulation` accumulates gradients. Their code divides the loss by this number, but still updates after every batch.
+- Warm-up is a share of all steps. Theirs is 3 % of the steps of one epoch. In Lantern the first step has a learning
+  rate above 0, in theirs 0.
+- Lantern clips the norm of the gradient (`max_norm`). Their code clips each value to 0.5, which changes the direction.
+- If a caption is dropped, Lantern applies the mask of its prompt to the null caption, as the unconditional branch does
+  in generation. Their code attends to all 120 positions. Lantern samples the dropped images again in every epoch, their
+  code only once.
+- The draft model does not attend to the padding of captions. Their code ignores the mask in training and in decoding.
+- Hidden states are computed when they are needed, by the target in the precision of the run. Their code stores them.
+- The width of the noise is 0.2 * 512 / L in both, where L is the number of positions. Lantern's L is smaller by one,
+  because the position of the last token is not used.
+- Validation images are a split of the data source. In their code, they are the last files of a folder. Lantern also
+  measures the acceptance on them.
 """
 
 from __future__ import annotations
@@ -32,12 +38,19 @@ import torch
 
 from lantern_pipeline.training.loop import cosine_rate, linear_rate
 
-FINAL_SHARE = 0.02  # learning rate at the end of the cosine, as a share of the highest one
+FINAL_SHARE = 0.02  # learning rate at the end of the cosine schedule, as a share of the highest learning rate
 
 
 @dataclass(frozen=True)
 class DrafterTraining:
-    """Training keys of config section `drafter`, and the guidance scale of decoding."""
+    """Training keys of config section `drafter`, and the guidance scale of decoding.
+
+    config.yaml explains the keys.
+
+    Attributes:
+        warmup: number of optimiser steps of warm-up, if warmup_share is None.
+        hidden_weight: weight of the loss on hidden states, which is added to the guided loss.
+    """
 
     num_steps: int
     num_epochs: float | None
@@ -58,8 +71,8 @@ class DrafterTraining:
     precision: str
     num_eval: int
     eval_every: int | None
-    warmup: int = 50  # optimiser steps, if warmup_share is null
-    hidden_weight: float = 0.1  # weight of the loss on hidden states, added to the guided loss
+    warmup: int = 50
+    hidden_weight: float = 0.1
 
     def __post_init__(self) -> None:
         if self.is_guided and self.caption_dropout:
@@ -70,19 +83,19 @@ class DrafterTraining:
 
     @property
     def is_guided(self) -> bool:
-        """Whether the loss compares guided distributions."""
+        """Whether the loss is "guided", which compares distributions after guidance."""
         return self.loss == "guided"
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the draft model's matrix products and of the target's weights.
 
-        The draft model's weights, the head, probabilities and losses are always float32.
+        The draft model's weights, the head, probabilities and losses are float32 in any case.
         """
         return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
 
     def resolve(self, num_images: int) -> DrafterTraining:
-        """Return the recipe with epochs and shares of steps converted to numbers of steps.
+        """Return the recipe with the length of training and of warm-up in steps, not in epochs or shares of steps.
 
         Args:
             num_images: number of training images.
@@ -95,7 +108,7 @@ class DrafterTraining:
         return replace(self, num_steps=num_steps, num_epochs=None, warmup=warmup, warmup_share=None)
 
     def rate(self, i: int) -> float:
-        """Return the factor of the learning rates at step i, in [0, 1]."""
+        """Return the factor in [0, 1] by which the learning rates are multiplied at step i."""
         if self.schedule == "linear":
             return linear_rate(i, self.num_steps, warmup=self.warmup)
         return cosine_rate(i, self.num_steps, warmup=self.warmup, final_share=FINAL_SHARE)

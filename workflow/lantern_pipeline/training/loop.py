@@ -1,4 +1,4 @@
-"""Training loop of all models: runs a trainer, shows progress, writes checkpoints and resumes from them."""
+"""Training loop of all models: it runs a trainer, shows progress, writes checkpoints and resumes from them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ log = logging.getLogger(__name__)
 class Trainer(Generic[Model]):
     """Base class of trainers, which `run_training` runs.
 
-    The data of step i must be a pure function of (seed, i). Then a resumed run equals an uninterrupted one.
+    The data of step i must be a pure function of the seed and i. Then an interrupted and resumed training gives the
+    same model as an uninterrupted one.
+
+    Attributes:
+        model: the model that is trained.
+        optimiser: its optimiser.
     """
 
     model: Model
@@ -35,22 +40,31 @@ class Trainer(Generic[Model]):
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, object]:
-        """Return model, optimiser and, in subclasses, everything else that the next step depends on."""
+        """Return the state of the trainer, from which training can be resumed.
+
+        It holds the model and the optimiser. Subclasses add everything else that the next step depends on.
+        """
         return {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a result of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Frequency of logs, checkpoints and validation."""
+    """Frequency of logs, checkpoints and validation.
 
-    log_every: int = 50  # steps
+    Attributes:
+        log_every: number of steps between two logs.
+        checkpoint_every_s: seconds between two checkpoints.
+        validate_every: number of steps between two validations. None to validate only after the last step.
+    """
+
+    log_every: int = 50
     checkpoint_every_s: float = 30.0
-    validate_every: int | None = None  # steps; None validates after the last one only
+    validate_every: int | None = None
 
 
 def run_training(
@@ -66,23 +80,24 @@ def run_training(
 
     Args:
         trainer: the trainer.
-        num_steps: number of steps.
-        name: name in logs.
-        checkpoint: file for resuming, or None. The caller removes it.
+        num_steps: number of steps in total.
+        name: name of the training in logs.
+        checkpoint: file for resuming, or None. It is not deleted at the end; the caller does this.
         pace: frequency of logs, checkpoints and validation.
-        validate: function that measures the model, or None.
+        validate: function that measures the model and returns values to log, or None.
 
     Returns:
-        A dict per logged or validated step, including the last one. "step" and "elapsed_s" are added; the latter is
-        seconds of training without interruptions.
+        One dict for each step that was logged or validated, including the last step. It has the logged values, "step",
+        and "elapsed_s", the seconds of training so far without interruptions.
 
     Raises:
-        FloatingPointError: a value is nan or infinite.
+        FloatingPointError: a value to log is nan or infinite.
+        DamagedFileError: the checkpoint is not readable.
     """
     first, elapsed_s, history = _resume(trainer, checkpoint)
     last_saved = time.monotonic()
     begun = last_saved - elapsed_s
-    # The bar is for terminals; log files get one line per `log_every` steps instead.
+    # The progress bar is shown in terminals only. Log files get one line per `log_every` steps.
     bar = tqdm(range(first, num_steps), initial=first, total=num_steps, desc=name, disable=None, mininterval=1.0)
     for i in bar:
         values = trainer.step(i)
@@ -106,7 +121,15 @@ def run_training(
 
 
 def _resume(trainer: Trainer, checkpoint: Path | None) -> tuple[int, float, list[dict[str, float]]]:
-    """Load the checkpoint if there is one; return next step, seconds and history so far."""
+    """Load the checkpoint, if there is one, into the trainer.
+
+    Returns:
+        (next step, seconds of training so far, logged values so far). The logged values are as `run_training` returns
+        them.
+
+    Raises:
+        DamagedFileError: the file is not a training checkpoint, or not readable.
+    """
     if checkpoint is None or not checkpoint.exists():
         return 0, 0.0, []
     try:
@@ -134,12 +157,19 @@ def _check_finite(values: dict[str, float], name: str, i: int) -> None:
 
 
 def step_generator(seed: int, i: int) -> torch.Generator:
-    """Return the random generator of step i."""
+    """Return a random generator that depends only on the seed and the number i of the training step."""
     return torch.Generator().manual_seed(seed * 1_000_003 + i)
 
 
 def cosine_rate(i: int, num_steps: int, *, warmup: int, final_share: float = 0.0) -> float:
-    """Return the learning-rate factor of step i, in [0, 1]: linear warm-up, then cosine decay to `final_share`."""
+    """Return the learning-rate factor of a step, in [0, 1]: linear warm-up, then cosine decay.
+
+    Args:
+        i: number of the step, from 0.
+        num_steps: number of steps in total.
+        warmup: number of warm-up steps.
+        final_share: factor at the end.
+    """
     if i < warmup:
         return (i + 1) / warmup
     progress = (i - warmup) / max(1, num_steps - warmup)
@@ -147,7 +177,13 @@ def cosine_rate(i: int, num_steps: int, *, warmup: int, final_share: float = 0.0
 
 
 def linear_rate(i: int, num_steps: int, *, warmup: int) -> float:
-    """Return the learning-rate factor of step i, in [0, 1]: linear warm-up, then linear decay to zero."""
+    """Return the learning-rate factor of a step, in [0, 1]: linear warm-up, then linear decay to zero.
+
+    Args:
+        i: number of the step, from 0.
+        num_steps: number of steps in total.
+        warmup: number of warm-up steps.
+    """
     if i < warmup:
         return (i + 1) / warmup
     return max(0.0, (num_steps - i) / max(1, num_steps - warmup))

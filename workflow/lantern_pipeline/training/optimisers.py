@@ -1,4 +1,7 @@
-"""Optimisers of all trainers: Muon on matrices or convolution kernels and AdamW on the rest, or AdamW on all."""
+"""Optimisers of all trainers.
+
+Either Muon updates the matrices or convolution kernels and AdamW the other parameters, or AdamW updates all.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,19 @@ import torch
 from torch import Tensor
 
 BETAS = (0.9, 0.95)
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # quintic of Jordan et al. 2024: steep at 0, about 1 from 0.3 to 1.1
+# a, b, c of the polynomial a x + b x^3 + c x^5 (Jordan et al. 2024), which is steep at 0 and about 1 from 0.3 to 1.1
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _NUM_ITERATIONS = 5
 
 
 class Optimiser:
-    """Several PyTorch optimisers with separate parameters, one learning-rate schedule and one gradient clipping.
+    """Several PyTorch optimisers that share one learning-rate schedule and one clipping of gradients.
 
     Attributes:
-        parts: the optimisers.
-        max_norm: largest norm of the gradient; larger gradients are scaled down.
-        parameters: parameters over which the norm is computed, by default those of all parts.
+        parts: the optimisers. Each has different parameters.
+        max_norm: largest norm of the gradient. Larger gradients are scaled down.
+        parameters: parameters whose gradients the norm is computed over. By default these are all parameters of the
+            parts.
     """
 
     def __init__(
@@ -33,7 +38,15 @@ class Optimiser:
         self.parameters = in_parts if parameters is None else list(parameters)
 
     def step(self, loss: Tensor, rate_factor: float) -> float:
-        """Run the backward pass of one loss, and `update`."""
+        """Compute the gradients of a loss and update the parameters.
+
+        Args:
+            loss: scalar loss.
+            rate_factor: factor by which the highest learning rates are multiplied, in [0, 1].
+
+        Returns:
+            Norm of the gradient before clipping.
+        """
         self.zero_grad()
         loss.backward()
         return self.update(rate_factor)
@@ -44,7 +57,10 @@ class Optimiser:
             part.zero_grad(set_to_none=True)
 
     def update(self, rate_factor: float) -> float:
-        """Clip the gradients and update the parameters, with each peak learning rate times `rate_factor`.
+        """Clip the gradients and update the parameters.
+
+        Args:
+            rate_factor: factor by which the highest learning rates are multiplied, in [0, 1].
 
         Returns:
             Norm of the gradient before clipping.
@@ -57,11 +73,11 @@ class Optimiser:
         return float(norm)
 
     def state_dict(self) -> list[dict[str, object]]:
-        """Return the states of all parts."""
+        """Return the state of each optimiser in `parts`."""
         return [part.state_dict() for part in self.parts]
 
     def load_state_dict(self, states: list[dict[str, object]]) -> None:
-        """Restore a result of `state_dict`."""
+        """Restore states that `state_dict` returned."""
         for part, state in zip(self.parts, states, strict=True):
             part.load_state_dict(state)
 
@@ -73,12 +89,21 @@ def make_muon(
     max_norm: float = 1.0,
     weight_decay: float = 0.0,
 ) -> Optimiser:
-    """Create Muon for the matrices inside `layers` or `layer`, and AdamW for embeddings, head and norms.
+    """Create Muon for the matrices of the transformer layers, and AdamW for embeddings, head and norms.
+
+    The matrices are those below the submodules `layers` or `layer`.
 
     Source: Muon, Jordan et al. 2024, as in torch.optim.
+
+    Args:
+        model: the model. Parameters without gradients are left out.
+        matrix_learning_rate: highest learning rate of Muon.
+        learning_rate: highest learning rate of AdamW.
+        max_norm: largest norm of the gradient.
+        weight_decay: decoupled weight decay of both.
     """
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    is_matrix = {  # a norm of queries and keys is two-dimensional too: it has weights per head
+    is_matrix = {  # norms are excluded, because a norm of queries and keys is two-dimensional: it has weights per head
         name: p.dim() == 2 and name.startswith(("layers.", "layer.")) and "norm." not in name for name, p in named
     }
     muon = torch.optim.Muon(
@@ -96,19 +121,32 @@ def make_muon(
 def make_adamw(
     model: torch.nn.Module, learning_rate: float, max_norm: float = 1.0, weight_decay: float = 0.0
 ) -> Optimiser:
-    """Create AdamW for every trained parameter of a model."""
+    """Create AdamW for all trained parameters of a model.
+
+    Args:
+        model: the model. Parameters without gradients are left out.
+        learning_rate: highest learning rate.
+        max_norm: largest norm of the gradient.
+        weight_decay: decoupled weight decay.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     adamw = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=weight_decay, betas=BETAS, eps=1e-8)
     return Optimiser([adamw], max_norm)
 
 
 class ConvolutionMuon(torch.optim.Optimizer):
-    """Muon for convolution kernels (`torch.optim.Muon` takes matrices only).
+    """Muon for convolution kernels, because `torch.optim.Muon` accepts matrices only.
 
-    The momentum of a kernel's gradient, as a matrix (out, in * height * width), is made nearly orthogonal. The learning
-    rate is on AdamW's scale: an update has root mean square 0.2 * learning_rate.
+    A kernel's gradient is averaged over steps (momentum) and reshaped to a matrix (out, in * height * width). The
+    matrix is made nearly orthogonal. Updates have the same scale as those of AdamW: their root mean square is 0.2 *
+    learning_rate.
 
     Source: Muon, Jordan et al. 2024. The scale 0.2 * sqrt(max(rows, columns)) is from Liu et al. 2025, section 2.2.
+
+    Args:
+        kernels: the kernels, (out, in, height, width).
+        learning_rate: highest learning rate.
+        momentum: decay of the average per step.
     """
 
     def __init__(self, kernels: Iterable[Tensor], learning_rate: float, momentum: float = 0.95) -> None:
@@ -131,7 +169,10 @@ class ConvolutionMuon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrix: Tensor) -> Tensor:
-    """Move the singular values of a float32 matrix close to 1, into about [0.7, 1.2], by Newton-Schulz iterations."""
+    """Make a float32 matrix nearly orthogonal, by Newton-Schulz iterations.
+
+    The singular values of the result are in about [0.7, 1.2].
+    """
     a, b, c = _COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = (matrix.T if is_tall else matrix) / (matrix.norm() + 1e-7)

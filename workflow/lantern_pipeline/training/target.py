@@ -15,28 +15,37 @@ from lantern_pipeline.training.optimisers import make_muon
 
 @dataclass(frozen=True)
 class TargetTraining:
-    """Training keys of config section `target`."""
+    """Training keys of config section `target`.
+
+    Attributes:
+        num_steps: number of optimiser steps.
+        batch_size: images per step.
+        caption_dropout: share of captions that are replaced by the null caption.
+        matrix_learning_rate: highest learning rate of Muon, for matrices.
+        learning_rate: highest learning rate of AdamW, for vectors and embeddings.
+        warmup: number of optimiser steps of warm-up.
+    """
 
     num_steps: int
     batch_size: int
     caption_dropout: float
     matrix_learning_rate: float
     learning_rate: float
-    warmup: int = 50  # optimiser steps
+    warmup: int = 50
 
 
 class TargetTrainer(Trainer[TargetModel]):
-    """Trainer of a target model, in place. The seed determines order and caption dropout."""
+    """Trainer of a target model. The seed determines the order of the images and which captions are dropped."""
 
     def __init__(self, model: TargetModel, dataset: CodeDataset, training: TargetTraining, seed: int) -> None:
         self.model, self.dataset, self.training, self.seed = model.train(), dataset, training, seed
         self.optimiser = make_muon(model, training.matrix_learning_rate, training.learning_rate)
 
     def step(self, i: int) -> dict[str, float]:
-        """Run one optimiser step on the images of step i.
+        """Run optimiser step i.
 
         Returns:
-            cross_entropy and gradient_norm.
+            cross_entropy (nats per token) and gradient_norm.
         """
         t = self.training
         codes, features, mask = self.dataset.batch(step_indices(len(self.dataset), t.batch_size, self.seed, i))
@@ -52,9 +61,16 @@ class TargetTrainer(Trainer[TargetModel]):
 def drop_prompts(
     model: Target, features: torch.Tensor, mask: torch.Tensor, is_dropped: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Replace the prompts of images in `is_dropped`, bool (images,), by the null prompt.
+    """Replace the prompts of some images by the null prompt.
 
-    Features and mask are as in `TargetModel.forward`.
+    Args:
+        model: the target.
+        features: features of the prompts, as in `TargetModel.forward`.
+        mask: mask of the prompts, as in `TargetModel.forward`.
+        is_dropped: whether an image's prompt is replaced, bool (images,).
+
+    Returns:
+        (features, mask), the same shapes.
     """
     null, null_mask = model.null_prompt(mask)
     is_dropped = is_dropped.view(-1, *[1] * (features.dim() - 1))
@@ -64,9 +80,16 @@ def drop_prompts(
 def next_token_loss(
     model: TargetModel, codes: torch.Tensor, features: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Compute the mean cross-entropy of the next image token by teacher forcing, in nats.
+    """Compute the mean cross-entropy of the next image token, in nats, by teacher forcing.
 
-    Shapes are as in `TargetModel.forward`.
+    Args:
+        model: the target.
+        codes: int64 (images, tokens).
+        features: features of the prompts, as in `TargetModel.forward`.
+        mask: mask of the prompts, as in `TargetModel.forward`.
+
+    Returns:
+        A scalar.
     """
     hidden = model(features, mask, codes[:, :-1])[:, model.config.num_text_tokens - 1 :]
     return F.cross_entropy(model.read_logits(hidden).flatten(0, 1), codes.flatten())
@@ -74,7 +97,13 @@ def next_token_loss(
 
 @torch.inference_mode()
 def evaluate_target(model: TargetModel, dataset: CodeDataset, batch_size: int = 64) -> float:
-    """Compute the cross-entropy on held-out images with their captions, in nats per token."""
+    """Compute the target's mean cross-entropy on images given their captions, in nats per token.
+
+    Args:
+        model: the target.
+        dataset: held-out images.
+        batch_size: images per batch.
+    """
     total = 0.0
     device = model.device
     for indices in torch.arange(len(dataset)).split(batch_size):

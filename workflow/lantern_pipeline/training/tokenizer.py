@@ -1,4 +1,4 @@
-"""Training of the image tokenizer: continuous at first, then quantised with a codebook of moving averages."""
+"""Training of the image tokenizer: first without quantisation, then with a codebook of moving averages."""
 
 from __future__ import annotations
 
@@ -17,32 +17,50 @@ from lantern_pipeline.training.optimisers import BETAS, ConvolutionMuon, Optimis
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, evaluate_attribute_classifier
 from lantern_pipeline.world.scenes import Scene
 
-NUM_EVAL = 1000  # held-out images of the reported numbers
+NUM_EVAL = 1000  # number of held-out images for the reported numbers
 _DATA_STREAM = 202  # makes this stage's random numbers different from those of other stages
-_KMEANS_IMAGES = 512
-_KMEANS_CHUNK = 8192  # vectors
+_KMEANS_IMAGES = 512  # number of images whose latents the codebook starts from
+_KMEANS_CHUNK = 8192  # number of vectors that are compared with all centres at once
 
 
 @dataclass(frozen=True)
 class TokenizerTraining:
-    """Training keys of config section `tokenizer`."""
+    """Training keys of config section `tokenizer`, and further settings with defaults.
+
+    Attributes:
+        num_steps: number of optimiser steps.
+        batch_size: images per step.
+        matrix_learning_rate: highest learning rate of Muon, for convolution kernels.
+        learning_rate: highest learning rate of AdamW.
+        continuous_steps: number of steps without quantisation at the beginning, at most half of all steps.
+        codebook_decay: decay per step of the moving averages of latents, from which the codes are computed.
+        dead_share: a code is moved to a random latent if its use falls below this share of the mean use of all codes.
+        commitment_weight: weight of the loss that pulls latents to their codes.
+        gradient_weight: weight of the loss for sharp edges.
+        perceptual_weight: weight of the distance between the attribute classifier's activations.
+    """
 
     num_steps: int
-    batch_size: int = 16  # images per step
-    matrix_learning_rate: float = 0.004  # highest learning rate of Muon, for convolution kernels
-    learning_rate: float = 0.002  # highest learning rate of AdamW
-    continuous_steps: int = 120  # first steps, without quantisation; at most half of all steps
-    codebook_decay: float = 0.985  # decay of a code's moving average per step
-    dead_share: float = 0.05  # a code is moved if it is used less often than this share of the mean use
-    commitment_weight: float = 0.25  # weight of the loss that pulls latents to their codes
-    gradient_weight: float = 0.5  # weight of the loss for sharp edges
-    perceptual_weight: float = 0.1  # weight of the distance between the attribute classifier's activations
+    batch_size: int = 16
+    matrix_learning_rate: float = 0.004
+    learning_rate: float = 0.002
+    continuous_steps: int = 120
+    codebook_decay: float = 0.985
+    dead_share: float = 0.05
+    commitment_weight: float = 0.25
+    gradient_weight: float = 0.5
+    perceptual_weight: float = 0.1
 
 
 class TokenizerTrainer(Trainer[ImageTokenizer]):
-    """Trainer of a tokenizer. The seed determines weights and data.
+    """Trainer of an image tokenizer. The seed determines the initial weights and the images.
 
-    Without an attribute classifier there is no perceptual loss.
+    Args:
+        source: training images.
+        attribute_classifier: classifier of the perceptual loss. None for no perceptual loss.
+        config: sizes of the tokenizer.
+        settings: settings of the training.
+        seed: random seed.
     """
 
     def __init__(
@@ -68,10 +86,10 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
         self.code_sums = self.model.codebook.clone()
 
     def step(self, i: int) -> dict[str, float]:
-        """Run step i.
+        """Run optimiser step i.
 
         Returns:
-            loss, psnr_db, and each weighted term of the loss.
+            loss, psnr_db (of the batch's reconstructions, in dB), and each weighted term of the loss.
         """
         settings = self.settings
         first = min(settings.continuous_steps, settings.num_steps // 2)
@@ -95,11 +113,11 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
         return {"loss": loss.item(), "psnr_db": psnr.item(), **{name: value.item() for name, value in losses.items()}}
 
     def state_dict(self) -> dict[str, object]:
-        """Return the state of the trainer, including the codebook's moving averages."""
+        """Return the state of the trainer, including the moving averages of the codebook."""
         return super().state_dict() | {"code_use": self.code_use, "code_sums": self.code_sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a result of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         super().load_state_dict(state)
         self.code_use, self.code_sums = state["code_use"].clone(), state["code_sums"].clone()
 
@@ -110,7 +128,17 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
         return step_generator(self.seed + _DATA_STREAM, i)
 
     def _losses(self, images: Tensor, output: Tensor, latents: Tensor, quantised: Tensor) -> dict[str, Tensor]:
-        """Compute the weighted terms of the loss."""
+        """Compute the weighted terms of the loss: pixel, gradient, commitment and perceptual.
+
+        Args:
+            images: the original images, (images, 3, S, S).
+            output: their reconstructions, the same shape.
+            latents: output of the encoder, (images, positions, code_dim).
+            quantised: nearest code of each latent, or the latents themselves before the codebook is started.
+
+        Returns:
+            Name of a term -> scalar. There is no perceptual term without an attribute classifier.
+        """
         settings = self.settings
         losses = {
             "pixel": F.l1_loss(output, images) + F.mse_loss(output, images),
@@ -124,7 +152,11 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
 
     @torch.no_grad()
     def _start_codebook(self, i: int) -> None:
-        """Initialise the codebook by k-means on the latents of new images."""
+        """Set the codebook to k-means centres of the latents of some random training images.
+
+        Args:
+            i: number of the step, which determines the random numbers.
+        """
         indices = self._indices(i + (1 << 40), _KMEANS_IMAGES)
         chunks = [indices[start : start + 64] for start in range(0, len(indices), 64)]
         latents = torch.cat([self.model.latents(self.source.images("train", chunk)).flatten(0, 1) for chunk in chunks])
@@ -137,12 +169,12 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
 
     @torch.no_grad()
     def _update_codebook(self, i: int, latents: Tensor, codes: Tensor) -> None:
-        """Move each code to the moving average of its latents, and move unused codes to random latents.
+        """Move each code to the moving average of its latents, and rarely used codes to random latents.
 
         Args:
             i: number of the step.
-            latents: (positions, code_dim).
-            codes: code of each latent, (positions,).
+            latents: latents of the batch, (positions, code_dim).
+            codes: nearest code of each latent, int64 (positions,).
         """
         decay = self.settings.codebook_decay
         use, sums = count_and_sum(latents, codes, len(self.code_use))
@@ -156,15 +188,32 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
 
 
 def gradient_distance(output: Tensor, images: Tensor) -> Tensor:
-    """Return the mean absolute difference of horizontal and vertical finite differences, a scalar."""
+    """Compute the mean absolute error of differences between neighbouring pixels, horizontal and vertical.
+
+    Args:
+        output: reconstructions, (images, 3, S, S).
+        images: the original images, the same shape.
+
+    Returns:
+        A scalar.
+    """
     error = output - images
     return (error[..., 1:] - error[..., :-1]).abs().mean() + (error[..., 1:, :] - error[..., :-1, :]).abs().mean()
 
 
 def perceptual_distance(attribute_classifier: AttributeClassifier, output: Tensor, images: Tensor) -> Tensor:
-    """Return the mean squared difference of the classifier's activations, a scalar.
+    """Compute the mean squared difference between the classifier's activations of reconstructions and originals.
 
-    Each stage is divided by its mean square.
+    The difference of each stage is divided by the mean square of the stage's activations of the originals. The values
+    of all stages are added.
+
+    Args:
+        attribute_classifier: the classifier.
+        output: reconstructions, (images, 3, S, S).
+        images: the original images, the same shape.
+
+    Returns:
+        A scalar.
     """
     num_stages = len(attribute_classifier.stages)
     with torch.no_grad():
@@ -175,7 +224,16 @@ def perceptual_distance(attribute_classifier: AttributeClassifier, output: Tenso
 
 
 def count_and_sum(latents: Tensor, codes: Tensor, codebook_size: int) -> tuple[Tensor, Tensor]:
-    """Count the uses of each code, (codebook_size,), and sum its latents, (codebook_size, code_dim)."""
+    """Count how often each code is used, and sum the latents of each code.
+
+    Args:
+        latents: (positions, code_dim).
+        codes: code of each latent, int64 (positions,).
+        codebook_size: number of codes.
+
+    Returns:
+        (counts, sums), of shapes (codebook_size,) and (codebook_size, code_dim).
+    """
     use = torch.bincount(codes, minlength=codebook_size).to(latents.dtype)
     sums = torch.zeros(codebook_size, latents.shape[1]).index_add_(0, codes, latents)
     return use, sums
@@ -184,16 +242,17 @@ def count_and_sum(latents: Tensor, codes: Tensor, codebook_size: int) -> tuple[T
 def reseed_dead_codes(
     code_use: Tensor, code_sums: Tensor, latents: Tensor, threshold: float, generator: torch.Generator
 ) -> int:
-    """Move codes with fewer than `threshold` uses per step to random latents of the batch, in place.
+    """Move rarely used codes to random latents of the batch, in place.
 
-    A moved code starts at ten times the threshold, so that it has time to attract latents.
+    A moved code starts with ten times the threshold as its use, so that it is not moved again before it can attract
+    latents.
 
     Args:
         code_use: moving average of uses per step, (codebook_size,).
         code_sums: moving average of summed latents, (codebook_size, code_dim).
-        latents: (positions, code_dim).
-        threshold: fewest uses per step.
-        generator: chooses the latents.
+        latents: latents of the batch, (positions, code_dim).
+        threshold: codes with fewer uses per step than this are moved.
+        generator: random generator that chooses the latents.
 
     Returns:
         Number of moved codes.
@@ -207,13 +266,16 @@ def reseed_dead_codes(
 
 
 def spherical_kmeans(vectors: Tensor, num_rows: int, num_rounds: int, generator: torch.Generator) -> Tensor:
-    """Cluster unit vectors (vectors, dim) by inner product into (num_rows, dim) unit vectors.
+    """Cluster unit vectors by their inner products.
 
     Args:
-        vectors: unit vectors.
+        vectors: unit vectors, (vectors, dim).
         num_rows: number of clusters.
-        num_rounds: iterations of k-means.
-        generator: samples the first centres, and the vectors that replace empty clusters.
+        num_rounds: number of iterations of k-means.
+        generator: random generator that chooses the first centres, and the vectors that replace empty clusters.
+
+    Returns:
+        Centres of the clusters, unit vectors, (num_rows, dim).
 
     Raises:
         ValueError: there are fewer vectors than clusters.
@@ -238,17 +300,18 @@ def evaluate_tokenizer(
     images: Tensor,
     scenes: Sequence[Scene] | None,
 ) -> dict[str, float]:
-    """Measure reconstructions of held-out images.
+    """Measure a tokenizer's reconstructions of held-out images.
 
     Args:
         tokenizer: the tokenizer.
         attribute_classifier: the attribute classifier, or None.
         images: (images, 3, size, size) in [-1, 1].
-        scenes: their scenes, or None.
+        scenes: the scenes that the images show, or None if they are not images of the shapes dataset.
 
     Returns:
-        psnr_db (mean over images), codes_used_share (of the codebook), perplexity (of the code frequencies, in codes)
-        and, with classifier and scenes, the results of `evaluate_attribute_classifier`.
+        psnr_db (mean over images), codes_used_share (share of the codes that occur) and perplexity (exponential of the
+        entropy of the codes' frequencies). With classifier and scenes, also the results of
+        `evaluate_attribute_classifier` on the reconstructions.
     """
     codes = tokenizer.encode(images)
     reconstructions = tokenizer.decode(codes)

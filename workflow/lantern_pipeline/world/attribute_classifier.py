@@ -1,7 +1,7 @@
 """Attribute classifier: a small convolutional network that reads the attributes of an image of the shapes dataset.
 
-It measures prompt accuracy, gives the features of the Fréchet and kernel distances, and serves the tokenizer's
-perceptual loss.
+It measures prompt accuracy. Its features are used for the Fréchet and kernel distances, and its activations for the
+tokenizer's perceptual loss.
 """
 
 from __future__ import annotations
@@ -23,23 +23,30 @@ HEADS: dict[str, tuple[str, ...]] = {
     "layout": LAYOUTS,
     **{f"{name}_{slot}": values for slot in (0, 1) for name, values in _OBJECT_HEADS.items()},
 }
-_BATCH = 256  # images in memory at once
+_BATCH = 256  # number of images whose activations are in memory at once
 
 
 @dataclass(frozen=True)
 class AttributeClassifierConfig:
-    """Sizes of the attribute classifier."""
+    """Sizes of the attribute classifier.
 
-    image_size: int = 48  # side in pixels
-    width: int = 32  # channels of the first stage; later stages have twice and four times as many
-    num_features: int = 128  # length of the feature vector
+    Attributes:
+        image_size: side of an image in pixels.
+        width: channels of the first stage. The second stage has twice as many, the last two four times as many.
+        num_features: length of the feature vector.
+    """
+
+    image_size: int = 48
+    width: int = 32
+    num_features: int = 128
 
 
 class AttributeClassifier(StoredModel):
     """Convolutional network with four stages, a feature vector, and one linear head per attribute.
 
-    The stages have 1/2, 1/4, 1/8 and 1/16 of the image's side. Heads are canonical: object 0 is the left or top one.
-    The heads of object 1 have no meaning if the layout is "single".
+    The output of the stages has 1/2, 1/4, 1/8 and 1/16 of the image's side. The heads are background, layout, and size,
+    colour and shape of object 0 and object 1. Object 0 is the left or upper one. If the layout is "single", the heads
+    of object 1 have no meaning.
     """
 
     kind = "attribute_classifier"
@@ -64,16 +71,38 @@ class AttributeClassifier(StoredModel):
         self.heads = nn.ModuleDict({name: nn.Linear(config.num_features, len(HEADS[name])) for name in HEADS})
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Return the logits of each head, (images, values), for images (images, 3, size, size) in [-1, 1]."""
+        """Compute the logits of each head.
+
+        Args:
+            images: (images, 3, size, size) in [-1, 1].
+
+        Returns:
+            head -> (images, classes).
+        """
         return self.read_features(self._project(images))
 
     def read_features(self, features: Tensor) -> dict[str, Tensor]:
-        """Return the logits of each head from feature vectors (images, num_features)."""
+        """Compute the logits of each head from feature vectors.
+
+        Args:
+            features: (images, num_features).
+
+        Returns:
+            head -> (images, classes).
+        """
         hidden = F.relu(features)
         return {name: head(hidden) for name, head in self.heads.items()}
 
     def activations(self, images: Tensor, num_stages: int) -> list[Tensor]:
-        """Return the outputs of the first stages, each (images, channels, height, width), for a perceptual loss."""
+        """Return the outputs of the first stages, for a perceptual loss.
+
+        Args:
+            images: (images, 3, size, size) in [-1, 1].
+            num_stages: number of stages whose outputs are returned.
+
+        Returns:
+            One tensor per stage, (images, channels, height, width).
+        """
         outputs = [images]
         for stage in self.stages[:num_stages]:
             outputs.append(stage(outputs[-1]))
@@ -81,7 +110,14 @@ class AttributeClassifier(StoredModel):
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
-        """Return feature vectors (images, num_features) float32. Call it in evaluation mode."""
+        """Compute feature vectors. The classifier must be in evaluation mode.
+
+        Args:
+            images: (images, 3, size, size) in [-1, 1].
+
+        Returns:
+            float32 (images, num_features).
+        """
         return torch.cat([self._project(chunk) for chunk in images.split(_BATCH)])
 
     def _project(self, images: Tensor) -> Tensor:
@@ -97,10 +133,13 @@ def _convolution(in_channels: int, out_channels: int, stride: int) -> nn.Sequent
 
 
 def attribute_targets(scenes: Sequence[Scene]) -> dict[str, Tensor]:
-    """Return the correct class per head.
+    """Return the correct class of every head.
+
+    Args:
+        scenes: the scenes. Their objects are put into canonical order first, with the left or upper object as object 0.
 
     Returns:
-        head -> int64 (scenes,), an index into HEADS[head] of the canonical scene, or -1 if the scene lacks that object.
+        head -> index into HEADS[head], int64 (scenes,). -1 for heads of object 1 if the scene has a single object.
     """
     columns: dict[str, list[int]] = {name: [] for name in HEADS}
     for scene in (scene.canonical() for scene in scenes):
@@ -117,12 +156,12 @@ def attribute_matches(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor
     """Compare the classifier's logits with the correct classes.
 
     Args:
-        logits: head -> (images, values).
-        targets: as `attribute_targets` returns them.
+        logits: head -> (images, classes).
+        targets: head -> correct class, as `attribute_targets` returns them.
 
     Returns:
-        (heads that match, heads that apply), both bool (images, heads) in the order of HEADS. A head that does not
-        apply never matches.
+        (is_right, is_asked), both bool (images, heads), in the order of HEADS. is_right: whether the most probable
+        class is correct. is_asked: whether the image has this attribute. If not, is_right is False.
     """
     expected = torch.stack([targets[name] for name in HEADS], dim=1)
     answers = torch.stack([logits[name].argmax(-1) for name in HEADS], dim=1)
@@ -133,11 +172,16 @@ def attribute_matches(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor
 def evaluate_attribute_classifier(
     attribute_classifier: AttributeClassifier, images: Tensor, scenes: Sequence[Scene]
 ) -> dict[str, float]:
-    """Measure the accuracy of the classifier on images (images, 3, size, size) in [-1, 1].
+    """Measure the accuracy of the classifier.
+
+    Args:
+        attribute_classifier: the classifier.
+        images: (images, 3, size, size) in [-1, 1].
+        scenes: the scenes that the images show.
 
     Returns:
-        "accuracy_<head>"; "accuracy" of all attributes that apply; "accuracy_all", the share of images with every
-        attribute correct.
+        "accuracy_<head>" is the accuracy of a head. "accuracy" is the share of correct attributes among the attributes
+        of all images. "accuracy_all" is the share of images with every attribute correct.
     """
     logits = attribute_classifier.read_features(attribute_classifier.features(images))
     is_match, is_applicable = attribute_matches(logits, attribute_targets(scenes))

@@ -1,4 +1,4 @@
-"""CLIP scorers with one interface: a small open_clip model trained on the dataset's captions, or a published model."""
+"""CLIP scorers with one interface: a small CLIP model that a run has trained on its captions, or a published model."""
 
 from __future__ import annotations
 
@@ -22,27 +22,43 @@ PAD, UNKNOWN, FIRST_WORD = 0, 1, 2
 
 @dataclass(frozen=True)
 class ClipConfig:
-    """Sizes of the small CLIP model."""
+    """Sizes and vocabulary of the small CLIP model.
 
-    vocabulary: tuple[str, ...]  # known words, in the order of their token ids
-    # True: unknown words share one token and long captions are cut, as for custom captions. False: both are errors, as
-    # for the closed grammar of the shapes dataset.
+    Attributes:
+        vocabulary: known words, in the order of their token ids.
+        is_open_vocabulary: if True, unknown words share one token and long captions are cut, as needed for custom
+            captions. If False, both are errors, since captions of the shapes dataset have known words and are short.
+        context_length: number of tokens of a caption, including start and end token.
+        embed_dim: length of the embeddings of images and texts.
+        width: number of channels after the stem of the residual image tower, an even number.
+        text_width: width of the text transformer, a multiple of 32.
+        text_layers: number of layers of the text transformer.
+        input_size: side in pixels to which images are resized. It must be divisible by 32 for open_clip's
+            ModifiedResNet.
+    """
+
+    vocabulary: tuple[str, ...]
     is_open_vocabulary: bool = False
-    context_length: int = 18  # tokens of a caption, start and end token included
-    embed_dim: int = 64  # length of the common embedding
-    width: int = 16  # channels after the stem of the residual image tower, even
-    text_width: int = 64  # width of the text transformer, a multiple of 32
+    context_length: int = 18
+    embed_dim: int = 64
+    width: int = 16
+    text_width: int = 64
     text_layers: int = 2
-    input_size: int = 64  # pixels to which images are resized; open_clip's ModifiedResNet divides them by 32
+    input_size: int = 64
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "vocabulary", tuple(self.vocabulary))  # a list in a checkpoint
+        object.__setattr__(self, "vocabulary", tuple(self.vocabulary))  # a checkpoint stores it as a list
 
 
 class WordTokenizer:
-    """Tokenizer with one token per word, between a start and an end token, padded on the right.
+    """Tokenizer with one token per word, between a start and an end token. Texts are padded on the right.
 
-    The end token has the highest id, because open_clip's text tower reads its output there.
+    The end token has the highest id, because open_clip's text tower takes its output at the position of the highest id.
+
+    Args:
+        vocabulary: known words, in the order of their token ids.
+        context_length: number of tokens per text, including start and end token.
+        is_open_vocabulary: as in `ClipConfig`.
     """
 
     def __init__(self, vocabulary: Sequence[str], context_length: int, is_open_vocabulary: bool = False) -> None:
@@ -53,7 +69,14 @@ class WordTokenizer:
         self.end = self.start + 1
 
     def __call__(self, texts: Sequence[str]) -> torch.Tensor:
-        """Convert texts to token ids, int64 (texts, context_length)."""
+        """Convert texts to token ids.
+
+        Returns:
+            int64 (texts, context_length).
+
+        Raises:
+            ValueError: the vocabulary is closed, and a text is too long or has an unknown word.
+        """
         ids = torch.full((len(texts), self.context_length), PAD, dtype=torch.int64)
         for row, text in enumerate(texts):
             tokens = [self.start, *self._words(text), self.end]
@@ -73,7 +96,10 @@ class WordTokenizer:
 
 
 class ClipModel(StoredModel):
-    """Small CLIP of open_clip's parts: ModifiedResNet image tower, causal text transformer, learned temperature."""
+    """Small CLIP model, built from parts of open_clip.
+
+    It has a ModifiedResNet for images, a causal transformer for texts, and a learned temperature.
+    """
 
     kind = "clip"
     config_class = ClipConfig
@@ -99,7 +125,14 @@ class ClipModel(StoredModel):
         self.clip.visual.to(memory_format=torch.channels_last)
 
     def preprocess(self, images: torch.Tensor) -> torch.Tensor:
-        """Resize images (n, 3, S, S) in [-1, 1] to the tower's input size, in the same range."""
+        """Resize images to the input size of the image tower.
+
+        Args:
+            images: (n, 3, S, S) in [-1, 1].
+
+        Returns:
+            (n, 3, input_size, input_size) in about [-1, 1].
+        """
         size = self.config.input_size
         if images.shape[-1] == size:
             return images
@@ -110,41 +143,53 @@ class ClipModel(StoredModel):
 
         Args:
             images: (n, 3, S, S) in [-1, 1].
-            tokens: (n, context_length).
+            tokens: token ids, int64 (n, context_length).
 
         Returns:
-            image_features and text_features, each (n, embed_dim) of unit length, and logit_scale.
+            image_features and text_features, unit vectors (n, embed_dim), and the scalar logit_scale.
         """
         return self.clip(self.preprocess(images), tokens)
 
 
 @dataclass(eq=False)
 class ClipScorer:
-    """Scorer of how well images fit texts: the cosine of their embeddings, in [-1, 1].
+    """Scorer of how well images fit texts. The score is the cosine of their embeddings, in [-1, 1].
 
     Some papers multiply it by 100.
+
+    Attributes:
+        model: the CLIP model.
+        tokenizer: maps texts to token ids.
+        preprocess: maps images, (n, 3, S, S) in [-1, 1], to the input of the model.
+        name: name of the model in results.
+        prompt_prefix: text that is put in front of every text.
     """
 
     model: CLIP | CustomTextCLIP
-    tokenizer: Callable[[list[str]], torch.Tensor]  # texts -> token ids
-    preprocess: Callable[[torch.Tensor], torch.Tensor]  # images (n, 3, S, S) in [-1, 1] -> the model's input
+    tokenizer: Callable[[list[str]], torch.Tensor]
+    preprocess: Callable[[torch.Tensor], torch.Tensor]
     name: str
-    prompt_prefix: str = ""  # precedes every text
+    prompt_prefix: str = ""
 
     def __post_init__(self) -> None:
         self.model.eval().requires_grad_(False)
 
     @classmethod
     def from_model(cls, model: ClipModel) -> ClipScorer:
-        """Wrap a small CLIP model that the caller has trained."""
+        """Make a scorer from a small CLIP model that has been trained."""
         return cls(model.clip, model.tokenizer, model.preprocess, name="lantern-clip")
 
     @classmethod
     def from_checkpoint(cls, path: Path | str, device: torch.device | str = "cpu") -> ClipScorer:
-        """Load a trained model onto a device.
+        """Make a scorer from the file of a small CLIP model that has been trained.
+
+        Args:
+            path: file of the model.
+            device: device of the model.
 
         Raises:
-            ValueError: the file has no training report. Scores of random weights look plausible, so they are refused.
+            ValueError: the file has no training report, so its weights may be random. Scores of random weights look
+                plausible.
         """
         model = load_model(path, ClipModel)
         if not (read_metadata(path) or {}).get("num_steps"):
@@ -160,12 +205,26 @@ class ClipScorer:
 
     @torch.inference_mode()
     def embed_images(self, images: torch.Tensor) -> torch.Tensor:
-        """Embed images (n, 3, S, S) float32 in [-1, 1] as (n, embed_dim) float32 of unit length."""
+        """Embed images.
+
+        Args:
+            images: float32 (n, 3, S, S) in [-1, 1].
+
+        Returns:
+            Unit vectors, float32 (n, embed_dim).
+        """
         return F.normalize(self.model.encode_image(self.preprocess(images.to(self.device))).float(), dim=-1)
 
     @torch.inference_mode()
     def embed_texts(self, texts: Sequence[str]) -> torch.Tensor:
-        """Embed texts as (n, embed_dim) float32 of unit length."""
+        """Embed texts, with `prompt_prefix` in front of each.
+
+        Args:
+            texts: n texts.
+
+        Returns:
+            Unit vectors, float32 (n, embed_dim).
+        """
         tokens = self.tokenizer([self.prompt_prefix + text for text in texts]).to(self.device)
         return F.normalize(self.model.encode_text(tokens).float(), dim=-1)
 

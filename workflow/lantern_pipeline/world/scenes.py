@@ -1,6 +1,6 @@
 """Shapes dataset: captioned procedural images of one or two objects on a random background.
 
-Every scene and every image is a pure function of (seed, index). Captions follow one grammar: "a {size} {colour} {shape}
+Scenes and images are pure functions of a seed and an index. Captions follow one grammar: "a {size} {colour} {shape}
 [{relation} a {size} {colour} {shape}] on {background}".
 """
 
@@ -35,7 +35,8 @@ def _cross(x: Tensor, y: Tensor, r: Tensor) -> Tensor:
     return torch.minimum(upright, torch.maximum(x.abs() - long, y.abs() - short))
 
 
-# Shape -> function of offsets x and y from the centre and radius r: signed distance to the outline, negative inside.
+# Shape -> function of the offsets x and y from the centre and the radius r. It returns the signed distance to the
+# outline, which is negative inside.
 DISTANCES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "circle": lambda x, y, r: (x * x + y * y).sqrt() - r,
     "square": lambda x, y, r: torch.maximum(x.abs(), y.abs()) - 0.88 * r,
@@ -52,7 +53,7 @@ COLOURS = {
     "purple": (0.68, 0.20, 0.88),
     "white": (0.97, 0.97, 0.97),
 }
-SIZES = {"small": 7.6, "large": 11.0}  # radius in units of a 48-pixel image
+SIZES = {"small": 7.6, "large": 11.0}  # radius in units of 1/48 of the image's side
 BACKGROUNDS = tuple(TEXTURES)
 RELATIONS = ("left of", "right of", "above", "below")
 HELD_OUT = frozenset(
@@ -60,10 +61,10 @@ HELD_OUT = frozenset(
 )
 SPLITS = ("train", "seen", "unseen")
 VOCABULARY = ("a", *SIZES, *COLOURS, *SHAPES, "left", "right", "of", "above", "below", "on", *BACKGROUNDS)
-RENDER_CHUNK = 64  # images; larger chunks do not fit into the cache and render several times slower
+RENDER_CHUNK = 64  # images rendered at once; larger chunks do not fit into the CPU's cache and are several times slower
 _SINGLE_SHARE = 0.4
 _OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-_FIRST_IS_BEFORE = ("left of", "above")  # relations in which the first object of the caption is the left or top one
+_FIRST_IS_BEFORE = ("left of", "above")  # relations in which the caption's first object is the left or upper one
 _OBJECT_PARAMETERS = 6
 _SCENE_STREAM, _RENDER_STREAM = 0, 1
 
@@ -72,11 +73,17 @@ SceneObject = tuple[str, str, str]  # size, colour, shape
 
 @dataclass(frozen=True)
 class Scene:
-    """Content of an image, as its caption states it."""
+    """Content of an image, as its caption states it.
+
+    Attributes:
+        background: one of BACKGROUNDS.
+        objects: one or two objects, (size, colour, shape) each, in the order of the caption.
+        relation: position of the first object relative to the second, one of RELATIONS. None for a single object.
+    """
 
     background: str
-    objects: tuple[SceneObject, ...]  # one or two, in the order of the caption
-    relation: str | None = None  # position of the first object relative to the second; None for one object
+    objects: tuple[SceneObject, ...]
+    relation: str | None = None
 
     @property
     def layout(self) -> str:
@@ -86,22 +93,22 @@ class Scene:
         return "horizontal" if self.relation in ("left of", "right of") else "vertical"
 
     def canonical(self) -> Scene:
-        """Return the same scene with the left or top object first ("A right of B" becomes "B left of A")."""
+        """Return the same scene with the left or upper object first: "A right of B" becomes "B left of A"."""
         if self.relation is None or self.relation in _FIRST_IS_BEFORE:
             return self
         return Scene(self.background, self.objects[::-1], _OPPOSITE[self.relation])
 
 
 def caption(scene: Scene) -> str:
-    """Write the caption of a scene, e.g. "a large red circle left of a small blue square on grass"."""
+    """Write the caption of a scene: "a large red circle left of a small blue square on grass"."""
     names = ["a " + " ".join(item) for item in scene.objects]
     return f" {scene.relation} ".join(names) + f" on {scene.background}"
 
 
 def parse_caption(text: str) -> Scene:
-    """Parse a caption into a scene, with the objects in the same order.
+    """Parse a caption into a scene. The objects keep the order of the caption.
 
-    Case and a final full stop are ignored.
+    Case and full stops at the end are ignored.
 
     Raises:
         ValueError: the caption has an unknown word or does not follow the grammar.
@@ -134,7 +141,15 @@ def scene_of(text: str) -> Scene | None:
 
 
 def _take_object(words: list[str], text: str) -> SceneObject:
-    """Remove "a {size} {colour} {shape}" from the start of `words`, and return it."""
+    """Remove "a {size} {colour} {shape}" from the start of a list of words, and return the object.
+
+    Args:
+        words: the words, changed in place.
+        text: the caption, for the error message.
+
+    Raises:
+        ValueError: the words do not start with an object.
+    """
     taken = words[:4]
     del words[:4]
     if len(taken) < 4 or taken[0] != "a" or taken[1] not in SIZES or taken[2] not in COLOURS or taken[3] not in SHAPES:
@@ -151,14 +166,26 @@ def _grammar_error(text: str) -> ValueError:
 
 
 def _generator(seed: int, stream: int, index: int) -> np.random.Generator:
-    """Return the counter-based random generator of one image. The stream separates scenes from pixels."""
+    """Return the random generator of one image.
+
+    Args:
+        seed: random seed of the dataset.
+        stream: _SCENE_STREAM or _RENDER_STREAM, so that the content of an image and its pixels use different numbers.
+        index: number of the image.
+    """
     return np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), (stream << 56) + index]))
 
 
 def sample_scene(seed: int, index: int, split: str) -> Scene:
-    """Sample the scene of one index in [0, 2**48).
+    """Sample the scene of an index.
 
-    Every scene of split "unseen" has a HELD_OUT (colour, shape); no scene of another split has one.
+    Every scene of split "unseen" has an object whose colour and shape are in HELD_OUT. No scene of another split has
+    such an object.
+
+    Args:
+        seed: random seed of the dataset.
+        index: number of the scene, in [0, 2**48).
+        split: one of SPLITS.
     """
     generator = _generator(seed, _SCENE_STREAM, (SPLITS.index(split) << 50) + index)
     sizes, colours = tuple(SIZES), tuple(COLOURS)
@@ -179,9 +206,15 @@ def sample_scene(seed: int, index: int, split: str) -> Scene:
 
 
 def render(scenes: Sequence[Scene], seed: int, indices: Sequence[int], image_size: int = 48) -> Tensor:
-    """Render scenes as images with 256 levels.
+    """Render scenes as images whose pixels have 256 levels.
 
     Image i is a pure function of (scenes[i], seed, indices[i], image_size).
+
+    Args:
+        scenes: the scenes.
+        seed: random seed of the dataset.
+        indices: number of each image, which determines its random details.
+        image_size: side of the images in pixels.
 
     Returns:
         float32 (images, 3, image_size, image_size) in [-1, 1].
@@ -194,7 +227,7 @@ def render(scenes: Sequence[Scene], seed: int, indices: Sequence[int], image_siz
 
 
 def _render_chunk(scenes: Sequence[Scene], seed: int, indices: Sequence[int], size: int) -> Tensor:
-    """Render at most RENDER_CHUNK scenes: (images, 3, size, size)."""
+    """Render at most RENDER_CHUNK scenes, as `render` does. The arguments are the same; `size` is `image_size`."""
     noise, placement = _draw_noise(seed, indices, size)
     images = paint_backgrounds([scene.background for scene in scenes], noise)
     ordered = [scene.canonical() for scene in scenes]
@@ -205,12 +238,22 @@ def _render_chunk(scenes: Sequence[Scene], seed: int, indices: Sequence[int], si
             centres = torch.tensor([_centre(ordered[row].layout, slot) for row in rows])
             index = torch.tensor(rows)
             images[index] = _draw_objects(images[index], objects, centres, placement[index, slot])
-    # 256 levels, like a stored image; rounding also removes last-bit differences between machines and batch sizes
+    # Round to 256 levels, as in an image file. This also removes last-bit differences between machines and batch sizes.
     return images.clamp_(0.0, 1.0).mul_(255.0).round_().mul_(2.0 / 255.0).sub_(1.0)
 
 
 def _draw_noise(seed: int, indices: Sequence[int], size: int) -> tuple[TextureNoise, Tensor]:
-    """Return texture noise, and uniform noise for the objects, (images, 2 objects, _OBJECT_PARAMETERS)."""
+    """Sample the uniform random numbers from which images are rendered.
+
+    Args:
+        seed: random seed of the dataset.
+        indices: number of each image.
+        size: side of the images in pixels.
+
+    Returns:
+        (noise, placement). noise: random numbers of the textures. placement: random numbers of both objects, float32
+        (images, 2, _OBJECT_PARAMETERS).
+    """
     counts = [2 * _OBJECT_PARAMETERS, NUM_PARAMETERS, NUM_COARSE * COARSE_SIZE**2, 2 * size * size]
     values = np.empty((len(indices), sum(counts)), dtype=np.float32)
     for row, index in enumerate(indices):
@@ -223,7 +266,15 @@ def _draw_noise(seed: int, indices: Sequence[int], size: int) -> tuple[TextureNo
 
 
 def _centre(layout: str, slot: int) -> tuple[float, float, float, float]:
-    """Return centre x and y, and the half-widths of their jitter, in units of a 48-pixel image."""
+    """Return the mean position of an object, and how far random offsets move it at most.
+
+    Args:
+        layout: "single", "horizontal" or "vertical".
+        slot: 0 for the left or upper object, 1 for the other.
+
+    Returns:
+        (x, y, largest offset of x, largest offset of y), in units of 1/48 of the image's side.
+    """
     along = (12.0, 36.0)[slot]
     if layout == "horizontal":
         return along, 24.0, 0.9, 5.0
@@ -233,9 +284,17 @@ def _centre(layout: str, slot: int) -> tuple[float, float, float, float]:
 
 
 def _draw_objects(images: Tensor, objects: Sequence[SceneObject], centres: Tensor, placement: Tensor) -> Tensor:
-    """Draw one object with its shadow into each image, and return new images.
+    """Draw one object with its shadow into each image.
 
-    All arguments have one entry per image.
+    Args:
+        images: (images, 3, size, size) in [0, 1].
+        objects: (size, colour, shape) of the object in each image.
+        centres: mean position and largest offsets of each object, as `_centre` returns them, (images, 4).
+        placement: random numbers in [0, 1) that determine offsets, radius, rotation and brightness of each object,
+            (images, _OBJECT_PARAMETERS).
+
+    Returns:
+        New images, the same shape.
     """
     size = images.shape[-1]
     scale = REFERENCE_SIZE / size
@@ -257,7 +316,18 @@ def _draw_objects(images: Tensor, objects: Sequence[SceneObject], centres: Tenso
 
 
 def _shade(colour: Tensor, distance: Tensor, x: Tensor, y: Tensor, radius: Tensor) -> Tensor:
-    """Shade a surface lit from the top left, with gradient, highlight and dark rim: (images, 3, size, size)."""
+    """Compute the colours of surfaces that are lit from the top left, with a highlight and a dark rim.
+
+    Args:
+        colour: colours of the objects, (images, 3).
+        distance: signed distance of each pixel to the outline, (images, size, size).
+        x: as in `signed_distance`.
+        y: as in `signed_distance`.
+        radius: as in `signed_distance`.
+
+    Returns:
+        (images, 3, size, size).
+    """
     r = radius[:, None, None]
     light = 0.98 - 0.13 * (x + y) / r
     rim = (distance / (0.11 * r) + 1.4).clamp(0.0, 1.0)
@@ -267,14 +337,14 @@ def _shade(colour: Tensor, distance: Tensor, x: Tensor, y: Tensor, radius: Tenso
 
 
 def signed_distance(shapes: Sequence[str], x: Tensor, y: Tensor, radius: Tensor, angle: Tensor) -> Tensor:
-    """Compute the signed distance to the outline of each image's shape, negative inside.
+    """Compute the distance of each pixel to the outline of its image's shape, negative inside the shape.
 
     Args:
-        shapes: one per image.
-        x: horizontal offset of each pixel from the centre, (images, 1, size).
-        y: vertical offset, downwards, (images, size, 1).
+        shapes: name of the shape in each image, a key of DISTANCES.
+        x: horizontal offset of each pixel from the centre of the shape, (images, 1, size).
+        y: vertical offset, positive downwards, (images, size, 1).
         radius: (images,), in the same unit as x and y.
-        angle: rotation in radians, (images,).
+        angle: rotation of the shape in radians, (images,).
 
     Returns:
         (images, size, size), in the same unit.

@@ -1,7 +1,7 @@
-"""Random backgrounds of the shapes dataset: textures computed from given uniform noise.
+"""Random backgrounds of the shapes dataset: textures that are computed from given uniform noise.
 
-No caption determines their fine detail. So the next-token distribution of a model trained on them stays flat, which is
-their purpose.
+Captions do not determine the fine detail of the textures. Therefore a model that is trained on them spreads its
+next-token distribution over many tokens, as models of real images do.
 """
 
 from __future__ import annotations
@@ -21,30 +21,69 @@ REFERENCE_SIZE = 48.0
 
 @dataclass(frozen=True)
 class TextureNoise:
-    """Noise of a batch of images, uniform in [0, 1), float32."""
+    """Noise of a batch of images, uniform in [0, 1), float32.
 
-    fine: Tensor  # (images, 2, size, size), two values per pixel
-    coarse: Tensor  # (images, NUM_COARSE, COARSE_SIZE, COARSE_SIZE), lattices for smooth fields
-    parameters: Tensor  # (images, NUM_PARAMETERS), values per image (phases, tints)
+    Attributes:
+        fine: two values per pixel, (images, 2, size, size).
+        coarse: grids of values, from which smooth fields are interpolated, (images, NUM_COARSE, COARSE_SIZE,
+            COARSE_SIZE).
+        parameters: values per image, such as phases and tints, (images, NUM_PARAMETERS).
+    """
+
+    fine: Tensor
+    coarse: Tensor
+    parameters: Tensor
 
     def select(self, rows: Tensor) -> TextureNoise:
-        """Return the noise of some images, selected by index: int64 (selected,)."""
+        """Return the noise of some images.
+
+        Args:
+            rows: indices of the images, int64 (selected,).
+        """
         return TextureNoise(self.fine[rows], self.coarse[rows], self.parameters[rows])
 
     def parameter(self, index: int, low: float, high: float) -> Tensor:
-        """Return one parameter scaled to [low, high): (images, 1, 1)."""
+        """Return one of the `parameters` of each image, scaled from [0, 1) to [low, high).
+
+        Args:
+            index: number of the parameter.
+            low: result for 0.
+            high: result for 1.
+
+        Returns:
+            (images, 1, 1).
+        """
         return (low + (high - low) * self.parameters[:, index])[:, None, None]
 
 
 def _smooth(noise: TextureNoise, channel: int, height: int, width: int) -> Tensor:
-    """Interpolate the top left (height, width) corner of a lattice: (images, size, size), about in [0, 1]."""
+    """Interpolate a smooth field from one grid of the coarse noise.
+
+    Args:
+        noise: the noise.
+        channel: number of the grid, below NUM_COARSE.
+        height: number of the grid's rows that are used. Fewer rows give a smoother field.
+        width: number of the grid's columns that are used.
+
+    Returns:
+        (images, size, size), about in [0, 1].
+    """
     corner = noise.coarse[:, channel : channel + 1, :height, :width]
     size = noise.fine.shape[-1]
     return F.interpolate(corner, size=(size, size), mode="bicubic", align_corners=True)[:, 0]
 
 
 def _streaks(fine: Tensor, height: int, width: int) -> Tensor:
-    """Average white noise over (height, width) pixels, and rescale it to mean 0 and standard deviation about 1."""
+    """Average white noise over rectangles, and rescale it to mean 0 and standard deviation about 1.
+
+    Args:
+        fine: uniform noise in [0, 1), (images, size, size).
+        height: height of the rectangle, in units of 1/48 of the image's side.
+        width: width of the rectangle, in units of 1/48 of the image's side.
+
+    Returns:
+        (images, size, size).
+    """
     scale = fine.shape[-1] / REFERENCE_SIZE
     kernel = [max(1, round(length * scale)) | 1 for length in (height, width)]
     padding = [length // 2 for length in kernel]
@@ -53,14 +92,30 @@ def _streaks(fine: Tensor, height: int, width: int) -> Tensor:
 
 
 def _coordinates(noise: TextureNoise) -> tuple[Tensor, Tensor]:
-    """Return x (1, 1, size) and y (1, size, 1) in units of a 48-pixel image."""
+    """Return the coordinates of the pixels' centres, in units of 1/48 of the image's side.
+
+    Args:
+        noise: noise of the images, of which only the size is used.
+
+    Returns:
+        (x, y), of shapes (1, 1, size) and (1, size, 1).
+    """
     size = noise.fine.shape[-1]
     line = (torch.arange(size, dtype=torch.float32) + 0.5) * (REFERENCE_SIZE / size)
     return line[None, None, :], line[None, :, None]
 
 
 def _mix(low: tuple[float, float, float], high: tuple[float, float, float], weight: Tensor) -> Tensor:
-    """Blend two colours by `weight` (images, size, size): (images, 3, size, size)."""
+    """Blend two colours.
+
+    Args:
+        low: colour at weight 0.
+        high: colour at weight 1.
+        weight: (images, size, size).
+
+    Returns:
+        (images, 3, size, size).
+    """
     start = torch.tensor(low)[None, :, None, None]
     return start + (torch.tensor(high)[None, :, None, None] - start) * weight[:, None]
 
@@ -103,7 +158,7 @@ def _night(noise: TextureNoise) -> Tensor:
     haze = 0.55 * _smooth(noise, 0, 4, 4) + 0.45 * _smooth(noise, 1, 11, 11)
     sky = _mix((0.02, 0.03, 0.11), (0.14, 0.16, 0.36), 2.0 * haze - 0.6)
     bright = ((noise.fine[:, 0] - 0.991) * 90.0).clamp(0.0, 0.6)
-    # a star is a bright pixel within a cross of dimmer pixels within a soft square
+    # a star is a bright pixel with a dimmer cross and a soft square around it
     across = F.avg_pool2d(bright[:, None], (1, 3), 1, (0, 1)) + F.avg_pool2d(bright[:, None], (3, 1), 1, (1, 0))
     glow = 1.5 * across + 4.0 * F.avg_pool2d(bright[:, None], 3, 1, 1)
     return sky + (0.4 * bright[:, None] + glow) * torch.tensor([1.0, 0.97, 0.85])[None, :, None, None]
@@ -136,7 +191,11 @@ TEXTURES: dict[str, Callable[[TextureNoise], Tensor]] = {
 
 
 def paint_backgrounds(names: list[str], noise: TextureNoise) -> Tensor:
-    """Paint one background of TEXTURES per image.
+    """Paint one background per image.
+
+    Args:
+        names: names of the backgrounds, keys of TEXTURES.
+        noise: noise of the same images.
 
     Returns:
         float32 (images, 3, size, size), about in [0, 1], not clamped.
