@@ -3,7 +3,7 @@
 from importlib import import_module as _import_module
 
 __version__ = "0.5.0"
-__all__ = ["Images", "Model", "custom_generate", "from_transformers", "load"]  # pyright: ignore[reportUnsupportedDunderAll]  see __getattr__
+__all__ = ["Images", "Model", "audit", "custom_generate", "from_transformers", "load"]  # pyright: ignore[reportUnsupportedDunderAll]  see __getattr__
 
 
 def __getattr__(name: str):
@@ -16,6 +16,7 @@ def __getattr__(name: str):
     imports the package.
     """
     homes = {
+        "audit": "lantern.auditing.audit",
         "custom_generate": "lantern.within_generate",
         "from_transformers": "lantern.loading",
         "load": "lantern.loading",

@@ -187,8 +187,8 @@ class DraftConfig(CommonSizes):
         ffn_hidden: width of the feed-forward network.
         masks_text_padding: whether padding of prompts is masked. LlamaGen's published draft models attend to it,
             Lantern's do not.
-        num_embedded_ids: size of the prompt embedding of Chameleon's draft models. 0 if token 0 is fed at every prompt
-            position.
+        num_embedded_ids: number of rows of the embedding of prompt ids, which only Chameleon's draft models have. 0 if
+            there is none. The draft model then gets image token 0 at every prompt position.
         has_attention_norm: whether there is a norm before the attention.
     """
 

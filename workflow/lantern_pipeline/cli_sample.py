@@ -9,6 +9,7 @@ import logging
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,7 +78,7 @@ def sample_prompt(model: Model, prompt: str, methods: Sequence[str] = ()) -> lis
     few = WITH_DRAFT_MODEL if model.models.draft is not None else WITHOUT_DRAFT_MODEL
     for method in dict.fromkeys([BASELINE, *(methods or few)]):
         name, *words = method.split()
-        parts = {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words)}
+        parts = read_values(words)
         for _ in range(2):  # the first pass is a warm-up
             drawn = model.generate(prompt, name, **parts)
         baseline = drawn.codes if baseline is None else baseline
@@ -85,6 +86,27 @@ def sample_prompt(model: Model, prompt: str, methods: Sequence[str] = ()) -> lis
         counts = int(drawn.steps[0]), drawn.codes.shape[1], float(drawn.seconds[0])
         samples.append(Sample(label, drawn.pixels[0], is_equal, *counts))
     return samples
+
+
+def read_values(words: Sequence[str]) -> dict[str, Any]:
+    """Read the values of words such as "k=20"."""
+    return {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words)}
+
+
+def read_options(words: Sequence[str]) -> dict[str, Any]:
+    """Read the values of options such as "--k", "20" or "--k=20".
+
+    Raises:
+        ValueError: a word is no option, or an option has no value.
+    """
+    pairs: list[str] = []
+    rest = list(words)
+    while rest:
+        option = rest.pop(0)
+        if not option.startswith("--") or ("=" not in option and not rest):
+            raise ValueError(f"parts of a method must be options with a value, as in --k 4, got {option!r}; add it")
+        pairs.append(option[2:] if "=" in option else f"{option[2:]}={rest.pop(0)}")
+    return read_values(pairs)
 
 
 def draw_samples(prompt: str, samples: list[Sample]) -> Figure:
