@@ -67,11 +67,11 @@ class HybridTreeDrafter(Drafter[HybridTreeState]):
         return cls(JacobiTreeDrafter(tree, target.config, num_given=first.max_depth), eagle)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> HybridTreeState:
-        """See `Drafter`."""
+        """Make the state of `num_rows` images, see `Drafter.allocate`."""
         return HybridTreeState(self.jacobi.allocate(num_rows, noise), self.eagle.allocate(num_rows, noise))
 
     def fill(self, state: HybridTreeState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """See `Drafter`."""
+        """Prepare the state for new prompts, see `Drafter.fill`."""
         self.jacobi.fill(state.jacobi, rows, prefill)
         self.eagle.fill(state.eagle, rows, prefill)
 
@@ -102,6 +102,6 @@ class HybridTreeDrafter(Drafter[HybridTreeState]):
         return self.jacobi.choose(*self.jacobi.mix(kinds, codes, keys), num_siblings).squeeze(2)
 
     def observe(self, state: HybridTreeState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """See `Drafter`."""
+        """Update the state after a step, see `Drafter.observe`."""
         self.jacobi.observe(state.jacobi, outcome, lengths)
         self.eagle.observe(state.eagle, outcome, lengths)

@@ -91,11 +91,11 @@ class JacobiDrafter(Drafter[JacobiState]):
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> JacobiDrafter:
-        """See `Drafter`."""
+        """Make the drafter of a method with one static tree. The arguments are those of `Drafter.make`."""
         return cls(static_tree(spec.static_choices, models.target.device), models.target.config)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> JacobiState:
-        """See `Drafter`."""
+        """Make the state of `num_rows` images, see `Drafter.allocate`."""
         device = self.tree.parents.device
         pool = torch.zeros(num_rows, *self._shape, dtype=torch.int64, device=device)
         if not self.keeps_probs:
@@ -113,9 +113,10 @@ class JacobiDrafter(Drafter[JacobiState]):
             state.probs.index_fill_(0, rows, 0.0)
 
     def propose(self, state: JacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return the drafts of the positions after the root.
+        """Return the drafts of the positions after the root. The arguments are those of `Drafter.propose`.
 
-        One comparison finds the results of all positions.
+        All drafts are looked up at once. For every node, the preceding tokens in the pool are compared with the newest
+        draft of the parent's position.
         """
         index = lengths[:, None] * self.num_kept + self._read.flatten()
         left, drafts = state.pool.flatten(1).gather(1, index).view(-1, *self._read.shape).unbind(1)
@@ -133,13 +134,18 @@ class JacobiDrafter(Drafter[JacobiState]):
         """Return the distributions that the children of inner nodes were sampled from, (batch, inner, vocab).
 
         All siblings come from the same result of the pool.
+
+        Args:
+            probs: `JacobiState.probs`.
+            newest: number of the result that each draft was taken from, int64 (batch, drafts, 1).
+            lengths: number of emitted tokens of each image, int64 (batch,).
         """
         ahead = self.tree.depths[:, 1:].index_select(1, self._first_children) - 1
         rows = newest.squeeze(2).index_select(1, self._first_children)
         return pick_rows(probs.flatten(1, 2), (lengths[:, None] + ahead) * self.num_kept + rows)
 
     def observe(self, state: JacobiState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Put the results of all nodes into the pool.
+        """Put the results of all nodes into the pool. The arguments are those of `Drafter.observe`.
 
         The codes of the last node are also the first drafts of the positions after the window.
         """
@@ -156,7 +162,14 @@ class JacobiDrafter(Drafter[JacobiState]):
             self._keep_probs(state.probs, outcome.scores.weights[:, :num_nodes].softmax(-1), written)
 
     def _keep_probs(self, kept: torch.Tensor, probs: torch.Tensor, written: torch.Tensor) -> None:
-        """Move distributions in the same way as `observe` moves the preceding tokens."""
+        """Put the distributions of all nodes into the pool, where `observe` puts the preceding tokens.
+
+        Args:
+            kept: `JacobiState.probs`, changed in place.
+            probs: the target's distributions at the nodes, (batch, nodes, vocab).
+            written: indices of the results that `observe` overwrites in one image's pool, int64 (batch, n). The first
+                ones are those of the preceding tokens.
+        """
         num_written = (2 * self.max_depth + 1) * self.num_kept
         kept = kept.flatten(1, 2)
         written = written[:, :num_written]
@@ -165,10 +178,16 @@ class JacobiDrafter(Drafter[JacobiState]):
 
 
 def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int) -> torch.Tensor:
-    """Return the indices that select the new pool from the results of all nodes and of the old pool, flattened.
+    """Return the indices by which a step renews one image's pool, int64 (n,).
 
-    A position first gets the results of the nodes that predict it, then its newest old results. After the window, its
-    codes are the codes of the last node.
+    They point into the results of all nodes, followed by the old results, and cover the positions that a step changes.
+    Each of these positions first gets the results of the nodes that predict it, then its newest old results. A position
+    after the window gets the codes of the last node in place of its newest ones.
+
+    Args:
+        tree: the tree.
+        num_siblings: number of codes of a result.
+        num_kept: number of results per position.
     """
     depths = tree.depths[0].tolist()
     num_positions = 2 * tree.max_depth + 1
@@ -189,18 +208,20 @@ def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int) -> torch.T
 
 @dataclass
 class HybridState:
-    """The states of both drafters of a hybrid drafter."""
+    """The state of a `HybridDrafter`: that of its Jacobi drafter, and that of its EAGLE drafter."""
 
     jacobi: JacobiState
     eagle: EagleState
 
 
 class HybridDrafter(Drafter[HybridState]):
-    """Drafts a tree of Jacobi drafts and a tree of EAGLE's drafts below one root. The longer accepted path is taken.
+    """Proposes two trees below one root: one with Jacobi drafts, one with drafts of EAGLE's draft model.
+
+    The step accepts the longer of the two accepted paths.
 
     Args:
-        jacobi: fills the first nodes.
-        eagle: fills the nodes after them. Its `most_pending` must be large enough for the longer of the two paths.
+        jacobi: fills the nodes of the first tree.
+        eagle: fills the nodes of the second tree. Its `most_pending` must be large enough for the longer of the two paths.
         tree: both trees below one root.
     """
 
@@ -215,7 +236,7 @@ class HybridDrafter(Drafter[HybridState]):
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> HybridDrafter:
-        """Make both drafters, each for one of the method's two trees.
+        """Make the drafters of a method whose tree names two trees, such as "chain9+chain3": Jacobi's, then EAGLE's.
 
         Raises:
             ValueError: the method does not name two trees.
@@ -235,11 +256,11 @@ class HybridDrafter(Drafter[HybridState]):
         )
 
     def allocate(self, num_rows: int, noise: NoiseField) -> HybridState:
-        """See `Drafter`."""
+        """Make the state of `num_rows` images, see `Drafter.allocate`."""
         return HybridState(self.jacobi.allocate(num_rows, noise), self.eagle.allocate(num_rows, noise))
 
     def fill(self, state: HybridState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """See `Drafter`."""
+        """Prepare the state for new prompts, see `Drafter.fill`."""
         self.jacobi.fill(state.jacobi, rows, prefill)
         self.eagle.fill(state.eagle, rows, prefill)
 
@@ -250,6 +271,6 @@ class HybridDrafter(Drafter[HybridState]):
         return Proposal(torch.cat([first.tokens, second.tokens[:, 1:]], dim=1), self.tree)
 
     def observe(self, state: HybridState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """See `Drafter`."""
+        """Update the state after a step, see `Drafter.observe`."""
         self.jacobi.observe(state.jacobi, outcome, lengths)
         self.eagle.observe(state.eagle, outcome, lengths)

@@ -91,7 +91,7 @@ class JacobiTreeState:
 
 @dataclass
 class Results:
-    """The results of some positions.
+    """The pool's results for the positions after the root. The position of each depth of the tree has NUM_RESULTS.
 
     Attributes:
         left: the preceding tokens, int64 (batch, depths, NUM_RESULTS).
@@ -106,7 +106,7 @@ class Results:
     keys: torch.Tensor
 
     def after(self, num_depths: int) -> Results:
-        """Return the results without those of the first positions."""
+        """Return the results without those of the positions at the first `num_depths` depths of the tree."""
         return Results(*(part[:, num_depths:] for part in (self.left, self.ages, self.codes, self.keys)))
 
     def at(self, depth: int, num_parents: int) -> Results:
@@ -160,18 +160,21 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         self.num_siblings = int(tree.ranks.max()) + 1
 
     def use(self, mixture: PoolMixture) -> None:
-        """Mix results by other numbers."""
+        """Use the numbers of another mixture from now on."""
         self._table = mixture.table().to(self.tree.parents.device)
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter[Any]:
-        """Make the drafter. For a chain make a `JacobiDrafter`, whose drafts are as good and cost less."""
+        """Make the drafter of a method, or a `JacobiDrafter` if its tree is a chain.
+
+        A chain has one draft per position. The drafts of `JacobiDrafter` are as good there and cost less.
+        """
         tree = static_tree(spec.static_choices, models.target.device)
         kind = JacobiDrafter if is_chain(spec.tree_shape) else cls
         return kind(tree, models.target.config)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> JacobiTreeState:
-        """See `Drafter`."""
+        """Make the state of `num_rows` images, see `Drafter.allocate`."""
         device = self.tree.parents.device
         shape = (num_rows, self.num_positions, NUM_RESULTS, 1 + self.num_codes)
         return JacobiTreeState(
@@ -194,7 +197,7 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         state.num_steps.index_fill_(0, rows, 0.0)
 
     def propose(self, state: JacobiTreeState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return the drafts of the positions after the root."""
+        """Return the drafts of the positions after the root. The arguments are those of `Drafter.propose`."""
         return self.extend(self.recall(state, lengths), root, lengths)
 
     def extend(self, results: Results, given: torch.Tensor, lengths: torch.Tensor) -> Proposal:
@@ -220,7 +223,12 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return Proposal(tokens, self.tree)
 
     def recall(self, state: JacobiTreeState, lengths: torch.Tensor) -> Results:
-        """Return the results of the positions after the root."""
+        """Return the results in the pool for the positions after the root, one position for each depth of the tree.
+
+        Args:
+            state: the state.
+            lengths: number of emitted tokens of each image, int64 (batch,).
+        """
         index = self._index(lengths, self._ahead[: self.max_depth])
         tokens, keys = _pick(state.tokens, index), _pick(state.keys, index)
         ages = (state.num_steps[:, None, None] - keys[..., 0]).clamp(max=OLDEST).long()
@@ -276,7 +284,13 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         state.num_steps.add_(1.0)
 
     def _renew(self, kept: torch.Tensor, new: torch.Tensor, index: torch.Tensor) -> None:
-        """Put new results, (batch, nodes, 1 + codes), before the old ones of the positions at `index`."""
+        """Put the new results of a step before the old ones of their positions, in place.
+
+        Args:
+            kept: `JacobiTreeState.tokens` or `JacobiTreeState.keys`.
+            new: the nodes' results in the same layout, (batch, nodes, 1 + codes).
+            index: indices of the positions that the step changes, from `_index`, int64 (batch, n).
+        """
         old = _pick(kept, index).flatten(1, 2)
         renewed = torch.cat([new, old], dim=1).index_select(1, self._renewed)
         kept.view(-1, NUM_RESULTS, kept.shape[3]).index_copy_(
@@ -284,7 +298,12 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         )
 
     def _index(self, lengths: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
-        """Return the indices of positions among those of all images, int64 (batch, n)."""
+        """Return the indices of positions among the positions of all images of the batch, int64 (batch, n).
+
+        Args:
+            lengths: number of emitted tokens of each image, int64 (batch,).
+            ahead: distances of the positions from that of the next token, int64 (n,).
+        """
         first = torch.arange(len(lengths), device=lengths.device) * self.num_positions + lengths
         return first[:, None] + ahead
 
@@ -304,7 +323,12 @@ def result_codes(keys: torch.Tensor, num_codes: int) -> tuple[torch.Tensor, torc
 
 
 def _pick(kept: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Return the results of positions, (batch, n, NUM_RESULTS, 1 + codes)."""
+    """Return the pool's entries at some positions, (batch, n, NUM_RESULTS, 1 + codes).
+
+    Args:
+        kept: `JacobiTreeState.tokens` or `JacobiTreeState.keys`.
+        index: indices of the positions, from `JacobiTreeDrafter._index`, int64 (batch, n).
+    """
     return kept.flatten(0, 1).index_select(0, index.flatten()).view(*index.shape, *kept.shape[2:])
 
 
