@@ -221,7 +221,8 @@ class HybridDrafter(Drafter[HybridState]):
 
     Args:
         jacobi: fills the nodes of the first tree.
-        eagle: fills the nodes of the second tree. Its `most_pending` must be large enough for the longer of the two paths.
+        eagle: fills the nodes of the second tree. Its `most_pending` must be large enough for the longer of the two
+            paths.
         tree: both trees below one root.
     """
 
