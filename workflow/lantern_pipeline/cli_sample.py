@@ -9,6 +9,7 @@ import logging
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,7 +78,7 @@ def sample_prompt(model: Model, prompt: str, methods: Sequence[str] = ()) -> lis
     few = WITH_DRAFT_MODEL if model.models.draft is not None else WITHOUT_DRAFT_MODEL
     for method in dict.fromkeys([BASELINE, *(methods or few)]):
         name, *words = method.split()
-        parts = {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words)}
+        parts = read_values(words)
         for _ in range(2):  # the first pass is a warm-up
             drawn = model.generate(prompt, name, **parts)
         baseline = drawn.codes if baseline is None else baseline
@@ -85,6 +86,11 @@ def sample_prompt(model: Model, prompt: str, methods: Sequence[str] = ()) -> lis
         counts = int(drawn.steps[0]), drawn.codes.shape[1], float(drawn.seconds[0])
         samples.append(Sample(label, drawn.pixels[0], is_equal, *counts))
     return samples
+
+
+def read_values(words: Sequence[str]) -> dict[str, Any]:
+    """Read the values of words such as "k=20"."""
+    return {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words)}
 
 
 def draw_samples(prompt: str, samples: list[Sample]) -> Figure:
