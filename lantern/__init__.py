@@ -3,7 +3,7 @@
 from importlib import import_module as _import_module
 
 __version__ = "0.5.0"
-__all__ = ["Images", "Model", "custom_generate", "from_transformers", "load"]  # pyright: ignore[reportUnsupportedDunderAll]  see __getattr__
+__all__ = ["Images", "Model", "audit", "custom_generate", "from_transformers", "load"]  # pyright: ignore[reportUnsupportedDunderAll]  see __getattr__
 
 
 def __getattr__(name: str):
@@ -11,10 +11,12 @@ def __getattr__(name: str):
 
     Snakemake imports this package when it plans the workflow. This import must not load torch.
 
-    A stage of the workflow runs again if a module that it imports has changed. The module that holds the name is given
-    as a string here. Stages that import this package therefore do not import that module.
+    A stage of the workflow runs again if a module that it imports has changed. The workflow finds these modules from
+    import statements. This function names modules by strings, so that a stage does not depend on them just because it
+    imports the package.
     """
     homes = {
+        "audit": "lantern.auditing.audit",
         "custom_generate": "lantern.within_generate",
         "from_transformers": "lantern.loading",
         "load": "lantern.loading",

@@ -160,7 +160,7 @@ class Model:
         return Images(pixels.numpy(), records)
 
     def _take_decoder(self, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Decoder | None:
-        """Return a decoder of an earlier call with the same method and sampling, or None if there is none.
+        """Return a kept decoder of an earlier call with the same models, method and sampling. None if there is none.
 
         It is removed from the kept decoders, so that no other thread can get the same one.
         """
@@ -231,8 +231,8 @@ class Model:
     def _table(self, spec: MethodSpec) -> torch.Tensor | None:
         """Return the table of nearest codes for a method, or None if the method has no parameter k.
 
-        The table has k + 1 columns, since the residuals of the LANTERN authors' code read one code more. It has only k
-        columns if there are no more other codes.
+        The table lists k + 1 codes for each code, since the residuals of the LANTERN authors' code read one code more
+        than k. It lists k if the codebook has only k + 1 codes.
 
         Raises:
             ValueError: k exceeds the number of other codes in the codebook.
@@ -271,10 +271,10 @@ def _texts_of(prompts: str | Sequence[str]) -> list[str]:
 
 
 class _Threads:
-    """The setting for the number of CPU threads per operation, which is lowered while a small model generates.
+    """Limit on torch's number of CPU threads per operation, for the time in which a small model generates.
 
-    torch stores this number globally, so that calls in several Python threads share it. If several calls overlap, each
-    of them restores the number that was set before the first of them. A Python thread that starts during a call
+    torch stores this number globally, so calls in several Python threads share it. If calls overlap, each of them
+    restores the number that was set before the first one. A Python thread that starts during a call
     inherits the lowered number.
     """
 

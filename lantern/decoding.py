@@ -58,7 +58,7 @@ def make_decoder(
         spec: the method.
         sampling: temperature, filters and guidance.
         records_margins: whether to record the margin of each token, the gap between the scores of its two best codes.
-            This is slower. Only autoregressive decoding to which other methods are compared needs it.
+            This is slower. Only autoregressive decoding needs it, if other methods are compared with it.
         stepping: how steps are run: "auto", "eager" or "graph", see `StepRunner`.
 
     Raises:
@@ -286,7 +286,7 @@ class Decoder:
                     step(state)
 
     def _limit_slots(self, state: DecodingState, tokens_per_step: int) -> int:
-        """Restrict attention to little more than the used slots of the cache.
+        """Restrict attention to the used slots of the cache, and to the slots that the next steps will fill.
 
         Args:
             state: the state, changed in place.
@@ -324,7 +324,7 @@ class Decoder:
     def _log_step(
         self, state: DecodingState, num_accepted: torch.Tensor, node: torch.Tensor, is_finite: torch.Tensor
     ) -> None:
-        """Record a step, and add its tokens to the lengths of the images.
+        """Add a step to `state.step_log`, and the number of its tokens to `state.lengths`.
 
         Args:
             state: the state, changed in place.
@@ -428,7 +428,17 @@ class TreeDecoder(Decoder):
             self._commit(state, outcome)
 
     def _run_target(self, state: DecodingState, proposal: Proposal) -> torch.Tensor:
-        """Return the target's hidden states of the nodes of a tree, (branches, batch, nodes, dim)."""
+        """Run the target over the nodes of a tree, and return their hidden states.
+
+        The keys and values of the nodes are stored in the cache, after those of the tokens so far.
+
+        Args:
+            state: the state. Its cache is changed in place.
+            proposal: the tree and the tokens of its nodes.
+
+        Returns:
+            (branches, batch, nodes, dim).
+        """
         root_slot = state.lengths[:, None] + (self.num_text - 1)
         table = self._window
         if table is None:  # a dynamic tree differs from step to step
@@ -439,7 +449,14 @@ class TreeDecoder(Decoder):
         return self.target.extend(state.cache, tokens, root_slot + self._nodes, rotary_positions, mask)
 
     def _commit(self, state: DecodingState, outcome: Outcome) -> None:
-        """Emit the tokens of the accepted path, and move its keys and values to the first free slots of the cache."""
+        """Emit the accepted drafts and the token after them. Make the cache hold only the accepted path of the tree.
+
+        The keys and values of the path are moved to the first slots of the tree. Later steps overwrite the others.
+
+        Args:
+            state: the state, changed in place.
+            outcome: result of verification.
+        """
         path = outcome.path
         positions = state.lengths[:, None] + self._steps
         if not self._is_chain:
@@ -456,6 +473,11 @@ class TreeDecoder(Decoder):
 
 def _make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter[Any]:
     """Make the drafter of a method.
+
+    Args:
+        models: models that are prepared for decoding.
+        spec: the method.
+        sampling: temperature, filters and guidance.
 
     Raises:
         ValueError: the method needs a draft model and there is none, or the drafter's trees are too deep.

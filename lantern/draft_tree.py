@@ -30,7 +30,7 @@ class DraftTree:
         parents: parent of each node, int64 (rows, nodes). The root is its own parent.
         depths: number of drafts from the root to each node, int64 (rows, nodes).
         ranks: rank of each node among its siblings, int64 (rows, nodes). 0 for the first sibling and for the root.
-        ancestors: bool (rows, nodes, nodes). Entry [:, n, m] is True if m is n or an ancestor of n.
+        ancestors: bool (rows, nodes, nodes). Entry [:, n, a] is True if a is n or an ancestor of n.
         paths: nodes from the root to each node n, then n repeated, int64 (rows, nodes, max_depth + 1).
         children: children of each inner node, int64 (rows, inner, m). -1 marks a missing one.
         parent_nodes: numbers of the inner nodes, in the order of `children`, int64 (inner,). None if all nodes are
@@ -104,9 +104,10 @@ class StaticTree(DraftTree):
     The draft model fills it level by level. A *level* consists of the inner nodes of one depth. Level 0 is the root.
 
     Attributes:
-        levels: inner nodes of each level, int64.
-        drafted: indices of each level, int64, one per node of the next depth in node order. For each inner node of a
-            level, the draft model makes `level_children` drafts. The indices select from these drafts, flattened.
+        levels: for each level, its inner nodes, int64 (inner nodes,).
+        drafted: for each level, which drafts become nodes, int64 (nodes of the next depth,). The draft model makes the
+            same number of drafts for every inner node of a level, `level_children`. These numbers index all drafts of
+            the level, flattened.
         level_children: for each level, the largest number of children of a node.
         inner_ordinal: index of each node among the inner nodes without the root, int64 (nodes,). 0 for all other nodes.
     """
@@ -135,7 +136,7 @@ def static_structure(parents: Sequence[int], device: torch.device | str = "cpu")
 
 
 def first_ranks(tree: DraftTree) -> torch.Tensor:
-    """Return the chain of first children from the root to the deepest one, int64 (max_depth + 1,).
+    """Return the numbers of the root, its first child, the first child of that, and so on, int64 (n,).
 
     Args:
         tree: a static tree.
@@ -166,7 +167,8 @@ def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "
         device: device of the tensors.
 
     Raises:
-        ValueError: the list is empty, contains a path twice, or lacks a parent or a lower sibling of a path.
+        ValueError: the list is empty, contains a path twice, or has a path without its parent or a sibling of lower
+            rank.
     """
     ordered = check_choices(choices)
     number = {(): 0} | {path: i + 1 for i, path in enumerate(ordered)}

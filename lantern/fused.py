@@ -95,7 +95,10 @@ def make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool) 
 
 
 def is_usable(device: torch.device) -> bool:
-    """Return whether these operations may be used on a device. The first call per device checks the kernels."""
+    """Return whether the Triton kernels may replace PyTorch's operations on a device.
+
+    The first call per device compares the results of both.
+    """
     if device.type != "cuda" or not torch.cuda.is_available() or os.environ.get("LANTERN_FUSED") == "0":
         return False
     if device not in _is_equal:

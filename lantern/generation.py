@@ -175,8 +175,15 @@ def _generate(
 
     Free rows of the batch get new prompts in groups, so that prefills are batched.
 
+    Args:
+        decoder: decoder of the method.
+        prompts: the prompts.
+        encoder: text encoder of the prompts.
+        run_seed: seed of the noise.
+        batch_size: number of images that are decoded together.
+
     Yields:
-        (prompts, their images, their times in seconds).
+        (prompts whose images are complete; the images; each image's share of the decoding time in seconds).
     """
     num_rows = min(batch_size, len(prompts))
     state = decoder.runner.borrow(decoder.allocate, num_rows)
@@ -215,7 +222,7 @@ def _generate(
 
 
 def _refills(num_prompts: int, device: torch.device) -> list[slice]:
-    """Divide new prompts into groups that are prefilled together.
+    """Divide new prompts into groups that are prefilled together, and return the groups as slices of the prompts.
 
     On a GPU the sizes of groups are powers of two. Kernels and buffers are then chosen for few different sizes only. On
     a CPU all prompts are one group.
@@ -234,7 +241,14 @@ def _refills(num_prompts: int, device: torch.device) -> list[slice]:
 def _with_noise(
     decoder: Decoder, prompts: Sequence[Prompt], run_seed: int, num_ahead: int
 ) -> Generator[tuple[Prompt, ImageNoise], None, None]:
-    """Yield prompts with their noise. Threads make the noise of the next `num_ahead` prompts ahead of time."""
+    """Yield prompts with their noise, which threads make ahead of time.
+
+    Args:
+        decoder: decoder that will read the noise.
+        prompts: the prompts.
+        run_seed: seed of the noise.
+        num_ahead: number of prompts whose noise is made before the caller asks for it.
+    """
     pool = ThreadPoolExecutor(torch.get_num_threads())
     coming: deque[tuple[Prompt, Future[ImageNoise]]] = deque()
     try:
@@ -257,7 +271,16 @@ def _to_records(
     run_seed: int,
     batch_size: int,
 ) -> GenerationRecords:
-    """Make the records of some complete images."""
+    """Make the records of some complete images.
+
+    Args:
+        decoder: decoder that generated them.
+        prompts: prompt of each image.
+        generation: the images.
+        seconds: each image's share of the decoding time.
+        run_seed: seed of the noise, for the metadata.
+        batch_size: number of images that were decoded together, for the metadata.
+    """
     config = decoder.sampling
     nodes = generation.accepted_nodes
     metadata = {

@@ -24,7 +24,7 @@ _VALUES_AT_ONCE = 2**24  # number of values that are summed at once, since PyTor
 
 
 class DamagedFileError(ValueError):
-    """Error about a file with other contents than were written into it.
+    """Error about a file whose contents differ from those that were written into it.
 
     Attributes:
         path: the file.
@@ -154,7 +154,7 @@ def open_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
 
 
 def _checksum(tensors: Mapping[str, torch.Tensor], text: str) -> str:
-    """Return a SHA-256 of metadata and tensors, which does not depend on the order of the tensors.
+    """Return a SHA-256 of metadata and tensors. The order of the tensors has no influence.
 
     Args:
         tensors: tensors by name, on the CPU. Names, dtypes, shapes and bytes enter the checksum.

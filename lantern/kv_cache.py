@@ -59,8 +59,9 @@ class LayerCache:
         """Store the keys and values of new tokens.
 
         Args:
-            flat_slots: indices into `vectors`, int64 (branches * batch * nodes, 2 * heads), from `KVCache.flat_slots`.
-            new: keys, then values, (branches * batch * nodes, 2 * heads, head_dim).
+            flat_slots: where to write, indices along the first axis of attribute `vectors`, from `KVCache.flat_slots`,
+                int64 (branches * batch * nodes, 2 * heads).
+            new: keys of all heads, then values of all heads, (branches * batch * nodes, 2 * heads, head_dim).
         """
         self.vectors.index_put_((flat_slots,), new)
 
@@ -136,7 +137,7 @@ class KVCache:
 
         Args:
             window: mask of the nodes among one another, from `window_table`, (batch or 1, nodes, slots of the nodes +
-                2).
+                2). The first column represents all earlier slots, and the last one all later slots.
             begin: first slot of the nodes, int64 (batch,).
 
         Returns:

@@ -109,7 +109,7 @@ def from_transformers(
     Args:
         model: model of a class in `lantern.models.families.FAMILIES`. It is not changed and stays on its device.
         processor: processor or tokenizer of the model.
-        family: key of FAMILIES, which groups models of the same prompts. Needed only if the class has several families.
+        family: key of FAMILIES, a model class with one form of prompts. Needed only if the class has several families.
         grid: side of an image in codes, if it differs from the published one.
         max_tokens: length of the longest prompt, including the tokens around the caption. `generate` refuses longer
             prompts.
@@ -203,12 +203,15 @@ def _find_card(source: str | Path) -> tuple[ModelCard, dict[str, Path]]:
 
 
 def _locate(source: str, card: ModelCard, files: dict[str, Path]) -> dict[str, Path]:
-    """Add to `files` the missing files of a model, from the hub. A missing draft model is left out.
+    """Return the paths of all files of a model. Files without a known path are downloaded from the hub.
 
     Args:
         source: the model, for messages.
         card: the model's card, which lists its files.
-        files: path of each file that is known already.
+        files: known paths, by the file's key in the card.
+
+    Returns:
+        `files` and the paths of the downloaded files. Without a draft model if it cannot be downloaded.
 
     Raises:
         FileNotFoundError: a file other than the draft model is missing and cannot be downloaded.
@@ -297,7 +300,7 @@ def _load_pretrained(folder: Path, given: Mapping[str, Path], device: torch.devi
 
     Args:
         folder: the folder.
-        given: files that replace those in the folder.
+        given: paths of files that replace those in the folder, by "target", "drafter", "tokenizer" or "text".
         device: device of the model.
         dtype: dtype of the weights.
 
@@ -329,7 +332,13 @@ def _load_pretrained(folder: Path, given: Mapping[str, Path], device: torch.devi
 def _read_draft(files: Mapping[str, Path], target: Target, dtype: torch.dtype) -> DraftModel | None:
     """Read the draft model of a target, and prepare it for decoding on the target's device.
 
-    None if `files` has no draft model.
+    Args:
+        files: paths of the model's files, by their keys in the card. The key of the draft model is "drafter".
+        target: the target.
+        dtype: dtype of the weights.
+
+    Returns:
+        The draft model, or None if `files` has none.
     """
     if "drafter" not in files:
         return None
@@ -341,6 +350,12 @@ def _adopt(model: PreTrainedModel, family: str, encoder: TokenPromptEncoder, ima
 
     Sampling follows its `generation_config`. If that does not set `do_sample`, the published settings of the family
     apply.
+
+    Args:
+        model: the transformers model.
+        family: key of FAMILIES.
+        encoder: text encoder of the family. It is changed to refuse long prompts.
+        images: image tokenizer. Its config states the size of images in codes.
     """
     card = card_of_family(family)
     sampling = sampling_of(model.generation_config)

@@ -51,8 +51,8 @@ class DraftsRow:
             so, they are verified by rejection sampling above temperature 0.
         is_coupled: whether drafts are sampled with the target's noise.
         has_twins: whether two siblings may hold the same token.
-        is_exact: whether decoding with exact acceptance has the target's distribution. False also means that drafts do
-            not follow the recorded draft distributions.
+        is_exact: whether decoding with exact acceptance has the target's distribution. If False, the drafts are not
+            distributed as `Proposal.draft_probs` states either, so total variation is not measured.
         loop: class of the decoder, "module:Class".
         paper: source of the method.
     """
@@ -148,8 +148,8 @@ class AcceptanceRow:
     Attributes:
         path: class of the acceptance, "module:Class".
         parameters: parameters by name. An acceptance with the parameter k reads the table of nearest codes.
-        drafts: kinds of drafts that the acceptance supports. None for all.
-        reason: end of the error message about other drafts.
+        drafts: keys of DRAFTS that the acceptance supports. None for all.
+        reason: end of the error message if a method has drafts of another kind.
         exact_at: parameter values at which no other code adds to s(x), so that decoding is exact.
         has_official: whether LANTERN's public code has this acceptance. If not, the residuals "official" and
             "official_lumina" are not allowed.
@@ -316,35 +316,47 @@ def load_class(path: str) -> type:
     """Import a class.
 
     Args:
-        path: "module:Class". The module is on Python's path, or in a folder that the environment variable CLASS_FOLDERS
-            lists.
+        path: "module:Class". The module is on Python's path, or in a folder that the environment variable
+            LANTERN_CLASSES lists.
 
     Raises:
         ValueError: the module or class does not exist, the module cannot be imported, or the name is not that of a
             class.
+    """
+    wanted = "a class as module:Class"
+    found = import_object(path, f"{wanted}, of a file next to the overlay or an installed package")
+    if not isinstance(found, type):
+        raise ValueError(f"{path} must name {wanted}, got {type(found).__name__}")
+    return found
+
+
+def import_object(path: str, wanted: str) -> object:
+    """Import a class or a function.
+
+    Args:
+        path: "module:name", as in `load_class`.
+        wanted: description of what the path must name, for the error message.
+
+    Raises:
+        ValueError: as in `load_class`.
     """
     module, _, name = path.partition(":")
     # The folders are added at the end of the path, so that none of their files hides a library.
     folders = filter(None, os.environ.get(CLASS_FOLDERS, "").split(os.pathsep))
     sys.path += [folder for folder in folders if folder not in sys.path]
     try:
-        found = getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # a custom module may raise any error
         kind = "" if isinstance(error, ModuleNotFoundError | AttributeError) else f"{type(error).__name__}: "
-        raise ValueError(
-            f"{path} must name a class as module:Class, of a file next to the overlay or an installed package: {kind}"
-            f"{error}"
-        ) from error
-    if not isinstance(found, type):
-        raise ValueError(f"{path} must name a class as module:Class, got {type(found).__name__}")
-    return found
+        raise ValueError(f"{path} must name {wanted}: {kind}{error}") from error
 
 
 def drafts_of(name: object) -> DraftsRow:
     """Return the declaration of a kind of drafts.
 
     Args:
-        name: key of DRAFTS, or "module:Class" of a custom drafter. None or nan for no drafts.
+        name: key of DRAFTS, or "module:Class" of a custom drafter. None for no drafts. nan means
+            the same, since pandas reads an empty cell of a table as nan.
 
     Raises:
         ValueError: the name is unknown. The message lists the known ones.
@@ -467,7 +479,8 @@ class MethodSpec:
 
         Args:
             name: name of the method.
-            parts: attributes of `MethodSpec`, and parameters such as k=100. `neighbours` is "l2_normalised" by default.
+            parts: attributes of `MethodSpec`, and parameters such as k=100. If the method reads a table of nearest
+                codes, `neighbours` (the table's measure of distance) is "l2_normalised" by default.
 
         Raises:
             ValueError: the parts do not fit each other, or a parameter is missing, unknown or out of range.
@@ -723,7 +736,7 @@ def _as_choices(paths: Iterable[Iterable[int]]) -> Choices:
 
 
 def _is_chain(shape: object) -> bool:
-    """Return whether a shape is a static tree without siblings."""
+    """Return whether a tree's shape, as in `MethodSpec.tree_shape`, is a static tree without siblings."""
     return isinstance(shape, tuple) and not any(any(path) for path in shape)
 
 

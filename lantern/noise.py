@@ -108,7 +108,10 @@ def _uniform_blocks(
 
 
 def _key_of(run_seed: int, prompt_id: str, stream: str) -> tuple[int, int]:
-    """Return the key of the generator for a stream of an image, two integers below 2^64."""
+    """Return the key of the random number generator for a stream of an image, as two integers below 2^64.
+
+    The key is a hash of the three arguments.
+    """
     digest = hashlib.blake2b(f"{run_seed}\n{stream}\n{prompt_id}".encode(), digest_size=16).digest()
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 
@@ -129,7 +132,7 @@ def choose_window(num_positions: int, vocab_size: int, device: torch.device | st
 
 
 def is_made_by(device: torch.device | str) -> bool:
-    """Return whether a device makes the noise of its images itself. This is so for GPUs."""
+    """Return whether noise for a device is computed on that device. So it is on GPUs; a CPU uses numpy's threads."""
     return torch.device(device).type == "cuda"
 
 
@@ -193,8 +196,8 @@ def _stream_sizes(streams: Sequence[str], vocab_size: int) -> dict[str, int]:
 class NoiseField:
     """The noise of a batch of images in fixed buffers.
 
-    A row is one image of the batch. It keeps the noise of `window` positions in memory. The noise of position p is at
-    index p % window.
+    A row is one image of the batch. For each row, the noise of `window` positions is kept in memory. The noise of
+    position p is at index p % window.
 
     Args:
         num_rows: number of rows.

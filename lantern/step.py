@@ -68,10 +68,12 @@ class Proposal:
 
 @dataclass
 class Scores:
-    """The target's logits at some nodes, and values derived from them. These are computed when they are first read.
+    """The target's logits at some nodes, and values derived from them.
+
+    A derived value is computed when it is first read.
 
     Attributes:
-        hidden: hidden states of the target, (branches, batch, nodes, dim). None after `at`.
+        hidden: hidden states of the target, (branches, batch, nodes, dim). None if `at` made these scores.
         logits: logits after guidance, before temperature and filters, float32 (batch, nodes, vocab).
         positions: image position that each node predicts, int64 (batch, nodes).
         noise: noise of the images.
@@ -91,7 +93,7 @@ class Scores:
     def weights(self) -> torch.Tensor:
         """Unnormalised log-probabilities after temperature and filters, shaped like `logits`.
 
-        They are -inf for codes that were filtered out. In greedy decoding they are the logits.
+        They are -inf for codes that were filtered out. In greedy decoding nothing is filtered, and they are the logits.
         """
         if self.sampling.is_greedy:
             return self.logits
@@ -103,7 +105,7 @@ class Scores:
     def keys(self) -> torch.Tensor:
         """`weights` plus the target's Gumbel noise. The code with the largest key is the target's sample.
 
-        In greedy decoding there is no noise, and they are the logits.
+        In greedy decoding there is no noise, and the keys are the logits.
         """
         if self.sampling.is_greedy:
             return self.logits

@@ -26,7 +26,7 @@ Step = Callable[[DecodingState], None]  # changes the state in place
 
 
 class StepRunner:
-    """Runs decoding steps eagerly or as a CUDA graph.
+    """Runner of decoding steps, eagerly or as a CUDA graph.
 
     A state has one graph per number of cache slots that attention may read, see `KVCache.limit`. The graphs of a state
     share a stream and a memory pool. This is safe, because steps run one after the other and leave no data there.
@@ -94,8 +94,8 @@ class StepRunner:
         Args:
             step: function that changes a state in place.
             state: a state whose images are all complete, so that steps emit nothing.
-            limits: numbers of cache slots that attention may read. Each gets a graph. The last one is used until
-                `KVCache.limit` chooses another one. By default only the present limit of the cache.
+            limits: numbers of cache slots that attention may read. One graph is captured per number. The graph of the
+                last number runs until `KVCache.limit` chooses another one. By default only the cache's present limit.
         """
         if self.mode == "eager":
             return
@@ -120,7 +120,7 @@ def capture(step: Step, state: DecodingState, limits: Sequence[int]) -> dict[int
         limits: numbers of slots of the key/value cache that attention may read.
 
     Returns:
-        A graph per number of slots.
+        Number of slots -> graph.
 
     Raises:
         RuntimeError: the step cannot be captured.
@@ -143,10 +143,10 @@ def capture(step: Step, state: DecodingState, limits: Sequence[int]) -> dict[int
 
 
 def slot_limits(num_slots: int, num_least: int) -> list[int]:
-    """Return the limits on cache slots for which steps are captured. There are at most `MAX_GRAPHS` limits.
+    """Return the numbers of cache slots to which attention may be restricted. A step is captured once per number.
 
-    They are multiples of `GRAPH_SLOTS`, or of a larger number for very long images. The last limit is the number of all
-    slots.
+    There are at most `MAX_GRAPHS` such limits. They are multiples of `GRAPH_SLOTS`, or of a larger number for very long
+    images. The last limit is the number of all slots.
 
     Args:
         num_slots: number of slots of an image in the key/value cache.

@@ -96,8 +96,9 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
 
     Args:
         tree: name of the tree. "chain3" is a chain of three drafts; any other length is allowed. "chain9k3d2" is a
-            chain of nine drafts with 3 siblings instead of one at the first 2 depths. "chain11x2" is two chains of
-            eleven drafts below one root. "naive_extend_57", "mc_sim_7b_63", "jacobi_50" and the keys of `named` are
+            tree in which the root and every node of depth 1 have 3 children, so that the first 2 depths are complete.
+            A chain through first children extends it to depth 9. "chain11x2" is two chains of eleven drafts below one
+            root. "naive_extend_57", "mc_sim_7b_63", "jacobi_50" and the keys of `named` are
             lists of paths.
         named: further trees, from the config.
 
@@ -167,14 +168,15 @@ def joint_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None
 
 
 def check_choices(choices: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Check the choices of a static tree, and sort them by depth, then lexicographically.
+    """Check the choices of a static tree, and return them sorted by depth, then lexicographically.
 
     Args:
-        choices: a path from the root per node.
+        choices: one path per node. A path gives for each step from the root the child's rank, its index among its
+            siblings.
 
     Raises:
-        ValueError: the list is empty, contains a path twice, has a rank of MAX_SIBLINGS or more, or lacks a parent or a
-            lower sibling of a path.
+        ValueError: the list is empty, contains a path twice, or has a rank of MAX_SIBLINGS or more. Or a path is in it
+            without its parent, or without a sibling of lower rank.
     """
     paths = [tuple(path) for path in choices]
     if strange := [rank for path in paths for rank in path if not isinstance(rank, int)]:

@@ -27,6 +27,18 @@ def _rotate_and_write(
     """Process one head of one token.
 
     Queries and keys are rotated. A query is written back in place. A key or a value is written to a slot of the cache.
+
+    Args:
+        qkv: as in `lantern.fused.rotate_and_write`.
+        rotary: as there, but a pair of real numbers in place of each complex number.
+        vectors: as there.
+        flat_slots: as there.
+        num_rotary: number of rotations.
+        num_queries: number of query heads.
+        num_turned: number of query and key heads.
+        num_heads: number of query, key and value heads.
+        half: head_dim / 2.
+        block: `half`, rounded up to a power of 2.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pair = tl.arange(0, block)
@@ -56,6 +68,12 @@ def _silu_times(gate_up, product, width, block: tl.constexpr):
     """Process a block of one row.
 
     SiLU and then the product are rounded to the dtype of the result, as two separate PyTorch operations would do.
+
+    Args:
+        gate_up: as in `lantern.fused.silu_times`.
+        product: the output, (rows, width).
+        width: number of columns of `product`.
+        block: number of columns that one call processes.
     """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
@@ -68,7 +86,16 @@ def _silu_times(gate_up, product, width, block: tl.constexpr):
 
 @triton.jit
 def _noise(key, noise, first, num_values, is_gumbel: tl.constexpr, block: tl.constexpr):
-    """Process a block of counters of numpy's Philox generator, see `lantern.philox`. A counter gives four values."""
+    """Process a block of counters of numpy's Philox generator, see `lantern.philox`. A counter gives four values.
+
+    Args:
+        key: as in `lantern.fused.make_noise`.
+        noise: the output, float32 (num_values,).
+        first: as in `lantern.fused.make_noise`.
+        num_values: as in `lantern.fused.make_noise`.
+        is_gumbel: as in `lantern.fused.make_noise`.
+        block: number of counters in the block.
+    """
     index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     a = (first // 4 + 1 + index).to(tl.uint64)
     b = tl.full([block], 0, tl.uint64)

@@ -55,14 +55,14 @@ def custom_generate(
 ) -> Callable[..., torch.Tensor | GenerateDecoderOnlyOutput]:
     """Make a function for the `custom_generate` argument of a transformers model.
 
-    It generates images by a method without a draft model. `generate` then returns the same as before: the prompt's ids,
-    the ids of the image's tokens with line ends, and the tokens that the model puts after an image, as far as
-    `max_new_tokens` allows. Tokens that are impossible at a position are never sampled. A `streamer` and an
+    It generates images by a method without a draft model. The result of `generate` has the usual form. It holds the
+    ids of the prompt, of the image's tokens with line ends, and of the tokens after an image. The last ones are cut off
+    at `max_new_tokens`. Tokens that are impossible at a position are never sampled. A `streamer` and an
     `assistant_model` are ignored, since transformers does not pass them on.
 
     Args:
         method: name of a preset.
-        family: key of FAMILIES, which groups models of the same prompts. Needed only if the model's class has several
+        family: key of FAMILIES, a model class with one form of prompts. Needed only if the model's class has several
             families.
         grid: side of an image in codes, or (height, width). Needed only if the prompt does not state it.
         seed: seed of the noise. None takes one from torch's generator, which `torch.manual_seed` determines.
@@ -159,6 +159,10 @@ def _sampling_of(processors: Mapping[str, LogitsProcessor], do_sample: bool) -> 
     """Read guidance and filters from the logits processors of `generate`.
 
     The processors combine the user's arguments and the model's config.
+
+    Args:
+        processors: the processors, by class name.
+        do_sample: False for greedy decoding, in which filters are not read.
     """
 
     def read(kind: str, name: str, otherwise: T) -> T:
@@ -180,7 +184,15 @@ def _grids_of(
     sampling: SamplingConfig,
     given: dict[str, int] | None,
 ) -> dict[str, int]:
-    """Return the sizes of GLM-Image's two grids, from `image_grid_thw`, which has the large grid first.
+    """Return the sizes of GLM-Image's two images, the smaller of which is generated first.
+
+    Args:
+        model: the transformers model.
+        ids: ids of the prompts, int64 (batch, tokens).
+        model_kwargs: further arguments of `generate`. `image_grid_thw` lists both grids of codes, the large one first.
+        config: generation config of the call.
+        sampling: filters and guidance.
+        given: the grid that was passed to `custom_generate`, or None.
 
     Raises:
         ValueError: guidance is on, a grid was passed to `custom_generate`, several images per prompt are requested, or
@@ -224,6 +236,12 @@ def _shape_of(model: PreTrainedModel, family: str, ids: torch.Tensor, grid: dict
     They are `grid` if it is given. Otherwise Emu3's prompts state them, as in "90*90". Other models have their
     published size.
 
+    Args:
+        model: the transformers model.
+        family: key of FAMILIES.
+        ids: ids of the prompts, int64 (batch, tokens).
+        grid: the size that was passed to `custom_generate`, or None.
+
     Raises:
         ValueError: Emu3's prompts state no size, or different sizes.
     """
@@ -246,7 +264,10 @@ def _shape_of(model: PreTrainedModel, family: str, ids: torch.Tensor, grid: dict
 
 
 def _size_in(prompt: str) -> tuple[int, int] | None:
-    """Read "height*width" from the end of Emu3's prompt, after the last start of an image. None if it is missing."""
+    """Return the (height, width) in codes that is stated at the end of a prompt of Emu3.
+
+    Such a prompt ends like "<|image start|>90*90<|image token|>". The result is None if it ends in another way.
+    """
     match = re.search(r"<\|image start\|>(\d+)\*(\d+)<\|image token\|>$", prompt)
     return None if match is None else (int(match[1]), int(match[2]))
 
@@ -255,6 +276,12 @@ def _prompts_of(
     ids: torch.Tensor, mask: torch.Tensor | None, guidance: UnbatchedClassifierFreeGuidanceLogitsProcessor | None
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
     """Pad prompts and negative prompts on the left to the same length.
+
+    Args:
+        ids: ids of the prompts, int64 (batch, tokens).
+        mask: True for prompt tokens, shaped like `ids`. None if no position is padding.
+        guidance: logits processor that holds the negative prompts. None without guidance. If it holds no negative
+            prompt, the last token of each prompt is used, as transformers does.
 
     Returns:
         (ids, mask, (negative ids, negative mask) or None without guidance).
@@ -292,11 +319,11 @@ def _check_mask(mask: torch.Tensor | None, ids: torch.Tensor, name: str) -> torc
 
 
 def _ends_within(target: TransformersTarget, max_new_tokens: int | None) -> tuple[int, ...]:
-    """Return the ids of the tokens that follow an image.
+    """Return the ids of the tokens that follow an image, as many as `max_new_tokens` allows.
 
     Args:
         target: the target.
-        max_new_tokens: largest number of tokens of the image and of those after it. None for no limit.
+        max_new_tokens: limit on the number of tokens of the image and of those after it. None for no limit.
 
     Raises:
         ValueError: `max_new_tokens` is too small for the image.
@@ -316,7 +343,9 @@ def _check_prefix(
     ids: torch.Tensor,
     ends: torch.Tensor,
 ) -> None:
-    """Check that `prefix_allowed_tokens_fn` allows at each position exactly the tokens that are sampled there.
+    """Check that `prefix_allowed_tokens_fn` allows at each position exactly the tokens that Lantern may sample there.
+
+    These are all codes within a line, the line end after a line, and the ending tokens after the image.
 
     Args:
         processor: the logits processor with that function.
@@ -326,7 +355,7 @@ def _check_prefix(
         ends: ids of the tokens that follow an image.
 
     Raises:
-        ValueError: it allows fewer or other tokens.
+        ValueError: the function allows fewer, more or other tokens at a position.
     """
     config = target.config
     codes = words[: config.num_codes]

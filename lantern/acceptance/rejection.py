@@ -78,7 +78,7 @@ class Rejection:
     def accepted_mass(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
         """Return the probability that a code x is drafted and then accepted, for every x, (..., vocab).
 
-        It is the smaller one of the draft probability p(x) and the relaxed probability s(x).
+        It is min(p(x), s(x)), where p is the draft distribution and s(x) the relaxed probability of x.
 
         Args:
             probs: target distribution, (..., vocab).

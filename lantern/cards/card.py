@@ -1,4 +1,4 @@
-"""The model card: one record with the prompts, sizes, sampling settings and files of a model.
+"""The model card: a record of the kind of prompts, the sizes, the sampling settings and the files of a model.
 
 Snakemake imports this module to plan the workflow, so it must not import torch.
 """

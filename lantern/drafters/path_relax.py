@@ -68,8 +68,8 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
         delta: factor of the relaxation, see `LongestChain`.
 
     Raises:
-        ValueError: the tree is too large. Each chain needs a random number at a position for every node, including the
-            root. A position has `MAX_SIBLINGS` random numbers for all chains together.
+        ValueError: the tree is too large. At every position of the image, a chain needs one random number for each of
+            its nodes, including the root. All chains together may use `MAX_SIBLINGS` random numbers per position.
     """
 
     tree: StaticTree

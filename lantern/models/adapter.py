@@ -165,6 +165,9 @@ def adapt(model: PreTrainedModel, family: str, *, grid: int, **sizes: Any) -> Tr
 def _device_of(parts: Parts) -> torch.device:
     """Return the device of a model's parts, and check that their attention takes a mask of a draft tree.
 
+    Args:
+        parts: layers, input embedding and head of a transformers model.
+
     Raises:
         ValueError: the parts are on several devices or offloaded, or the attention takes no such mask.
     """
@@ -186,16 +189,17 @@ def _device_of(parts: Parts) -> torch.device:
 
 @contextmanager
 def _grouped_attention(config: PreTrainedConfig) -> Iterator[int]:
-    """Make layers of transformers use `_attend_grouped` within the block, if query heads share key/value heads.
+    """Context manager: within its block, the layers of a model compute attention with `_attend_grouped`.
 
-    Without this, transformers copies keys and values for every query head, in each pass over more than one token.
+    This applies only if query heads share key/value heads. Without it, transformers copies keys and values for every
+    query head, in each pass over more than one token.
 
     Args:
         config: config of the layers. It is changed within the block.
 
     Yields:
-        Number of query heads per key/value head, by which the caller repeats the attention mask, see `group_mask`. It
-            is 1 if the attention of transformers is kept: if no heads are shared, or the implementation is not "sdpa".
+        Number of query heads per key/value head. The caller repeats the attention mask by it, see `group_mask`. It is 1
+            if the attention of transformers is kept: if no heads are shared, or the implementation is not "sdpa".
     """
     from transformers import AttentionInterface  # an optional part of the package
 
@@ -232,8 +236,10 @@ def _attend_grouped(
 def grid_positions(config: TargetConfig) -> torch.Tensor:
     """Return the times, rows and columns that GLM-Image's rotary embedding reads.
 
-    In the prompt all three are the position in the sequence. A grid of codes that begins at sequence position p has
-    time p, rows p + row and columns p + column. The next grid begins after the longer side of this one.
+    Each token has three numbers: time, row and column. For a prompt token, all three are its position. Two images
+    follow: the smaller one, if there is one, and the large one. Let p be the number at which an image begins. The code
+    in row r and column c of the image has time p, row p + r and column p + c. The first image begins at the length of
+    the prompt. What follows an image begins at p plus its longer side.
 
     Returns:
         int64 (3, num_text_tokens + image tokens + OVERSHOOT).
@@ -248,15 +254,15 @@ def grid_positions(config: TargetConfig) -> torch.Tensor:
 
 
 def _settings(config: PreTrainedConfig) -> dict[str, object]:
-    """Return a transformers config as keyword arguments, without the vocabulary.
+    """Return a transformers config as keyword arguments, with an empty vocabulary.
 
-    The vocabulary takes megabytes and is no longer needed.
+    The config of Chameleon's class holds the words of the tokenizer, which take megabytes. The layers do not read them.
     """
     return {name: {} if name == "vocabulary_map" else value for name, value in config.to_diff_dict().items()}
 
 
 def _empty_parts(config: AdapterConfig) -> Parts:
-    """Make layers, token table and head of the given sizes, whose weights are to be loaded later."""
+    """Make the layers, input embedding and head that a config describes. Their weights are random until loaded."""
     import transformers  # an optional part of the package
 
     layers_class = getattr(transformers, config.layers_class)
@@ -292,6 +298,9 @@ class _Slots:
             keys: (branches * batch, heads, nodes, head_dim).
             values: shaped like `keys`.
             layer_idx: index of the layer.
+
+        Returns:
+            (keys, values) of all used slots, each (branches * batch, heads, slots, head_dim).
         """
         past = self._layers[layer_idx]
         both = torch.cat([keys, values], dim=1).transpose(1, 2)  # (rows, nodes, 2 * heads, head_dim)

@@ -14,7 +14,7 @@ from lantern.models.vq16 import check_codes
 
 @dataclass(frozen=True)
 class CodeColoursConfig:
-    """Sizes of a codebook, and of the grid of squares.
+    """Sizes of a codebook, and of the images that `CodeColours` makes, with one coloured square per code.
 
     Attributes:
         grid: side of the image in tokens.

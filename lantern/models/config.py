@@ -187,8 +187,8 @@ class DraftConfig(CommonSizes):
         ffn_hidden: width of the feed-forward network.
         masks_text_padding: whether padding of prompts is masked. LlamaGen's published draft models attend to it,
             Lantern's do not.
-        num_embedded_ids: size of the prompt embedding of Chameleon's draft models. 0 if token 0 is fed at every prompt
-            position.
+        num_embedded_ids: number of rows of the embedding of prompt ids, which only Chameleon's draft models have. 0 if
+            there is none. The draft model then gets image token 0 at every prompt position.
         has_attention_norm: whether there is a norm before the attention.
     """
 
@@ -211,7 +211,7 @@ class DraftConfig(CommonSizes):
 
     @classmethod
     def of(cls, target: TargetConfig) -> DraftConfig:
-        """Return the sizes of Lantern's draft model for a target."""
+        """Return the sizes of the draft model that Lantern trains for a target."""
         return pick(cls, {**asdict(target), "has_qk_norm": False}, ffn_hidden=target.ffn_hidden)
 
     @classmethod
@@ -230,7 +230,8 @@ def target_parameters(config: TargetConfig) -> int:
 
     Let d be the width, V the vocabulary, t the number of prompt positions, and c the channels of caption features. The
     number is the sum of the layers, the code embedding (V d), the head, the last norm (d), and the prompt embedding.
-    That is i d for i prompt ids. For caption features it is d^2 + (d + t) c, including the null caption.
+    The prompt embedding has i d parameters for i prompt ids. For caption features it has d^2 + (d + t) c, including the
+    null caption.
     """
     c = config
     prompt = c.num_prompt_ids * c.dim or (c.dim + c.num_text_tokens) * c.caption_dim + c.dim**2
@@ -248,8 +249,8 @@ def head_parameters(config: TargetConfig) -> int:
 def draft_parameters(config: DraftConfig) -> int:
     """Return the number of parameters of a draft model.
 
-    Let d be the width. The number is the sum of the embeddings of V tokens and i prompt ids, (V + i) d, the first
-    linear map, 2 d^2 + d, and the transformer layer.
+    Let d be the width. The embeddings of V tokens and i prompt ids have (V + i) d parameters. The linear map of
+    embedding and hidden state has 2 d^2 + d. The parameters of the transformer layer are added.
     """
     c = config
     return (c.vocab_size + c.num_embedded_ids + 2 * c.dim + 1) * c.dim + _layer_parameters(c, 1 + c.has_attention_norm)

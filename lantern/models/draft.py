@@ -78,10 +78,12 @@ class DraftModel(StoredModel):
         return draft.to(target.device)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Apply the token part of the linear map `fc`.
+        """Return what tokens contribute to the output of the linear map `fc`: their embedding times one half of `fc`.
+
+        `fc` maps the concatenation of token embedding and hidden state. The caller adds the half for the hidden state.
 
         Args:
-            tokens: int64 (...).
+            tokens: image tokens, int64 (...). They are embedded here.
 
         Returns:
             (..., dim).
@@ -94,9 +96,10 @@ class DraftModel(StoredModel):
         """Run a teacher-forced pass over whole images.
 
         Args:
-            tokens: int64 (sequences, n). They are 0 at the num_text_tokens - 1 positions of the prompt.
+            tokens: the token that follows each hidden state, int64 (sequences, n). 0 at the first num_text_tokens - 1
+                positions, which belong to the prompt. Image tokens follow.
             hidden: hidden states from which the target predicted the tokens, (sequences, n, dim).
-            mask: additive mask, (sequences, 1, n, n).
+            mask: additive mask, causal and with hidden padding, (sequences, 1, n, n).
 
         Returns:
             Predicted next hidden states, (sequences, n, dim).
@@ -109,11 +112,12 @@ class DraftModel(StoredModel):
         """Run the prompts of a batch and return the cache, with which `extend` continues.
 
         Args:
-            hidden: hidden states of the target, (branches, batch, num_text_tokens - 1, dim).
-            mask: bool (branches, batch, num_text_tokens - 1), True for prompt tokens.
+            hidden: hidden states of the target at all prompt positions except the last, whose hidden state belongs to
+                image token 0. (branches, batch, num_text_tokens - 1, dim).
+            mask: True for prompt tokens, at the positions of `hidden`, bool (branches, batch, num_text_tokens - 1).
             num_slots: number of slots of the cache per image.
-            ids: prompt ids, each one position after its hidden state, int64, shaped like `mask`. Read only if the
-                config has `num_embedded_ids`.
+            ids: for each hidden state, the prompt id at the next position, int64, shaped like `mask`. Read only if
+                `num_embedded_ids` is not 0.
         """
         visible = mask if self.config.masks_text_padding else torch.ones_like(mask)
         cache = self.make_cache(visible, num_slots)
@@ -162,7 +166,15 @@ class DraftModel(StoredModel):
     def _run(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """Run the layer in place on x, the output of the linear map `fc`, (branches, batch, nodes, dim)."""
+        """Replace x in place by the layer's output, and return it.
+
+        Args:
+            x: output of the linear map `fc` for new tokens, (branches, batch, nodes, dim).
+            slots: as in `extend`.
+            rotary_positions: as in `extend`.
+            mask: as in `extend`.
+            cache: as in `extend`.
+        """
         layer = self.decoding_layer or DecodingLayer(self.layer)
         rotary, flat_slots = gather_rotary(self.rotary, rotary_positions), cache.flat_slots(slots)
         layer(x.view(-1, x.shape[-1]), rotary, group_mask(mask, layer), cache.layers[0], flat_slots)
@@ -171,8 +183,8 @@ class DraftModel(StoredModel):
     def prepare_for_decoding(self) -> DraftModel:
         """Make decoding faster, in place, and return the model. It can then no longer be trained.
 
-        The layer is prepared by `prepare_layers`. The map `from_token` is replaced by a table with its output for every
-        token.
+        The layer is prepared by `prepare_layers`. The output of `from_token`, the part of `fc`
+        for tokens, is computed once for every token and read from a table.
         """
         with torch.no_grad():
             self.token_table = self.from_token(self.token_embedding.weight)

@@ -81,7 +81,7 @@ class Emu3Tokenizer(StoredModel):
 
     @property
     def decoded_codebook(self) -> Tensor:
-        """The code vectors as they are decoded, float32 (codebook_size, code_dim)."""
+        """The code vectors that the decoder gets, float32 (codebook_size, code_dim)."""
         return self.codebook.float()
 
     @torch.no_grad()
@@ -103,7 +103,7 @@ class Emu3Tokenizer(StoredModel):
             codes: (images, grid * grid).
 
         Raises:
-            ValueError: an image has not grid * grid codes, or a code is out of range.
+            ValueError: an image does not have grid * grid codes, or a code is out of range.
         """
         check_codes(codes, self.config.grid, self.config.codebook_size)
         return self.vqvae.decode(codes.unflatten(1, (self.config.grid, -1))).float().clamp(-1, 1)

@@ -32,7 +32,8 @@ class PromptForm:
     `start`, `end` and `null` are sequences of strings. A string that begins with "<" is the name of one token. Any
     other string is text.
 
-    Strings may contain placeholders. {large} and {small} are the sides of the image's grids. Any other {name} is the
+    Strings may contain placeholders. {large} is the side of the image in codes, and {small} that of a smaller
+    image that some models generate first. Any other {name} is the
     special token that the tokenizer has under this name.
 
     Attributes:
@@ -53,7 +54,9 @@ class PromptForm:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a transformers model that generate image tokens. Among these tokens, the line end comes last.
+    """The parts of a transformers model with which Lantern generates images. Other parts are not used.
+
+    A token below is an image token. If there is a line end, it is the last one.
 
     Attributes:
         layers: the model without its head.

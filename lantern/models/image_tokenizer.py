@@ -44,8 +44,10 @@ class TokenizerConfig:
 class ImageTokenizer(StoredModel):
     """A VQ autoencoder with an l2-normalised codebook.
 
-    It has two resolutions: 2 * grid and grid positions per side. The first divides the image into patches of image_size
-    / (2 * grid) pixels. Vectors are normalised as in LlamaGen's vq_model.py (FoundationVision/LlamaGen@ce98ec4).
+    It works at two resolutions. The finer one has 2 * grid positions per side, one for each patch of image_size / (2 *
+    grid) pixels. The coarser one has grid positions per side, one for each token.
+
+    Vectors are normalised as in LlamaGen's vq_model.py (FoundationVision/LlamaGen@ce98ec4).
 
     Args:
         config: the sizes.
@@ -93,7 +95,7 @@ class ImageTokenizer(StoredModel):
 
     @property
     def decoded_codebook(self) -> Tensor:
-        """The code vectors as they are decoded, float32 (codebook_size, code_dim)."""
+        """The code vectors that the decoder gets, float32 (codebook_size, code_dim)."""
         return self.codebook
 
     def latents(self, images: Tensor) -> Tensor:
@@ -142,7 +144,7 @@ class ImageTokenizer(StoredModel):
             codes: (images, grid * grid).
 
         Raises:
-            ValueError: an image has not grid * grid codes, or a code is out of range.
+            ValueError: an image does not have grid * grid codes, or a code is out of range.
         """
         check_codes(codes, self.config.grid, self.config.codebook_size)
         codebook = self.codebook

@@ -22,7 +22,7 @@ AddProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class PreparedLinear(nn.Module):
-    """Linear map for inference, which can no longer be trained, cast or moved.
+    """Linear map for inference, which cannot be trained, cast or moved.
 
     On a CPU in float32 there are two kernels. For small weights and few rows, `torch.mm` on column-major weights is
     best. It reads them up to twice as fast as row-major weights. On AMD's CPUs, torch.mm uses MKL without AVX-512.
@@ -79,9 +79,9 @@ class PreparedLinear(nn.Module):
 
 
 def can_pack() -> bool:
-    """Return whether weights can be packed.
+    """Return whether weights can be packed, that is, converted to the layout of oneDNN's fast matrix product.
 
-    This is so on AMD's CPUs, if the installed torch has oneDNN's products of packed weights.
+    This is so on AMD's CPUs, if the installed torch has that product.
     """
     return is_amd() and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 

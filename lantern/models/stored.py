@@ -16,7 +16,7 @@ class StoredModel(nn.Module):
     Attributes:
         kind: name of the class in checkpoints.
         config_class: dataclass of the sizes.
-        wide: prefixes of the names of weights that stay float32.
+        wide: prefixes of the names of weights that stay float32 when the model is cast to another dtype.
         config: sizes of this model.
     """
 

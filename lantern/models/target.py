@@ -106,7 +106,7 @@ class Target(StoredModel):
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
-        """(number of layers, number of key/value heads, channels of a head)."""
+        """Sizes of a key/value cache: (number of layers, number of key/value heads, channels of a head)."""
         raise NotImplementedError
 
     @property
@@ -181,10 +181,10 @@ class Target(StoredModel):
 
         Args:
             features: caption features or ids of the prompts, (batch, ...).
-            mask: bool (batch, num_text_tokens).
+            mask: True for prompt tokens, False for padding, bool (batch, num_text_tokens).
 
         Returns:
-            (features, mask), each with a leading axis of two branches.
+            (features, mask), each with a leading axis of two branches: prompts, then null prompts.
         """
         null, null_mask = self.null_prompt(mask)
         return torch.stack([features, null.to(features.dtype)]), torch.stack([mask, null_mask])

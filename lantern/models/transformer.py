@@ -45,7 +45,8 @@ def rotary_table(
         kind: "2d" or "1d".
 
     Returns:
-        complex64 (num_text_tokens + image tokens + OVERSHOOT, head_dim / 2).
+        complex64 (num_text_tokens + image tokens + OVERSHOOT, head_dim / 2). The last OVERSHOOT entries are zeros, for
+        drafts after the end of the image.
 
     Source: LlamaGen autoregressive/models/gpt.py, precompute_freqs_cis_2d.
     """
@@ -180,8 +181,8 @@ class Layer(nn.Module):
             x: (sequences, positions, dim).
             rotary: complex64, broadcastable to (sequences, positions, query heads + key heads, head_dim / 2).
             mask: additive attention mask, (sequences or 1, 1, positions, keys).
-            append: function of the keys and values of x, each (sequences, positions, heads, head_dim). It returns all
-                keys and values to which x attends. None lets x attend to itself only.
+            append: function that takes the keys and values of x, each (sequences, positions, heads, head_dim). It
+                returns all keys and values to which x attends. None lets x attend to itself only.
 
         Returns:
             Hidden states, (sequences, positions, dim).
@@ -340,7 +341,7 @@ def gather_rotary(table: torch.Tensor, rotary_positions: torch.Tensor) -> torch.
 
 
 def prepare_layers(model: nn.Module, layers: Sequence[Layer]) -> list[DecodingLayer]:
-    """Make decoding layers of a model, which can then no longer be trained, saved, moved or cast.
+    """Make decoding layers from a model's layers. Afterwards the model must not be trained, saved, moved or cast.
 
     On a CPU in float32, the weights of norms are moved into the linear maps after them, and all linear maps become
     `PreparedLinear`. Outputs change by rounding. On other devices the weights do not change.

@@ -22,7 +22,7 @@ _PIXELS = 8 * 256 * 256  # number of pixels that run together; more would need g
 class VQ16Config:
     """Sizes of the tokenizer. The defaults are those of LlamaGen's `vq_ds16_t2i.pt` for images of 256 pixels.
 
-    A *level* has one resolution. The first level has the resolution of the image, and each further one half the side.
+    A *level* has one resolution. The first level has the resolution of the image. The side halves from level to level.
 
     Attributes:
         grid: side of the image in tokens. The same weights work for other sizes, for example 32 for 512 pixels.
@@ -31,7 +31,8 @@ class VQ16Config:
         channels: channels of the first convolution.
         channel_multipliers: channels of each level, as multiples of `channels`.
         num_blocks: residual blocks per level of the encoder. The decoder has one more per level.
-        latent_channels: channels between the autoencoder and the projections to `code_dim`.
+        latent_channels: channels of the encoder's output and the decoder's input. 1 x 1 convolutions project between
+            them and `code_dim`.
         has_attention: whether the level of the lowest resolution has attention. If not, as in Chameleon, only the
             middle block has it.
         is_normalised: whether latent vectors and codes have unit length. False for Chameleon.
@@ -62,7 +63,7 @@ class VQ16Config:
 
 
 class _Codes(nn.Module):
-    """The codebook, under its name in LlamaGen's file."""
+    """Module that only holds the codebook, so that its weight has the same name as in LlamaGen's file."""
 
     def __init__(self, config: VQ16Config) -> None:
         super().__init__()
@@ -102,7 +103,10 @@ class VQ16(StoredModel):
 
     @property
     def decoded_codebook(self) -> Tensor:
-        """The code vectors as they are decoded, float32 (codebook_size, code_dim)."""
+        """The code vectors that the decoder gets, float32 (codebook_size, code_dim).
+
+        They have unit length if the config's `is_normalised` is set.
+        """
         return self._normalise(self.codebook.float())
 
     def latents(self, images: Tensor) -> Tensor:
@@ -154,7 +158,7 @@ class VQ16(StoredModel):
             codes: (images, grid * grid).
 
         Raises:
-            ValueError: an image has not grid * grid codes, or a code is out of range.
+            ValueError: an image does not have grid * grid codes, or a code is out of range.
         """
         config = self.config
         check_codes(codes, config.grid, config.codebook_size)
@@ -315,6 +319,10 @@ def middle(width: int) -> nn.ModuleList:
 def check_images(images: Tensor, size: int) -> None:
     """Check that images have the shape (n, 3, size, size).
 
+    Args:
+        images: the images.
+        size: side of an image in pixels.
+
     Raises:
         ValueError: the images have another shape.
     """
@@ -324,6 +332,11 @@ def check_images(images: Tensor, size: int) -> None:
 
 def check_codes(codes: Tensor, grid: int, codebook_size: int) -> None:
     """Check that codes have the shape (n, grid * grid) and are in [0, codebook_size).
+
+    Args:
+        codes: codes of n images.
+        grid: side of an image in codes.
+        codebook_size: number of codes of the tokenizer.
 
     Raises:
         ValueError: the codes have another shape or are out of range.

@@ -80,7 +80,9 @@ class WordEmbeddingEncoder:
         return words
 
     def _feature(self, words: Sequence[str]) -> Tensor:
-        """Return the feature of the last word in a list, (caption_dim,), without the signs of its position.
+        """Return the feature of the last word in a list, (caption_dim,).
+
+        It is not yet multiplied by the signs, 1 or -1, that encode the word's position.
 
         Args:
             words: the words of a text up to the encoded one.

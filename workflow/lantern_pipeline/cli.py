@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Annotated
 
@@ -116,6 +117,46 @@ def verify(
             )
     found = ", ".join(f"{num} {outcome}" for outcome, num in outcomes.items())
     typer.echo(f"verified: sums; images drawn again: {found or 'none'}")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def audit(
+    context: typer.Context,
+    sampler: Annotated[
+        str,
+        typer.Argument(
+            help="A preset, 'transformers', module:function of a sampler, or module:Class of an acceptance or a "
+            "drafter. Parts of a method follow, e.g. --k 4 --delta 0.1 --tree chain3."
+        ),
+    ],
+    num: Annotated[int | None, typer.Option(help="Number of sequences. By default 50,000.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sequences.")] = 0,
+    world: Annotated[
+        str, typer.Option(help="Arguments of lantern.auditing.world.make_world, e.g. 'vocab_size=4 columns=3'.")
+    ] = "",
+) -> None:
+    """Test whether a sampler is lossless, on a target whose sequences can all be listed (docs/audit.md).
+
+    The exit code is 1 if the sampler differs from the target.
+    """
+    import torch
+
+    import lantern
+    from lantern.auditing.world import make_world
+    from lantern_pipeline.cli_sample import read_options, read_values
+
+    torch.set_num_threads(1)  # the fastest for such small tensors
+    sys.path.append(str(Path.cwd()))  # at the end, so that no file there hides a library
+    with _one_sentence():
+        parts = read_options(context.args)
+        sizes = read_values(world.split())
+        known = list(signature(make_world).parameters)
+        if unknown := [name for name in sizes if name not in known]:
+            raise ValueError(f"a world has {', '.join(known)}, got {unknown[0]}; leave it out")
+        result = lantern.audit(sampler, make_world(**sizes) if sizes else None, num, seed=seed, **parts)
+    typer.echo(result)
+    if result.has_difference:
+        raise typer.Exit(1)
 
 
 @app.command()

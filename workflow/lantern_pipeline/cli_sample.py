@@ -93,6 +93,22 @@ def read_values(words: Sequence[str]) -> dict[str, Any]:
     return {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words)}
 
 
+def read_options(words: Sequence[str]) -> dict[str, Any]:
+    """Read the values of options such as "--k", "20" or "--k=20".
+
+    Raises:
+        ValueError: a word is no option, or an option has no value.
+    """
+    pairs: list[str] = []
+    rest = list(words)
+    while rest:
+        option = rest.pop(0)
+        if not option.startswith("--") or ("=" not in option and not rest):
+            raise ValueError(f"parts of a method must be options with a value, as in --k 4, got {option!r}; add it")
+        pairs.append(option[2:] if "=" in option else f"{option[2:]}={rest.pop(0)}")
+    return read_values(pairs)
+
+
 def draw_samples(prompt: str, samples: list[Sample]) -> Figure:
     """Draw the images in rows of six, with the prompt as title, and forward passes and seconds below each image."""
     rows, columns = -(-len(samples) // COLUMNS), min(len(samples), COLUMNS)

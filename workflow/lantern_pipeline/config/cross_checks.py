@@ -68,7 +68,9 @@ def _prompt_set(name: str, entry: PromptSet, config: RunConfig) -> Iterator[str]
 
 
 def _resources(config: RunConfig) -> Iterator[str]:
-    """Check the entries of `resources`, the keys that name an entry, and the keys that pretrained weights require.
+    """Check the entries of config section `resources`, and the keys that may name an entry.
+
+    Also check whether the keys agree with finished weights. For example, a finished target needs its image tokenizer.
 
     Yields:
         One sentence per error.
@@ -113,8 +115,8 @@ def metric_checkpoints(config: RunConfig) -> dict[str, str | None]:
     The attribute classifier is also needed if the run trains an image tokenizer, for the perceptual loss.
 
     Returns:
-        Name of the model and of its config section ("attribute_classifier", "clip") -> its checkpoint, None if the run
-        trains the model.
+        Config section of the metric model, "attribute_classifier" or "clip" -> its checkpoint, None if the run trains
+        the model.
     """
     needed = set(trained_models(config.metrics))
     if not config.tokenizer.checkpoint:

@@ -27,8 +27,8 @@ class Figure:
             {scatteritem}, which Snakemake replaces by a shard.
         settings: argument name of the drawing function -> value.
         caption: text under the figure, in reStructuredText. It may contain {config.section.key}, a config value, and
-            {name}, a text of `claims.describe_setting`. If the figure does not read the summary table, only
-            {prompt_set}, {temperature} and {cfg_scale} are filled in.
+            {name}, an entry of the dict that `claims.describe_setting` returns. If the figure does not read the summary
+            table, only {prompt_set}, {temperature} and {cfg_scale} are filled in.
     """
 
     letter: str

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MethodRun:
-    """A method that runs at a temperature. Result tables have one line for it per prompt set."""
+    """A method and a temperature at which it runs. Result tables have one line for each pair and prompt set."""
 
     spec: MethodSpec
     temperature: float

@@ -145,12 +145,12 @@ class JobSizes:
         return growing(max(3000, self._host_mb(target_bytes) + math.ceil(drafter)), MOST_MB)
 
     def decoding_minutes(self, num_images: int, batch_size: int, first: int = 60) -> Callable[..., int]:
-        """Return the time limit of a job that decodes images, if each forward pass yields one token per image.
+        """Return the time limit of a job that decodes images, estimated for one token per image and forward pass.
 
         Args:
             num_images: number of images.
             batch_size: images decoded together.
-            first: lower bound in minutes.
+            first: least time limit of the first attempt, in minutes.
 
         Returns:
             Function for a rule's `runtime`: minutes, doubled with every attempt.
@@ -163,7 +163,7 @@ class JobSizes:
 
         Args:
             num_images: number of images.
-            first: lower bound in minutes.
+            first: least time limit of the first attempt, in minutes.
 
         Returns:
             Function for a rule's `runtime`: minutes, doubled with every attempt.
@@ -172,7 +172,7 @@ class JobSizes:
         return growing(max(first, math.ceil(seconds / 60) if self.is_large else 0), MOST_MINUTES)
 
     def images_of(self, prompt_set: str, num_shards: int = 1) -> int:
-        """Return the number of images of a prompt set, or of one of its shards, as an int.
+        """Return the number of images of a prompt set, or of one of its shards.
 
         If the set takes all prompts of a file, 5,000 prompts are assumed, because the file is not read here.
 

@@ -40,9 +40,9 @@ class Run:
 
     @property
     def is_variant(self) -> bool:
-        """Whether this is a variant of the run.
+        """Whether this object is a variant, that is, the run repeated with some config keys changed.
 
-        The results of a variant are compared with those of the run, but the report does not show them separately.
+        The results of variants are compared with those of the run. The report has no sections about a single variant.
         """
         return self.config.variant is not None
 
@@ -66,7 +66,8 @@ class Run:
     def has_held_out_images(self) -> bool:
         """Whether the run has captioned images that no model was trained on.
 
-        They give the best values that metrics can reach, and the ambiguity of the target.
+        Metrics of these images show the best values that a model can reach. The target's distributions at their tokens
+        show how many codes it finds plausible (its ambiguity).
         """
         reads_captions = self.config.text.encoder in ("words", "word_ids", "classes")
         return reads_captions and self.config.data.source in ("scenes", "folder")

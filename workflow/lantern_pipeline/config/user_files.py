@@ -58,7 +58,7 @@ def _local_path(value: str | None, resources: Mapping[str, Resource]) -> Path | 
         resources: name -> entry.
 
     Returns:
-        The path, or None if the value is None or the file is downloaded only later.
+        The path. None if the value is None, or names an entry whose file is not yet on this machine.
     """
     resource = resources.get(value or "")
     return value if resource is None else resource.path
@@ -91,7 +91,12 @@ def _check_weights(section: str, path: Path | str | None, config: RunConfig) -> 
 
 
 def _config_key(name: str, config: RunConfig) -> str:
-    """Return the config key of a model size, such as "target.num_layers" for `num_layers`."""
+    """Return the config key that sets a size of a model.
+
+    Args:
+        name: name of the size in the header of a weights file. For example, "num_layers" gives "target.num_layers".
+        config: the checked config, whose sections are searched.
+    """
     name = {"vocab_size": "codebook_size", "num_text_tokens": "max_tokens"}.get(name, name)
     sections = ("data", "tokenizer", "text", "target")
     return next(f"{section}.{name}" for section in sections if hasattr(getattr(config, section), name))

@@ -120,7 +120,7 @@ class _StrictLoader(_SafeLoader):
 def main() -> None:
     """Check the syntax of the YAML files named on the command line.
 
-    Snakemake reads them first, and its error names neither file nor line.
+    It is called before Snakemake, whose error about a broken config file names neither the file nor the line.
     """
     try:
         check_config_files(sys.argv[1:])
@@ -310,7 +310,7 @@ def _schema_of(path: tuple[str | int, ...]) -> dict[str, Any]:
 
 
 def _keys_named(name: str) -> list[str]:
-    """Return the keys of the config's sections that have a name, such as "generation.temperatures"."""
+    """Return all config keys with a given name and their sections, such as "target.num_steps" for "num_steps"."""
     from lantern_pipeline.config.editor_schema import json_schema
 
     sections = json_schema(RunConfig)["properties"]

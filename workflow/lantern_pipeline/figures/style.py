@@ -188,7 +188,7 @@ def first_of_each_preset(records: Mapping[str, GenerationRecords]) -> list[str]:
 
 
 def column_titles(records: Sequence[GenerationRecords]) -> list[str]:
-    """Write the title of a column of images for each method: its label, with each word on a line, then its parameters.
+    """Write the title of a column of images for each method: its label with a line for each word, then its parameters.
 
     Args:
         records: the records of each method.

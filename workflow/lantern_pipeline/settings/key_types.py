@@ -52,13 +52,17 @@ def _keep_integer(value: object, check: ValidatorFunctionWrapHandler) -> object:
     """Check a number with pydantic and return it unchanged.
 
     pydantic would turn the integer 3 into 3.0. Snakemake would take that for a changed parameter and run the job again.
+
+    Args:
+        value: the value of a config key.
+        check: pydantic's check of the value, which raises an error if it is not allowed.
     """
     check(value)
     return value
 
 
 def broken_rule(words: str, key: str | None = None) -> PydanticCustomError:
-    """Return the error for keys of a section that contradict each other.
+    """Return the error to raise if several keys of one config section contradict each other.
 
     Args:
         words: the error message after the name of the key.

@@ -1,4 +1,4 @@
-"""Types of the keys of an entry of config key `methods`, built from Lantern's table of methods.
+"""Types for checking the entries in config key `methods`, built from Lantern's table of methods.
 
 Snakemake reads this module while it builds the workflow, so it does not import torch.
 """

@@ -48,14 +48,14 @@ Variants = dict[VariantName, Annotated[dict[str, Any], Field(min_length=1)]]
 
 
 class Repeats(Section):
-    """Seeds of a run. The run is repeated for each pair of a training seed and a noise seed."""
+    """Config section `repeats`: seeds. The run is repeated for each pair of a training seed and a noise seed."""
 
     training_seeds: Seeds = Field(description="seeds of weights and training order")
     noise_seeds: Seeds = Field(description="seeds of the noise fields from which images are sampled")
 
 
 class Captions(Section):
-    """Captions for training images that the target model generates."""
+    """Config section `data.captions`: captions from which the target model generates the training images."""
 
     file: Text = Field(description="path, or name of an entry of resources")
     member: str | None = Field(default=None, description="file inside a zip archive or folder")
@@ -65,7 +65,7 @@ class Captions(Section):
 
 
 class Data(Section):
-    """Training images."""
+    """Config section `data`: training images."""
 
     source: Literal["scenes", "folder", "captions", "none"] = Field(description="where the images come from")
     folder: str | None = Field(description="folder of images, if source is folder; searched recursively")
@@ -89,7 +89,7 @@ class Data(Section):
 
 
 class PromptSet(Section):
-    """Prompts from a split of the data source or from a file."""
+    """Entry of config section `prompts`: a prompt set, from a split of the data source or from a file."""
 
     split: Literal["seen", "unseen", None] = Field(default=None, description="split of the source")
     file: str | None = Field(default=None, description="path, or name of an entry of resources")
@@ -112,7 +112,7 @@ class PromptSet(Section):
 
 
 class PromptReading(Section):
-    """Keys of section `text` that decide how prompts are encoded."""
+    """Keys of config section `text` that decide how prompts are encoded."""
 
     encoder: str = Field(description="words, word_ids, classes, t5, or a family of models that read tokens")
     num_classes: Count = Field(description="number of classes, if encoder is classes")
@@ -122,19 +122,19 @@ class PromptReading(Section):
 
 
 class TextEncoding(PromptReading):
-    """Encoding of prompts as features or tokens for the target model."""
+    """Config section `text`: encoding of prompts as features or tokens for the target model."""
 
     num_shards: Count = Field(description="number of jobs per prompt set that store T5's features")
 
 
 class TextSettings(PromptReading):
-    """Settings that a job needs to encode prompts, with the grid sizes, which some models read in the prompt."""
+    """Keys with which a job encodes prompts, and sizes of images in codes, which some models read in the prompt."""
 
     grids: list[Integer] = Field(description="codes along a side of an image and of the smaller one before it, or 0")
 
 
 class Tokenizer(Section):
-    """Image tokenizer."""
+    """Config section `tokenizer`: image tokenizer, which turns images into codes and back."""
 
     checkpoint: Text | None = Field(description="finished weights; null trains the model")
     grid: Integer = Field(ge=2, description="codes along a side of an image")
@@ -144,14 +144,14 @@ class Tokenizer(Section):
 
 
 class MetricModel(Section):
-    """A model that evaluates images: the attribute classifier or CLIP."""
+    """Config section `attribute_classifier` or `clip`: a model that evaluates images."""
 
     checkpoint: Text | None = Field(description="finished weights; null trains the model")
     num_steps: Count = Field(description="optimiser steps")
 
 
 class TargetSizes(Section):
-    """Keys of section `target` that describe the architecture of the model."""
+    """Keys of config section `target` that describe the architecture of the model."""
 
     dim: Integer = Field(ge=8, description="channels")
     num_layers: Count = Field(description="transformer layers")
@@ -168,7 +168,7 @@ class TargetSizes(Section):
 
 
 class TargetTraining(Section):
-    """Keys of section `target` that describe the training of the model."""
+    """Keys of config section `target` that describe the training of the model."""
 
     num_steps: Count = Field(description="optimiser steps")
     batch_size: Count = Field(description="images per step")
@@ -179,7 +179,7 @@ class TargetTraining(Section):
 
 
 class Target(TargetTraining, TargetSizes):
-    """Target model: the large model whose decoding the methods speed up."""
+    """Config section `target`: the large model whose decoding the methods speed up."""
 
     checkpoint: Text | None = Field(description="finished weights; null trains the model")
     name: str | None = Field(description="name of the model in published tables")
@@ -189,7 +189,7 @@ class Target(TargetTraining, TargetSizes):
 
 
 class Drafter(Section):
-    """Draft model and its training."""
+    """Config section `drafter`: the draft model and its training."""
 
     checkpoint: Text | None = Field(description="finished weights; null trains the model")
     codes: Literal["images", "samples"] = Field(description="what it learns from: data, or images of the target")
@@ -218,14 +218,14 @@ class Drafter(Section):
 
 
 class Codebook(Section):
-    """Tables of nearest codes: for each code of the image tokenizer, the codes most similar to it."""
+    """Config section `codebook`: tables of nearest codes, which list the most similar codes of each code."""
 
     neighbours: Literal["l2", "l2_normalised", "random"] = Field(description="distance between codes")
     num_neighbours: Count = Field(description="nearest codes of each code")
 
 
 class Sampling(Section):
-    """Sampling of tokens from the target model."""
+    """Config section `sampling`: sampling of tokens from the target model."""
 
     cfg_scale: Number = Field(ge=1, description="scale of classifier-free guidance; 1 = off")
     top_k: Integer = Field(ge=0, description="most probable tokens kept; 0 = all")
@@ -244,7 +244,7 @@ class Sampling(Section):
 
 
 class DynamicTree(Section):
-    """A draft tree that is rebuilt in each step."""
+    """Config section `draft_tree.dynamic`: the size of draft trees that are rebuilt in each step."""
 
     num_nodes: Count = Field(description="drafts kept per step")
     depth: Count = Field(description="passes of the draft model after the first")
@@ -261,14 +261,14 @@ class DynamicTree(Section):
 
 
 class DraftTree(Section):
-    """Draft trees that the presets (methods with a name) use."""
+    """Config section `draft_tree`: draft trees of presets. A preset is a method that Lantern defines by name."""
 
     static: str = Field(description="name of a static tree")
     dynamic: DynamicTree
 
 
 class Generation(Section):
-    """Settings of the generation of images."""
+    """Config section `generation`: how jobs generate images."""
 
     dtype: Literal["float32", "bfloat16"] = Field(description="dtype of the decoding models")
     stepping: Literal["auto", "eager", "graph"] = Field(description="how a step runs: eagerly, or as a CUDA graph")
@@ -277,7 +277,7 @@ class Generation(Section):
 
 
 class GridSampling(Section):
-    """Sampling settings of an ablation. A missing key has the value of section `sampling`."""
+    """Sampling settings of an ablation. A missing key has the value of config section `sampling`."""
 
     cfg_scale: OneOrList[Annotated[Number, Field(ge=1)]] = Field(
         default_factory=list, description="value or values of sampling.cfg_scale"
@@ -301,7 +301,7 @@ class GridSampling(Section):
 
 
 class Grid(Section):
-    """An ablation: every combination of its methods, sampling settings and draft models."""
+    """Entry of config section `ablations.grids`: every combination of methods, sampling settings and draft models."""
 
     num_prompts: Annotated[Integer, Field(ge=2)] | None = Field(
         default=None, description="number of prompts; null = ablations.num_prompts"
@@ -314,14 +314,14 @@ class Grid(Section):
 
 
 class Ablations(Section):
-    """Small experiments in addition to the main table."""
+    """Config section `ablations`: small experiments in addition to those of the main result table."""
 
     num_prompts: Integer = Field(ge=2, description="number of prompts")
     grids: dict[Name, Grid | None] = Field(description="ablations by name; null removes one")
 
 
 class TotalVariationNodes(Section):
-    """Keys of section `total_variation` that limit how many nodes of draft trees are measured."""
+    """Keys of config section `total_variation` that limit how many nodes of draft trees are measured."""
 
     num_images: Integer = Field(ge=2, description="number of prompts")
     max_nodes: Count = Field(description="nodes per method")
@@ -329,7 +329,7 @@ class TotalVariationNodes(Section):
 
 
 class TotalVariation(TotalVariationNodes):
-    """Measurement of the distance between the distributions of the emitted token and of the target's token."""
+    """Config section `total_variation`: measured distance of the emitted tokens' distribution from the target's."""
 
     num_tested: Integer = Field(ge=2, description="number of prompts whose images are tested")
     deltas: Annotated[list[Share], Field(min_length=1)] = Field(description="bounds that are compared")
@@ -338,7 +338,7 @@ class TotalVariation(TotalVariationNodes):
 
 
 class Latency(Section):
-    """Measurement of the time per image."""
+    """Config section `latency`: measurement of the time per image."""
 
     prompt_sets: Names = Field(description="prompt sets that are timed")
     num_images: Count = Field(description="images timed per method")
@@ -348,7 +348,7 @@ class Latency(Section):
 
 
 class ReferenceImages(Section):
-    """Real images with which FID and KID compare generated images."""
+    """Config section `metrics.published.reference`: real images with which FID and KID compare generated images."""
 
     name: str | None = Field(description="name of the set")
     images: str | None = Field(description="folder or zip archive of images")
@@ -356,7 +356,10 @@ class ReferenceImages(Section):
 
 
 class PublishedMetrics(Section):
-    """Models and images of the published metrics. Files are given as paths, or as names of entries of `resources`."""
+    """Config section `metrics.published`: models and images with which publications compute FID, CLIP score and HPS.
+
+    Files are given as paths, or as names of entries of config section `resources`.
+    """
 
     inception: str | None = Field(description="weights of Inception")
     vgg16: str | None = Field(description="weights of VGG16")
@@ -375,7 +378,7 @@ class PublishedMetrics(Section):
 
 
 class MetricChoices(Section):
-    """Keys of section `metrics` that choose the metrics and their models."""
+    """Keys of config section `metrics` that choose the metrics and their models."""
 
     fidelity: Literal["attribute_classifier", "inception", None] = Field(description="features of the distances")
     clip: Literal["own", "openai", None] = Field(description="model of the CLIP score")
@@ -385,7 +388,7 @@ class MetricChoices(Section):
 
 
 class FidelitySettings(Section):
-    """Keys of section `metrics` for FID, KID, precision and recall."""
+    """Keys of config section `metrics` for FID, KID, precision and recall."""
 
     num_reference: Integer = Field(ge=8, description="held-out images of the reference")
     kid_subset_size: Integer = Field(ge=2, description="images of a KID subset")
@@ -394,7 +397,7 @@ class FidelitySettings(Section):
 
 
 class TableSettings(Section):
-    """Keys of section `metrics` for the result tables."""
+    """Keys of config section `metrics` for the result tables."""
 
     bootstrap_resamples: Integer = Field(ge=20, description="resamples of each interval")
     headline_prompt_set: str = Field(description="prompt set of the headline numbers")
@@ -402,14 +405,14 @@ class TableSettings(Section):
 
 
 class Metrics(TableSettings, FidelitySettings, MetricChoices):
-    """Evaluation of the generated images."""
+    """Config section `metrics`: evaluation of the generated images."""
 
     batch_size: Count = Field(description="images per forward pass")
     num_ambiguity: Count = Field(description="held-out images behind the histograms of ambiguity")
 
 
 class Figures(Section):
-    """Sizes and contents of the figures."""
+    """Config section `figures`: sizes and contents of the figures."""
 
     sample_prompts: Count = Field(description="rows of the sample grid")
     sample_methods: Names | None = Field(description="method ids of its columns; null = the first of every preset")
@@ -418,7 +421,7 @@ class Figures(Section):
 
 
 class Study(Section):
-    """Preference study, in which readers choose between two images of a prompt."""
+    """Config section `study`: preference study, in which readers choose between two images of a prompt."""
 
     methods: Names | None = Field(description="method ids; null = the first of each relaxed name")
     num_trials: Count = Field(description="pairs per method")
@@ -430,7 +433,10 @@ class Study(Section):
 
 
 class ResourceEntry(Section):
-    """Files that a run uses but does not make: a copy on this machine, one URL, or files of the Hugging Face hub."""
+    """Entry of config section `resources`: where files come from that a run uses but does not make.
+
+    The files are on this machine, at one URL, or on the Hugging Face hub.
+    """
 
     path: str | None = Field(default=None, description="file or folder on this machine, used in place")
     url: str | None = Field(default=None, description="https address of one file")

@@ -6,7 +6,12 @@ import difflib
 
 
 def closest(word: str, known: list[str]) -> str:
-    """Return advice on a misspelt name: the most similar known name, or all known names if none is similar."""
+    """Return advice on an unknown name: the most similar known name, or all known names if none is similar.
+
+    Args:
+        word: the unknown name.
+        known: all known names.
+    """
     near = difflib.get_close_matches(str(word), known, n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
 

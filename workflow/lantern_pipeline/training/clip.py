@@ -136,8 +136,8 @@ def train_clip(
 def make_config(source: ImageSource, settings: ClipSettings) -> ClipConfig:
     """Build the config of the CLIP model.
 
-    If the captions of the source may have any words, the MAX_OPEN_VOCABULARY most frequent words of its training
-    captions are used. All other words share one token.
+    If the source does not limit its captions to a fixed vocabulary, the MAX_OPEN_VOCABULARY most frequent words of its
+    training captions are used. All other words share one token.
 
     Args:
         source: captioned images, whose words are the vocabulary.

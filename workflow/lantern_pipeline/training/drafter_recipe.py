@@ -19,8 +19,8 @@ still differs from their code on purpose:
   rate above 0, in theirs 0.
 - Lantern clips the norm of the gradient (`max_norm`). Their code clips each value to 0.5, which changes the direction.
 - If a caption is dropped, Lantern applies the mask of its prompt to the null caption, as the unconditional branch does
-  in generation. Their code attends to all 120 positions. Lantern samples the dropped images again in every epoch, their
-  code only once.
+  in generation. Their code attends to all 120 positions. Lantern chooses anew in every epoch which images lose their
+  caption. Their code chooses once.
 - The draft model does not attend to the padding of captions. Their code ignores the mask in training and in decoding.
 - Hidden states are computed when they are needed, by the target in the precision of the run. Their code stores them.
 - The width of the noise is 0.2 * 512 / L in both, where L is the number of positions. Lantern's L is smaller by one,

@@ -1,0 +1,1 @@
+"""Audits of samplers: does a sampler have the distribution of its target? See docs/audit.md."""

@@ -1,0 +1,91 @@
+"""The assisted generation of transformers as a sampler: speculative sampling with a draft model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lantern.auditing.world import World
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache
+
+
+def assisted_generation(world: World, prompts: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
+    """Sample sequences by the `generate` of transformers with an `assistant_model`, one sequence at a time.
+
+    Args:
+        world: the world.
+        prompts: prompts, int64 (batch,).
+        seeds: seeds of torch's generator, int64 (batch,).
+
+    Raises:
+        ValueError: the world has more prompts than codes.
+        ModuleNotFoundError: transformers is not installed.
+    """
+    if world.num_prompts > world.vocab_size:
+        raise ValueError(
+            f"num_prompts of the world must be <= {world.vocab_size} for transformers, where a prompt is a code, got "
+            f"{world.num_prompts}; make fewer"
+        )
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # of warnings that `generate` gives about calls of its own
+    target = language_model(world, world.target)
+    draft = language_model(world, world.draft)
+    options = {"assistant_model": draft, "do_sample": True, "top_k": 0, "max_new_tokens": world.num_tokens}
+    tokens = []
+    try:
+        with torch.random.fork_rng(devices=[]):
+            for prompt, seed in zip(prompts[:, None, None], seeds.tolist(), strict=True):
+                torch.manual_seed(seed)
+                tokens.append(target.generate(prompt, **options)[:, 1:])
+    finally:
+        logging.set_verbosity(verbosity)
+    return torch.cat(tokens)
+
+
+def language_model(world: World, table: torch.Tensor) -> Any:
+    """Return a language model of transformers that reads its probabilities from a table.
+
+    A sequence is a prompt, which is one id, and the tokens after it. The cache holds what each id adds to the number of
+    the context.
+
+    Args:
+        world: the world.
+        table: distribution after each context, (contexts, vocab): `World.target` or `World.draft`.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+    """
+    from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
+    class TableLM(PreTrainedModel, GenerationMixin):
+        """A language model without layers."""
+
+        config_class = PretrainedConfig
+
+        def __init__(self, config: PretrainedConfig) -> None:
+            super().__init__(config)
+            self.log_probs = torch.nn.Parameter(table.log().float(), requires_grad=False)
+            of_prompt = torch.tensor([len(table) // world.num_prompts])
+            self.place_values = torch.cat([of_prompt, world.place_values])
+
+        def forward(
+            self, input_ids: torch.Tensor, past_key_values: DynamicCache | None = None, **ignored: Any
+        ) -> CausalLMOutputWithPast:
+            """Return the logits of the tokens that follow `input_ids`."""
+            cache = DynamicCache() if past_key_values is None else past_key_values
+            begin = cache.get_seq_length()
+            positions = torch.arange(begin, begin + input_ids.shape[1])
+            values = self.place_values[positions] * (input_ids + (positions > 0))
+            kept, _ = cache.update(values[:, None, :, None], values[:, None, :, None], 0)
+            contexts = kept[:, 0, :, 0].cumsum(1)[:, begin:]
+            return CausalLMOutputWithPast(logits=self.log_probs[contexts], past_key_values=cache)
+
+    sizes = {"vocab_size": world.vocab_size, "num_hidden_layers": 1}
+    ids: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    return TableLM(PretrainedConfig(**sizes, **ids)).eval()

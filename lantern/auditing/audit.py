@@ -1,0 +1,177 @@
+"""The audit of a sampler: its sequences are counted and compared with their probabilities."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from lantern.auditing.samplers import ASSISTED, Sampler, make_sampler
+from lantern.auditing.statistics import Interval, chi_square, detectable_noncentrality, total_variation
+from lantern.auditing.world import World, make_world
+from lantern.parameters import Parameter
+
+LEVEL = 0.001  # a p-value below it is a difference
+UNCLEAR = 0.05  # between these two p-values more samples are needed
+POWER = 0.9
+NUM_FOLDS = 10
+NUM_SAMPLES = 50_000
+NUM_ASSISTED = 2_000  # a sequence takes transformers' assisted generation 10 ms
+BATCH_SIZE = 1_000
+_NUM = Parameter("", "number of sequences", 500, 10_000_000, is_integer=True)
+_SEED = Parameter("", "seed of the samples", 0, 2**31, is_integer=True)
+_BATCH = Parameter("", "sequences at a time", 1, is_integer=True)
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The result of an audit.
+
+    Attributes:
+        name: name of the sampler.
+        num_samples: number of sequences that were sampled.
+        num_possible: number of sequences that are possible, summed over prompts.
+        num_impossible: number of samples that the target never emits.
+        total_variation: estimate of the total variation between the distributions of whole sequences, averaged over
+            prompts, with a 95 % interval. See `lantern.auditing.statistics.total_variation`.
+        p_value: p-value of a chi-square test of whole sequences.
+        detectable: total variation from which on a sampler is found to differ with a probability of at least POWER.
+    """
+
+    name: str
+    num_samples: int
+    num_possible: int
+    num_impossible: int
+    total_variation: Interval
+    p_value: float
+    detectable: float
+
+    @property
+    def has_difference(self) -> bool:
+        """Whether the sampler was found to differ from the target."""
+        return self.p_value < LEVEL
+
+    @property
+    def sentence(self) -> str:
+        """The result in one sentence."""
+        if self.num_impossible:
+            return (
+                f"{self.name} is not lossless: {self.num_impossible:,} of {self.num_samples:,} sequences are ones that "
+                f"the target never emits, and the total variation is {self.total_variation}."
+            )
+        if self.has_difference:
+            return (
+                f"{self.name} is not lossless: the total variation from the target's sequences is "
+                f"{self.total_variation} (p {_p_text(self.p_value)})."
+            )
+        if self.p_value < UNCLEAR:
+            return (
+                f"{self.name} is undecided in {self.num_samples:,} sequences (p {_p_text(self.p_value)}, and a "
+                f"difference is one below {LEVEL}): sample more of them."
+            )
+        return (
+            f"{self.name} shows no difference from the target in {self.num_samples:,} sequences "
+            f"(p {_p_text(self.p_value)}); a total variation of {self.detectable:.3f} or more would have been found "
+            f"with a probability of at least {100 * POWER:.0f} %."
+        )
+
+    def __str__(self) -> str:
+        """Return the numbers as a table, and the sentence below it."""
+        rows = {
+            "sequences": f"{self.num_samples:,} samples of {self.num_possible:,} possible ones",
+            "total variation": f"{self.total_variation} (95 % interval)",
+            "chi-square test": f"p {_p_text(self.p_value)}",
+            "smallest bias seen": f"{self.detectable:.3f} total variation",
+        }
+        return "\n".join([*(f"{name:<21}{value}" for name, value in rows.items()), self.sentence])
+
+
+def audit(
+    sampler: str | Sampler,
+    /,
+    world: World | None = None,
+    num: int | None = None,
+    *,
+    seed: int = 0,
+    batch_size: int = BATCH_SIZE,
+    **parts: Any,
+) -> Audit:
+    """Test whether a sampler has the distribution of its target.
+
+    Args:
+        sampler: a function of a world, prompts, int64 (batch,), and seeds, int64 (batch,), which returns tokens, int64
+            (batch, num_tokens). Or a name: a preset, "transformers" for its assisted generation, "module:function", or
+            "module:Class" of an acceptance or a drafter.
+        world: the target and its draft model. By default `make_world()`, or a smaller world for "transformers".
+        num: number of sequences to sample, shared equally by the prompts. By default 50,000, or 2,000 for
+            "transformers".
+        seed: seed of the samples. No two samples have the same seed.
+        batch_size: number of sequences that are sampled together.
+        parts: parts and parameters of a method, such as k=4, delta=0.1 or tree="chain3".
+
+    Raises:
+        ValueError: an argument is out of range, the sampler is unknown, a part does not fit, or the sampler returns
+            something else than tokens.
+    """
+    is_assisted = sampler == ASSISTED
+    if world is None:
+        world = make_world(3, 1, 3, num_prompts=1, top_k=3) if is_assisted else make_world()
+    if num is None:
+        num = NUM_ASSISTED if is_assisted else NUM_SAMPLES
+    _NUM.check("num", num, "audit")
+    _SEED.check("seed", seed, "audit")
+    _BATCH.check("batch_size", batch_size, "audit")
+    name = sampler if isinstance(sampler, str) else getattr(sampler, "__name__", type(sampler).__name__)
+    function = make_sampler(sampler, parts) if isinstance(sampler, str) else sampler
+    if parts and not isinstance(sampler, str):
+        raise ValueError(f"a function takes no parts of a method, got {', '.join(parts)}; leave them out")
+    counts = _count(function, name, world, num, seed, batch_size)
+    probs = world.sequence_probs()
+    test = chi_square(counts.sum(0), probs)
+    is_impossible = probs == 0
+    return Audit(
+        name=name,
+        num_samples=int(counts.sum()),
+        num_possible=int((~is_impossible).sum()),
+        num_impossible=int(counts.sum(0)[is_impossible].sum()),
+        total_variation=total_variation(counts, probs),
+        p_value=test.p_value,
+        detectable=math.sqrt(detectable_noncentrality(test.df, LEVEL, POWER) / num) / 2,
+    )
+
+
+def _count(sampler: Sampler, name: str, world: World, num: int, seed: int, batch_size: int) -> torch.Tensor:
+    """Return how often each sequence was sampled, int64 (folds, prompts, sequences)."""
+    counts = torch.zeros(NUM_FOLDS, world.num_prompts, world.num_sequences, dtype=torch.int64)
+    every = torch.arange(num)
+    for samples in tqdm(every.split(batch_size), desc=name, unit="batch", disable=None):
+        prompts = samples % world.num_prompts
+        tokens = sampler(world, prompts, samples + seed * _NUM_SEEDS)
+        _check_tokens(tokens, name, world, len(samples))
+        folds = samples // world.num_prompts % NUM_FOLDS
+        cells = (folds, prompts, world.numbers_of(tokens.cpu().long()))
+        counts.index_put_(cells, torch.ones_like(samples), accumulate=True)
+    return counts
+
+
+_NUM_SEEDS = 10_000_000  # seeds of one audit, so that audits with other seeds share none
+
+
+def _check_tokens(tokens: object, name: str, world: World, num: int) -> None:
+    wanted = f"integer tokens in [0, {world.vocab_size}) of shape ({num}, {world.num_tokens})"
+    if not isinstance(tokens, torch.Tensor):
+        found = type(tokens).__name__
+    elif tokens.shape != (num, world.num_tokens) or tokens.is_floating_point():
+        found = f"{tokens.dtype} of shape {tuple(tokens.shape)}"
+    elif (tokens < 0).any() or (tokens >= world.vocab_size).any():
+        found = f"tokens from {int(tokens.min())} to {int(tokens.max())}"
+    else:
+        return
+    raise ValueError(f"sampler {name} must return {wanted}, got {found}; correct that function")
+
+
+def _p_text(p_value: float) -> str:
+    return "< 1e-99" if p_value < 1e-99 else f"= {p_value:.2g}"

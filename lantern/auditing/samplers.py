@@ -1,0 +1,101 @@
+"""Samplers to audit: the methods of Lantern, custom acceptances and drafters, and any function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from lantern.acceptance.base import Acceptance
+from lantern.auditing.assisted import assisted_generation
+from lantern.auditing.table_models import make_models
+from lantern.auditing.world import World
+from lantern.decoding import make_decoder
+from lantern.drafters.base import Drafter
+from lantern.methods import PRESETS, MethodSpec, acceptance_of, drafts_of, import_object, make_method, preset_of
+from lantern.sampling import SamplingConfig
+from lantern.tree_shapes import Choices, DynamicTreeOptions
+
+# A sampler maps a world, prompts, int64 (batch,), and seeds, int64 (batch,), to tokens, int64 (batch, num_tokens).
+Sampler = Callable[[World, torch.Tensor, torch.Tensor], torch.Tensor]
+ASSISTED = "transformers"  # name of transformers' assisted generation
+# Trees that fit a world, in which a context has few codes.
+SMALL_TREE: Choices = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
+SMALL_DYNAMIC_TREE = DynamicTreeOptions(num_nodes=7, depth=2, top_k=3)
+_TREES = {"static": "static", "dynamic": "dynamic", "chains": "chain3x2", "joint": "chain3+chain3"}
+
+
+@dataclass(frozen=True)
+class MethodSampler:
+    """The sampler of a method of Lantern.
+
+    Attributes:
+        spec: the method.
+    """
+
+    spec: MethodSpec
+
+    def __call__(self, world: World, prompts: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
+        """Decode a sequence of each prompt with the noise of its seed."""
+        decoder = make_decoder(make_models(world, self.spec.neighbours), self.spec, SamplingConfig())
+        noise = [
+            decoder.make_noise(seed, str(prompt)) for seed, prompt in zip(seeds.tolist(), prompts.tolist(), strict=True)
+        ]
+        return decoder.generate(prompts[:, None], torch.ones_like(prompts, dtype=torch.bool)[:, None], noise).codes
+
+
+def make_sampler(name: str, parts: Mapping[str, Any]) -> Sampler:
+    """Make the sampler that a name stands for.
+
+    Args:
+        name: a preset, ASSISTED, "module:function" of a sampler, or "module:Class" of an acceptance or a drafter.
+        parts: parts and parameters of the method, such as k=4.
+
+    Raises:
+        ValueError: the name is unknown, a part does not fit, or parts are given to a function.
+    """
+    if "name" in parts:
+        raise ValueError(f"sampler {name} takes no name, got {parts['name']!r}; leave it out")
+    if name in PRESETS:
+        return MethodSampler(make_method(name, **_with_small_tree({**preset_of(name), **parts}, parts)))
+    if name != ASSISTED and ":" not in name:
+        raise ValueError(
+            f"a sampler must be one of {', '.join(PRESETS)}, {ASSISTED}, module:function or module:Class, got {name!r}"
+        )
+    found = assisted_generation if name == ASSISTED else import_object(name, _WANTED)
+    if isinstance(found, type):
+        return MethodSampler(_custom_method(name, found, parts))
+    if not callable(found):
+        raise ValueError(f"{name} must name {_WANTED}, got {type(found).__name__}")
+    if parts:
+        raise ValueError(f"a function takes no parts of a method, got {', '.join(parts)} for {name}; leave them out")
+    return cast("Sampler", found)
+
+
+_WANTED = "a function or a class as module:name, of a file in this folder or an installed package"
+
+
+def _custom_method(path: str, kind: type, parts: Mapping[str, Any]) -> MethodSpec:
+    """Make a method of a custom acceptance or of a custom drafter."""
+    known: dict[str, Any]
+    if issubclass(kind, Acceptance):
+        row = acceptance_of(path)
+        known = {"acceptance": path, "drafts": (row.drafts or ("sampled",))[0], **parts}
+        known.setdefault("tree", "chain3" if row.needs_chain else _TREES[drafts_of(known["drafts"]).trees[0]])
+    elif issubclass(kind, Drafter):
+        known = {"drafts": path, **parts}
+        known.setdefault("tree", _TREES[drafts_of(path).trees[0]])
+    else:
+        raise ValueError(f"{path} must be a function, or a class derived from Acceptance or Drafter, got another class")
+    return MethodSpec.of("custom", **_with_small_tree(known, known))
+
+
+def _with_small_tree(known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts `given`, with a small tree if the method has the tree "static" or "dynamic"."""
+    shapes = {"static": SMALL_TREE, "dynamic": SMALL_DYNAMIC_TREE}
+    parts = dict(given)
+    if known.get("tree") in shapes:
+        parts.setdefault("tree_shape", shapes[known["tree"]])
+    return parts

@@ -1,0 +1,165 @@
+"""Comparison of counted sequences with their probabilities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+FEWEST_EXPECTED = 5  # sequences that are expected less often are counted together in the chi-square test
+NUM_RESAMPLES = 200  # of the bootstrap
+Z_95 = 1.959964  # half the width of a 95 % interval, in standard errors
+
+
+@dataclass(frozen=True)
+class ChiSquare:
+    """Pearson's chi-square test.
+
+    Attributes:
+        statistic: sum of (count - expected)^2 / expected. Infinite if something impossible was counted.
+        df: degrees of freedom.
+    """
+
+    statistic: float
+    df: int
+
+    @property
+    def p_value(self) -> float:
+        """Probability of a statistic that is at least as large, if the counts have the expected distribution."""
+        return 0.0 if math.isinf(self.statistic) else upper_tail(self.statistic, self.df)
+
+
+def chi_square(counts: torch.Tensor, probs: torch.Tensor) -> ChiSquare:
+    """Test whether counts have given distributions.
+
+    Within a group, cells with less than FEWEST_EXPECTED expected counts are added up to one cell.
+
+    Args:
+        counts: number of times that each cell occurred, (groups, cells).
+        probs: probabilities of the cells, each row adding up to 1, (groups, cells).
+
+    Raises:
+        ValueError: a group has less than two cells with enough expected counts.
+    """
+    statistic, df = math.inf if counts[probs == 0].any() else 0.0, 0
+    for row, expected in zip(counts.double(), probs.double() * counts.sum(1, keepdim=True), strict=True):
+        found, wanted = _pool(row, expected)
+        if len(found) < 2:
+            raise ValueError(
+                f"the chi-square test needs two cells with at least {FEWEST_EXPECTED} expected counts, got "
+                f"{len(found)} of {int(row.sum())} counts; draw more samples"
+            )
+        statistic += float(((found - wanted).square() / wanted).sum())
+        df += len(found) - 1
+    return ChiSquare(statistic, df)
+
+
+def _pool(counts: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add up cells with few expected counts. If their sum is still small, it is added to the rarest other cell."""
+    order = expected.argsort()
+    counts, expected = counts[order], expected[order]
+    num_rare = int((expected < FEWEST_EXPECTED).sum())
+    if num_rare and expected[:num_rare].sum() < FEWEST_EXPECTED:
+        num_rare += 1
+    if num_rare == 0:
+        return counts, expected
+    counts, expected = (torch.cat([part[:num_rare].sum()[None], part[num_rare:]]) for part in (counts, expected))
+    return counts, expected
+
+
+def upper_tail(statistic: float, df: int) -> float:
+    """Return the probability that a chi-square variable exceeds a value."""
+    half = torch.tensor([df / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def noncentral_upper_tail(value: float, df: int, noncentrality: float) -> float:
+    """Return the probability that a noncentral chi-square variable exceeds a value.
+
+    It is a Poisson mixture of central chi-square variables.
+    """
+    mean = noncentrality / 2
+    most = int(mean + 12 * math.sqrt(mean)) + 30
+    number = torch.arange(most, dtype=torch.float64)
+    weights = torch.exp(torch.xlogy(number, torch.tensor(mean)) - mean - torch.lgamma(number + 1))
+    tails = torch.special.gammaincc(df / 2 + number, torch.full_like(number, value / 2))
+    return float((weights * tails).sum())
+
+
+def detectable_noncentrality(df: int, level: float, power: float) -> float:
+    """Return the noncentrality that a chi-square test finds with a given probability.
+
+    Args:
+        df: degrees of freedom.
+        level: p-value below which the test finds a difference.
+        power: probability of finding it.
+    """
+    most = 10.0 * df + 1000
+    critical = _root(lambda value: level - upper_tail(value, df), 0.0, most)
+    return _root(lambda value: noncentral_upper_tail(critical, df, value) - power, 0.0, most)
+
+
+def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    """Return the root of an increasing function between two numbers, by bisection."""
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if function(middle) > 0 else (middle, high)
+    return (low + high) / 2
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """Return the numbers with three decimals."""
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def total_variation(counts: torch.Tensor, probs: torch.Tensor) -> Interval:
+    """Estimate the total variation between counted cells and given distributions, averaged over groups.
+
+    The distance between counts and probabilities is above 0 for exact samplers too, since counts are random. This
+    estimate has no such bias, see `_held_out_excess`.
+
+    Args:
+        counts: number of times that each cell occurred, (folds, groups, cells). Each sample is in one fold.
+        probs: probabilities of the cells, (groups, cells).
+
+    Returns:
+        The estimate, or 0 if it is negative, and its interval. The standard error is that of NUM_RESAMPLES bootstrap
+        resamples of the counts.
+    """
+    found, expected = counts.numpy(), probs.numpy()
+    sizes = found.sum(-1)
+    frequencies = np.broadcast_to(found.sum(0) / sizes.sum(0)[:, None], found.shape)
+    generator = np.random.default_rng(0)
+    resamples = [_held_out_excess(generator.multinomial(sizes, frequencies), expected) for _ in range(NUM_RESAMPLES)]
+    value = _held_out_excess(found, expected)
+    half = Z_95 * float(np.std(resamples))
+    return Interval(max(0.0, value), max(0.0, value - half), max(0.0, value) + half)
+
+
+def _held_out_excess(counts: np.ndarray, probs: np.ndarray) -> float:
+    """Return by how much cells are too frequent that are too frequent in the other folds.
+
+    For each fold, the cells are chosen that are too frequent in all other folds, and their excess is measured in the
+    fold itself. The expectation is 0 for an exact sampler. It never exceeds the total variation, and is close to it if
+    there are enough samples to choose the right cells.
+
+    Args:
+        counts: number of times that each cell occurred, (folds, groups, cells).
+        probs: probabilities of the cells, (groups, cells).
+    """
+    others = counts.sum(0) - counts
+    is_chosen = others > probs * others.sum(-1, keepdims=True)
+    sizes = counts.sum(-1)  # (folds, groups)
+    excess = (counts * is_chosen).sum(-1) - sizes * (probs * is_chosen).sum(-1)
+    return float(excess.sum() / sizes.sum())

@@ -1,0 +1,135 @@
+"""The target and the draft model of a world, as models that every method of Lantern can decode with.
+
+They read and write the cache and obey attention masks like a transformer. The value of a token in the cache is its
+share of the number of its context, and a hidden state is the sum of the values that it attends to. A wrong slot, mask
+or position therefore reads the wrong row of the table.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from lantern.auditing.world import World
+from lantern.codebook import nearest_codes
+from lantern.decoding_state import DecodingModels
+from lantern.kv_cache import KVCache, repeat_rows
+from lantern.models.config import DraftConfig, TargetConfig
+from lantern.models.draft import DraftModel
+from lantern.models.target import Target
+
+
+class TableTarget(Target):
+    """A target that reads its probabilities from the tables of a world.
+
+    The two channels of a hidden state are the number of a context, and 1 if a draft model has made the state.
+    """
+
+    kind = "table_target"
+    config_class = TargetConfig
+    log_probs: torch.Tensor
+    place_values: torch.Tensor
+
+    def __init__(self, world: World) -> None:
+        super().__init__(
+            TargetConfig(
+                dim=2,
+                num_layers=1,
+                num_heads=1,
+                vocab_size=world.vocab_size,
+                grid=world.lines,
+                columns=world.columns,
+                num_text_tokens=1,
+                num_prompt_ids=world.num_prompts,
+                rope="1d",
+            )
+        )
+        self.token_embedding = nn.Embedding.from_pretrained(world.codebook)
+        self.register_buffer("log_probs", torch.stack([world.target, world.draft]).log().float())
+        self.register_buffer("place_values", world.place_values.float())
+        self._contexts_per_prompt = len(world.target) // world.num_prompts
+
+    @property
+    def is_head_linear(self) -> bool:
+        """See `Target.is_head_linear`."""
+        return False
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """See `Target.cache_shape`."""
+        return 1, 1, 1
+
+    def values_of(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return what tokens add to the number of a context, float32 (batch, nodes).
+
+        Args:
+            tokens: tokens, int64 (batch, nodes).
+            positions: their positions in the image, int64 (batch, nodes). A token past the end adds nothing. Positions
+                before the image occur only in complete images, whose values are not read.
+        """
+        return (tokens + 1) * self.place_values[positions.clamp(0, len(self.place_values) - 1)]
+
+    def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `Target.read_logits`."""
+        context, is_draft = hidden.long().unbind(-1)
+        return self.log_probs[is_draft, context.clamp(max=self.log_probs.shape[1] - 1)]  # a wrong mask adds too much
+
+    def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
+        """Return the first context of each prompt, (..., 1)."""
+        return features[..., None].float() * self._contexts_per_prompt
+
+    def extend(
+        self,
+        cache: KVCache,
+        tokens: torch.Tensor,
+        slots: torch.Tensor,
+        rotary_positions: torch.Tensor,
+        mask: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `Target.extend`."""
+        values = self.values_of(tokens, rotary_positions - self.config.num_text_tokens)
+        return self.run_nodes(repeat_rows(values[..., None], len(mask)), slots, rotary_positions, mask, cache)
+
+    def run_nodes(
+        self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
+    ) -> torch.Tensor:
+        """See `Target.run_nodes`."""
+        (layer,) = cache.layers
+        layer.write(cache.flat_slots(slots), x.view(-1, 1, 1).expand(-1, 2, -1))
+        _, values = layer.read()
+        contexts = ((mask == 0) * values[..., 0][:, :, None]).sum(-1)[:, 0]
+        return torch.stack([contexts, torch.zeros_like(contexts)], dim=-1).view(-1, *slots.shape, 2)
+
+
+class TableDraft(DraftModel):
+    """A draft model that reads its probabilities from the tables of a world. Its cache is not used."""
+
+    def __init__(self, target: TableTarget) -> None:
+        with torch.random.fork_rng(devices=[]):  # the weights of the base class are not used
+            super().__init__(DraftConfig.of(target.config))
+        self.values_of = target.values_of
+
+    def extend(
+        self,
+        cache: KVCache,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        slots: torch.Tensor,
+        rotary_positions: torch.Tensor,
+        mask: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `DraftModel.extend`."""
+        contexts = hidden[..., 0] + self.values_of(tokens, rotary_positions)
+        return torch.stack([contexts, torch.ones_like(contexts)], dim=-1)
+
+
+def make_models(world: World, neighbours: str | None = None) -> DecodingModels:
+    """Return the models of a world, with a table of nearest codes.
+
+    Args:
+        world: the world.
+        neighbours: kind of the nearest codes. None for "l2".
+    """
+    target = TableTarget(world)
+    table = nearest_codes(world.codebook, world.vocab_size - 1, neighbours or "l2")
+    return DecodingModels(target, TableDraft(target), table)
