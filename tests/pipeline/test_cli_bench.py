@@ -67,7 +67,7 @@ def test_an_interrupted_measurement_keeps_its_complete_rounds(tmp_path, monkeypa
     options = ("--num", "1", "--rounds", "3", "--methods", "jacobi", "--device", "cpu", "--output", str(tmp_path))
     code, output = run("embedded", *options)
     assert code == 130 and measured == ["autoregressive", "jacobi"]
-    assert "Only 1 of 3 rounds are complete." in output
+    assert "Interrupted: 1 of 3 rounds were complete." in output
     found = json.loads((tmp_path / "bench.json").read_text())
     assert found["rounds_complete"] == 1 and found["num_rounds"] == 3
     assert [row["images_per_s"] for row in found["rows"]] == [5.0, 5.0]
@@ -93,10 +93,12 @@ def test_an_interruption_in_the_first_round_shows_no_table(monkeypatch):
         (["--methods", "jacobi tree=chain5", "--trees", "chain9"], "--trees replaces the tree of every method"),
         (["--methods", "autoregressive tree=chain5"], "has a tree and no drafts to fill it, got tree chain5; remove"),
         (["--prompts", "absent.txt"], "absent.txt"),
+        (["--output", "file"], "File exists: 'file'"),
     ],
 )
 def test_wrong_options_are_named_in_one_sentence(options, sentence, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
     code, output = run("embedded", *options, *QUICK)
     assert code == 1 and sentence in output and len(output.strip().splitlines()) == 1, output
 

@@ -213,6 +213,8 @@ def bench(
 
     table = ""
     with _one_sentence():
+        if output is not None:
+            output.mkdir(parents=True, exist_ok=True)
         loaded = lantern.load(model, device=str(resolve_device(device)), dtype=dtype)
         chosen = choose_prompts(loaded.encoder, prompts, num)
         options = {"temperature": temperature, "batch_size": batch, "num_rounds": rounds}

@@ -191,12 +191,12 @@ def notes_of(report: Mapping[str, Any]) -> list[str]:
     notes = [
         f"Measured on {report['processor']}{threads}, torch {report['torch']}, {report['dtype']}, temperature "
         f"{report['temperature']:g}, guidance scale {report['cfg_scale']:g}.",
-        f"Batch 1 unless stated, {report['num_prompts']} images per method, fastest of {complete} rounds; [low, high] "
-        "is a 95 % interval.",
+        f"Batch 1 unless stated; images per method: {report['num_prompts']}; rounds: {complete}, of which the fastest "
+        "counts; [low, high] is a 95 % interval.",
         "Equal images have the tokens of autoregressive decoding with the same noise.",
     ]
     if complete < planned:
-        notes.append(f"Only {complete} of {planned} rounds are complete.")
+        notes.append(f"Interrupted: {complete} of {planned} rounds were complete.")
     notes += _notes_on_tokens(report)
     busy = np.mean([row["busy_elsewhere"] for row in report["rows"]])
     if busy > BUSY:
