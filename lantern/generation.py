@@ -54,7 +54,7 @@ def load_decoding_models(
     models = DecodingModels(load_target(target, torch_dtype, device).prepare_for_decoding())
     if draft is not None:
         models.draft = load_model(draft, DraftModel, torch_dtype, device).prepare_for_decoding()
-        for name in ("dim", "vocab_size", "grid", "num_text_tokens"):
+        for name in ("dim", "vocab_size", "grid", "columns", "num_text_tokens"):
             expected = getattr(models.target.config, name)
             found = getattr(models.draft.config, name)
             if expected != found:
@@ -100,16 +100,16 @@ def generate_images(
         decoder: decoder of the method.
         prompts: the prompts.
         encoder: text encoder of the prompts.
-        image_decoder: turns codes, int64 (images, codes), into pixels in [-1, 1], (images, 3, size, size). It is called
-            with one image at a time, because decoding a large image takes a GiB of memory.
+        image_decoder: turns codes, int64 (images, lines, columns), into pixels in [-1, 1], (images, 3, height, width).
+            It is called with one image at a time, because decoding a large image takes a GiB of memory.
         run_seed: seed of the noise.
         batch_size: number of images that are decoded together.
 
     Returns:
-        (records; pixels, uint8 (images, size, size, 3) on the CPU).
+        (records; pixels, uint8 (images, height, width, 3) on the CPU).
     """
     records = generate_records(decoder, prompts, encoder, run_seed=run_seed, batch_size=batch_size)
-    codes = decoder.target.config.image_codes(records.codes.long()).to(decoder.device)
+    codes = decoder.target.config.code_grids(records.codes.long()).to(decoder.device)
     with torch.inference_mode():
         images = torch.cat([image_decoder(image).float().cpu() for image in codes.split(1)])
     pixels = ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)

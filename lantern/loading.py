@@ -14,7 +14,7 @@ import torch
 
 from lantern.api import Model
 from lantern.cards.card import FILE_NAME, HubFiles, ModelCard, read_card
-from lantern.cards.published import CARDS, HUB_FILES, card_of_family, published_grid
+from lantern.cards.published import CARDS, HUB_FILES, card_of_family, published_shape
 from lantern.checkpoints.drafter import read_draft
 from lantern.checkpoints.files import PIPELINE_MODEL, WeightFile, read_weights
 from lantern.checkpoints.native import read_report
@@ -23,10 +23,11 @@ from lantern.checkpoints.target import read_target
 from lantern.checkpoints.tokenizers import ImageModel, make_image_tokenizer, read_tokenizer
 from lantern.decoding_state import DecodingModels
 from lantern.models.adapter import adapt
+from lantern.models.config import shape_fields
 from lantern.models.draft import DraftModel
 from lantern.models.families import FAMILIES, family_named, family_of
 from lantern.models.target import Target
-from lantern.parameters import Parameter
+from lantern.parameters import Parameter, check_sides
 from lantern.sampling import SamplingConfig
 from lantern.text_encoders.encoders import compare_features, make_text_encoder
 
@@ -99,7 +100,7 @@ def from_transformers(
     processor: Any,
     *,
     family: str | None = None,
-    grid: int | None = None,
+    grid: int | tuple[int, int] | None = None,
     max_tokens: int = MAX_TOKENS,
 ) -> Model:
     """Make a Lantern model from a transformers model, so that it generates images by any method.
@@ -110,7 +111,7 @@ def from_transformers(
         model: model of a class in `lantern.models.families.FAMILIES`. It is not changed and stays on its device.
         processor: processor or tokenizer of the model.
         family: key of FAMILIES, a model class with one form of prompts. Needed only if the class has several families.
-        grid: side of an image in codes, if it differs from the published one.
+        grid: side of an image in codes, or (height, width), if it differs from the published one.
         max_tokens: length of the longest prompt, including the tokens around the caption. `generate` refuses longer
             prompts.
 
@@ -118,10 +119,9 @@ def from_transformers(
         ValueError: the class is unknown (the message lists the known ones), the tokenizer belongs to another model, the
             model is on several devices, or a layer that Lantern reads has an adapter such as LoRA.
     """
-    for name, value in {"grid": grid, "max_tokens": max_tokens}.items():
-        if value is not None:
-            _COUNT.check(name, value, "from_transformers")
-    from lantern.text_encoders.tokens import TokenPromptEncoder, fill_form
+    _COUNT.check("max_tokens", max_tokens, "from_transformers")
+    given = None if grid is None else check_sides("grid", grid)
+    from lantern.text_encoders.tokens import TokenPromptEncoder
 
     family = family_named(family, type(model).__name__)
     row = FAMILIES[family]
@@ -130,8 +130,8 @@ def from_transformers(
         raise ValueError(f"processor must be the model's, or its fast tokenizer, got {type(processor).__name__}")
     names = {name: value for name, value in vars(tokenizer).items() if name.endswith("_token")}
     names |= {name: str(value) for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
-    grid = grid or published_grid(family)
-    form = fill_form(row.prompt, names, large=grid, small=row.small_grid)
+    shape = given or published_shape(family)
+    small_shape = row.small_shape(shape)
     words = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())  # a copy
     state = {
         f"model.vqmodel.{name}": value for name, value in model.get_submodule("model.vqmodel").state_dict().items()
@@ -140,8 +140,9 @@ def from_transformers(
         raise ValueError(f"an adapter on {adapted} cannot be read; merge it (merge_and_unload), or leave vqmodel out")
     if any(value.is_meta for value in state.values()):
         raise ValueError("model.vqmodel must be on one device, got meta (offloaded); load with device_map={'': 0}")
-    image_tokenizer = make_image_tokenizer(WeightFile(Path(type(model).__name__), state), grid=grid)
-    return _adopt(model, family, TokenPromptEncoder(form, words, max_tokens), image_tokenizer)
+    image_tokenizer = make_image_tokenizer(WeightFile(Path(type(model).__name__), state), grid=shape[0])
+    encoder = TokenPromptEncoder(row.prompt, words, max_tokens, names=names, shape=shape, small_shape=small_shape)
+    return _adopt(model, family, encoder, image_tokenizer, shape)
 
 
 def sampling_of(known: GenerationConfig) -> SamplingConfig:
@@ -280,15 +281,16 @@ def _build(card: ModelCard, files: Mapping[str, Path], device: torch.device, dty
     """
     config = card.target_config()
     encoder_name = card.prompts.encoder
-    sides = {"large": config.grid, "small": config.small_grid}
-    encoder = make_text_encoder(card.prompts, files.get("text"), **sides, device=device)
+    shapes = {"shape": config.shape, "small_shape": config.small_shape}
+    encoder = make_text_encoder(card.prompts, files.get("text"), **shapes, device=device)
     config = replace(config, **getattr(encoder, "null_prompt", {}))
     compare_features(files["target"], read_report(files["target"]), encoder_name)
     target = read_target(files["target"], config, dtype, encoder_name).to(device).prepare_for_decoding()
     models = DecodingModels(target, _read_draft(files, target, dtype))
     tokenizer = read_tokenizer(files["tokenizer"], card.images).to(device)
     parts = {**card.trees, "neighbours": card.neighbours}
-    return Model(models, tokenizer, encoder, SamplingConfig(**card.sampling), parts)
+    family = encoder_name if encoder_name in FAMILIES else None
+    return Model(models, tokenizer, encoder, SamplingConfig(**card.sampling), parts, family)
 
 
 def _is_pretrained_folder(folder: Path) -> bool:
@@ -320,11 +322,11 @@ def _load_pretrained(folder: Path, given: Mapping[str, Path], device: torch.devi
     model = open_pretrained(weights, read_config(weights), dtype)
     model.to(device)  # pyright: ignore[reportArgumentType]  transformers' wrapper of `to` loses its parameters
     family = family_of(type(model).__name__)
-    grid = published_grid(family)
-    sides = {"large": grid, "small": FAMILIES[family].small_grid}
-    encoder = TokenPromptEncoder.of_file(family, given.get("text", folder), MAX_TOKENS, **sides)
-    images = make_image_tokenizer(read_weights(given["tokenizer"]) if "tokenizer" in given else weights, grid=grid)
-    made = _adopt(model, family, encoder, images)
+    shape = published_shape(family)
+    shapes = {"shape": shape, "small_shape": FAMILIES[family].small_shape(shape)}
+    encoder = TokenPromptEncoder.of_file(family, given.get("text", folder), MAX_TOKENS, **shapes)
+    of_images = read_weights(given["tokenizer"]) if "tokenizer" in given else weights
+    made = _adopt(model, family, encoder, make_image_tokenizer(of_images, grid=shape[0]), shape)
     made.models.draft = _read_draft(given, made.models.target, dtype)
     return made
 
@@ -345,7 +347,9 @@ def _read_draft(files: Mapping[str, Path], target: Target, dtype: torch.dtype) -
     return read_draft(files["drafter"], target.config, dtype).to(target.device).prepare_for_decoding()
 
 
-def _adopt(model: PreTrainedModel, family: str, encoder: TokenPromptEncoder, images: ImageModel) -> Model:
+def _adopt(
+    model: PreTrainedModel, family: str, encoder: TokenPromptEncoder, images: ImageModel, shape: tuple[int, int]
+) -> Model:
     """Build a model from a transformers model that is already loaded.
 
     Sampling follows its `generation_config`. If that does not set `do_sample`, the published settings of the family
@@ -355,17 +359,19 @@ def _adopt(model: PreTrainedModel, family: str, encoder: TokenPromptEncoder, ima
         model: the transformers model.
         family: key of FAMILIES.
         encoder: text encoder of the family. It is changed to refuse long prompts.
-        images: image tokenizer. Its config states the size of images in codes.
+        images: image tokenizer.
+        shape: height and width of an image in codes.
     """
     card = card_of_family(family)
     sampling = sampling_of(model.generation_config)
     if model.generation_config.do_sample is None and card is not None:
         sampling = SamplingConfig(**card.sampling)
     encoder.refuses_long = True
-    sizes = {"num_text_tokens": encoder.max_tokens, **encoder.null_prompt}
-    target = adapt(model, family, grid=images.config.grid, **sizes)
+    sizes = shape_fields(shape, FAMILIES[family].small_shape(shape))
+    target = adapt(model, family, num_text_tokens=encoder.max_tokens, **encoder.null_prompt, **sizes)
     neighbours = "l2_normalised" if card is None else card.neighbours
-    return Model(DecodingModels(target), images.to(target.device), encoder, sampling, {"neighbours": neighbours})
+    parts = {"neighbours": neighbours}
+    return Model(DecodingModels(target), images.to(target.device), encoder, sampling, parts, family)
 
 
 def _device_of(name: str | torch.device) -> torch.device:

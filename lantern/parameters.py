@@ -77,6 +77,23 @@ class Parameter:
         return math.isfinite(number) and self.low <= number <= self.high
 
 
+def check_sides(name: str, value: object) -> tuple[int, int]:
+    """Return height and width from a value that is the side of a square or a pair (height, width).
+
+    Args:
+        name: name of the argument.
+        value: the value.
+
+    Raises:
+        ValueError: the value is neither.
+    """
+    sides = value if isinstance(value, tuple | list) else (value, value)
+    whole = [side for side in sides if type(side) is int and side > 0]
+    if len(sides) != 2 or len(whole) != 2:
+        raise ValueError(f"{name} must be an integer >= 1, or a pair (height, width) of them, got {value!r}")
+    return whole[0], whole[1]
+
+
 _EXACT = "for exact decoding use acceptance exact"
 PARAMETERS = {
     "k": Parameter("k", "nearest codes of a draft", 1, is_integer=True, remedy=_EXACT),

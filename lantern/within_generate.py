@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.nn.functional as F
 
-from lantern.cards.published import published_grid
+from lantern.cards.published import published_shape
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.methods import MethodSpec, make_method
 from lantern.models.adapter import TransformersTarget, adapt
+from lantern.models.config import shape_fields
 from lantern.models.families import FAMILIES, family_named
-from lantern.parameters import Parameter
+from lantern.parameters import Parameter, check_sides
 from lantern.sampling import SamplingConfig
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def custom_generate(
     if seed is not None:
         Parameter("", "a seed", is_integer=True).check("seed", seed, "custom_generate")
     spec = make_method(method, **parts)
-    given = None if grid is None else _check_grid(grid)
+    given = None if grid is None else check_sides("grid", grid)
 
     def draw(
         model: PreTrainedModel,
@@ -94,9 +95,10 @@ def custom_generate(
         sampling = _sampling_of(processors, generation_config.do_sample)
         ids, mask, negative = _prompts_of(input_ids, model_kwargs.get("attention_mask"), processors.get(_GUIDANCE))
         if FAMILIES[row].uses_grid_rope:
-            sizes = _grids_of(model, input_ids, model_kwargs, generation_config, sampling, given)
+            shapes = _shapes_of(model, input_ids, model_kwargs, generation_config, sampling, given)
+            sizes = shape_fields(*shapes)
         else:
-            sizes = _shape_of(model, row, input_ids, given)
+            sizes = shape_fields(_shape_of(model, row, input_ids, given))
         target = adapt(model, row, num_text_tokens=ids.shape[1], **sizes)
         if target.ids is None:
             raise ValueError(f"the codes of {type(model).__name__} are not words: use lantern.from_transformers")
@@ -176,15 +178,15 @@ def _sampling_of(processors: Mapping[str, LogitsProcessor], do_sample: bool) -> 
     )
 
 
-def _grids_of(
+def _shapes_of(
     model: PreTrainedModel,
     ids: torch.Tensor,
     model_kwargs: Mapping[str, Any],
     config: GenerationConfig,
     sampling: SamplingConfig,
-    given: dict[str, int] | None,
-) -> dict[str, int]:
-    """Return the sizes of GLM-Image's two images, the smaller of which is generated first.
+    given: tuple[int, int] | None,
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return height and width in codes of GLM-Image's image, and of the smaller image that is generated first.
 
     Args:
         model: the transformers model.
@@ -220,18 +222,11 @@ def _grids_of(
     if (grids.view(-1, 2, 3) != grids[:2]).any():
         raise ValueError(f"image_grid_thw must be the same of all prompts, got {grids[:, 1:].tolist()}; draw one size")
     (height, width), (small_height, small_width) = grids[:2, 1:].tolist()
-    return {"grid": height, "columns": width, "small_grid": small_height, "small_columns": small_width}
+    return (height, width), (small_height, small_width)
 
 
-def _check_grid(grid: int | tuple[int, int]) -> dict[str, int]:
-    sides = grid if isinstance(grid, tuple | list) else (grid, grid)
-    if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
-        raise ValueError(f"grid must be an integer >= 1, or a pair (height, width) of them, got {grid!r}")
-    return dict(zip(("grid", "columns"), sides, strict=True))
-
-
-def _shape_of(model: PreTrainedModel, family: str, ids: torch.Tensor, grid: dict[str, int] | None) -> dict[str, int]:
-    """Return the height and width of the image in codes, as arguments of `adapt`.
+def _shape_of(model: PreTrainedModel, family: str, ids: torch.Tensor, grid: tuple[int, int] | None) -> tuple[int, int]:
+    """Return the height and width of the image in codes.
 
     They are `grid` if it is given. Otherwise Emu3's prompts state them, as in "90*90". Other models have their
     published size.
@@ -248,7 +243,7 @@ def _shape_of(model: PreTrainedModel, family: str, ids: torch.Tensor, grid: dict
     if grid is not None:
         return grid
     if FAMILIES[family].model_class != "Emu3ForConditionalGeneration":
-        return {"grid": published_grid(family)}
+        return published_shape(family)
     wanted = ("*", "<|image start|>", "<|image token|>")
     words = {id: name for name, id in model.config.vocabulary_map.items() if name.isdigit() or name in wanted}
     sizes = {_size_in("".join(words.get(id, " ") for id in row)) for row in ids.tolist()}
@@ -260,7 +255,7 @@ def _shape_of(model: PreTrainedModel, family: str, ids: torch.Tensor, grid: dict
             f"all images of a batch must have one size, got {sorted(found)} (height, width); draw one size"
         )
     (size,) = found
-    return dict(zip(("grid", "columns"), size, strict=True))
+    return size
 
 
 def _size_in(prompt: str) -> tuple[int, int] | None:
@@ -359,10 +354,10 @@ def _check_prefix(
     """
     config = target.config
     codes = words[: config.num_codes]
-    line = torch.cat([codes[:1].expand(config.columns or config.grid), words[config.num_codes :]])
-    image = torch.cat(
-        [codes[:1].expand(config.num_image_tokens - config.grid * len(line)), line.repeat(config.grid), ends]
-    )
+    height, width = config.shape
+    line = torch.cat([codes[:1].expand(width), words[config.num_codes :]])
+    num_small = config.num_image_tokens - height * len(line)
+    image = torch.cat([codes[:1].expand(num_small), line.repeat(height), ends])
     every_code = set(codes.tolist())
     seen = None
     for row, prompt in enumerate(ids):
@@ -374,7 +369,7 @@ def _check_prefix(
                 found = _words_in(allowed)
             if found != (every_code if word in every_code else {word}):
                 raise ValueError(
-                    f"prefix_allowed_tokens_fn must allow the image of {config.grid} x {config.columns or config.grid} "
+                    f"prefix_allowed_tokens_fn must allow the image of {height} x {width} "
                     f"codes that is generated, and no other token, got another at token {index} of prompt {row}; pass "
                     "lantern.custom_generate(grid=(height, width)), or no such function"
                 )

@@ -43,13 +43,30 @@ class Feed:
     sampled: int | None
 
 
-def line_schedule(lines: tuple[int, int], window: int) -> list[list[Feed]]:
+def line_schedule(lines: tuple[int, int], window: int, small: tuple[int, int] = (0, 0)) -> list[list[Feed]]:
     """Return the tokens that are fed in each forward pass after the prefill. The prefill samples position 0.
+
+    A smaller image that comes first is complete before the lines of the image begin.
 
     Args:
         lines: number of lines of the image, and number of tokens of a line.
         window: number of tokens of a line after which the next line begins. If it is at least the length of a line,
             lines are generated one after the other.
+        small: number of lines of the smaller image, and number of tokens of a line. (0, 0) if there is none.
+    """
+    num_small = small[0] * small[1]
+    forwards = _forwards_of(small, window, first=0) if num_small else []
+    forwards += _forwards_of(lines, window, first=num_small)
+    return forwards[1:]
+
+
+def _forwards_of(lines: tuple[int, int], window: int, first: int) -> list[list[Feed]]:
+    """Return the tokens that are fed in each forward pass of an image or a smaller image.
+
+    Args:
+        lines: number of lines, and number of tokens of a line.
+        window: number of tokens of a line after which the next line begins.
+        first: position of the first token.
     """
     height, width = lines
     window = min(window, width)
@@ -58,14 +75,14 @@ def line_schedule(lines: tuple[int, int], window: int) -> list[list[Feed]]:
     for line, begin in enumerate(begins):
         for column in range(width):
             now = begin + column
-            sampled = line * width + column
+            sampled = first + line * width + column
             source = sampled - 1
             if column == 0 and line > 0 and begins[line - 1] + width > now:  # the left neighbour is not sampled yet
                 above = max(line - 2, 0)
-                source = above * width + min(now - 1 - begins[above], width - 1)
+                source = first + above * width + min(now - 1 - begins[above], width - 1)
                 forwards[begins[line - 1] + width].append(Feed(sampled - 1, sampled - 1, None))
             forwards[now].append(Feed(source, sampled - 1, sampled))
-    return [sorted(feeds, key=lambda feed: feed.position) for feeds in forwards[1:]]
+    return [sorted(feeds, key=lambda feed: feed.position) for feeds in forwards]
 
 
 @dataclass(frozen=True)
@@ -138,7 +155,7 @@ class LinesDecoder(Decoder):
     ) -> None:
         config = models.target.config
         num_tokens = config.num_image_tokens
-        schedule = line_schedule(config.lines, spec["window"])
+        schedule = line_schedule(config.lines, spec["window"], config.small_shape)
         self._tables = tables_of(schedule, num_tokens, models.target.device)
         super().__init__(
             models,

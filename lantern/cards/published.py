@@ -311,8 +311,8 @@ def card_of_family(family: str) -> ModelCard | None:
     return next((card for card in CARDS.values() if card.prompts.encoder == family), None)
 
 
-def published_grid(family: str) -> int:
-    """Return the height in codes of the images of a family's published models.
+def published_shape(family: str) -> tuple[int, int]:
+    """Return the height and width in codes of the images of a family's published models.
 
     Args:
         family: key of `FAMILIES`, such as "janus".
@@ -323,4 +323,4 @@ def published_grid(family: str) -> int:
     card = card_of_family(family)
     if card is None:
         raise ValueError(f"grid is missing: no model of the family {family} is published; pass grid, in codes")
-    return card.images.grid
+    return card.images.grid, card.images.grid

@@ -31,7 +31,7 @@ from lantern.checkpoints.pretrained import (
     read_config,
 )
 from lantern.models.adapter import TransformersTarget, adapt
-from lantern.models.config import COMPARED_SIZES, LLAMAGEN_SIZES, TargetConfig
+from lantern.models.config import COMPARED_SIZES, LLAMAGEN_SIZES, TargetConfig, shape_fields
 from lantern.models.families import FAMILIES
 from lantern.models.target import Target, TargetModel
 
@@ -118,8 +118,10 @@ def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.d
     for name in ("dim", "num_layers", "num_heads"):
         key = _JSON_NAMES[name]
         check_equal(weights.settings_path, key, getattr(expected, name), getattr(text, key), name)
-    names = ("grid", "columns", "small_grid", "line_end", "num_text_tokens", "null_ids", "null_filler")
-    target = adapt(open_pretrained(weights, config, dtype), family, **{name: getattr(expected, name) for name in names})
+    names = ("line_end", "num_text_tokens", "null_ids", "null_filler")
+    sizes = {name: getattr(expected, name) for name in names}
+    sizes |= shape_fields(expected.shape, expected.small_shape)
+    target = adapt(open_pretrained(weights, config, dtype), family, **sizes)
     check_equal(weights.path, "codes", expected.num_codes, target.config.num_codes, "codebook_size")
     if hasattr(target.layers, "vqmodel"):
         del target.layers.vqmodel  # Chameleon's layers hold its image tokenizer

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import dataclass, field
+from copy import copy, deepcopy
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,6 +75,19 @@ class TransformersTarget(Target):
         num_tokens, dim = parts.tokens.shape
         self.token_embedding = nn.Embedding(num_tokens, dim, _weight=parts.tokens.detach(), _freeze=True)
         self.register_buffer("positions", grid_positions(config) if config.uses_grid_rope else None, persistent=False)
+
+    def with_sizes(self, **sizes: Any) -> TransformersTarget:
+        """Return this target for images of another size. It has the same weights in memory.
+
+        Args:
+            sizes: fields of a `TargetConfig` that change: those of `shape_fields`, and null_ids if they state the size.
+        """
+        other = copy(self)
+        other.config = replace(self.config, **sizes)
+        other._buffers = dict(self._buffers)  # so that this target keeps its positions
+        if self.positions is not None:
+            other.positions = grid_positions(other.config).to(self.device)
+        return other
 
     @property
     def is_head_linear(self) -> bool:
@@ -245,8 +258,7 @@ def grid_positions(config: TargetConfig) -> torch.Tensor:
         int64 (3, num_text_tokens + image tokens + OVERSHOOT).
     """
     begin, parts = config.num_text_tokens, [torch.arange(config.num_text_tokens).expand(3, -1)]
-    for height, columns in ((config.small_grid, config.small_columns), (config.grid, config.columns)):
-        width = columns or height
+    for height, width in (config.small_shape, config.shape):
         place = torch.arange(height * width)
         parts.append(begin + torch.stack([torch.zeros_like(place), place // max(width, 1), place % max(width, 1)]))
         begin += max(height, width)

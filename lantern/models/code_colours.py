@@ -17,7 +17,7 @@ class CodeColoursConfig:
     """Sizes of a codebook, and of the images that `CodeColours` makes, with one coloured square per code.
 
     Attributes:
-        grid: side of the image in tokens.
+        grid: side of a square image in tokens. `decode` takes other shapes too.
         codebook_size: number of codes.
         code_dim: channels of a code.
     """
@@ -69,19 +69,20 @@ class CodeColours(StoredModel):
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Return coloured squares for codes, float32 (images, 3, size, size) in [-1, 1].
+        """Return coloured squares for codes, float32 (images, 3, height, width) in [-1, 1].
 
         Args:
-            codes: codes of images, (images, tokens). Only the last grid * grid are shown. In records of GLM-Image the
-                codes of a smaller image come before them.
+            codes: codes of images, (images, lines, columns), or (images, tokens). Of the latter only the last grid *
+                grid are shown. In records of GLM-Image the codes of a smaller image come before them.
 
         Raises:
             ValueError: there are fewer codes than grid * grid, or a code is out of range.
         """
         config = self.config
-        codes = codes[:, -(config.grid**2) :]
-        check_codes(codes, config.grid, config.codebook_size)
-        colours = self.colours[codes.long()].unflatten(1, (config.grid, -1)).permute(0, 3, 1, 2)
+        if codes.ndim == 2:
+            codes = codes[:, -(config.grid**2) :]
+        codes = check_codes(codes, config.grid, config.codebook_size)
+        colours = self.colours[codes.long()].permute(0, 3, 1, 2)
         return colours.repeat_interleave(self.pixels, 2).repeat_interleave(self.pixels, 3)
 
     @cached_property

@@ -45,6 +45,24 @@ def pick(cls: type[T], settings: Mapping[str, object], **more: object) -> T:
     return cls(**{key: value for key, value in settings.items() if key in names}, **more)
 
 
+def shape_fields(shape: tuple[int, int], small_shape: tuple[int, int] = (0, 0)) -> dict[str, int]:
+    """Return the fields of a `TargetConfig` that state the height and width of images, by name.
+
+    A square has 0 columns, so that its config is the one in files of older versions.
+
+    Args:
+        shape: height and width of an image, in codes.
+        small_shape: height and width of the smaller image whose tokens come first. (0, 0) if there is none.
+    """
+    (height, width), (small_height, small_width) = shape, small_shape
+    return {
+        "grid": height,
+        "columns": 0 if width == height else width,
+        "small_grid": small_height,
+        "small_columns": 0 if small_width == small_height else small_width,
+    }
+
+
 class CommonSizes:
     """Properties of both target and draft model that follow from their sizes."""
 
@@ -74,6 +92,16 @@ class CommonSizes:
         return self.vocab_size - (self.line_end is not None)
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of an image, in codes."""
+        return self.grid, self.columns or self.grid
+
+    @property
+    def small_shape(self) -> tuple[int, int]:
+        """Height and width, in codes, of the smaller image whose tokens come first. (0, 0) if there is none."""
+        return self.small_grid, self.small_columns or self.small_grid
+
+    @property
     def lines(self) -> tuple[int, int]:
         """Number of lines of an image, and number of tokens of a line."""
         return self.grid, self.line_width
@@ -86,7 +114,16 @@ class CommonSizes:
     @property
     def num_image_tokens(self) -> int:
         """Number of tokens of an image."""
-        return self.small_grid * (self.small_columns or self.small_grid) + self.grid * self.line_width
+        small_height, small_width = self.small_shape
+        return small_height * small_width + self.grid * self.line_width
+
+    def code_grids(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the codes of images by line and column, (..., height, width), see `image_codes`.
+
+        Args:
+            tokens: tokens of images, (..., num_image_tokens).
+        """
+        return self.image_codes(tokens).unflatten(-1, self.shape)
 
     def image_codes(self, tokens: torch.Tensor) -> torch.Tensor:
         """Remove line ends and the smaller first image, if any, from the tokens of images.

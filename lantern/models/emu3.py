@@ -18,7 +18,7 @@ class Emu3TokenizerConfig:
     A *level* has one resolution. Each further level has half the side.
 
     Attributes:
-        grid: side of the image in tokens.
+        grid: side of a square image in tokens. `decode` takes other shapes too.
         codebook_size: number of codes.
         code_dim: channels of a code.
         channels: channels of the first convolution.
@@ -97,13 +97,13 @@ class Emu3Tokenizer(StoredModel):
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Return the images of codes, float32 (images, 3, size, size), clamped to [-1, 1].
+        """Return the images of codes, float32 (images, 3, height, width) in pixels, clamped to [-1, 1].
 
         Args:
-            codes: (images, grid * grid).
+            codes: (images, height, width), or (images, grid * grid).
 
         Raises:
             ValueError: an image does not have grid * grid codes, or a code is out of range.
         """
-        check_codes(codes, self.config.grid, self.config.codebook_size)
-        return self.vqvae.decode(codes.unflatten(1, (self.config.grid, -1))).float().clamp(-1, 1)
+        codes = check_codes(codes, self.config.grid, self.config.codebook_size)
+        return self.vqvae.decode(codes).float().clamp(-1, 1)

@@ -8,6 +8,7 @@ Snakemake imports this module to plan the workflow, so torch and transformers ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -32,9 +33,9 @@ class PromptForm:
     `start`, `end` and `null` are sequences of strings. A string that begins with "<" is the name of one token. Any
     other string is text.
 
-    Strings may contain placeholders. {large} is the side of the image in codes, and {small} that of a smaller
-    image that some models generate first. Any other {name} is the
-    special token that the tokenizer has under this name.
+    Strings may contain placeholders. {height} and {width} are the sides of the image in codes. {small_height} and
+    {small_width} are the sides of a smaller image that some models generate first. Any other {name} is the special
+    token that the tokenizer has under this name.
 
     Attributes:
         start: strings before the text.
@@ -50,6 +51,11 @@ class PromptForm:
     end: tuple[str, ...]
     null: tuple[str, ...]
     filler: str | None = None
+
+    @property
+    def states_size(self) -> bool:
+        """Whether a prompt states the height of its image."""
+        return any("{height}" in part for part in (*self.start, self.text, *self.end))
 
 
 @dataclass(frozen=True)
@@ -94,10 +100,28 @@ class Family:
     target: Mapping[str, Any] = field(default_factory=dict)
     uses_grid_rope: bool = False
 
-    @property
-    def small_grid(self) -> int:
-        """Side in codes of the smaller image that is generated first, or 0."""
-        return self.target.get("small_grid", 0)
+    def small_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """Return height and width, in codes, of the smaller image that comes first. (0, 0) if there is none.
+
+        The smaller image has the proportions of the image. It has about the same number of codes for all proportions.
+
+        Source: transformers' GlmImageProcessor.
+
+        Args:
+            shape: height and width of the image, in codes.
+
+        Raises:
+            ValueError: the smaller image would have no line or no column.
+        """
+        side = self.target.get("small_grid", 0)
+        ratio = shape[0] / shape[1]
+        small = int(math.sqrt(ratio) * side), int(math.sqrt(1 / ratio) * side)
+        if side and 0 in small:
+            raise ValueError(
+                f"the longer side of an image of {self.model_class} must be at most {side**2} times the shorter one, "
+                f"got {shape[0]} x {shape[1]} codes; take another shape"
+            )
+        return small
 
 
 def family_of(model_class: str) -> str:
@@ -259,13 +283,13 @@ FAMILIES: dict[str, Family] = {
         prompt=PromptForm(
             ("<|extra_203|>",),
             "{} masterpiece, film grained, best quality.",
-            ("<|image start|>", "{large}*{large}", "<|image token|>"),
+            ("<|image start|>", "{height}*{width}", "<|image token|>"),
             (
                 "<|extra_203|>",
                 "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, "
                 "worst quality, low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry.",
                 "<|image start|>",
-                "{large}*{large}",
+                "{height}*{width}",
                 "<|image token|>",
             ),
         ),
@@ -277,7 +301,8 @@ FAMILIES: dict[str, Family] = {
         layers_class="GlmImageTextModel",
         prompt=PromptForm(
             (),
-            "{}{grid_bos_token}{large} {large}{grid_eos_token}{grid_bos_token}{small} {small}{grid_eos_token}",
+            "{}{grid_bos_token}{height} {width}{grid_eos_token}"
+            "{grid_bos_token}{small_height} {small_width}{grid_eos_token}",
             ("{bos_token}",),
             (),
         ),

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lantern.models.stored import StoredModel
-from lantern.models.vq16 import check_codes, check_images
+from lantern.models.vq16 import by_lines, check_codes, check_images
 
 _BATCH = 32  # number of images that run together; larger batches exceed the CPU's cache
 _GROUPS = 8
@@ -114,13 +114,13 @@ class ImageTokenizer(StoredModel):
         """Decode latent vectors to images, without clamping.
 
         Args:
-            latents: vectors of codes or of the encoder, (images, grid * grid, code_dim). They are not quantised here.
+            latents: vectors of codes or of the encoder, (images, lines, columns, code_dim), or (images, grid * grid,
+                code_dim) of square images. They are not quantised here.
 
         Returns:
-            (images, 3, size, size).
+            (images, 3, height, width).
         """
-        grid = self.config.grid
-        hidden = latents.transpose(1, 2).unflatten(2, (grid, grid))
+        hidden = by_lines(latents, self.config.grid).permute(0, 3, 1, 2)
         return self.decoder(hidden.contiguous(memory_format=torch.channels_last))
 
     @torch.no_grad()
@@ -138,15 +138,15 @@ class ImageTokenizer(StoredModel):
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Return the images of codes, float32 (images, 3, size, size), clamped to [-1, 1].
+        """Return the images of codes, float32 (images, 3, height, width) in pixels, clamped to [-1, 1].
 
         Args:
-            codes: (images, grid * grid).
+            codes: (images, height, width), or (images, grid * grid).
 
         Raises:
             ValueError: an image does not have grid * grid codes, or a code is out of range.
         """
-        check_codes(codes, self.config.grid, self.config.codebook_size)
+        codes = check_codes(codes, self.config.grid, self.config.codebook_size)
         codebook = self.codebook
         chunks = codes.long().split(_BATCH)
         return torch.cat([self.reconstruct(codebook[chunk]).clamp(-1.0, 1.0) for chunk in chunks])

@@ -25,7 +25,8 @@ class VQ16Config:
     A *level* has one resolution. The first level has the resolution of the image. The side halves from level to level.
 
     Attributes:
-        grid: side of the image in tokens. The same weights work for other sizes, for example 32 for 512 pixels.
+        grid: side of a square image in tokens. The same weights work for other sizes, for example 32 for 512 pixels.
+            `decode` takes images of any height and width.
         codebook_size: number of codes.
         code_dim: channels of a code.
         channels: channels of the first convolution.
@@ -124,13 +125,13 @@ class VQ16(StoredModel):
         """Decode latent vectors to images, without clamping.
 
         Args:
-            latents: (images, grid * grid, code_dim).
+            latents: (images, lines, columns, code_dim), or (images, grid * grid, code_dim) of square images.
 
         Returns:
-            (images, 3, size, size).
+            (images, 3, height, width).
         """
-        grid = self.config.grid
-        return self.decoder(self.post_quant_conv(latents.transpose(1, 2).unflatten(2, (grid, grid))))
+        latents = by_lines(latents, self.config.grid)
+        return self.decoder(self.post_quant_conv(latents.permute(0, 3, 1, 2)))
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
@@ -146,33 +147,35 @@ class VQ16(StoredModel):
         rows = self.decoded_codebook
         # |x - row|^2 is least if x row - |row|^2 / 2 is greatest. For unit rows the last term is constant.
         offset = 0 if self.config.is_normalised else rows.square().sum(-1) / 2
-        chunks = images.to(self.quant_conv.weight.dtype).split(self._images_at_once)
+        chunks = images.to(self.quant_conv.weight.dtype).split(_images_at_once(self.config.image_size**2))
         codes = [(self._normalise(self.latents(chunk).float()) @ rows.T - offset).argmax(-1) for chunk in chunks]
         return torch.cat(codes)
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Return the images of codes, float32 (images, 3, size, size), clamped to [-1, 1].
+        """Return the images of codes, float32 (images, 3, height, width) in pixels, clamped to [-1, 1].
 
         Args:
-            codes: (images, grid * grid).
+            codes: (images, height, width), or (images, grid * grid).
 
         Raises:
             ValueError: an image does not have grid * grid codes, or a code is out of range.
         """
         config = self.config
-        check_codes(codes, config.grid, config.codebook_size)
+        codes = check_codes(codes, config.grid, config.codebook_size)
         rows = self.decoded_codebook.to(self.quant_conv.weight.dtype)
-        chunks = codes.long().split(self._images_at_once)
+        pixels = codes.shape[1] * codes.shape[2] * (config.image_size // config.grid) ** 2
+        chunks = codes.long().split(_images_at_once(pixels))
         images = [self.reconstruct(rows[chunk]).float().clamp(-1.0, 1.0) for chunk in chunks]
         return torch.cat(images)
 
     def _normalise(self, vectors: Tensor) -> Tensor:
         return F.normalize(vectors, dim=-1) if self.config.is_normalised else vectors
 
-    @property
-    def _images_at_once(self) -> int:
-        return max(1, _PIXELS // self.config.image_size**2)
+
+def _images_at_once(pixels: int) -> int:
+    """Return the number of images that run together, from the number of pixels of an image."""
+    return max(1, _PIXELS // pixels)
 
 
 class Encoder(nn.Module):
@@ -330,8 +333,23 @@ def check_images(images: Tensor, size: int) -> None:
         raise ValueError(f"images must have shape (n, 3, {size}, {size}), got {tuple(images.shape)}; resize them")
 
 
-def check_codes(codes: Tensor, grid: int, codebook_size: int) -> None:
-    """Check that codes have the shape (n, grid * grid) and are in [0, codebook_size).
+def by_lines(latents: Tensor, grid: int) -> Tensor:
+    """Return the vectors of images by line and column, (images, height, width, dim).
+
+    Args:
+        latents: vectors of that shape, or of square images, (images, grid * grid, dim).
+        grid: side of a square image in codes.
+    """
+    return latents.unflatten(1, (grid, grid)) if latents.ndim == 3 else latents
+
+
+def check_codes(codes: Tensor, grid: int, codebook_size: int) -> Tensor:
+    """Check that codes are in [0, codebook_size), and return them by line and column, (n, height, width).
+
+    Args:
+        codes: codes of that shape, or of square images, (n, grid * grid).
+        grid: side of a square image in codes.
+        codebook_size: number of codes.
 
     Args:
         codes: codes of n images.
@@ -341,10 +359,14 @@ def check_codes(codes: Tensor, grid: int, codebook_size: int) -> None:
     Raises:
         ValueError: the codes have another shape or are out of range.
     """
-    if codes.ndim != 2 or codes.shape[1] != grid**2:
-        raise ValueError(f"codes must have shape (n, {grid**2}), got {tuple(codes.shape)}")
+    if codes.ndim != 3 and (codes.ndim != 2 or codes.shape[1] != grid**2):
+        raise ValueError(
+            f"codes must have shape (n, {grid**2}), got {tuple(codes.shape)}; pass those of an image that is not a "
+            "square as (n, height, width)"
+        )
     if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < codebook_size:
         raise ValueError(
             f"codes must be in [0, {codebook_size}), got {int(codes.min())} to {int(codes.max())}; "
             "were they made with another tokenizer?"
         )
+    return codes.unflatten(1, (grid, grid)) if codes.ndim == 2 else codes

@@ -22,8 +22,8 @@ def make_text_encoder(
     prompts: PromptSettings,
     file: Path | None = None,
     *,
-    large: int = 0,
-    small: int = 0,
+    shape: tuple[int, int] = (0, 0),
+    small_shape: tuple[int, int] = (0, 0),
     device: torch.device | str = "cpu",
 ) -> TextEncoder:
     """Make the text encoder of a model.
@@ -32,8 +32,9 @@ def make_text_encoder(
         prompts: description of the model's prompts, with the name of the encoder.
         file: for the encoder "t5", the folder of a T5. For a family of transformers models, a tokenizer.json or its
             folder. Not needed for other encoders.
-        large: side of the image in codes. Only needed if the model's prompts state it, as Emu3's and GLM-Image's do.
-        small: side in codes of a smaller image that the model generates first. 0 if it generates none.
+        shape: height and width of the image in codes. Only needed if the model's prompts state them, as Emu3's and
+            GLM-Image's do.
+        small_shape: height and width of a smaller image that the model generates first. (0, 0) if it generates none.
         device: device of a T5.
 
     Raises:
@@ -55,7 +56,7 @@ def make_text_encoder(
         if name in FAMILIES:
             from lantern.text_encoders.tokens import TokenPromptEncoder
 
-            return TokenPromptEncoder.of_file(name, file, prompts.max_tokens, large=large, small=small)
+            return TokenPromptEncoder.of_file(name, file, prompts.max_tokens, shape=shape, small_shape=small_shape)
         from lantern.text_encoders.t5 import T5TextEncoder
 
         return T5TextEncoder(file, caption_dim=prompts.caption_dim, max_tokens=prompts.max_tokens, device=device)

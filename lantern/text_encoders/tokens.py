@@ -40,10 +40,13 @@ class TokenPromptEncoder:
     kept. A warning is logged.
 
     Args:
-        form: the text and tokens around a caption.
+        form: the text and tokens around a caption, with placeholders.
         tokenizer: the model's tokenizer. Its own cutting and padding are switched off.
         max_tokens: length of the longest prompt in tokens.
         path: file of the tokenizer, for error messages.
+        names: the tokenizer's names of its tokens, by placeholder.
+        shape: height and width of an image in codes. Only needed if the form states them.
+        small_shape: height and width of a smaller image that the model generates first.
 
     Attributes:
         refuses_long: whether a prompt that is too long raises a ValueError instead of being cut.
@@ -55,8 +58,20 @@ class TokenPromptEncoder:
 
     refuses_long = False
 
-    def __init__(self, form: PromptForm, tokenizer: Tokenizer, max_tokens: int, path: Path = Path("tokenizer.json")):
-        self.form = form
+    def __init__(
+        self,
+        form: PromptForm,
+        tokenizer: Tokenizer,
+        max_tokens: int,
+        path: Path = Path("tokenizer.json"),
+        *,
+        names: Mapping[str, object] | None = None,
+        shape: tuple[int, int] = (0, 0),
+        small_shape: tuple[int, int] = (0, 0),
+    ):
+        self._unfilled = form
+        self._names = dict(names or {})
+        self.form = fill_form(form, self._names, shape, small_shape)
         self.path = path
         self.max_tokens = max_tokens
         self.tokenizer = tokenizer
@@ -73,14 +88,14 @@ class TokenPromptEncoder:
             raise ValueError(f"max_tokens must be at least {needed} for the form of these prompts, got {max_tokens}")
 
     @classmethod
-    def of_file(cls, family: str, given: str | Path, max_tokens: int, **sides: int) -> TokenPromptEncoder:
+    def of_file(cls, family: str, given: str | Path, max_tokens: int, **shapes: tuple[int, int]) -> TokenPromptEncoder:
         """Make the encoder for a family of models from a `tokenizer.json`.
 
         Args:
             family: key of `FAMILIES`, such as "janus".
             given: the file, or its folder.
             max_tokens: length of the longest prompt in tokens.
-            sides: the arguments `large` and `small` of `fill_form`, which are sides of images in codes.
+            shapes: the arguments `shape` and `small_shape` of the class.
 
         Raises:
             FileNotFoundError: the file or folder does not exist.
@@ -89,8 +104,28 @@ class TokenPromptEncoder:
         path = _find_file(Path(given))
         settings = path.with_name("tokenizer_config.json")
         names = read_json(settings) if settings.is_file() else {}
-        form = fill_form(FAMILIES[family].prompt, {**names, **names.get("extra_special_tokens", {})}, **sides)
-        return cls(form, Tokenizer.from_file(str(path)), max_tokens, path)
+        names = {**names, **names.get("extra_special_tokens", {})}
+        tokenizer = Tokenizer.from_file(str(path))
+        return cls(FAMILIES[family].prompt, tokenizer, max_tokens, path, names=names, **shapes)
+
+    def with_shape(self, shape: tuple[int, int], small_shape: tuple[int, int]) -> TokenPromptEncoder:
+        """Return the encoder of prompts that state another size of image.
+
+        Args:
+            shape: height and width of an image in codes.
+            small_shape: height and width of a smaller image that the model generates first. (0, 0) if there is none.
+        """
+        other = TokenPromptEncoder(
+            self._unfilled,
+            self.tokenizer,
+            self.max_tokens,
+            self.path,
+            names=self._names,
+            shape=shape,
+            small_shape=small_shape,
+        )
+        other.refuses_long = self.refuses_long
+        return other
 
     @property
     def null_prompt(self) -> NullPrompt:
@@ -144,20 +179,24 @@ class TokenPromptEncoder:
         return [id]
 
 
-def fill_form(form: PromptForm, names: Mapping[str, object], *, large: int, small: int) -> PromptForm:
+def fill_form(
+    form: PromptForm, names: Mapping[str, object], shape: tuple[int, int], small_shape: tuple[int, int]
+) -> PromptForm:
     """Fill the placeholders in the text and tokens that a model expects around a caption.
 
     Args:
         form: the text and tokens, see `PromptForm`.
         names: names of the tokenizer's special tokens, by placeholder such as "grid_bos_token". Values that are not
             strings are ignored.
-        large: side of the image in codes.
-        small: side in codes of a smaller image that the model generates first. 0 if it generates none.
+        shape: height and width of the image in codes.
+        small_shape: height and width of a smaller image that the model generates first. (0, 0) if it generates none.
 
     Raises:
         ValueError: the tokenizer has no name for a placeholder.
     """
-    known = {"large": large, "small": small} | {key: value for key, value in names.items() if isinstance(value, str)}
+    sides = ("height", "width", "small_height", "small_width")
+    known: dict[str, object] = {key: value for key, value in names.items() if isinstance(value, str)}
+    known |= zip(sides, (*shape, *small_shape), strict=True)
 
     def fill(text: str) -> str:
         try:

@@ -207,7 +207,7 @@ def test_pixels_are_clamped_and_each_image_is_decoded_by_itself():
     encoder = WordEmbeddingEncoder(None, 16, 5, 0)
     records, pixels = generate_images(decoder, PROMPTS[:2], encoder, decode, run_seed=3)
     assert pixels[1, :, :, 0].tolist() == [[0, 0], [255, 255]] and pixels.shape == (2, 2, 2, 3)
-    assert pixels.dtype == torch.uint8 and shapes == [(1, 16)] * 2
+    assert pixels.dtype == torch.uint8 and shapes == [(1, 4, 4)] * 2
     assert torch.equal(records.codes, make_records(decoder_of(), 2, PROMPTS[:2]).codes)
 
 

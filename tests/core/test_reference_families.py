@@ -141,7 +141,7 @@ def anole_prompts(tmp_path_factory):
     specials = {"<s>": 0, "<racm3:break>": 69, "<reserved08706>": 70}
     words = [f"w{id}" for id in range(72, 160)]
     path = save_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json", specials, words, first_word=71)
-    encoder = TokenPromptEncoder.of_file("anole", path, SIZES.num_text_tokens, large=6, small=0)
+    encoder = TokenPromptEncoder.of_file("anole", path, SIZES.num_text_tokens)
     assert encoder.null_prompt["null_ids"] == CONFIGS["anole"].null_ids
     rows = [STORED[f"anole.p{number}.prompt_ids"].tolist() for number in range(3)]
     ids, mask = encoder.encode([" ".join(f"w{id}" for id in row[1:-2]) for row in rows])

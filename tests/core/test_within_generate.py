@@ -63,7 +63,7 @@ def constraint(model, processor, height, width):
 
 
 @pytest.mark.parametrize("negative", ["none", "short", "longer", "a row each", "one row"])
-@pytest.mark.parametrize("ratio", ["1:1", "2:1"])
+@pytest.mark.parametrize("ratio", ["1:1", "2:1", "1:2"])
 def test_emu3_draws_the_tokens_of_its_own_generate(emu3, negative, ratio):
     """The call of its documentation, with prompts of two lengths, and the next line, which makes pixels."""
     model, processor = emu3
@@ -304,9 +304,10 @@ def test_the_pages_lines_for_diffusers_pipeline_of_glm_image_hand_it_a_large_gri
     monkeypatch.setitem(sys.modules, "diffusers", diffusers)
     known = {}
     exec(block_of(PAGE, "GlmImagePipeline"), known)
-    prior = calls[0]["prior_token_ids"].view(64, 64)
-    assert known["image"] == "picture" and known["codes"].shape == (1, 16 * 16 + 32 * 32)
-    assert torch.equal(prior[::2, 1::2].flatten(), known["codes"][0, 256:].long())
+    assert (calls[0]["height"], calls[0]["width"]) == (1152, 768)
+    prior, codes = calls[0]["prior_token_ids"].view(72, 48), known["images"].codes
+    assert known["image"] == "picture" and codes.shape == (1, 19 * 13 + 36 * 24)
+    assert torch.equal(prior[::2, 1::2].flatten(), codes[0, 19 * 13 :].long())
 
 
 def test_a_prompt_of_one_token_is_enough(emu3):

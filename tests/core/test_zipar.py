@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.paths import DATA
-from helpers.tiny_models import generate, make_prompts
+from helpers.tiny_models import generate, make_models, make_prompts
 from lantern.attention_mask import window_table
 from lantern.decoding import Decoder, make_decoder
 from lantern.methods import make_method
@@ -40,12 +40,13 @@ def draw_slowly(decoder: Decoder, row: int) -> list[int]:
     first = mask.shape[1]
 
     def choose(hidden, place):
-        keys = filter_logits(target.guided_logits(hidden[:, :, -1:], SAMPLING.cfg_scale), SAMPLING)
-        return int((keys + noise.gumbel("target", torch.tensor([[place]]))).argmax())
+        position = torch.tensor([[place]])
+        keys = filter_logits(target.guided_logits(hidden[:, :, -1:], SAMPLING.cfg_scale, position), SAMPLING)
+        return int((keys + noise.gumbel("target", position)).argmax())
 
     hidden, cache = target.prefill(*target.with_null(features, mask), first + decoder.num_tokens)
     tokens, fed = {0: choose(hidden, 0)}, set()
-    for feeds in line_schedule((target.config.grid,) * 2, spec["window"]):
+    for feeds in line_schedule(target.config.lines, spec["window"], target.config.small_shape):
         known = dict(tokens)
         for feed in feeds:
             fed.add(feed.position)
@@ -67,6 +68,23 @@ def test_images_are_those_of_a_loop_that_feeds_one_token_after_the_other(models,
     found = generate(models, spec, [4, 1], top_k=8)
     assert found.codes.tolist() == expected
     assert (found.target_forwards == 4 + 3 * window).all() and (found.step_lengths.sum(1) == 16).all()
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"columns": 6}, {"grid": 6, "columns": 3, "line_end": 1}, {"columns": 5, "small_grid": 2}]
+)
+def test_lines_of_an_image_that_is_no_square_follow_a_smaller_image(sizes):
+    """A small grid is complete before the first line of the large one, with a window below a line of either."""
+    models = make_models(**sizes)
+    for window in (1, 2, 99):
+        spec = make_method("zipar", window=window)
+        decoder = make_decoder(models, spec, SAMPLING)
+        with torch.inference_mode():
+            expected = draw_slowly(decoder, 2)
+        found = generate(models, spec, [2], top_k=8)
+        assert found.codes[0].tolist() == expected
+        assert found.step_lengths.sum() == models.target.config.num_image_tokens == len(expected)
+    assert torch.equal(found.codes, generate(models, make_method("autoregressive"), [2], top_k=8).codes)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -23,6 +23,7 @@ def make_models(
     scale: float = 6.0,
     line_end: int | None = None,
     is_prepared: bool = True,
+    **sizes: int,
 ) -> DecodingModels:
     """Return a random target, a random draft model, and the nearest codes of a random codebook.
 
@@ -36,6 +37,7 @@ def make_models(
         scale: factor of all matrices.
         line_end: id of the token that ends lines of codes, the last of the vocabulary. None for no such token.
         is_prepared: whether the models are prepared for decoding.
+        sizes: further fields of the target's config.
     """
     torch.manual_seed(seed)
     config = TargetConfig(
@@ -48,6 +50,7 @@ def make_models(
         caption_dim=16,
         ffn_multiple=16,
         line_end=line_end,
+        **sizes,
     )
     target = TargetModel(config).eval()
     draft = DraftModel(DraftConfig.of(config)).eval()

@@ -86,6 +86,12 @@ def test_words_that_are_no_caption_are_drawn_with_a_warning_and_equal_images_are
         ("a purple hippopotamus", [], "unknown word 'hippopotamus'; known words: a, small, large"),
         (PROMPT, ["--method", "jakobi"], "preset must be one of autoregressive, "),
         (PROMPT, ["--method", "lantern k=20"], "method lantern with drafts top and acceptance additive needs delta"),
+        (
+            PROMPT,
+            ["--size", "24x48"],
+            "size must be (24, 24), the (height, width) of all images of this model, got (24, 48)",
+        ),
+        (PROMPT, ["--size", "48"], "size must be a height and a width in pixels, such as 1152x768, got '48'"),
         (PROMPT, ["--experiment", "embedded"], "holds no finished experiment"),
     ],
 )

@@ -37,6 +37,9 @@ def sample(
         list[str] | None,
         typer.Option(help="A preset and its parameters, e.g. 'lantern k=20 delta=0.1'; may be repeated."),
     ] = None,
+    size: Annotated[
+        str | None, typer.Option(help="Height and width in pixels, e.g. 1152x768; only of Emu3 and GLM-Image.")
+    ] = None,
     experiment: Annotated[str | None, typer.Option(help="Name of the experiment, if several are finished.")] = None,
     results: Annotated[Path, typer.Option(help="Folder of results.")] = RESULTS,
 ) -> None:
@@ -49,17 +52,18 @@ def sample(
     import lantern
     from lantern.loading import EMBEDDED, find_shipped
     from lantern_pipeline.archive.provenance import FILE_NAME
-    from lantern_pipeline.cli_sample import draw_samples, sample_prompt, table_of
+    from lantern_pipeline.cli_sample import draw_samples, read_size, sample_prompt, table_of
     from lantern_pipeline.figures.style import save_figure
 
     with _one_sentence():
+        sides = None if size is None else read_size(size)
         has_run = experiment or results != RESULTS or any(results.glob(f"*/{FILE_NAME}"))
         if not has_run and (weights := find_shipped(EMBEDDED)):
             typer.echo(f"nothing has run yet: drawing from {weights}")
             model = lantern.load("embedded")
         else:
             model = lantern.load(_finished_experiment(results, experiment))
-        samples = sample_prompt(model, prompt, method or [])
+        samples = sample_prompt(model, prompt, method or [], sides)
         save_figure(draw_samples(prompt, samples), [output])
     typer.echo(f"{table_of(samples)}\nwrote {output}")
 

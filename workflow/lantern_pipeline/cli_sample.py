@@ -6,6 +6,7 @@ The command generates images of one prompt by a few methods, with the same noise
 from __future__ import annotations
 
 import logging
+import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class Sample:
 
     Attributes:
         label: name of the method.
-        pixels: uint8 (S, S, 3).
+        pixels: uint8 (height, width, 3).
         is_equal: whether all codes equal the codes of autoregressive decoding.
         target_forwards: number of forward passes of the target.
         num_tokens: number of tokens of the image.
@@ -52,20 +53,35 @@ class Sample:
     seconds: float
 
 
-def sample_prompt(model: Model, prompt: str, methods: Sequence[str] = ()) -> list[Sample]:
+def read_size(text: str) -> tuple[int, int]:
+    """Read a height and a width, such as "1152x768".
+
+    Raises:
+        ValueError: the text has another form.
+    """
+    found = re.fullmatch(r"(\d+)x(\d+)", text)
+    if found is None:
+        raise ValueError(f"size must be a height and a width in pixels, such as 1152x768, got {text!r}")
+    return int(found[1]), int(found[2])
+
+
+def sample_prompt(
+    model: Model, prompt: str, methods: Sequence[str] = (), size: tuple[int, int] | None = None
+) -> list[Sample]:
     """Generate an image of a prompt by autoregressive decoding and by each of some methods.
 
     Args:
         model: the loaded models.
         prompt: the prompt.
         methods: presets with their parameters, such as "lantern k=20 delta=0.1". If empty, a few presets are used.
+        size: height and width of the image in pixels. None for the model's own size.
 
     Returns:
         One sample per method, autoregressive decoding first.
 
     Raises:
-        ValueError: the prompt is empty or contains an unknown word, or a preset or a parameter is unknown or out of
-            range.
+        ValueError: the prompt is empty or contains an unknown word, a preset or a parameter is unknown or out of range,
+            or the model does not have this size.
     """
     vocabulary = getattr(model.encoder, "vocabulary", None)  # models of the shapes dataset have one
     if not prompt.strip():
@@ -80,7 +96,7 @@ def sample_prompt(model: Model, prompt: str, methods: Sequence[str] = ()) -> lis
         name, *words = method.split()
         parts = read_values(words)
         for _ in range(2):  # the first pass is a warm-up
-            drawn = model.generate(prompt, name, **parts)
+            drawn = model.generate(prompt, name, size=size, **parts)
         baseline = drawn.codes if baseline is None else baseline
         label, is_equal = label_method(drawn.records.metadata["method"]), torch.equal(drawn.codes, baseline)
         counts = int(drawn.steps[0]), drawn.codes.shape[1], float(drawn.seconds[0])

@@ -18,6 +18,7 @@ from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig
 
 NUM = 6_000
+FAST = ("eagle1", "eagle2", "jacobi", "lantern", "lantern_pp", "proximity", "zipar")
 EXACT = [
     ("autoregressive", {}),
     ("eagle1", {}),
@@ -49,20 +50,27 @@ BIASED = [
 ]
 
 
+def cases(rows):
+    """Mark all methods slow but those in FAST."""
+    return [
+        pytest.param(*row, marks=[] if row[0] in FAST else pytest.mark.slow, id=f"{row[0]}-{row[1]}") for row in rows
+    ]
+
+
 @pytest.fixture
 def examples(monkeypatch):
     """The folder of the examples on Python's path."""
     monkeypatch.syspath_prepend(ROOT / "examples")
 
 
-@pytest.mark.parametrize(("name", "parts"), EXACT, ids=str)
+@pytest.mark.parametrize(("name", "parts"), cases(EXACT))
 def test_exact_methods_show_no_difference(name, parts):
     found = lantern.audit(name, num=NUM, **parts)
     assert found.p_value > 1e-4 and found.total_variation.low < 0.01 and found.num_impossible == 0
     assert found.num_samples == NUM and found.num_possible == 512
 
 
-@pytest.mark.parametrize(("name", "parts", "least"), BIASED, ids=str)
+@pytest.mark.parametrize(("name", "parts", "least"), cases(BIASED))
 def test_biased_methods_are_found(name, parts, least):
     found = lantern.audit(name, num=NUM, **parts)
     assert found.p_value < 1e-6 and found.has_difference

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import torch
 
+from lantern.likelihood import teacher_forced_logits
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern_pipeline.measure import likelihood
 from lantern_pipeline.measure.likelihood import (
     measure_ambiguity,
     score_tokens,
-    teacher_forced_logits,
     token_negative_log_likelihood,
     top_masses,
     walk_logits,

@@ -11,12 +11,13 @@ from helpers.paths import ROOT
 from helpers.tiny_models import make_models, make_prompts
 from lantern.codebook import add_line_ends, drop_line_ends
 from lantern.decoding import make_decoder
+from lantern.likelihood import teacher_forced_logits
 from lantern.methods import make_method
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.data.model_cards import card_of
-from lantern_pipeline.measure.likelihood import measure_ambiguity, score_tokens, teacher_forced_logits
+from lantern_pipeline.measure.likelihood import measure_ambiguity, score_tokens
 from lantern_pipeline.measure.losslessness import substitution_row
 from lantern_pipeline.training.drafter_loss import unroll
 from lantern_pipeline.training.target import next_token_loss

@@ -88,4 +88,4 @@ def make_text_encoder(text: TextSettings, data_source: str, features: str | Sequ
     else:
         file = text.checkpoint if Path(text.checkpoint).exists() else Resource(text.checkpoint).manifest
     large, small = text.grids
-    return make_encoder(prompts, resource_path(file), large=large, small=small)
+    return make_encoder(prompts, resource_path(file), shape=(large, large), small_shape=(small, small))

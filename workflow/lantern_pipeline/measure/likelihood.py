@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from lantern.likelihood import teacher_forced_logits
 from lantern.models.target import Target
 from lantern.text_encoders.base import TextEncoder
 
@@ -45,33 +46,6 @@ def select_codes(target_model: Target, tokens: Tensor, logits: Tensor) -> tuple[
         return tokens, logits
     is_code = ~config.ends_line(torch.arange(tokens.shape[1], device=tokens.device))
     return tokens[:, is_code], logits[:, is_code, : config.num_codes]
-
-
-@torch.inference_mode()
-def teacher_forced_logits(
-    target_model: Target, features: Tensor, mask: Tensor, codes: Tensor, cfg_scale: float
-) -> Tensor:
-    """Compute the target's guided logits at every position of given images, by teacher forcing.
-
-    Position i is conditioned on the prompt and on codes 0 to i - 1. The logits are those at temperature 1, without
-    top-k and top-p. Tokens that are not allowed at a position have logit -inf.
-
-    Args:
-        target_model: the target.
-        features: text features, float32 (images, text tokens, caption_dim), padded on the left.
-        mask: bool (images, text tokens), True for tokens of the prompt, False for padding.
-        codes: (images, tokens).
-        cfg_scale: guidance scale s in u + s (c - u), with unconditional logits u and conditional logits c. 1 means no
-            guidance, and then u is not computed.
-
-    Returns:
-        float32 (images, tokens, vocab).
-    """
-    codes, first = codes.long(), features.shape[1] - 1
-    run = target_model if cfg_scale == 1 else target_model.forward_with_null
-    hidden = run(features, mask, codes[:, :-1])[:, first:]
-    positions = torch.arange(codes.shape[1], device=codes.device)
-    return target_model.guided_logits(hidden.unflatten(0, (-1, len(codes))), cfg_scale, positions)
 
 
 @torch.inference_mode()

@@ -1,0 +1,66 @@
+"""Logits and log-probabilities of given images under the target, by teacher forcing: one plain forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from lantern.models.target import Target
+from lantern.sampling import SamplingConfig, filter_logits
+from lantern.text_encoders.base import TextEncoder
+
+
+@torch.inference_mode()
+def teacher_forced_logits(
+    target: Target, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor, cfg_scale: float
+) -> torch.Tensor:
+    """Compute the target's guided logits at every position of given images, by teacher forcing.
+
+    Position i is conditioned on the prompt and on codes 0 to i - 1. The logits are those at temperature 1, without
+    top-k and top-p. Tokens that are not allowed at a position have logit -inf.
+
+    Args:
+        target: the target.
+        features: text features, float32 (images, text tokens, caption_dim), or ids, int64 (images, text tokens), padded
+            on the left.
+        mask: bool (images, text tokens), True for tokens of the prompt, False for padding.
+        codes: (images, tokens).
+        cfg_scale: guidance scale s in u + s (c - u), with unconditional logits u and conditional logits c. 1 means no
+            guidance, and then u is not computed.
+
+    Returns:
+        float32 (images, tokens, vocab).
+    """
+    codes, first = codes.long(), features.shape[1] - 1
+    run = target if cfg_scale == 1 else target.forward_with_null
+    hidden = run(features, mask, codes[:, :-1])[:, first:]
+    positions = torch.arange(codes.shape[1], device=codes.device)
+    return target.guided_logits(hidden.unflatten(0, (-1, len(codes))), cfg_scale, positions)
+
+
+def token_log_probs(
+    target: Target, encoder: TextEncoder, texts: Sequence[str], codes: torch.Tensor, sampling: SamplingConfig
+) -> torch.Tensor:
+    """Compute the log-probability of every token of images under the target, after guidance, temperature and filters.
+
+    Temperature 0 counts as 1. A token that the filters remove has -inf.
+
+    Args:
+        target: the target.
+        encoder: text encoder of the prompts.
+        texts: one prompt per image.
+        codes: tokens of the images, (images, tokens).
+        sampling: temperature, filters and guidance.
+
+    Returns:
+        float32 (images, tokens) on the CPU.
+    """
+    rows = []
+    with torch.inference_mode():
+        for text, tokens in zip(texts, codes.long().to(target.device).split(1), strict=True):  # the logits are large
+            features, mask = (part.to(target.device) for part in encoder.encode([text]))
+            logits = teacher_forced_logits(target, features, mask, tokens, sampling.cfg_scale)
+            log_probs = filter_logits(logits, sampling).log_softmax(-1)
+            rows.append(log_probs.gather(-1, tokens[..., None])[..., 0].cpu())
+    return torch.cat(rows)  # outside inference mode, so that autograd can use the result
