@@ -166,7 +166,7 @@ def main() -> None:
     options = parser.parse_args()
     methods: list[tuple[str, dict[str, Any]]] = [
         ("autoregressive", {}),
-        *(("jacobi", {"tree": tree}) for tree in ("chain9", "chain15", "jacobi_50")),
+        *(("jacobi", {"tree": tree}) for tree in ("chain9", "chain15", "jacobi_50", "jacobi_100")),
         ("sjd", {}),
         ("coupled", {"tree": "chain3"}),
         ("eagle1", {"tree": "chain3"}),

@@ -93,14 +93,14 @@ DRAFTS = {
         paper=f"{_FIXED_NOISE}; the coupling: Daliri et al. 2024, arXiv 2408.07978",
     ),
     "jacobi": DraftsRow(
-        "lantern.drafters.jacobi:JacobiDrafter",
+        "lantern.drafters.jacobi_tree:JacobiTreeDrafter",
         is_coupled=True,
         has_twins=True,
         paper=f"{_FIXED_NOISE}; the pool of earlier samples and trees of them: ours",
     ),
     "hybrid": DraftsRow(
-        "lantern.drafters.jacobi:HybridDrafter",
-        ("joint",),
+        "lantern.drafters.hybrid_tree:HybridTreeDrafter",
+        ("joint", "static"),
         needs_draft_model=True,
         is_coupled=True,
         has_twins=True,
@@ -271,6 +271,9 @@ PRESET_ROWS = {
     "bounded": PresetRow("bounded", {"tree": "dynamic", "drafts": "top", "acceptance": "bounded"}, "#CC79A7", "X"),
     "jacobi": PresetRow("Jacobi", {"tree": "chain9", "drafts": "jacobi"}, "#332288", ">"),
     "hybrid": PresetRow("hybrid", {"tree": "chain9+chain3", "drafts": "hybrid"}, "#999933", "p"),
+    "jacobi_50": PresetRow("Jacobi, 50 nodes", {"tree": "jacobi_50", "drafts": "jacobi"}, "#5566CC", "d"),
+    "jacobi_100": PresetRow("Jacobi, 100 nodes", {"tree": "jacobi_100", "drafts": "jacobi"}, "#8899EE", "8"),
+    "hybrid_16": PresetRow("hybrid, 16 nodes", {"tree": "hybrid_16", "drafts": "hybrid"}, "#BBBB66", "H"),
     "cool": PresetRow(
         "COOL-SD",
         {"tree": "chain5", "drafts": "sampled", "acceptance": "weighted", "residual": "matched", "fall": 0.7},
@@ -467,7 +470,7 @@ class MethodSpec:
         _check_parameters(self)
         object.__setattr__(self, "tree_shape", _shape_of(self))
         object.__setattr__(self, "code", _code_of(self))
-        if self.acceptance_row.needs_chain and not _is_chain(self.tree_shape):
+        if self.acceptance_row.needs_chain and not is_chain(self.tree_shape):
             raise ValueError(
                 f"acceptance {self.acceptance} needs a chain, got tree {self.tree} for {self.name}; it has no weights "
                 "for siblings"
@@ -718,9 +721,9 @@ def _shape_of(spec: MethodSpec) -> TreeShape | None:
     if isinstance(shape, DynamicTreeOptions | JointTree):
         return shape
     try:
-        if spec.drafts == "hybrid":
-            if isinstance(shape, Mapping):
-                return JointTree(**{part: _as_choices(choices) for part, choices in shape.items()})
+        if spec.tree != "dynamic" and isinstance(shape, Mapping):
+            return JointTree(**{part: _as_choices(choices) for part, choices in shape.items()})
+        if shape is None and "+" in spec.tree:
             return joint_choices(spec.tree)
         if spec.tree == "dynamic":
             return DynamicTreeOptions(**cast("Mapping[str, Any]", shape or {}))
@@ -735,7 +738,7 @@ def _as_choices(paths: Iterable[Iterable[int]]) -> Choices:
     return tuple(tuple(path) for path in paths)
 
 
-def _is_chain(shape: object) -> bool:
+def is_chain(shape: object) -> bool:
     """Return whether a tree's shape, as in `MethodSpec.tree_shape`, is a static tree without siblings."""
     return isinstance(shape, tuple) and not any(any(path) for path in shape)
 

@@ -18,10 +18,6 @@ from lantern.models.config import OVERSHOOT
 MAX_SIBLINGS = 64  # children of one node: a position has noise for this number of acceptance decisions
 MAX_WIDTH = 256  # drafts of one depth in a chain with siblings
 
-# Lantern's tree for Jacobi drafts, as chains: the path to the first draft of a chain, and its length. These are the 50
-# of 228 nodes that were accepted most often when the embedded target generated images of 144 prompts that no table
-# reports.
-_JACOBI_50 = {"0": 20, "1": 7, "2": 5, "01": 5, "001": 3, "3": 2, "4": 2, "0001": 2, "02": 2, "5": 1, "11": 1}
 # Each word is a path from the root: "01" is the second-best token after the best first token. Source of the first two
 # trees: choices.py of jadohu/LANTERN and SafeAILab/EAGLE.
 _LISTED = {
@@ -29,7 +25,27 @@ _LISTED = {
     030 031 100 101 110 200 0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 0200 00000 00001
     00002 00010 00011 00100 00101 00110 00200""",
     "mc_sim_7b_63": """0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001""",
-    "jacobi_50": " ".join(first + n * "0" for first, length in _JACOBI_50.items() for n in range(length)),
+}
+# Trees that benchmarks/jacobi_trees.py grew: the length of the path of first ranks, and further paths. Parents and
+# lower siblings of a path belong to the tree.
+_GROWN = {
+    "jacobi_16": (12, "2 01 10"),
+    "jacobi_32": (16, "3 02 11 0001 0010 0100 00001 10000"),
+    "jacobi_50": (22, "5 02 11 20 0002 00010 00100 01000 000002 000010 100000 0000010"),
+    "jacobi_100": (
+        26,
+        """5 04 13 21 31 40 012 030 300 0004 0011 0020 0110 1001 1010 2000 00003 00020 02000 11000 000003 001000 010000
+        100000 0000002 0000020 0000100 0000200 0001000 00000002 00000100""",
+    ),
+    "hybrid_9": (7, "10"),
+    "hybrid_16": (12, "01 100"),
+    "hybrid_32": (16, "3 02 010 200 0001 0010 00001 10000"),
+    "hybrid_50": (22, "4 03 11 30 002 020 200 0002 0100 00001 00010 00100 000001 100000"),
+    "hybrid_100": (
+        26,
+        """5 04 12 21 40 021 030 102 300 0004 0020 0030 0101 0110 1100 2000 00002 00012 00020 02000 10100 000003 000011
+        010000 0000001 0000100 0001000 0010000 1000000 00000001 00000101""",
+    ),
 }
 
 
@@ -98,8 +114,8 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
         tree: name of the tree. "chain3" is a chain of three drafts; any other length is allowed. "chain9k3d2" is a
             tree in which the root and every node of depth 1 have 3 children, so that the first 2 depths are complete.
             A chain through first children extends it to depth 9. "chain11x2" is two chains of eleven drafts below one
-            root. "naive_extend_57", "mc_sim_7b_63", "jacobi_50" and the keys of `named` are
-            lists of paths.
+            root. "naive_extend_57", "mc_sim_7b_63", "jacobi_50", the other names of this module and the keys of
+            `named` are lists of paths.
         named: further trees, from the config.
 
     Raises:
@@ -123,6 +139,8 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
         if (num_chains := int(match[2])) > MAX_SIBLINGS:
             raise ValueError(f"tree {tree} must have at most {MAX_SIBLINGS} chains, got {num_chains}; choose fewer")
         return tuple((rank, *(0,) * n) for n in range(length) for rank in range(num_chains))
+    if tree in _GROWN:
+        return _complete(*_GROWN[tree])
     if tree not in _LISTED:
         known = [
             "dynamic",
@@ -130,10 +148,20 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
             "chain9k3d2, ...",
             "chain11x2, ...",
             *_LISTED,
+            *_GROWN,
             *(named or {}),
         ]
         raise ValueError(f"tree must be one of {', '.join(known)}, got {tree!r}")
     return tuple(tuple(int(digit) for digit in word) for word in _LISTED[tree].split())
+
+
+def _complete(length: int, words: str) -> Choices:
+    """Return the smallest tree with a path of first ranks of some length, and with further paths."""
+    chosen = {(0,) * depth for depth in range(1, length + 1)}
+    for word in words.split():
+        path = tuple(int(digit) for digit in word)
+        chosen |= {(*path[:depth], rank) for depth, last in enumerate(path) for rank in range(last + 1)}
+    return tuple(check_choices(list(chosen)))
 
 
 def _check_depth(tree: str, depth: int) -> None:

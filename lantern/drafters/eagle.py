@@ -29,6 +29,10 @@ from lantern.sampling import SamplingConfig, filter_logits
 from lantern.step import Outcome, Prefill, Proposal
 from lantern.tree_shapes import DynamicTreeOptions
 
+# Returns the children of the inner nodes of a level, int64 (batch, inner, n), best first. Arguments: the level's depth;
+# tokens of the inner nodes, int64 (batch, inner); their keys, (batch, inner, vocab); and n, the number of children.
+Choose = Callable[[int, torch.Tensor, torch.Tensor, int], torch.Tensor]
+
 
 @dataclass
 class EagleState:
@@ -138,17 +142,25 @@ class EagleDrafter(Drafter[EagleState]):
         state.hidden[:, :, :1].index_copy_(1, rows, prefill.hidden[:, :, n:])
         state.counts.index_fill_(0, rows, 1)
 
-    def propose(self, state: EagleState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
+    def propose(
+        self, state: EagleState, root: torch.Tensor, lengths: torch.Tensor, choose: Choose | None = None
+    ) -> Proposal:
         """Run the draft model over the tokens that it has not processed, and draft a tree after them.
 
-        For arguments and result see `Drafter.propose`.
+        For the other arguments and the result see `Drafter.propose`.
+
+        Args:
+            state: the state of the drafter.
+            root: last emitted token of each image, int64 (batch, 1).
+            lengths: number of emitted tokens of each image, int64 (batch,).
+            choose: chooses the children of nodes of a static tree. By default they are the codes with the largest keys.
         """
         begin = lengths - state.counts
         last = state.counts[:, None] - 1
         hidden = self._run(state, state.tokens, state.hidden, begin, self._catch_up_layout)
         hidden = pick_nodes(hidden, last)
         if isinstance(self.tree, StaticTree):
-            return self._propose_static(self.tree, state, root, hidden, lengths)
+            return self._propose_static(self.tree, state, root, hidden, lengths, choose)
         return self._propose_dynamic(self.tree, state, root, hidden, lengths)
 
     def observe(self, state: EagleState, outcome: Outcome, lengths: torch.Tensor) -> None:
@@ -210,7 +222,13 @@ class EagleDrafter(Drafter[EagleState]):
         return weights, weights + state.noise.gumbel(stream, positions)
 
     def _propose_static(
-        self, tree: StaticTree, state: EagleState, root: torch.Tensor, hidden: torch.Tensor, lengths: torch.Tensor
+        self,
+        tree: StaticTree,
+        state: EagleState,
+        root: torch.Tensor,
+        hidden: torch.Tensor,
+        lengths: torch.Tensor,
+        choose: Choose | None,
     ) -> Proposal:
         """Fill a static tree with drafts, level by level.
 
@@ -220,8 +238,10 @@ class EagleDrafter(Drafter[EagleState]):
             root: last emitted token of each image, int64 (batch, 1).
             hidden: the draft model's hidden state of the root, (branches, batch, 1, dim).
             lengths: number of emitted tokens of each image, int64 (batch,).
+            choose: as in `propose`.
         """
         levels = [root]
+        tokens = root
         probs = []
         for depth, plan in enumerate(self._levels):
             if plan.run is not None:
@@ -232,7 +252,8 @@ class EagleDrafter(Drafter[EagleState]):
             weights, keys = self._weights(state, hidden, positions)
             if self.drafts == "sampled" or self.keeps_probs:
                 probs.append(weights.softmax(-1))
-            levels.append(best_codes(keys, plan.width).flatten(1).index_select(1, plan.drafted))
+            children = best_codes(keys, plan.width) if choose is None else choose(depth, tokens, keys, plan.width)
+            levels.append(children.flatten(1).index_select(1, plan.drafted))
         draft_probs = torch.cat(probs, dim=1) if probs else None
         return Proposal(torch.cat(levels, dim=1), tree, draft_probs)
 

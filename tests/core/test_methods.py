@@ -105,7 +105,7 @@ CONFLICTS = [
     ("mixing", {"budget": 0.1, "drafts": "top"}, "mixing needs drafts sampled or sjd, got top for mixing"),
     ("eagle1", {"omega": 1.1}, "drafts sampled and acceptance exact takes no omega, got 1.1"),
     ("eagle1", {"tree": None}, "drafts sampled of eagle1 need a tree, got none; name one, as in chain3"),
-    ("eagle1", {"tree": "mine"}, "tree must be one of dynamic, chain1, .*jacobi_50, got 'mine'"),
+    ("eagle1", {"tree": "mine"}, "tree must be one of dynamic, chain1, .*hybrid_100, got 'mine'"),
     ("eagle1", {"drafts": "guessed"}, "drafts must be one of sampled, .*zipar, or my_module:MyClass, got 'guessed'"),
     (
         "eagle1",
@@ -114,7 +114,7 @@ CONFLICTS = [
     ),
     ("autoregressive", {"tree": "chain3"}, "has a tree and no drafts to fill it, got tree chain3; remove it"),
     ("autoregressive", {"acceptance": "proximity", "k": 3}, "relaxes drafts but has none; set tree and drafts"),
-    ("hybrid", {"tree": "chain9"}, "hybrid drafts need a tree that is joint, got chain9 for hybrid; name two"),
+    ("hybrid", {"tree": "dynamic"}, "hybrid drafts need a tree that is joint or static, got dynamic for hybrid; name"),
     ("jacobi", {"tree": "dynamic"}, "jacobi drafts need a tree that is static, got dynamic for jacobi"),
     ("gsd", {"h": 0}, "h of gsd must be an integer >= 1, got 0"),
     ("gsd", {"p_max": 0.0}, "p_max of gsd must be > 0, got 0.0; for exact decoding use acceptance exact"),

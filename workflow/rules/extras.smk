@@ -2,7 +2,7 @@
 
 from lantern_pipeline.config.paths import answer_files
 
-PUBLISHED_FIGURES = {"results": "abl", "peers": "q", "mixing": "", "generality": "r", "targets": ""}
+PUBLISHED_FIGURES = {"results": "abl", "peers": "q", "mixing": "", "generality": "r", "targets": "", "nodes": "s"}
 
 if CONFIG.publish:
 

@@ -43,4 +43,12 @@ def test_what_is_off_has_no_figure():
     config = copy.deepcopy(DEFAULT)
     config["ablations"]["grids"] = dict.fromkeys(config["ablations"]["grids"])
     config["methods"] = [{"preset": "autoregressive"}]
-    assert set(FIGURES) - set(table_of(config)) == {"ablations", "total_variation"}
+    assert set(FIGURES) - set(table_of(config)) == {"ablations", "total_variation", "nodes"}
+
+
+def test_a_curve_over_nodes_needs_trees_of_three_sizes():
+    config = copy.deepcopy(DEFAULT)
+    config["methods"] = [{"preset": ["autoregressive", "jacobi"]}, {"preset": "jacobi", "tree": "jacobi_50"}]
+    assert "nodes" not in table_of(config)
+    config["methods"].append({"preset": "jacobi", "tree": "chain3"})
+    assert "nodes" in table_of(config)

@@ -40,6 +40,7 @@ ARGUMENTS = {
     "ambiguity": {"ambiguity": tables.ambiguity_table()},
     "frontier": OF_SUMMARY,
     "generality": {"table": tables.generality_table()},
+    "nodes": {"summary": tables.node_summary(), "settings": SETTINGS},
     "published": {"published": PUBLISHED, **OF_SUMMARY},
     "total_variation": {"curves": tables.curve_table(), "methods": tables.method_table(), **OF_SUMMARY},
     "tradeoff": OF_SUMMARY,
@@ -355,3 +356,15 @@ def test_the_band_of_kept_accuracy_lies_below_autoregressive_decoding_s():
     (band,) = axes.patches
     low, high = band.get_path().get_extents(band.get_patch_transform()).intervaly
     assert (low, high) == pytest.approx((90 - 100 * ACCURACY_TOLERANCE, 90))
+
+
+# --- (s) ------------------------------------------------------------------------------------------
+
+
+def test_a_line_of_nodes_runs_over_the_sizes_of_the_trees_of_one_kind_of_drafts():
+    left, right = draw("nodes").axes
+    lines = {container.get_label(): container.lines[0].get_xydata().tolist() for container in left.containers}
+    assert lines == {"Jacobi": [[9, 3], [50, 2]], "hybrid": [[12, 4], [16, 5]]}
+    ends = [line.get_ydata().tolist() for line in right.lines]
+    assert ends[0] == pytest.approx([3 / 1.53, 2 / 1.53]) and ends[1] == pytest.approx([3 / 0.97, 2 / 0.97])
+    assert ends[2] == pytest.approx([4 / 1.45, 5 / 1.45]) and ends[3] == pytest.approx([4 / 1.19, 5 / 1.19])

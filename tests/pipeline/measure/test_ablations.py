@@ -150,7 +150,8 @@ def test_jacobi_drafts_need_no_draft_model_and_their_total_variation_is_measured
     exact, relaxed = (rows[rows["acceptance"] == name] for name in ("exact", "proximity"))
     assert (exact["tokens_equal_autoregressive"] == 1).sum() == 3 and exact["tv_mean"].isna().all()
     assert (exact["substitution_rate"] == 0).all()
-    assert relaxed["tv_mean"].between(0.001, 0.999).all()
+    assert 0.001 < relaxed["tv_mean"].iloc[0] < 0.999
+    assert relaxed["tv_mean"].iloc[1:].isna().all()  # siblings of many distributions
     assert (rows[rows["acceptance"] == "additive"]["tv_mean"] > 0).all()
     assert relaxed["substitution_rate"].tolist() == (relaxed["substitutions"] / 16).tolist()
 

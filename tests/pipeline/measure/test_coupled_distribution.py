@@ -97,8 +97,7 @@ def test_a_copied_draft_is_a_point_mass(table):
     assert found.probs[-1, near].abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("drafts", ["coupled", "jacobi"])
-@pytest.mark.parametrize("tree", ["chain9", "chain9k2d1"])
+@pytest.mark.parametrize(("drafts", "tree"), [("coupled", "chain9"), ("coupled", "chain9k2d1"), ("jacobi", "chain9")])
 def test_the_recorded_distributions_picked_the_drafts(drafts, tree, monkeypatch):
     models, seen = make_models(), []
     models.nearest_codes = nearest_codes(torch.randn(models.target.config.vocab_size, 4), 8)

@@ -49,7 +49,7 @@ def test_a_method_without_and_with_a_draft_model():
     steps = {stepping: step_ms("llamagen_stage1", "h100", stepping) for stepping in ("eager", "graph")}
     eager, graph = predict("llamagen_stage1", "h100", "jacobi", 2.5)
     assert eager.speedup == pytest.approx((2.5 / 1.53, 2.5 / 0.97))
-    assert graph.speedup == pytest.approx((2.5 / 1.38, 2.5 / 1.11))
+    assert graph.speedup == pytest.approx((2.5 / 1.42, 2.5 / 1.11))
     assert eager.seconds == pytest.approx(
         (0.256 * steps["eager"].low * 0.97 / 2.5, 0.256 * steps["eager"].high * 1.53 / 2.5)
     )

@@ -115,7 +115,7 @@ def _expand_entry(entry: dict[str, Any], config: RunConfig) -> Iterator[MethodRu
             parts.setdefault("neighbours", config.codebook.neighbours)
         if parts.get("tree") == "static":
             parts["tree"] = config.draft_tree.static
-        shape = _tree_shape(parts.get("tree"), parts.get("drafts"), config)
+        shape = _tree_shape(parts.get("tree"), config)
         spec = MethodSpec.of(method_name, tree_shape=shape, **parts)
         _check_name(spec)
         spec = replace(spec, method_id=_method_id(spec, given, defaults))
@@ -139,17 +139,16 @@ def _check_name(spec: MethodSpec) -> None:
         )
 
 
-def _tree_shape(tree: str | None, drafts: str | None, config: RunConfig) -> TreeShape | None:
+def _tree_shape(tree: str | None, config: RunConfig) -> TreeShape | None:
     """Return the shape of a draft tree, from its name in the config.
 
     Args:
-        tree: name of the tree; None returns None.
-        drafts: name of the source of drafts. For "hybrid" the tree has two parts, such as "chain9+chain3".
+        tree: name of the tree; None returns None. A name of two trees is such as "chain9+chain3".
         config: the checked config. It defines the tree "dynamic" and custom trees.
     """
     if tree is None:
         return None
-    if drafts == "hybrid":
+    if "+" in tree:
         return joint_choices(tree, config.trees)
     if tree == "dynamic":
         return DynamicTreeOptions(**config.draft_tree.dynamic.model_dump())

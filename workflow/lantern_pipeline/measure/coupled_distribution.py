@@ -22,7 +22,7 @@ import torch
 from lantern.acceptance.base import Verifier
 from lantern.acceptance.relaxed_sets import ByProximity, RelaxedSets, WithinBound
 from lantern.decoding import TreeDecoder
-from lantern.methods import MethodSpec
+from lantern.methods import MethodSpec, is_chain
 from lantern.prompts import Prompt
 from lantern.step import Scores
 from lantern.text_encoders.base import TextEncoder
@@ -38,13 +38,16 @@ from lantern_pipeline.measure.output_distribution import (
 def knows_drafts(spec: MethodSpec) -> bool:
     """Return whether the target's noise selects a method's drafts, from distributions that can be recorded.
 
-    This is true for coupled and Jacobi drafts in a tree of fixed shape. Hybrid drafts are excluded, because below the
-    root they come from two distributions. Dynamic trees are excluded, because their shape depends on the noise itself.
+    This is true for coupled drafts in a tree of fixed shape, and for Jacobi drafts in a chain. Jacobi drafts of a tree
+    with siblings are excluded, because they come from many distributions, and hybrid drafts, because below the root
+    they come from two. Dynamic trees are excluded, because their shape depends on the noise itself.
 
     Args:
         spec: the method.
     """
-    return spec.drafts in ("coupled", "jacobi") and not isinstance(spec.tree_shape, DynamicTreeOptions)
+    if spec.drafts == "jacobi":
+        return is_chain(spec.tree_shape)
+    return spec.drafts == "coupled" and not isinstance(spec.tree_shape, DynamicTreeOptions)
 
 
 def measure_coupled_drafts(

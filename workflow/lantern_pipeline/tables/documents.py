@@ -28,6 +28,7 @@ from lantern_pipeline.tables.markdown import (
     update_marked_block,
     with_interval,
 )
+from lantern_pipeline.tables.nodes import node_cells
 
 RESULTS = "docs/results.md"
 BATCHES = Path("benchmarks", "results", "batches_2core_cpu.json")
@@ -62,7 +63,7 @@ def publish(root: Path) -> list[str]:
     Returns:
         Paths of those pages that changed, relative to `root`.
     """
-    tables = {name: read_table(root / "docs" / f"{name}.csv") for name in ("results", "peers", "generality")}
+    tables = {name: read_table(root / "docs" / f"{name}.csv") for name in ("results", "peers", "generality", "nodes")}
     claims = read_json(root / "docs" / "claims.json")
     blocks = []
     for name, shown in {"results": ("distribution", "delta"), "peers": ("distribution", "equal_length")}.items():
@@ -76,6 +77,9 @@ def publish(root: Path) -> list[str]:
     blocks.append((RESULTS, "mixing", _join(curve_cells(claims["mixing"]["equal_length"]))))
     trends = trend_cells(claims["generality"])
     blocks.append((RESULTS, "generality", _join(target_cells(tables["generality"]), trends)))
+    nodes = tables["nodes"]
+    run = textwrap.fill(describe_run(describe_setting(nodes[nodes["acceptance"].notna()])), 120)
+    blocks.append((RESULTS, "nodes", _join(run, node_cells(nodes))))
     blocks.append((RESULTS, "batches", _join(batch_cells(read_json(root / BATCHES)["cases"]["embedded"]))))
     blocks.append((RESULTS, "papers", _join(paper_cells(tables, read_published()))))
     changed = [page for page, name, text in blocks if update_marked_block(root / page, text, name)]

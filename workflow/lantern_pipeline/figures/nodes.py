@@ -1,0 +1,43 @@
+"""Figure (s): tokens per forward of exact drafts over the number of nodes of their tree."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from lantern_pipeline.figures import style
+from lantern_pipeline.tables.nodes import DRAFTS, LENGTH, node_rows
+from lantern_pipeline.tables.summary import MetricsSection, select_headline
+
+
+def draw_nodes(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
+    """Draw tokens per forward (left) and the predicted speed-up on GPUs (right) over the nodes of a draft tree.
+
+    There is one line per kind of drafts, an open one without a draft model. Bars are 95 % intervals. Bands reach from
+    the highest to the lowest published step cost. The figure has page width.
+
+    Args:
+        summary: table of `lantern_pipeline.tables.summary.build_summary`.
+        settings: config section `metrics`.
+    """
+    rows = node_rows(select_headline(summary, settings))
+    with style.paper_style():
+        figure = style.new_figure(style.PAGE_WIDTH, 3.0)
+        left, right = figure.subplots(1, 2)
+        for drafts, line in rows.groupby("drafts", sort=False):
+            look = style.method_look(str(drafts), is_open=drafts == "jacobi")
+            nodes = line["nodes"].to_numpy(float)
+            bars = style.half_widths(line, LENGTH)
+            left.errorbar(nodes, line[LENGTH], yerr=bars, label=DRAFTS[str(drafts)], **look)
+            low, high = line["predicted_low"].to_numpy(float), line["predicted_high"].to_numpy(float)
+            right.plot(nodes, low, nodes, high, color=look["color"], linewidth=0.9)
+            style.draw_band(right, nodes, low, high, look["color"])
+        for axes, title in ((left, "tokens / forward"), (right, "speed-up on GPUs (predicted)")):
+            axes.set_xscale("log")
+            axes.set_xticks(sorted(set(rows["nodes"])), [str(number) for number in sorted(set(rows["nodes"]))])
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.set(xlabel="nodes of the draft tree", ylabel=title)
+        handles, labels = left.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=2)
+        return figure
