@@ -22,7 +22,6 @@ import argparse
 import json
 import math
 import platform
-import resource
 from dataclasses import asdict, replace
 from functools import partial
 from typing import NamedTuple
@@ -48,8 +47,8 @@ from lantern.models.vq16 import VQ16, VQ16Config
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
 from lantern.stepping import MODES
+from lantern_pipeline.measure.memory import peak_gib, reset_peak
 
-GIB = 2**30
 MODELS = [name for name, card in CARDS.items() if card.prompts.encoder in FAMILIES]  # of transformers
 PARAMETERS = {"k": 100, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "weight": 0.8, "budget": 0.1, "threshold": 0.5}
 
@@ -57,22 +56,6 @@ PARAMETERS = {"k": 100, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "weight": 0.
 def name_of(device: torch.device) -> str:
     """Return the name of the GPU or of the processor."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-
-
-def reset_peak(device: torch.device) -> None:
-    """Start a new measurement of peak memory on a GPU.
-
-    This has no effect on a CPU, where the peak is that of the whole process.
-    """
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def peak_gib(device: torch.device) -> float:
-    """Return the peak memory in GiB: allocated by PyTorch on a GPU, or resident in this process on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / GIB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
 
 
 class Models(NamedTuple):

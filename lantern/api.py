@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -247,6 +247,26 @@ class Model:
     def draw(self, *_: object, **__: object) -> Images:
         """Raise an error which says that this function is called `generate` since version 0.6."""
         raise AttributeError("Model.draw is now called generate; its arguments are the same")
+
+    def make_decoder(self, method: str, temperature: float | None = None, **parts: Any) -> Decoder:
+        """Make the decoder that `generate` would use, for measurements.
+
+        Args:
+            method: name of a preset.
+            temperature: temperature instead of the model's default.
+            parts: parameters of the method, as in `generate`.
+
+        Raises:
+            ValueError: the method is unknown, a parameter is missing, unknown or out of range, or the method needs a
+                draft model and there is none.
+        """
+        sampling = self.sampling if temperature is None else replace(self.sampling, temperature=temperature)
+        spec = self._method(method, parts)
+        return make_decoder(replace(self.models, nearest_codes=self._table(spec)), spec, sampling)
+
+    def limited_threads(self) -> AbstractContextManager[None]:
+        """Return a context manager that limits the number of CPU threads as `generate` does."""
+        return _threads.limited(self.models.target.config)
 
     def _method(self, name: str, parts: Mapping[str, object]) -> MethodSpec:
         """Make a method from a preset, with this model's default trees and its default distance of nearest codes.

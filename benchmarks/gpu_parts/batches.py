@@ -7,7 +7,6 @@ Part H shows how much time reading fewer slots saves.
 from __future__ import annotations
 
 import torch
-from full_size import GIB, peak_gib, reset_peak
 from kernels import SAMPLING
 
 from gpu_parts.common import Check, chains, fill, free, label, make_models, models_for
@@ -16,6 +15,7 @@ from gpu_parts.steps import run_step
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.methods import MethodSpec, make_method
+from lantern_pipeline.measure.memory import GIB, peak_gib, reset_peak
 
 
 def measure(check: Check) -> None:

@@ -13,7 +13,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from full_size import GIB, peak_gib, reset_peak
 from kernels import SAMPLING, KernelCount
 from timing import synchronise
 from torch.autograd import DeviceType
@@ -25,6 +24,7 @@ from lantern.decoding import Decoder, make_decoder
 from lantern.decoding_state import DecodingModels, DecodingState
 from lantern.methods import MethodSpec
 from lantern.stepping import without_cudnn_attention
+from lantern_pipeline.measure.memory import GIB, peak_gib, reset_peak
 
 NUM_STEPS = 30  # after which the tokens of eager steps and of a graph's are compared
 NUM_LONGEST = 10

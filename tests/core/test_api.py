@@ -84,6 +84,15 @@ def test_images_are_those_of_the_method_on_the_models_own_settings(model):
     assert [picture.size for picture in found.pictures()] == [(48, 48)] * 2
 
 
+def test_the_decoder_for_measurements_is_that_of_generate(model):
+    decoder = model.make_decoder("lantern", temperature=0.5, k=20, delta=0.1, method_id="mine")
+    assert decoder.spec.method_id == "mine" and decoder.sampling == replace(model.sampling, temperature=0.5)
+    found, _ = decode_timed(decoder, [Prompt("0", PROMPTS[0])], model.encoder, run_seed=0)
+    expected = model.generate(PROMPTS[0], method="lantern", temperature=0.5, k=20, delta=0.1)
+    assert torch.equal(found.codes.int(), expected.codes)
+    assert model.make_decoder("jacobi").sampling == model.sampling
+
+
 def test_captured_steps_are_kept_for_later_calls(model, monkeypatch, tapes):
     made = []
     expected = {name: model.generate(PROMPTS, method=name).codes for name in ("jacobi", "eagle1", "coupled")}

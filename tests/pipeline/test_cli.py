@@ -4,19 +4,12 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from helpers.configs import load_config
 from helpers.paths import ROOT
-from lantern import loading
-from lantern.cards.card import ImageSettings, read_card
-from lantern.checkpoints.native import save_model
+from lantern.cards.card import read_card
 from lantern.io import write_json
-from lantern.models.draft import DraftModel
-from lantern.models.image_tokenizer import ImageTokenizer, TokenizerConfig
-from lantern.models.target import TargetConfig, TargetModel
-from lantern.text_encoders.encoders import describe_features
 from lantern_pipeline.cli import app
 
 CONFIG = load_config([ROOT / "config.yaml"])
@@ -62,25 +55,6 @@ def test_help_is_shown(arguments):
 # --- without any run -------------------------------------------------------------------------------
 
 PROMPT = "a large red circle on grass"
-
-
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-    """Return a folder with small random models in models/embedded, in which nothing has run."""
-    weights = tmp_path / "models" / "embedded"
-    torch.manual_seed(0)
-    target = TargetModel(TargetConfig(32, 2, 2, 32, 4, num_text_tokens=16, caption_dim=256)).eval()
-    save_model(weights / "tokenizer.safetensors", ImageTokenizer(TokenizerConfig(24, 4, 32, 4, 8, 8, 1)))
-    save_model(weights / "target.safetensors", target, {"text": describe_features("words")})
-    save_model(weights / "drafter.safetensors", DraftModel.from_target(target, 0))
-    images = ImageSettings(size=24, grid=4, codebook_size=32, code_dim=4)
-    card = replace(
-        read_card(ROOT / "models" / "embedded"), images=images, target={"dim": 32, "num_layers": 2, "num_heads": 2}
-    )
-    write_json(weights / "card.json", card.to_dict())
-    monkeypatch.setattr(loading, "HOMES", (tmp_path,))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_right_after_installation_a_prompt_is_drawn_from_the_weights(home):

@@ -189,6 +189,50 @@ def predict(
         typer.echo(table_of(model, gpu, methods))
 
 
+@app.command()
+def bench(
+    model: Annotated[
+        str, typer.Argument(help="embedded, a published model, the folder of a run, or a model of transformers.")
+    ] = "embedded",
+    methods: Annotated[
+        str, typer.Option(help="Presets with parameters, e.g. 'jacobi, lantern k=20 delta=0.1'. By default a few.")
+    ] = "",
+    trees: Annotated[
+        str, typer.Option(help="Trees, e.g. 'chain5, chain9'. Every method is measured with each of them.")
+    ] = "",
+    prompts: Annotated[Path | None, typer.Option(help="File of prompts: txt, json, jsonl, csv, tsv or zip.")] = None,
+    num: Annotated[int, typer.Option(help="Number of prompts.", min=1)] = 8,
+    temperature: Annotated[float | None, typer.Option(help="Temperature; by default that of the model.")] = None,
+    batch: Annotated[int, typer.Option(help="Images that are decoded together, for images per second.", min=1)] = 8,
+    rounds: Annotated[int, typer.Option(help="Rounds, of which the fastest counts.", min=1)] = 3,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    output: Annotated[Path | None, typer.Option(help="Folder for bench.json, written after each round.")] = None,
+) -> None:
+    """Measure how much faster than autoregressive decoding a model's methods are on this machine (docs/bench.md)."""
+    import lantern
+    from lantern_pipeline.cli_bench import bench as measure
+    from lantern_pipeline.cli_bench import choose_prompts, save_report, table_of
+    from lantern_pipeline.runtime.job import resolve_device
+
+    table = ""
+    with _one_sentence():
+        if output is not None:
+            output.mkdir(parents=True, exist_ok=True)
+        loaded = lantern.load(model, device=str(resolve_device(device)), dtype=dtype)
+        chosen = choose_prompts(loaded.encoder, prompts, num)
+        options = {"temperature": temperature, "batch_size": batch, "num_rounds": rounds}
+        try:
+            for report in measure(loaded, methods, trees, chosen, **options):
+                table = table_of(report)
+                if output is not None:
+                    save_report(output, model, report)
+        except KeyboardInterrupt as interrupt:
+            typer.echo(table or "interrupted before the first round was complete")
+            raise typer.Exit(130) from interrupt
+    typer.echo(table)
+
+
 @contextmanager
 def _one_sentence() -> Iterator[None]:
     """Print an expected error as one sentence, without a traceback, and exit with code 1.

@@ -61,12 +61,7 @@ def measure_latency(
     num_warmup: int,
     num_rounds: int = 1,
 ) -> tuple[pd.DataFrame, list[TimedImage]]:
-    """Time several decoders at batch 1. They take turns image by image.
-
-    A round decodes every prompt once with each decoder. The order of the decoders rotates by one from image to image,
-    so that no decoder always starts. The first `num_warmup` images of each decoder are not counted. CUDA graphs need at
-    least one such image. Decoders that run as CUDA graphs are also timed with eager steps, but the images of those runs
-    are not returned.
+    """Time several decoders at batch 1, as `time_rounds` does.
 
     Args:
         decoders: the decoders.
@@ -77,8 +72,47 @@ def measure_latency(
         num_rounds: number of rounds.
 
     Returns:
-        (rows, images). `rows` has the columns COLUMNS and one row per decoder, stepping, prompt and round. `images` has
-        the image of each decoder and prompt from its fastest round. These columns of `rows` need an explanation:
+        (rows, images). `rows` has the rows of all rounds. `images` has the image of each decoder and prompt from its
+        fastest round.
+    """
+    options = {"run_seed": run_seed, "num_warmup": num_warmup, "num_rounds": num_rounds}
+    parts, fastest = [], {}
+    for rows, images in time_rounds(decoders, prompts, encoder, **options):
+        parts.append(rows)
+        for image in images:
+            key = (image.method["method_id"], image.temperature, image.prompt_id)
+            if key not in fastest or sum(image.step_seconds) < sum(fastest[key].step_seconds):
+                fastest[key] = image
+    return pd.concat(parts, ignore_index=True), list(fastest.values())
+
+
+def time_rounds(
+    decoders: Sequence[Decoder],
+    prompts: Sequence[Prompt],
+    encoder: TextEncoder,
+    *,
+    run_seed: int,
+    num_warmup: int,
+    num_rounds: int,
+) -> Iterator[tuple[pd.DataFrame, list[TimedImage]]]:
+    """Time several decoders at batch 1. They take turns image by image.
+
+    A round decodes every prompt once with each decoder. The order of the decoders rotates by one from image to image,
+    so that no decoder always starts. The first `num_warmup` images of each decoder are not counted. CUDA graphs need at
+    least one such image. Decoders that run as CUDA graphs are also timed with eager steps, but the images of those runs
+    are left out.
+
+    Args:
+        decoders: the decoders.
+        prompts: prompts of the images.
+        encoder: text encoder of the prompts.
+        run_seed: random seed of the noise.
+        num_warmup: number of images that each decoder generates before timing starts.
+        num_rounds: number of rounds.
+
+    Yields:
+        (rows, images) of each round. `rows` has the columns COLUMNS and one row per decoder, stepping and prompt.
+        `images` has the image of each decoder and prompt. These columns of `rows` need an explanation:
 
         - stepping: how decoding steps ran, "eager" or "graph".
         - seconds: wall-clock time. It does not include text encoding, sampling of the noise, and decoding of codes to
@@ -91,7 +125,7 @@ def measure_latency(
     timed = []
     for decoder in decoders:
         timed += [decoder] if decoder.runner.mode == "eager" else [decoder.stepped("eager"), decoder]
-    rows, images = [], {}
+    rows, images = [], []
     turns = range(-num_warmup, num_rounds * len(prompts))
     for turn in tqdm(turns, desc="latency", unit="image of each method", disable=None):
         prompt = prompts[turn % len(prompts)]
@@ -106,11 +140,12 @@ def measure_latency(
             process, machine = watch.core_seconds
             elsewhere = (machine - process) / seconds
             rows.append((*setting, seconds, process, elsewhere, int(generation.target_forwards[0]), processor))
-            image = TimedImage(method, temperature, prompt.id, generation, _step_seconds(watch.marks, seconds))
-            key = (id(decoder), prompt.id)
-            if decoder in decoders and (key not in images or sum(image.step_seconds) < sum(images[key].step_seconds)):
-                images[key] = image
-    return pd.DataFrame(rows, columns=COLUMNS), list(images.values())
+            if decoder in decoders:
+                seconds_of_steps = _step_seconds(watch.marks, seconds)
+                images.append(TimedImage(method, temperature, prompt.id, generation, seconds_of_steps))
+        if turn >= 0 and (turn + 1) % len(prompts) == 0:
+            yield pd.DataFrame(rows, columns=COLUMNS), images
+            rows, images = [], []
 
 
 @dataclass

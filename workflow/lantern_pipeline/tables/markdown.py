@@ -250,6 +250,16 @@ def markdown_table(cells: Cells) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def text_table(cells: Cells) -> str:
+    """Write a table as aligned text, with all columns but the first aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for first, *others in cells:
+        aligned = [text.rjust(width) for text, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *aligned]))
+    return "\n".join(lines)
+
+
 def html_page(title: str, *blocks: str | Cells, folded: Mapping[str, Cells] | None = None) -> str:
     """Write a self-contained HTML page of the report.
 

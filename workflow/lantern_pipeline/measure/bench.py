@@ -1,0 +1,121 @@
+"""Speed of several methods of one model on this machine: at batch 1 as in a run, and of whole batches."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from lantern.decoding import Decoder
+from lantern.generation import decode_timed
+from lantern.prompts import Prompt
+from lantern.text_encoders.base import TextEncoder
+from lantern_pipeline.measure.latency import TimedImage, time_rounds
+from lantern_pipeline.measure.memory import peak_gib, reset_peak
+from lantern_pipeline.measure.repeats import KEYS
+from lantern_pipeline.measure.speed import BASELINE, mean_accepted_length, summarise_latency
+
+
+@dataclass(frozen=True)
+class BatchTime:
+    """Speed and memory of one batch.
+
+    Attributes:
+        images_per_s: images per second of decoding.
+        peak_gib: peak memory in GiB, see `peak_gib`.
+    """
+
+    images_per_s: float
+    peak_gib: float
+
+
+def bench_rounds(
+    decoders: Sequence[Decoder], prompts: Sequence[Prompt], encoder: TextEncoder, *, batch_size: int, num_rounds: int
+) -> Iterator[list[dict[str, Any]]]:
+    """Measure the speed of several decoders, and yield a summary of all rounds so far after each round.
+
+    A round times each prompt at batch 1, see `time_rounds`, and then one batch per decoder.
+
+    Args:
+        decoders: the decoders. Autoregressive decoding is one of them, with the method id BASELINE.
+        prompts: prompts of the images.
+        encoder: text encoder of the prompts.
+        batch_size: number of images in a batch.
+        num_rounds: number of rounds.
+
+    Yields:
+        One dict per decoder, in the order of the decoders. Its keys are
+
+        - method: dict from `MethodSpec.to_dict`,
+        - the columns of `mean_accepted_length` and of `summarise_latency`, except KEYS,
+        - forward_s: mean time of a forward pass in seconds, with drafting and verification,
+        - num_images, num_equal: number of images, and how many of them have the tokens of autoregressive decoding,
+        - images_per_s, peak_memory_gib: results of the fastest batch, and the highest peak of all batches.
+    """
+    frames: list[pd.DataFrame] = []
+    batches: dict[str, list[BatchTime]] = defaultdict(list)
+    images: dict[str, list[TimedImage]] = {}
+    rounds = time_rounds(decoders, prompts, encoder, run_seed=0, num_warmup=1, num_rounds=num_rounds)
+    for frame, drawn in rounds:
+        frames.append(frame)
+        for decoder in decoders:
+            name = decoder.spec.method_id
+            batches[name].append(time_batch(decoder, prompts, encoder, batch_size))
+            images[name] = [image for image in drawn if image.method["method_id"] == name]
+        yield _summarise(pd.concat(frames), images, batches)
+
+
+def time_batch(decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, batch_size: int) -> BatchTime:
+    """Time one batch. If steps run as CUDA graphs, an identical batch before it captures them and is not counted.
+
+    Args:
+        decoder: the decoder. It is not changed, and keeps no state of this size.
+        prompts: prompts of the images, which are repeated with other noise if there are fewer than `batch_size`.
+        encoder: text encoder of the prompts.
+        batch_size: number of images.
+    """
+    copies = [prompts[index % len(prompts)] for index in range(batch_size)]
+    batch = [Prompt(f"batch-{index}", prompt.text) for index, prompt in enumerate(copies)]
+    job = decoder.stepped(decoder.runner.mode)
+    reset_peak(job.device)
+    for _ in range(2 if job.runner.mode == "graph" else 1):
+        _, seconds = decode_timed(job, batch, encoder, run_seed=0)
+    return BatchTime(batch_size / seconds, peak_gib(job.device))
+
+
+def _summarise(
+    timings: pd.DataFrame, images: Mapping[str, Sequence[TimedImage]], batches: Mapping[str, Sequence[BatchTime]]
+) -> list[dict[str, Any]]:
+    """Summarise the timings of all rounds, see `bench_rounds`.
+
+    Args:
+        timings: timings at batch 1.
+        images: method id -> images of one round.
+        batches: method id -> batches of all rounds.
+    """
+    speeds = summarise_latency(timings.assign(prompt_set="bench", repeat="s0n0")).set_index("method_id")
+    rows = []
+    for name, drawn in images.items():
+        codes = [image.generation.codes for image in drawn]
+        num_tokens = np.array([found.shape[1] for found in codes])
+        forwards = np.array([int(image.generation.target_forwards[0]) for image in drawn])
+        expected = [image.generation.codes for image in images[BASELINE]]
+        speed = speeds.loc[name].drop([key for key in KEYS if key != "method_id"]).to_dict()
+        rows.append(
+            {
+                "method": drawn[0].method,
+                **mean_accepted_length(num_tokens, forwards),
+                **speed,
+                "forward_s": speed["latency_s"] * len(drawn) / forwards.sum(),
+                "num_images": len(drawn),
+                "num_equal": sum(map(torch.equal, codes, expected)),
+                "images_per_s": max(found.images_per_s for found in batches[name]),
+                "peak_memory_gib": max(found.peak_gib for found in batches[name]),
+            }
+        )
+    return rows

@@ -1,0 +1,30 @@
+"""Peak memory of a computation."""
+
+from __future__ import annotations
+
+import resource
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+GIB = 2**30
+
+
+def reset_peak(device: torch.device) -> None:
+    """Start a new measurement of peak memory.
+
+    On a CPU this needs Linux. Elsewhere the peak since the start of the process remains.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        with suppress(OSError):  # this system has no such file, or forbids writing it
+            Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_gib(device: torch.device) -> float:
+    """Return the peak memory in GiB: allocated by PyTorch on a GPU, or resident in this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / GIB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
