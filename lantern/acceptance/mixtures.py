@@ -43,8 +43,8 @@ class Mixture(Acceptance):
     def of_next_sibling(self) -> Acceptance:
         """Return the exact acceptance, which tests the siblings that follow a rejected draft.
 
-        Only the first sibling is tested with the mixture s. Later siblings are tested exactly against the residual
-        distribution. The token that is emitted after the node then has the distribution s.
+        Only the first sibling is tested with the mixture s = w t + (1 - w) p. Later siblings are tested exactly against
+        the residual distribution. The token that is emitted after the node then has the distribution s.
         """
         return _EXACT
 

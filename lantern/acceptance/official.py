@@ -24,8 +24,8 @@ def official_residual(
     normalise(max(0, t - p)). For a deterministic draft it is t without the draft, normalised.
 
     In the paper, the residual is 0 at the merged codes. The authors' code differs from the paper in two ways. First, if
-    at least one code is merged, it changes all of the k + 1 nearest codes, merged or not. For LlamaGen's sampled drafts
-    it sets p to 0 at these codes. In all other cases it sets t to 0 there. Second, if no probability is left, the
+    at least one code is merged, it sets a distribution to 0 at all of the k + 1 nearest codes, merged or not. For
+    LlamaGen's sampled drafts this distribution is p. In all other cases it is t. Second, if no probability is left, the
     residual is uniform over all codes.
 
     Args:

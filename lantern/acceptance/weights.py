@@ -21,8 +21,8 @@ class DraftWeights(Acceptance):
     Args:
         weights: omega_i of each position, first to last, (drafts,).
 
-    Source: COOL-SD (arXiv 2601.09212), which has no public code. It is only known at second hand that the
-    parameter omega is the mean of the weights.
+    Source: COOL-SD (arXiv 2601.09212), which has no public code. That the parameter omega is the mean of the weights is
+    known from secondary sources only.
     """
 
     def __init__(self, weights: torch.Tensor) -> None:

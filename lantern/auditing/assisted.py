@@ -16,7 +16,7 @@ def assisted_generation(world: World, prompts: torch.Tensor, seeds: torch.Tensor
     """Sample sequences by the `generate` of transformers with an `assistant_model`, one sequence at a time.
 
     Args:
-        world: the world.
+        world: the target and the draft model.
         prompts: prompts, int64 (batch,).
         seeds: seeds of torch's generator, int64 (batch,).
 
@@ -50,11 +50,11 @@ def assisted_generation(world: World, prompts: torch.Tensor, seeds: torch.Tensor
 def language_model(world: World, table: torch.Tensor) -> Any:
     """Return a language model of transformers that reads its probabilities from a table.
 
-    A sequence is a prompt, which is one id, and the tokens after it. The cache holds what each id adds to the number of
-    the context.
+    The input is a prompt, which is one id, and the tokens after it. These ids are the context, and the number of the
+    context is a row of the table. It is a sum of one term per id. The key/value cache holds these terms.
 
     Args:
-        world: the world.
+        world: the world that the table belongs to.
         table: distribution after each context, (contexts, vocab): `World.target` or `World.draft`.
 
     Raises:
@@ -64,7 +64,7 @@ def language_model(world: World, table: torch.Tensor) -> Any:
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
     class TableLM(PreTrainedModel, GenerationMixin):
-        """A language model without layers."""
+        """A language model without layers: the ids so far select a row of `table`, which gives the logits."""
 
         config_class = PretrainedConfig
 
@@ -77,7 +77,13 @@ def language_model(world: World, table: torch.Tensor) -> Any:
         def forward(
             self, input_ids: torch.Tensor, past_key_values: DynamicCache | None = None, **ignored: Any
         ) -> CausalLMOutputWithPast:
-            """Return the logits of the tokens that follow `input_ids`."""
+            """Return the logits of the token after each of `input_ids`.
+
+            Args:
+                input_ids: ids after those in the cache, int64 (batch, n).
+                past_key_values: cache of the earlier ids. None if there are none.
+                ignored: further arguments of `generate`, such as the attention mask.
+            """
             cache = DynamicCache() if past_key_values is None else past_key_values
             begin = cache.get_seq_length()
             positions = torch.arange(begin, begin + input_ids.shape[1])

@@ -1,4 +1,4 @@
-"""The audit of a sampler: its sequences are counted and compared with their probabilities."""
+"""The audit of a sampler: it counts the sampled sequences and compares the counts with the exact probabilities."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Audit:
         total_variation: estimate of the total variation between the distributions of whole sequences, averaged over
             prompts, with a 95 % interval. See `lantern.auditing.statistics.total_variation`.
         p_value: p-value of a chi-square test of whole sequences.
-        detectable: total variation from which on a sampler is found to differ with a probability of at least POWER.
+        detectable: smallest total variation that the test finds with a probability of at least POWER.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Audit:
 
     @property
     def has_difference(self) -> bool:
-        """Whether the sampler was found to differ from the target."""
+        """Whether the sampler was found to differ from the target: the p-value is below LEVEL."""
         return self.p_value < LEVEL
 
     @property
     def sentence(self) -> str:
-        """The result in one sentence."""
+        """Conclusion of the audit in one sentence: not lossless, undecided, or no difference found."""
         if self.num_impossible:
             return (
                 f"{self.name} is not lossless: {self.num_impossible:,} of {self.num_samples:,} sequences are ones that "
@@ -79,7 +79,7 @@ class Audit:
         )
 
     def __str__(self) -> str:
-        """Return the numbers as a table, and the sentence below it."""
+        """Return the numbers of the audit as a table, and its conclusion (`sentence`) below the table."""
         rows = {
             "sequences": f"{self.num_samples:,} samples of {self.num_possible:,} possible ones",
             "total variation": f"{self.total_variation} (95 % interval)",
@@ -144,7 +144,21 @@ def audit(
 
 
 def _count(sampler: Sampler, name: str, world: World, num: int, seed: int, batch_size: int) -> torch.Tensor:
-    """Return how often each sequence was sampled, int64 (folds, prompts, sequences)."""
+    """Return how often each sequence was sampled, int64 (folds, prompts, sequences).
+
+    The samples are divided into NUM_FOLDS folds. The estimate of the total variation needs them.
+
+    Args:
+        sampler: the sampler.
+        name: name of the sampler, for the progress bar and error messages.
+        world: the target and its draft model.
+        num: number of sequences to sample.
+        seed: seed of the audit.
+        batch_size: number of sequences that are sampled together.
+
+    Raises:
+        ValueError: the sampler returns something else than tokens.
+    """
     counts = torch.zeros(NUM_FOLDS, world.num_prompts, world.num_sequences, dtype=torch.int64)
     every = torch.arange(num)
     for samples in tqdm(every.split(batch_size), desc=name, unit="batch", disable=None):

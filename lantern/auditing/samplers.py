@@ -38,7 +38,7 @@ class MethodSampler:
     spec: MethodSpec
 
     def __call__(self, world: World, prompts: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
-        """Decode a sequence of each prompt with the noise of its seed."""
+        """Decode one sequence per prompt, with noise from the seed of the same index. See `Sampler` for the shapes."""
         decoder = make_decoder(make_models(world, self.spec.neighbours), self.spec, SamplingConfig())
         noise = [
             decoder.make_noise(seed, str(prompt)) for seed, prompt in zip(seeds.tolist(), prompts.tolist(), strict=True)
@@ -50,8 +50,9 @@ def make_sampler(name: str, parts: Mapping[str, Any]) -> Sampler:
     """Make the sampler that a name stands for.
 
     Args:
-        name: a preset, ASSISTED, "module:function" of a sampler, or "module:Class" of an acceptance or a drafter.
-        parts: parts and parameters of the method, such as k=4.
+        name: a preset, "transformers" for its assisted generation, "module:function" of a sampler, or "module:Class"
+            of an acceptance or a drafter.
+        parts: parts and parameters that replace those of the preset or complete the class, such as k=4.
 
     Raises:
         ValueError: the name is unknown, a part does not fit, or parts are given to a function.
@@ -78,7 +79,13 @@ _WANTED = "a function or a class as module:name, of a file in this folder or an 
 
 
 def _custom_method(path: str, kind: type, parts: Mapping[str, Any]) -> MethodSpec:
-    """Make a method of a custom acceptance or of a custom drafter."""
+    """Make a method that uses a custom acceptance or a custom drafter.
+
+    Args:
+        path: the class as "module:Class".
+        kind: the class that `path` names.
+        parts: the caller's parts and parameters of the method, such as k=4. A missing tree gets a default.
+    """
     known: dict[str, Any]
     if issubclass(kind, Acceptance):
         row = acceptance_of(path)
@@ -93,7 +100,12 @@ def _custom_method(path: str, kind: type, parts: Mapping[str, Any]) -> MethodSpe
 
 
 def _with_small_tree(known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts `given`, with a small tree if the method has the tree "static" or "dynamic"."""
+    """Return a method's parts, with the shape of a small tree if its tree is "static" or "dynamic".
+
+    Args:
+        known: all parts of the method, including a preset's. Only its "tree" is read.
+        given: the parts to return. A tree shape in them is kept.
+    """
     shapes = {"static": SMALL_TREE, "dynamic": SMALL_DYNAMIC_TREE}
     parts = dict(given)
     if known.get("tree") in shapes:

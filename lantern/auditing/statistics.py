@@ -1,4 +1,8 @@
-"""Comparison of counted sequences with their probabilities."""
+"""Statistics that compare counts with probabilities: a chi-square test, and an estimate of the total variation.
+
+A *cell* is one of the outcomes that are counted, such as a sequence of tokens. A *group* is a set of cells whose
+probabilities add up to 1, such as all sequences after one prompt.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,10 @@ Z_95 = 1.959964  # half the width of a 95 % interval, in standard errors
 
 @dataclass(frozen=True)
 class ChiSquare:
-    """Pearson's chi-square test.
+    """The result of Pearson's chi-square test.
 
     Attributes:
-        statistic: sum of (count - expected)^2 / expected. Infinite if something impossible was counted.
+        statistic: sum of (count - expected)^2 / expected. Infinite if a cell of probability 0 was counted.
         df: degrees of freedom.
     """
 
@@ -35,7 +39,7 @@ class ChiSquare:
 def chi_square(counts: torch.Tensor, probs: torch.Tensor) -> ChiSquare:
     """Test whether counts have given distributions.
 
-    Within a group, cells with less than FEWEST_EXPECTED expected counts are added up to one cell.
+    Within a group, all cells whose expected count is below FEWEST_EXPECTED are added up to one cell.
 
     Args:
         counts: number of times that each cell occurred, (groups, cells).
@@ -58,7 +62,17 @@ def chi_square(counts: torch.Tensor, probs: torch.Tensor) -> ChiSquare:
 
 
 def _pool(counts: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add up cells with few expected counts. If their sum is still small, it is added to the rarest other cell."""
+    """Add up the cells of one group whose expected count is below FEWEST_EXPECTED.
+
+    If the expected count of their sum is still below it, the rarest of the other cells is added as well.
+
+    Args:
+        counts: number of times that each cell occurred, (cells,).
+        expected: expected counts of the cells, (cells,).
+
+    Returns:
+        The counts and the expected counts of the remaining cells, rarest first.
+    """
     order = expected.argsort()
     counts, expected = counts[order], expected[order]
     num_rare = int((expected < FEWEST_EXPECTED).sum())
@@ -90,12 +104,12 @@ def noncentral_upper_tail(value: float, df: int, noncentrality: float) -> float:
 
 
 def detectable_noncentrality(df: int, level: float, power: float) -> float:
-    """Return the noncentrality that a chi-square test finds with a given probability.
+    """Return the noncentrality at which a chi-square test finds a difference with a given probability.
 
     Args:
         df: degrees of freedom.
         level: p-value below which the test finds a difference.
-        power: probability of finding it.
+        power: probability that the test finds the difference.
     """
     most = 10.0 * df + 1000
     critical = _root(lambda value: level - upper_tail(value, df), 0.0, most)
@@ -103,7 +117,7 @@ def detectable_noncentrality(df: int, level: float, power: float) -> float:
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return the root of an increasing function between two numbers, by bisection."""
+    """Return the root of an increasing function in the interval from `low` to `high`, by bisection."""
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if function(middle) > 0 else (middle, high)
@@ -119,7 +133,7 @@ class Interval:
     high: float
 
     def __str__(self) -> str:
-        """Return the numbers with three decimals."""
+        """Return the estimate and, in brackets, both ends of the interval, with three decimals."""
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
@@ -148,11 +162,13 @@ def total_variation(counts: torch.Tensor, probs: torch.Tensor) -> Interval:
 
 
 def _held_out_excess(counts: np.ndarray, probs: np.ndarray) -> float:
-    """Return by how much cells are too frequent that are too frequent in the other folds.
+    """Estimate the total variation as the excess frequency of cells that other samples have chosen.
 
-    For each fold, the cells are chosen that are too frequent in all other folds, and their excess is measured in the
-    fold itself. The expectation is 0 for an exact sampler. It never exceeds the total variation, and is close to it if
-    there are enough samples to choose the right cells.
+    A cell is too frequent if its frequency exceeds its probability. Each fold is held out once. The other folds
+    together choose the cells that are too frequent in them. The excess of these cells is measured in the held-out fold.
+
+    The expectation of the estimate is 0 for an exact sampler. It never exceeds the total variation. It is close to the
+    total variation if there are enough samples to choose the right cells.
 
     Args:
         counts: number of times that each cell occurred, (folds, groups, cells).

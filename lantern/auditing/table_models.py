@@ -1,8 +1,9 @@
 """The target and the draft model of a world, as models that every method of Lantern can decode with.
 
-They read and write the cache and obey attention masks like a transformer. The value of a token in the cache is its
-share of the number of its context, and a hidden state is the sum of the values that it attends to. A wrong slot, mask
-or position therefore reads the wrong row of the table.
+A world has a table of distributions, with one row per context: a prompt and the tokens so far. The number of a row is
+the sum of one term for the prompt and one term for each token. The target writes these terms into its cache, like the
+values of a transformer. The hidden state of a node is the sum of the terms that the attention mask admits, and thus the
+number of a row. A wrong slot, mask or position therefore leads to the wrong row.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from lantern.models.target import Target
 class TableTarget(Target):
     """A target that reads its probabilities from the tables of a world.
 
-    The two channels of a hidden state are the number of a context, and 1 if a draft model has made the state.
+    A hidden state has two channels. The first is the number of the context, a row of the tables. The second selects the
+    table: 0 for the target's, 1 for the draft model's.
     """
 
     kind = "table_target"
@@ -60,7 +62,7 @@ class TableTarget(Target):
         return 1, 1, 1
 
     def values_of(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return what tokens add to the number of a context, float32 (batch, nodes).
+        """Return the terms that tokens add to the number of their context, float32 (batch, nodes).
 
         Args:
             tokens: tokens, int64 (batch, nodes).
@@ -75,7 +77,11 @@ class TableTarget(Target):
         return self.log_probs[is_draft, context.clamp(max=self.log_probs.shape[1] - 1)]  # a wrong mask adds too much
 
     def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
-        """Return the first context of each prompt, (..., 1)."""
+        """Return the number of the context that consists of a prompt only, float32 (..., 1).
+
+        Args:
+            features: the prompts as numbers from 0, (...).
+        """
         return features[..., None].float() * self._contexts_per_prompt
 
     def extend(
@@ -102,7 +108,10 @@ class TableTarget(Target):
 
 
 class TableDraft(DraftModel):
-    """A draft model that reads its probabilities from the tables of a world. Its cache is not used."""
+    """A draft model that reads its probabilities from the tables of a world.
+
+    It adds each token to the context in the hidden state that it gets, and does not use its cache.
+    """
 
     def __init__(self, target: TableTarget) -> None:
         with torch.random.fork_rng(devices=[]):  # the weights of the base class are not used
@@ -124,11 +133,11 @@ class TableDraft(DraftModel):
 
 
 def make_models(world: World, neighbours: str | None = None) -> DecodingModels:
-    """Return the models of a world, with a table of nearest codes.
+    """Make the target and the draft model of a world, and a table of the nearest codes of each code.
 
     Args:
-        world: the world.
-        neighbours: kind of the nearest codes. None for "l2".
+        world: a small target and draft model with known probabilities.
+        neighbours: distance by which codes are nearest, such as "l2". None for "l2".
     """
     target = TableTarget(world)
     table = nearest_codes(world.codebook, world.vocab_size - 1, neighbours or "l2")

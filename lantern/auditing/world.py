@@ -1,4 +1,7 @@
-"""Worlds: targets that are small enough to list every sequence of tokens with its probability."""
+"""Worlds: a target and a draft model, so small that every sequence of tokens can be listed with its probability.
+
+A *context* is a prompt and the tokens so far. The contexts of a world are numbered from 0.
+"""
 
 from __future__ import annotations
 
@@ -56,21 +59,24 @@ class World:
 
     @property
     def num_sequences(self) -> int:
-        """Number of sequences, possible or not."""
+        """Number of sequences of codes per prompt, including those of probability 0."""
         return self.vocab_size**self.num_tokens
 
     @property
     def place_values(self) -> torch.Tensor:
-        """Number by which a token at each position is multiplied in the number of a context, int64 (num_tokens,).
+        """Factor of the token at each position in the number of a context, int64 (num_tokens,).
 
-        It is 0 at the last position, since no token follows it.
+        The number is the sum of (token + 1) times factor over the tokens so far, plus the number of the prompt's first
+        context. The factor of the last position is 0, since no token follows it.
         """
         values = (self.vocab_size + 1) ** torch.arange(self.num_tokens)
         values[-1] = 0
         return values
 
     def contexts_of(self, prompts: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the numbers of contexts, int64 (batch,), which are indices into `target` and `draft`.
+        """Return the number of the context of each sequence, int64 (batch,).
+
+        The number is the row of the context in `target` and in `draft`. A context is a prompt and the tokens so far.
 
         Args:
             prompts: prompts, int64 (batch,).
@@ -84,7 +90,7 @@ class World:
         return self.target[self.contexts_of(prompts, tokens)]
 
     def draft_probs(self, prompts: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the draft model's distribution of the next token, as `target_probs` does."""
+        """Return the draft model's distribution of the next token, float64 (batch, vocab), see `contexts_of`."""
         return self.draft[self.contexts_of(prompts, tokens)]
 
     def sequence_probs(self) -> torch.Tensor:
@@ -101,7 +107,7 @@ class World:
         return torch.stack(found)
 
     def numbers_of(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the numbers of sequences, which are indices into `sequence_probs`, int64 (batch,).
+        """Return the number of each sequence, int64 (batch,). It is the column in the result of `sequence_probs`.
 
         Args:
             tokens: whole sequences, int64 (batch, num_tokens).

@@ -115,7 +115,7 @@ def map_layer_parameters(layer: Layer, prefix: str, names: Mapping[str, tuple[st
 def expand_norms(tensors: Mapping[str, torch.Tensor], head_dim: int, num_heads: int, num_kv_heads: int = 0) -> dict:
     """Expand the norms of queries and keys to one row of weights per head.
 
-    Some models, such as Lumina-mGPT, have one row for all heads. Tensors of other shapes stay unchanged.
+    Only norms that have one row for all heads are expanded, as in Lumina-mGPT. All other tensors stay unchanged.
 
     Args:
         tensors: tensors by published name.

@@ -78,8 +78,8 @@ def load_model(
 def _without_storage() -> Iterator[None]:
     """Context manager: within its `with` block, new parameters of modules get no storage (device "meta").
 
-    This applies only to modules that this thread makes. PyTorch calls the hook in all threads, but in other threads the
-    hook changes nothing.
+    This applies only to modules that this thread makes. It is done by a hook that PyTorch calls for every new parameter
+    in every thread. In other threads the hook changes nothing.
     """
     thread = threading.get_ident()
 

@@ -153,7 +153,8 @@ class EagleDrafter(Drafter[EagleState]):
             state: the state of the drafter.
             root: last emitted token of each image, int64 (batch, 1).
             lengths: number of emitted tokens of each image, int64 (batch,).
-            choose: chooses the children of nodes of a static tree. By default they are the codes with the largest keys.
+            choose: chooses the drafts below the nodes of a static tree. By default they are the codes with the largest
+                keys. The key of a code is the draft model's log-probability plus noise.
         """
         begin = lengths - state.counts
         last = state.counts[:, None] - 1
@@ -391,8 +392,7 @@ class _Layout:
             nodes).
         steps: image positions of the nodes, relative to the position of the first new token, int64 (nodes,). An int if
             all nodes have the same position.
-        window: additive attention mask, which states for each node which other new nodes it sees. A result of
-            `window_table`.
+        window: additive attention mask from `window_table`. It states for each node which other new nodes it sees.
     """
 
     slots: torch.Tensor
@@ -407,7 +407,7 @@ class _LevelRun:
     Inner nodes are nodes that have children.
 
     Attributes:
-        tokens: index of each node of the level among all nodes of its depth, int64.
+        tokens: index of each inner node among all nodes of its depth, by which its token is found, int64.
         parents: index of each node's parent among the inner nodes of the parent's depth, int64.
         layout: positions of the nodes in the image and in the key/value cache.
     """

@@ -1,9 +1,9 @@
-"""Hybrid drafts in one static tree: Jacobi drafts, and near the root a draft model's as well.
+"""Hybrid drafts in one static tree: Jacobi drafts, which a draft model improves near the root.
 
-`lantern.drafters.jacobi_tree` mixes the results of a position, which the target sampled in earlier steps. At the first
-depths of the tree, the mixture has one more result: the best codes of a draft model with the target's noise, after the
-drafts above. The draft model knows the last emitted tokens, and the pool knows the positions further on, so they err in
-different places.
+`lantern.drafters.jacobi_tree` ranks drafts by a mixture of the pool's results, which the target computed in earlier
+steps. At the first depths of the tree, the mixture has one more result: the best codes of a draft model, which uses the
+target's noise and the drafts on the path from the root. The draft model knows the last emitted tokens. The pool also
+knows later positions. The two therefore err at different positions.
 """
 
 from __future__ import annotations
@@ -30,17 +30,22 @@ NUM_DEPTHS = 3  # depths of the tree whose drafts know the draft model's
 
 @dataclass
 class HybridTreeState:
-    """The states of the pool and of the draft model."""
+    """The state of a `HybridTreeDrafter`.
+
+    Attributes:
+        jacobi: state of its Jacobi drafter, the pool.
+        eagle: state of its EAGLE drafter, with the draft model's cache.
+    """
 
     jacobi: JacobiTreeState
     eagle: EagleState
 
 
 class HybridTreeDrafter(Drafter[HybridTreeState]):
-    """Drafts the codes that the target's samples of earlier steps and a draft model make most likely.
+    """The drafter that ranks the drafts of one tree by the pool, and at the first depths by a draft model as well.
 
     Args:
-        jacobi: keeps the pool, and drafts the whole tree.
+        jacobi: keeps the pool, and drafts the nodes below the first depths.
         eagle: runs the draft model over the first depths of the same tree.
     """
 
@@ -55,7 +60,10 @@ class HybridTreeDrafter(Drafter[HybridTreeState]):
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter[Any]:
-        """Make the drafter, or the drafter of two trees if the method has two."""
+        """Make the drafter of a method, see `Drafter.make`.
+
+        If the tree of the method consists of two trees, such as "chain9+chain3", the result is a `HybridDrafter`.
+        """
         if isinstance(spec.tree_shape, JointTree):
             return HybridDrafter.make(models, spec, sampling)
         target = models.target
@@ -76,7 +84,11 @@ class HybridTreeDrafter(Drafter[HybridTreeState]):
         self.eagle.fill(state.eagle, rows, prefill)
 
     def propose(self, state: HybridTreeState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Draft the first depths one after the other, and the others from the pool alone."""
+        """Return the tree filled with drafts, see `Drafter.propose`.
+
+        The first depths are drafted one after the other, by the draft model and the pool. The nodes of all later depths
+        are drafted at once, by the pool only.
+        """
         results = self.jacobi.recall(state.jacobi, lengths)
 
         def choose(depth: int, parents: torch.Tensor, keys: torch.Tensor, num_siblings: int) -> torch.Tensor:
@@ -86,12 +98,14 @@ class HybridTreeDrafter(Drafter[HybridTreeState]):
         return self.jacobi.extend(results, given, lengths)
 
     def _children(self, results: Results, parents: torch.Tensor, keys: torch.Tensor, num_siblings: int) -> torch.Tensor:
-        """Return the children of the parents of one depth, int64 (batch, parents, num_siblings).
+        """Return the drafts below the parents of one depth, int64 (batch, parents, num_siblings).
+
+        They are the best codes of a mixture of the pool's results and one result of the draft model.
 
         Args:
-            results: results of the children's position, once for every parent.
+            results: the pool's results of the children's position, repeated for every parent, see `Results.at`.
             parents: tokens of the parents, int64 (batch, parents).
-            keys: the draft model's log-probabilities after each parent plus noise, (batch, parents, vocab).
+            keys: the draft model's log-probabilities after each parent, plus noise, (batch, parents, vocab).
             num_siblings: number of children of a parent.
         """
         drafted_codes, drafted_keys = result_codes(keys, self.jacobi.num_codes)

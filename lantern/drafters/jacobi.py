@@ -44,9 +44,9 @@ class JacobiState:
 
     Attributes:
         pool: the last results of every position, newest first, int64 (batch, 1 + siblings, tokens + window, kept). A
-            result is the preceding token, then the best codes, best first, with -1 for a missing one. An empty result
-            has the preceding token -2, which matches no token, and its codes are the first drafts. Positions that are
-            already emitted are not read.
+            result extends along the second axis: first the preceding token, then the best codes after it, best first.
+            -1 marks a missing code. An empty result has the preceding token -2, which matches no token, and the first
+            token of the image as every code. Positions that are already emitted are not read.
         probs: the target's distributions of these results, (batch, tokens + window, kept, vocab), 0 for empty ones.
             None unless the drafter keeps them.
     """
@@ -56,14 +56,14 @@ class JacobiState:
 
 
 class JacobiDrafter(Drafter[JacobiState]):
-    """Drafts the target's samples of earlier steps.
+    """The drafter whose drafts are the target's samples of earlier steps.
 
-    The child of rank r is the r-th best code of a result in the pool. The preceding token of that result is the newest
-    draft of the parent's position, if there is such a result. Otherwise it is the newest result of the child's
-    position.
+    The child of rank r is the r-th best code of one result in the pool. This is the newest result of the child's
+    position whose preceding token equals the newest draft of the parent's position. If there is no such result, it is
+    the newest result of the child's position.
 
     Args:
-        tree: the tree. Its depth is the window, the number of positions that are drafted in a step.
+        tree: the static tree. Its depth is the window, the number of positions that are drafted in a step.
         config: sizes of the target.
         num_kept: number of results per position in the pool. With 1, drafts come from the previous step only.
     """
@@ -105,7 +105,7 @@ class JacobiDrafter(Drafter[JacobiState]):
         return JacobiState(pool, probs)
 
     def fill(self, state: JacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Use image token 0 as the first draft of every position."""
+        """Use the first image token of each prompt as the first draft of every position, see `Drafter.fill`."""
         pool = prefill.first[..., None, None].repeat(1, *self._shape)
         pool[:, 0] = -2
         state.pool.index_copy_(0, rows, pool)
@@ -115,8 +115,8 @@ class JacobiDrafter(Drafter[JacobiState]):
     def propose(self, state: JacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         """Return the drafts of the positions after the root. The arguments are those of `Drafter.propose`.
 
-        All drafts are looked up at once. For every node, the preceding tokens in the pool are compared with the newest
-        draft of the parent's position.
+        All drafts are looked up at once. For every node, the preceding tokens of the results of its position are
+        compared with the newest draft of the parent's position.
         """
         index = lengths[:, None] * self.num_kept + self._read.flatten()
         left, drafts = state.pool.flatten(1).gather(1, index).view(-1, *self._read.shape).unbind(1)
@@ -137,7 +137,7 @@ class JacobiDrafter(Drafter[JacobiState]):
 
         Args:
             probs: `JacobiState.probs`.
-            newest: number of the result that each draft was taken from, int64 (batch, drafts, 1).
+            newest: index, on the axis `kept`, of the result that each draft was taken from, int64 (batch, drafts, 1).
             lengths: number of emitted tokens of each image, int64 (batch,).
         """
         ahead = self.tree.depths[:, 1:].index_select(1, self._first_children) - 1
@@ -147,7 +147,8 @@ class JacobiDrafter(Drafter[JacobiState]):
     def observe(self, state: JacobiState, outcome: Outcome, lengths: torch.Tensor) -> None:
         """Put the results of all nodes into the pool. The arguments are those of `Drafter.observe`.
 
-        The codes of the last node are also the first drafts of the positions after the window.
+        The result of a node belongs to the position after it. Positions that no node predicts get the codes of the
+        first deepest node in place of the codes of their newest result.
         """
         num_nodes = self.tree.num_nodes  # a hybrid tree has more nodes
         tokens = outcome.proposal.tokens[:, :num_nodes, None]
@@ -162,13 +163,13 @@ class JacobiDrafter(Drafter[JacobiState]):
             self._keep_probs(state.probs, outcome.scores.weights[:, :num_nodes].softmax(-1), written)
 
     def _keep_probs(self, kept: torch.Tensor, probs: torch.Tensor, written: torch.Tensor) -> None:
-        """Put the distributions of all nodes into the pool, where `observe` puts the preceding tokens.
+        """Put the target's distributions at all nodes into the pool, at the indices of the nodes' results.
 
         Args:
             kept: `JacobiState.probs`, changed in place.
             probs: the target's distributions at the nodes, (batch, nodes, vocab).
-            written: indices of the results that `observe` overwrites in one image's pool, int64 (batch, n). The first
-                ones are those of the preceding tokens.
+            written: indices into one image's flattened `JacobiState.pool` that `observe` overwrites, int64 (batch, n).
+                The indices of preceding tokens come first. Only these are used, since they also index `kept`.
         """
         num_written = (2 * self.max_depth + 1) * self.num_kept
         kept = kept.flatten(1, 2)
@@ -178,16 +179,18 @@ class JacobiDrafter(Drafter[JacobiState]):
 
 
 def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int) -> torch.Tensor:
-    """Return the indices by which a step renews one image's pool, int64 (n,).
+    """Return the indices that select the results of one image's pool after a step, int64 (n,).
 
-    They point into the results of all nodes, followed by the old results, and cover the positions that a step changes.
-    Each of these positions first gets the results of the nodes that predict it, then its newest old results. A position
-    after the window gets the codes of the last node in place of its newest ones.
+    The positions are those that a step changes: from the next token to twice the depth of the tree after it. The
+    indices point into a list of the results of all nodes, followed by the old results of these positions.
+
+    A position first gets the results of the nodes that predict it, then its newest old results. A position that no node
+    predicts keeps its preceding tokens. The codes of its newest result are replaced by those of the first deepest node.
 
     Args:
-        tree: the tree.
+        tree: the static tree.
         num_siblings: number of codes of a result.
-        num_kept: number of results per position.
+        num_kept: number of results per position in the pool.
     """
     depths = tree.depths[0].tolist()
     num_positions = 2 * tree.max_depth + 1
@@ -208,16 +211,21 @@ def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int) -> torch.T
 
 @dataclass
 class HybridState:
-    """The state of a `HybridDrafter`: that of its Jacobi drafter, and that of its EAGLE drafter."""
+    """The state of a `HybridDrafter`.
+
+    Attributes:
+        jacobi: state of its Jacobi drafter.
+        eagle: state of its EAGLE drafter.
+    """
 
     jacobi: JacobiState
     eagle: EagleState
 
 
 class HybridDrafter(Drafter[HybridState]):
-    """Proposes two trees below one root: one with Jacobi drafts, one with drafts of EAGLE's draft model.
+    """The drafter of two trees below one root: one with Jacobi drafts, one with drafts of EAGLE's draft model.
 
-    The step accepts the longer of the two accepted paths.
+    In each step, the longer of the two trees' accepted paths is emitted.
 
     Args:
         jacobi: fills the nodes of the first tree.
@@ -266,7 +274,7 @@ class HybridDrafter(Drafter[HybridState]):
         self.eagle.fill(state.eagle, rows, prefill)
 
     def propose(self, state: HybridState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return both proposals below one root."""
+        """Return the Jacobi drafter's tree and the EAGLE drafter's tree below one root, see `Drafter.propose`."""
         first = self.jacobi.propose(state.jacobi, root, lengths)
         second = self.eagle.propose(state.eagle, root, lengths)
         return Proposal(torch.cat([first.tokens, second.tokens[:, 1:]], dim=1), self.tree)

@@ -1,14 +1,21 @@
 """Jacobi drafts for trees with siblings, ranked by all results of a position in the pool.
 
-`lantern.drafters.jacobi` explains the pool: what the target sampled for the next positions in earlier steps. In a chain
-every position has one draft, which the newest suitable result gives. A tree has several drafts of a position, and the
-results together rank them better than one result does: a code that many results hold is likely to be right.
+The *pool* holds *results* of earlier steps, see `lantern.drafters.jacobi`. A result belongs to a position. It consists
+of the preceding token and the best codes after it, each with its *key*: the target's log-probability plus Gumbel noise.
+The code with the largest key is the target's sample.
 
-A result has a weight and a distribution of its codes. The score of a code is its probability in the mixture of these
-distributions. The children of a node are the codes with the highest scores, so siblings are always different. Both
-depend on three facts of the result: whether its preceding token is the parent's, how old it is, and whether it is the
-newest of its position. `PoolMixture` holds the numbers. They change how many drafts are right, and never a token: every
-draft is verified.
+In a chain every position has one draft, the best code of one result. A tree has several drafts of a position. All
+results of the position together rank them better than one result does, since a code in many results is likely to be
+right.
+
+Each result has a weight and a distribution over its codes. The score of a code is its probability in the weighted
+mixture of these distributions. The children of a node are the codes with the highest scores, so siblings are always
+different.
+
+The weight and the distribution depend on the *kind* of the result. The kind combines three facts: whether the preceding
+token equals the parent's token, the age of the result in steps, and whether it is the newest of its position.
+`PoolMixture` holds the coefficients of these facts. They change how many drafts are accepted, but never an emitted
+token, since every draft is verified.
 """
 
 from __future__ import annotations
@@ -37,19 +44,26 @@ DRAFTED = 4 * (OLDEST + 1)  # kind of a draft model's result
 
 @dataclass(frozen=True)
 class PoolMixture:
-    """The numbers by which the results of a position are mixed.
+    """The coefficients that decide how the results of a position are mixed. For the terms see the module.
 
-    Each attribute has four numbers, which are added for a result whose preceding token is the parent's, for one of the
-    last step, for the newest of its position, and times its age in tens of steps. Two attributes have a constant as the
-    fifth.
+    `weight`, `sharpness` and `other` are coefficients of three linear functions of a result. Their inputs are, in this
+    order:
+
+    1. 1 if the preceding token equals the parent's token, else 0
+    2. 1 if the result is from the previous step, else 0
+    3. 1 if the result is the newest of its position, else 0
+    4. age of the result in steps, divided by 10
+    5. the constant 1 (`weight` has no such coefficient)
 
     Source: maximum likelihood on images of training captions (benchmarks/jacobi_trees.py).
 
     Attributes:
-        weight: logarithm of the result's weight.
-        sharpness: logarithm of the factor of its keys, whose softmax is the distribution of its codes.
-        other: logit of all codes that the result does not hold.
-        drafted: the three values of a draft model's result, which has none of these facts.
+        weight: coefficients of a logit. The softmax over all results of a position gives their weights.
+        sharpness: coefficients of the logarithm of a factor. The codes of the result have the logits key times factor.
+        other: coefficients of one more logit, for all codes that the result does not hold. The softmax over all these
+            logits is the distribution of the result.
+        drafted: values for a result of a draft model: the logit of its weight, the logarithm of the factor, and the
+            logit of all other codes.
     """
 
     weight: tuple[float, ...] = (2.49, 0.84, 0.52, -4.56)
@@ -58,10 +72,12 @@ class PoolMixture:
     drafted: tuple[float, float, float] = (1.81, 0.6, -3.13)
 
     def table(self) -> torch.Tensor:
-        """Return weight, factor of the keys and logit of other codes for every kind of result, float32 (kinds, 3).
+        """Return three values for every kind of result, float32 (kinds, 3).
 
-        The kind of a result is its age, plus OLDEST + 1 if it is the newest, plus 2 (OLDEST + 1) if its preceding token
-        is the parent's. DRAFTED is the last kind.
+        They are the logit of the weight, the factor of the keys, and the logit of all codes that the result does not
+        hold. The kind of a result is its age (at most OLDEST). OLDEST + 1 is added if it is the newest of its position,
+        and 2 (OLDEST + 1) if its preceding token equals the parent's token. DRAFTED, the last kind, is a draft model's
+        result.
         """
         age = torch.arange(OLDEST + 1)
         fits, is_newest = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]]).repeat_interleave(OLDEST + 1, dim=0).unbind(1)
@@ -75,13 +91,15 @@ class PoolMixture:
 
 @dataclass
 class JacobiTreeState:
-    """The state of the drafter. A *result* is the preceding token and the best codes after it, best first.
+    """The state of a `JacobiTreeDrafter`: the pool of results.
 
     Attributes:
-        tokens: the last results of every position, newest first, int64 (batch, positions, NUM_RESULTS, 1 + codes).
-            -1 marks a missing code. An empty result has the preceding token -2, which matches no token.
-        keys: the step of each result, then the keys of its codes less the best key, float32, shaped like `tokens`.
-        num_steps: number of steps of each image, float32 (batch,).
+        tokens: the last results of every position, newest first, int64 (batch, positions, NUM_RESULTS, 1 + codes). A
+            result is the preceding token, then the best codes after it, best first. -1 marks a missing code. An empty
+            result has the preceding token -2, which matches no token.
+        keys: numbers of the same results, float32, shaped like `tokens`. The first is the number of the step that the
+            result is from. Then follow the keys of the codes, minus the best code's key.
+        num_steps: number of steps that each image has had so far, float32 (batch,).
     """
 
     tokens: torch.Tensor
@@ -91,13 +109,16 @@ class JacobiTreeState:
 
 @dataclass
 class Results:
-    """The pool's results for the positions after the root. The position of each depth of the tree has NUM_RESULTS.
+    """The pool's results for the positions after the root, NUM_RESULTS for each position.
+
+    All nodes of one depth of the tree are drafts of the same position. The axis `depths` begins with depth 1.
 
     Attributes:
-        left: the preceding tokens, int64 (batch, depths, NUM_RESULTS).
-        ages: their kinds if the preceding token is not the parent's, see `PoolMixture.table`, shaped like `left`.
+        left: preceding token of each result, int64 (batch, depths, NUM_RESULTS).
+        ages: kind that each result has after a parent whose token is not the preceding one, shaped like `left`. For
+            kinds see `PoolMixture.table`.
         codes: best codes after the preceding token, best first, int64 (batch, depths, NUM_RESULTS, codes).
-        keys: keys of the codes, less the best key, shaped like `codes`.
+        keys: keys of the codes, minus the best code's key, shaped like `codes`.
     """
 
     left: torch.Tensor
@@ -106,32 +127,42 @@ class Results:
     keys: torch.Tensor
 
     def after(self, num_depths: int) -> Results:
-        """Return the results without those of the positions at the first `num_depths` depths of the tree."""
+        """Return the results without the first `num_depths` entries of the axis `depths`."""
         return Results(*(part[:, num_depths:] for part in (self.left, self.ages, self.codes, self.keys)))
 
     def at(self, depth: int, num_parents: int) -> Results:
-        """Return the results of one position, once for every parent, (batch, num_parents, ...)."""
+        """Return the results of one position, repeated for every parent.
+
+        Args:
+            depth: index on the axis `depths`, which is the depth of the parents.
+            num_parents: number of parents.
+
+        Returns:
+            Results whose axis `depths` is replaced by an axis of the parents.
+        """
         parts = (part[:, depth : depth + 1] for part in (self.left, self.ages, self.codes, self.keys))
         return Results(*(part.expand(-1, num_parents, *part.shape[2:]) for part in parts))
 
     def kinds(self, parents: torch.Tensor) -> torch.Tensor:
-        """Return the kinds of the results after every parent, int64 (batch, depths, inner, NUM_RESULTS).
+        """Return the kind that each result has after each parent, int64 (batch, depths, inner, NUM_RESULTS).
+
+        The kind depends on the parent, since it states whether the preceding token equals the parent's token.
 
         Args:
-            parents: tokens of the parents, int64 (batch, depths, inner).
+            parents: tokens of the parents, int64 (batch, depths, inner), with inner parents for each position.
         """
         fits = self.left[:, :, None] == parents[..., None]  # the preceding token is the parent's
         return torch.add(self.ages[:, :, None], fits, alpha=2 * (OLDEST + 1))
 
 
 class JacobiTreeDrafter(Drafter[JacobiTreeState]):
-    """Drafts the codes that the target's samples of earlier steps make most likely.
+    """The drafter of trees that ranks drafts by all results of their position in the pool.
 
     Args:
-        tree: the tree. Its depth is the window, the number of positions that are drafted in a step.
+        tree: the static tree. Its depth is the number of positions that are drafted in a step.
         config: sizes of the target.
-        mixture: numbers of the mixture.
-        num_given: number of depths whose drafts another drafter gives, see `extend`.
+        mixture: coefficients of the mixture of results. None for the default ones.
+        num_given: number of depths of the tree, from depth 1 on, whose drafts the caller of `extend` supplies.
     """
 
     tree: StaticTree
@@ -160,14 +191,14 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         self.num_siblings = int(tree.ranks.max()) + 1
 
     def use(self, mixture: PoolMixture) -> None:
-        """Use the numbers of another mixture from now on."""
+        """Replace the coefficients of the mixture."""
         self._table = mixture.table().to(self.tree.parents.device)
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter[Any]:
         """Make the drafter of a method, or a `JacobiDrafter` if its tree is a chain.
 
-        A chain has one draft per position. The drafts of `JacobiDrafter` are as good there and cost less.
+        In a chain every position has one draft. There the drafts of `JacobiDrafter` are equally good and cost less.
         """
         tree = static_tree(spec.static_choices, models.target.device)
         kind = JacobiDrafter if is_chain(spec.tree_shape) else cls
@@ -184,7 +215,7 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         )
 
     def fill(self, state: JacobiTreeState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Use image token 0 as the first draft of every position."""
+        """Use the first image token of each prompt as the first draft of every position, see `Drafter.fill`."""
         empty = prefill.first.new_full((1 + self.num_codes,), -1)
         empty[0] = -2
         tokens = empty.repeat(len(rows), self.num_positions, NUM_RESULTS, 1)
@@ -201,14 +232,15 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return self.extend(self.recall(state, lengths), root, lengths)
 
     def extend(self, results: Results, given: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return the given tokens, and drafts of all other nodes.
+        """Return the tree with the tokens in `given`, and with drafts from the pool at all other nodes.
 
-        All drafts are chosen at once. A parent that is not given itself is therefore taken from the newest result of
-        its position: it is the code of the parent's rank.
+        All drafts are chosen at once, so that most parents are still without a token. The token of such a parent is
+        assumed to be a code of the newest result of its position: the code whose rank is the parent's rank among its
+        siblings.
 
         Args:
             results: results of the positions after the root.
-            given: tokens of the root and of the nodes of the first `num_given` depths, int64 (batch, given nodes).
+            given: tokens of the root and of the nodes at depths 1 to `num_given`, int64 (batch, given nodes).
             lengths: number of emitted tokens of each image, int64 (batch,).
         """
         newest = results.codes[:, :, 0].flatten(1)
@@ -223,10 +255,10 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return Proposal(tokens, self.tree)
 
     def recall(self, state: JacobiTreeState, lengths: torch.Tensor) -> Results:
-        """Return the results in the pool for the positions after the root, one position for each depth of the tree.
+        """Read the results of the positions after the root from the pool, one position for each depth of the tree.
 
         Args:
-            state: the state.
+            state: the state of the drafter.
             lengths: number of emitted tokens of each image, int64 (batch,).
         """
         index = self._index(lengths, self._ahead[: self.max_depth])
@@ -235,16 +267,19 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return Results(tokens[..., 0], ages + self._newest, tokens[..., 1:], keys[..., 1:])
 
     def mix(self, kinds: torch.Tensor, codes: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return candidates, and their shares of the mixture after every parent.
+        """Mix the distributions of the results of each position, separately for every parent.
+
+        Each code of each result is a *candidate*. Its *share* is the weight of the result times the probability of the
+        code in the result. If several results hold the same code, there are several candidates with this code.
 
         Args:
-            kinds: kinds of the results after every parent, int64 (batch, depths, inner, results).
+            kinds: kind of each result after each parent, int64 (batch, depths, inner, results).
             codes: codes of the results, int64 (batch, depths, results, codes).
-            keys: keys of the codes, shaped like `codes`.
+            keys: keys of the codes, minus the best code's key, shaped like `codes`.
 
         Returns:
-            (codes, int64 (batch, depths, candidates); shares, (batch, depths, inner, candidates)). A candidate is a
-            code of a result, so candidates may be equal.
+            Two tensors: the codes of the candidates, int64 (batch, depths, candidates), and their shares, (batch,
+            depths, inner, candidates).
         """
         weight, sharpness, other = self._table[kinds].unbind(-1)
         logits = torch.cat([keys[:, :, None] * sharpness[..., None], other[..., None]], dim=-1)
@@ -254,12 +289,12 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
     def choose(self, codes: torch.Tensor, shares: torch.Tensor, num_siblings: int) -> torch.Tensor:
         """Return the codes with the highest scores after every parent, int64 (batch, depths, inner, num_siblings).
 
-        The score of a code is the sum of its candidates' shares. -1 marks a missing code.
+        The score of a code is the sum of the shares of all candidates with this code. -1 marks a missing code.
 
         Args:
-            codes: as returned by `mix`.
-            shares: as returned by `mix`.
-            num_siblings: number of codes.
+            codes: codes of the candidates, from `mix`.
+            shares: shares of the candidates, from `mix`.
+            num_siblings: number of codes to return for each parent.
         """
         is_equal = codes[:, :, :, None] == codes[:, :, None, :]
         scores = shares @ is_equal.to(shares.dtype)
@@ -270,9 +305,10 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return tokens.masked_fill(best.values < 0, -1)
 
     def observe(self, state: JacobiTreeState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Put the results of all nodes into the pool.
+        """Put the results of all nodes into the pool, see `Drafter.observe`.
 
-        The result of the last node is also the newest of the positions after the window.
+        The result of a node belongs to the position after it. Positions that no node predicts get the result of
+        the first deepest node instead of their newest one.
         """
         num_nodes = self.tree.num_nodes  # a hybrid tree has more nodes
         codes, keys = result_codes(outcome.scores.keys[:, :num_nodes], self.num_codes)
@@ -284,11 +320,11 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         state.num_steps.add_(1.0)
 
     def _renew(self, kept: torch.Tensor, new: torch.Tensor, index: torch.Tensor) -> None:
-        """Put the new results of a step before the old ones of their positions, in place.
+        """Put the results of a step into one tensor of the pool, before the old results of the same positions.
 
         Args:
-            kept: `JacobiTreeState.tokens` or `JacobiTreeState.keys`.
-            new: the nodes' results in the same layout, (batch, nodes, 1 + codes).
+            kept: `JacobiTreeState.tokens` or `JacobiTreeState.keys`, changed in place.
+            new: result of each node, as in the last axis of `kept`, (batch, nodes, 1 + codes).
             index: indices of the positions that the step changes, from `_index`, int64 (batch, n).
         """
         old = _pick(kept, index).flatten(1, 2)
@@ -298,24 +334,27 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         )
 
     def _index(self, lengths: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
-        """Return the indices of positions among the positions of all images of the batch, int64 (batch, n).
+        """Return indices into a tensor of the pool whose axes `batch` and `positions` are flattened, int64 (batch, n).
 
         Args:
             lengths: number of emitted tokens of each image, int64 (batch,).
-            ahead: distances of the positions from that of the next token, int64 (n,).
+            ahead: distance of each wanted position from the position of the next token, int64 (n,).
         """
         first = torch.arange(len(lengths), device=lengths.device) * self.num_positions + lengths
         return first[:, None] + ahead
 
 
 def result_codes(keys: torch.Tensor, num_codes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the best codes of some nodes, and their keys less the best, both (batch, nodes, num_codes).
+    """Return the codes with the largest keys after each node, and their keys minus the largest key.
 
-    -1 marks a missing code, if the filters left too few. Its key is NO_KEY.
+    If the filters left fewer than `num_codes` codes, the missing ones are -1 with the key NO_KEY.
 
     Args:
-        keys: (batch, nodes, vocab), -inf for codes that were filtered out.
-        num_codes: number of codes.
+        keys: log-probabilities of the codes plus noise, (batch, nodes, vocab). -inf for codes that were filtered out.
+        num_codes: number of codes to return.
+
+    Returns:
+        Two tensors (batch, nodes, num_codes), best first: the codes, int64, and the keys.
     """
     best = keys.topk(num_codes, dim=-1)
     codes = best.indices.masked_fill(best.values.isneginf(), -1)
@@ -323,7 +362,7 @@ def result_codes(keys: torch.Tensor, num_codes: int) -> tuple[torch.Tensor, torc
 
 
 def _pick(kept: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Return the pool's entries at some positions, (batch, n, NUM_RESULTS, 1 + codes).
+    """Return the entries of one tensor of the pool at some positions, (batch, n, NUM_RESULTS, 1 + codes).
 
     Args:
         kept: `JacobiTreeState.tokens` or `JacobiTreeState.keys`.
@@ -333,11 +372,13 @@ def _pick(kept: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def _renewed_results(tree: StaticTree) -> torch.Tensor:
-    """Return the indices that select the new results of the positions that a step changes, int64 (n,).
+    """Return the indices that select the results of the pool after a step, int64 (positions * NUM_RESULTS,).
 
-    They are indices into the results of all nodes, followed by the old results of these positions. A position first
-    gets the results of the nodes that predict it, then its newest old results. A position after the window gets the
-    result of the last node instead of its newest one.
+    The positions are those that a step changes: from the next token to twice the depth of the tree after it. The
+    indices point into a list of the results of all nodes, followed by the old results of these positions.
+
+    A position first gets the results of the nodes that predict it, then its newest old results. A position that no node
+    predicts gets the result of the first deepest node instead of its newest result.
     """
     depths = tree.depths[0].tolist()
     renewed = []
@@ -353,19 +394,18 @@ def _renewed_results(tree: StaticTree) -> torch.Tensor:
 
 
 def _layout(tree: StaticTree, num_codes: int, num_given: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return where the tokens of parents are, and where the drafts of nodes are.
-
-    Every depth has room for the same number of parents.
+    """Return the indices with which `JacobiTreeDrafter.extend` finds the tokens of parents and the drafts of nodes.
 
     Args:
         tree: the tree.
-        num_codes: codes of a result.
-        num_given: number of depths whose drafts are given.
+        num_codes: number of codes of a result.
+        num_given: number of depths of the tree, from depth 1 on, whose drafts are given.
 
     Returns:
-        (index of each parent's token in the given tokens, followed by the codes of the newest result of each position,
-        int64 (depths, inner); index of each node's draft in the drafts of all parents, flattened, int64 (drafted
-        nodes,)).
+        Two tensors. The first is about the parents of drafted nodes, int64 (depths, inner). It holds the index of each
+        parent's token in a list of the given tokens, followed by the codes of the newest result of each position.
+        Depths with fewer than `inner` parents are padded with 0. The second is about the nodes that are drafted, int64
+        (drafted nodes,). It holds the index of each node's draft in the flattened result of `choose`.
     """
     depths, ranks, of_nodes = (part[0].tolist() for part in (tree.depths, tree.ranks, tree.parents))
     num_nodes_given = sum(depth <= num_given for depth in depths)
