@@ -192,9 +192,9 @@ class Choice:
         chosen: token that a child of each node must hold to be accepted, int64 (batch, n). All children that hold it
             are accepted. If no child holds it, none is accepted.
         bonus: token that is emitted after the node if no child is accepted, int64 (batch, n).
-        best: score of `bonus`, which is the largest of all codes at the node, (batch, n). A score is a log-probability,
-            plus noise above temperature 0. `best` is not finite if the target's logits are not finite, so that callers
-            can detect broken logits.
+        best: score of `bonus`, the code with the largest score at the node, (batch, n). The score of a code is its
+            log-probability under the target or the residual distribution. Above temperature 0, Gumbel noise is added.
+            `best` is not finite if the target's logits are not finite, so that callers can detect broken logits.
     """
 
     chosen: torch.Tensor
@@ -223,6 +223,8 @@ class Verifier:
 
     def follows_path(self, sampling: SamplingConfig) -> bool:
         """Return whether this verifier can follow the accepted drafts from the root, and skip all other nodes.
+
+        It cannot if two siblings may hold the same token, or if it does not define `verify_nodes`.
 
         Args:
             sampling: temperature and filters. At temperature 0 the result is False.

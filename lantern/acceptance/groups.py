@@ -24,8 +24,8 @@ class ProbabilityGroups(Acceptance):
 
     If x is accepted, the emitted token is x itself, not another code of G.
 
-    No parameter bounds the distance of the output distribution from the target's. Since groups overlap, x may be
-    emitted more often than t(x), whatever the code.
+    No parameter bounds the distance of the output distribution from the target's. Groups of different drafts overlap.
+    The probability that x is emitted may therefore exceed t(x), for any code x.
 
     Args:
         embedding: the target's code embeddings, (vocab, dim).

@@ -24,9 +24,8 @@ def official_residual(
     normalise(max(0, t - p)). For a deterministic draft it is t without the draft, normalised.
 
     In the paper, the residual is 0 at the merged codes. The authors' code differs from the paper in two ways. First, if
-    at least one code is merged, it sets a distribution to 0 at all of the k + 1 nearest codes, merged or not. For
-    LlamaGen's sampled drafts this distribution is p. In all other cases it is t. Second, if no probability is left, the
-    residual is uniform over all codes.
+    any code is merged, it sets one distribution to 0 at all k + 1 nearest codes. This distribution is p for LlamaGen's
+    sampled drafts, and t in all other cases. Second, if no probability is left, the residual is uniform over all codes.
 
     Args:
         sets: acceptance that computed `merged`. Its table of nearest codes needs k + 1 columns.

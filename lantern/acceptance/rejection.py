@@ -214,7 +214,7 @@ def accept_chain(
 
 
 class ByRejection(Verifier):
-    """The verifier by rejection sampling, which tests the children of a node one after the other, see `Rejection`."""
+    """The verifier by rejection sampling. It tests the children of a node one after the other, see `Rejection`."""
 
     noise_streams: ClassVar[tuple[str, ...]] = ("accept",)
     samples_target_tokens: ClassVar[bool] = False

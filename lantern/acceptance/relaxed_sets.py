@@ -113,8 +113,9 @@ class RelaxedSets(Acceptance):
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
         """Return which sets of the nearest codes of a draft x are within the bound, bool (..., sets).
 
-        Entry i is about the set of the i + 1 nearest codes. After the first False all entries are False. An entry after
-        the k-th may follow, for the set of the k nearest codes and x itself. Its result is ignored.
+        Entry i, counted from 0, is about the set of the i + 1 nearest codes. After the first False all entries are
+        False. There may be one more entry after these k, for the set of the k nearest codes and x itself. Callers
+        ignore it.
 
         Args:
             mass: total target probability of each set, (..., sets).
@@ -278,8 +279,8 @@ class JensenShannonBound(RelaxedSets):
 
     Let c be the total target probability of the relaxed set A(x), and t~ the target distribution t after c has moved
     onto the draft x. The divergence is taken between t and t~. It therefore depends only on t(x) and c. It grows with
-    c, is at most c and is at least c / 2. A(x) is therefore at least as large as with `AdditiveBound`, and c is at most
-    2 delta.
+    c, is at most c and is at least c / 2. A(x) is therefore at least as large as with `AdditiveBound` and the same
+    delta, and c is at most 2 delta.
 
     The output distribution differs from the target's. With one deterministic draft per node, the total variation (TV)
     is c, and thus at most 2 delta. With m deterministic drafts it is at most 1 - (1 - 2 delta)^m, if delta <= 1/2. With

@@ -193,7 +193,7 @@ def _check(weights: WeightFile, key: str, expected: object, found: object) -> No
 
 
 def _is_chameleon(weights: WeightFile) -> bool:
-    """Return whether a draft model belongs to Chameleon, in which queries and keys are normalised."""
+    """Return whether a draft model belongs to Chameleon. Only such draft models have norms of queries and keys."""
     return any(".q_norm." in name for name in weights.tensors)
 
 

@@ -143,8 +143,8 @@ def find_weights(path: Path) -> Path:
     """Return the path of the weight file in a folder, or the path itself if it is a file.
 
     Args:
-        path: a file, or a folder with one weight file. In the folder of a diffusers pipeline, the weights in its folder
-            `vision_language_encoder` are found.
+        path: a file, or a folder with one weight file. If the folder is a diffusers pipeline, its subfolder
+            `vision_language_encoder` is searched instead.
 
     Raises:
         FileNotFoundError: the path does not exist, or the folder holds no weights.
@@ -174,10 +174,10 @@ def check_equal(path: Path, key: str, expected: object, found: object, name: str
 
     Args:
         path: the file.
-        key: name of the value in the file.
+        key: name of the value in the file, for the error message.
         expected: the model's value.
         found: the file's value.
-        name: name of the model's value, for the error message.
+        name: name of the same value in the model's config, for the error message.
 
     Raises:
         ValueError: the values differ.
@@ -220,7 +220,10 @@ def load_pickle(path: Path) -> object:
 
 
 class _Inert:
-    """A placeholder for a value in a pickle that is not needed. It ignores all arguments and its state."""
+    """A placeholder for an object in a pickle that Lantern does not need.
+
+    It ignores the arguments of its constructor and the stored state, so that no code of the object's class runs.
+    """
 
     def __new__(cls, *arguments: object) -> _Inert:
         return super().__new__(cls)

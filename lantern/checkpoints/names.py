@@ -54,8 +54,8 @@ def vq16_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Rename the tensors of an image tokenizer to the names in VQ-16, LlamaGen's image tokenizer.
 
     The tensors belong to Chameleon's image tokenizer, or to Janus's in transformers. VQ-16 and Janus number the
-    resolution levels of the decoder from the lowest resolution. Chameleon numbers them from the highest. Its levels are
-    therefore renumbered. Tensors of the training losses are dropped.
+    resolution levels of the decoder from the lowest resolution. Chameleon numbers them from the highest. Chameleon's
+    levels are therefore renumbered. Tensors of the training losses are dropped.
 
     Args:
         tensors: tensors by published name.

@@ -36,7 +36,8 @@ _UNUSED = (
 def is_pretrained(weights: WeightFile) -> bool:
     """Return whether config.json names a transformers class that generates images.
 
-    The result is False for LlamaGen, for which transformers has no class.
+    The result is False if no class is named. It is also False for the LANTERN authors' LlamaGen: its config.json may
+    name a class, but transformers has none for it.
 
     Raises:
         ValueError: config.json names a class that is not known to generate images.

@@ -20,7 +20,7 @@ _PREFIXES = ("model.vqmodel.", "vqmodel.")  # of the names of a tokenizer's tens
 
 
 class _Sizes(TypedDict):
-    """Config fields that both convolutional image tokenizers have, VQ-16 and Emu3's."""
+    """Config values that the configs of VQ-16 and of Emu3's image tokenizer have in common, by field name."""
 
     grid: int
     codebook_size: int
@@ -31,7 +31,7 @@ class _Sizes(TypedDict):
 
 
 def load_tokenizer(path: Path | str) -> ImageModel:
-    """Read an image tokenizer of any class that `save_model` wrote, in evaluation mode."""
+    """Read an image tokenizer that `save_model` wrote, in evaluation mode. Its class is found in the file."""
     kinds = {kind.kind: kind for kind in (ImageTokenizer, VQ16, Emu3Tokenizer, CodeColours)}
     return load_model(path, kinds.get((read_metadata(path) or {}).get("kind", ""), ImageTokenizer))
 
@@ -41,7 +41,7 @@ def read_tokenizer(path: Path, sizes: ImageSettings) -> ImageModel:
 
     Args:
         path: the file or folder.
-        sizes: expected sizes.
+        sizes: expected sizes of the images and of the codebook.
 
     Raises:
         FileNotFoundError: the file is missing.

@@ -101,7 +101,7 @@ class Drafter(Generic[State]):
         Args:
             state: the state, changed in place.
             outcome: result of the verification, with the target's scores and the emitted tokens.
-            lengths: number of tokens of each image before the step, the same as in `propose`, int64 (batch,).
+            lengths: number of emitted tokens of each image before the step, the same as in `propose`, int64 (batch,).
         """
 
 

@@ -148,7 +148,7 @@ class JacobiDrafter(Drafter[JacobiState]):
         """Put the results of all nodes into the pool. The arguments are those of `Drafter.observe`.
 
         The result of a node belongs to the position after it. Positions that no node predicts get the codes of the
-        first deepest node in place of the codes of their newest result.
+        first node of the deepest level in place of the codes of their newest result.
         """
         num_nodes = self.tree.num_nodes  # a hybrid tree has more nodes
         tokens = outcome.proposal.tokens[:, :num_nodes, None]
@@ -185,7 +185,8 @@ def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int) -> torch.T
     indices point into a list of the results of all nodes, followed by the old results of these positions.
 
     A position first gets the results of the nodes that predict it, then its newest old results. A position that no node
-    predicts keeps its preceding tokens. The codes of its newest result are replaced by those of the first deepest node.
+    predicts keeps its preceding tokens. The codes of its newest result are replaced by the codes of the first node of
+    the deepest level.
 
     Args:
         tree: the static tree.

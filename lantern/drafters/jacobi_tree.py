@@ -308,7 +308,7 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         """Put the results of all nodes into the pool, see `Drafter.observe`.
 
         The result of a node belongs to the position after it. Positions that no node predicts get the result of
-        the first deepest node instead of their newest one.
+        the first node of the deepest level instead of their newest one.
         """
         num_nodes = self.tree.num_nodes  # a hybrid tree has more nodes
         codes, keys = result_codes(outcome.scores.keys[:, :num_nodes], self.num_codes)
@@ -378,7 +378,7 @@ def _renewed_results(tree: StaticTree) -> torch.Tensor:
     indices point into a list of the results of all nodes, followed by the old results of these positions.
 
     A position first gets the results of the nodes that predict it, then its newest old results. A position that no node
-    predicts gets the result of the first deepest node instead of its newest result.
+    predicts gets the result of the first node of the deepest level instead of its newest result.
     """
     depths = tree.depths[0].tolist()
     renewed = []
@@ -403,9 +403,9 @@ def _layout(tree: StaticTree, num_codes: int, num_given: int) -> tuple[torch.Ten
 
     Returns:
         Two tensors. The first is about the parents of drafted nodes, int64 (depths, inner). It holds the index of each
-        parent's token in a list of the given tokens, followed by the codes of the newest result of each position.
-        Depths with fewer than `inner` parents are padded with 0. The second is about the nodes that are drafted, int64
-        (drafted nodes,). It holds the index of each node's draft in the flattened result of `choose`.
+        parent's token in a list. The list consists of the given tokens, then the codes of the newest result of each
+        position. Depths with fewer than `inner` parents are padded with 0. The second tensor is about the drafted
+        nodes, int64 (drafted nodes,). It holds the index of each node's draft in the flattened result of `choose`.
     """
     depths, ranks, of_nodes = (part[0].tolist() for part in (tree.depths, tree.ranks, tree.parents))
     num_nodes_given = sum(depth <= num_given for depth in depths)

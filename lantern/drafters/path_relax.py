@@ -44,12 +44,25 @@ class ChainNoise:
     num_slots: int
 
     def fresh(self, stream: str, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Return uniform noise in (0, 1) for all chains, see `NoiseField.fresh`."""
+        """Return uniform noise in (0, 1) for each position of each chain, (chains, n), see `NoiseField.fresh`.
+
+        Args:
+            stream: name of the stream.
+            positions: image positions, int64 (chains, n), with the chains of all images in order.
+            slots: index of the value among those that a chain may read, int64 (1, n).
+        """
         image_positions, image_slots = self._of_images(positions, slots)
         return self.noise.fresh(stream, image_positions, image_slots).view_as(positions)
 
     def sample(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Sample a code for each position of all chains, see `NoiseField.sample`."""
+        """Sample a code for each position of each chain, int64 (chains, n), see `NoiseField.sample`.
+
+        Args:
+            stream: name of the stream.
+            probs: distributions, (chains, n, vocab).
+            positions: image positions, int64 (chains, n), with the chains of all images in order.
+            slots: index of the value among those that a chain may read, int64 (1, n).
+        """
         image_positions, image_slots = self._of_images(positions, slots)
         image_probs = probs.view(*image_positions.shape, -1)
         return self.noise.sample(stream, image_probs, image_positions, image_slots).view_as(positions)
@@ -119,8 +132,8 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
         """Return the drafts of all chains, see `Drafter.propose`.
 
         In this proposal `draft_probs` has one distribution per draft, (batch, nodes - 1, vocab), since the root's
-        children are sampled from different distributions. In proposals of other drafters all children of a node are
-        sampled from the same distribution, and `draft_probs` has one per node with children.
+        children are sampled from different distributions. In proposals of other drafters, all children of a node are
+        sampled from the same distribution. There `draft_probs` has one distribution per node with children.
         """
         chains = self.chain.propose(state, self._repeat(root), self._repeat(lengths))
         assert chains.draft_probs is not None

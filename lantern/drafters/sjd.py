@@ -143,7 +143,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
     def propose(self, state: SpeculativeJacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         """Return a tree with the drafts of the positions after the root, see `Drafter.propose`.
 
-        A position without a draft gets a random one.
+        A position that has no draft in the state gets a random code as its draft.
         """
         positions = lengths[:, None] + self._steps[:, :-1]
         is_new = self._steps[:, :-1] >= state.counts
@@ -165,7 +165,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         torch.sub(self.max_depth, outcome.num_accepted[:, None], out=state.counts)
 
     def _begin(self, state: SpeculativeJacobiState, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return random first drafts, and their draft distributions.
+        """Return a random first draft for each position, and the distributions of these drafts.
 
         The window consists of the positions that are drafted, from the one after the last emitted token on. At the end
         of a line the line-end token is drafted, since the target allows no other token there.
@@ -247,7 +247,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         draft_probs: torch.Tensor,
         positions: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Decide which drafts of this step are drafted again in the next step, at the same positions.
+        """Decide which drafts of this step are kept as drafts of the same positions in the next step.
 
         The window consists of the positions that were drafted, from the one after the last emitted token on.
 
