@@ -55,7 +55,7 @@ def bench(
         methods: see `choose_methods`.
         trees: see `choose_methods`.
         prompts: prompts of the images.
-        temperature: temperature instead of the model's default.
+        temperature: sampling temperature. None for the model's default.
         batch_size: number of images of the timed batches.
         num_rounds: number of rounds.
 
@@ -103,10 +103,12 @@ def choose_methods(methods: str, trees: str, *, has_draft_model: bool) -> dict[s
         has_draft_model: whether the model has a draft model.
 
     Returns:
-        Method as text -> (preset, parameters). Autoregressive decoding comes first.
+        Text of the method, such as "lantern k=20 delta=0.1" -> (preset, parameters). Autoregressive decoding comes
+        first.
 
     Raises:
-        ValueError: a word is no parameter, or a method names a tree although `trees` is given.
+        ValueError: a word after a preset does not have the form name=value, or a method names a tree although `trees`
+            is given.
     """
     few = WITH_DRAFT_MODEL if has_draft_model else WITHOUT_DRAFT_MODEL
     texts = _split(methods) or (["jacobi"] if trees else list(few))

@@ -76,7 +76,7 @@ class StudyMethod(TypedDict):
     Attributes:
         method_id: id of the method.
         label: name of the method for readers.
-        num_pairs: number of pairs of the method, with those that are not shown.
+        num_pairs: number of pairs of images for the method, including the pairs that are not shown.
         num_ties: number of pairs that are not shown, because both images are equal.
     """
 

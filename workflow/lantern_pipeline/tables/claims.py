@@ -24,7 +24,7 @@ from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
 ACCURACY_TOLERANCE = 0.02  # prompt accuracy that a relaxed method may lose and still be ranked
 IDLE = 0.1  # a machine counts as idle if at most this number of cores is busy
-MIN_TIMED = 6  # prompts: below that, the true median is outside the measured range with a probability above 5 %
+MIN_TIMED = 6  # timed prompts; with fewer, the probability that the measured range misses the true median is above 5 %
 LEVEL = 0.05  # significance level of all tests of the output distribution together; each test has an equal part of it
 PUBLISHED_RULES = ("sampled_paper", "top_children", "top_official")
 # Columns of the table of results that a claim about one method contains.
@@ -99,7 +99,8 @@ def claims_of_rows(rows: pd.DataFrame) -> dict[str, object]:
         - exact, exact_fastest: numbers of the longest and of the fastest exact method, see `_is_lossless`.
         - exact_without_draft_model: numbers of the longest exact method without a draft model.
         - relaxed, relaxed_fastest: numbers of the longest and of the fastest relaxed method.
-        - relaxed_and_slow: labels of the relaxed methods for which the whole interval of the speed-up is below 1.
+        - relaxed_and_slow: labels of the relaxed methods for which the whole interval of the speed-up is below 1, and
+          which were timed on at least MIN_TIMED prompts.
         - distribution: see `_judge_distributions`.
         - frontier: see `_frontier`.
     """
@@ -220,12 +221,12 @@ def _keeps_tokens(rows: pd.DataFrame) -> pd.Series:
 
 
 def _longest(rows: pd.DataFrame) -> dict[str, object] | None:
-    """Return the numbers of the row with the most tokens per forward pass, or None if there are no rows."""
+    """Return the columns CLAIM_COLUMNS of the row with the most tokens per forward pass, or None without rows."""
     return None if rows.empty else _numbers_of_row(rows.loc[rows["mean_accepted_length"].idxmax()])
 
 
 def _fastest(rows: pd.DataFrame) -> dict[str, object] | None:
-    """Return the numbers of the row with the highest speed-up, or None if no row is timed."""
+    """Return the columns CLAIM_COLUMNS of the row with the highest speed-up, or None if no row is timed."""
     timed = rows[rows["speedup"].notna()]
     return None if timed.empty else _numbers_of_row(timed.loc[timed["speedup"].idxmax()])
 
@@ -306,9 +307,10 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def _frontier(rows: pd.DataFrame) -> dict[str, object]:
-    """Return the claim `frontier`: the methods that no other method exceeds in both speed and fidelity.
+    """Return the claim `frontier`: the Pareto frontier of tokens per forward pass and distance from the target.
 
-    Speed is tokens per forward pass. Fidelity is a small distance from the target, see `add_distance`.
+    A method is on the frontier if every method with a smaller or equal distance has fewer tokens per forward pass.
+    `add_distance` explains the distance.
 
     Args:
         rows: headline rows, as `select_headline` returns them.
@@ -316,8 +318,8 @@ def _frontier(rows: pd.DataFrame) -> dict[str, object]:
     Returns:
         An empty dict if the distance of fewer than two methods is known. Otherwise:
 
-        - all: Pareto frontier of all methods. It is a list of dicts with label, mean_accepted_length and distance, most
-          tokens first.
+        - all: frontier of all methods. It is a list of dicts with label, mean_accepted_length (tokens per forward
+          pass) and distance. The method with the most tokens comes first.
         - without_draft_model: the same for the methods without a draft model.
         - num_rows: number of rows with a known distance.
         - not_measured: labels of the rows with an unknown distance.
@@ -363,7 +365,8 @@ def _compare_acceptance(
 ) -> dict[str, object]:
     """Compare one acceptance with others by likelihood and total variation, at equal tokens per forward pass.
 
-    Only methods with the same drafts and tree are compared: those of the first row with acceptance `first`.
+    Only methods with the same drafts and tree are compared. The first row with acceptance `first` determines which
+    drafts and tree these are.
 
     Args:
         rows: headline rows, as `select_headline` returns them.

@@ -132,14 +132,15 @@ def _row(
 def compare_at_equal_length(
     first: pd.DataFrame, second: pd.DataFrame, *, num_resamples: int = 1000, seed: int = 0
 ) -> dict[str, float] | None:
-    """Compare the NLL of two families of methods at equal length, the number of tokens per forward pass.
+    """Compare the NLL of two families of methods at equal lengths.
 
-    A family has methods that differ in a parameter, such as delta. They give points of length and NLL. A piecewise
-    linear curve through them is the NLL as a function of length. The curves are compared at lengths that both reach.
+    Length means tokens per forward pass. The methods of a family differ in one parameter, such as delta. Each method
+    has one length and one NLL, and is thus a point of a piecewise linear curve: NLL as a function of length. The
+    curves of the two families are compared at the lengths that both reach.
 
     Args:
-        first: rows of the first family's images, one per method and image.
-        second: the same for the second family, with the same prompts.
+        first: table with one row per image of every method in the first family.
+        second: the same for the second family. The prompts must be the same.
         num_resamples: number of bootstrap resamples.
         seed: random seed of the bootstrap.
 
@@ -165,10 +166,10 @@ def compare_at_equal_length(
 
 
 def _stack(rows: pd.DataFrame) -> tuple[np.ndarray, ...]:
-    """Convert the rows of a family's images to arrays with one line per method and one column per prompt.
+    """Convert the table of a family's images to arrays with one line per method and one column per prompt.
 
     Args:
-        rows: one row per method of the family and image, see `compare_at_equal_length`.
+        rows: table with one row per image of every method in the family, see `compare_at_equal_length`.
 
     Returns:
         (num_tokens, target_forwards, nll), each (methods, prompts).
@@ -184,7 +185,7 @@ def _read_off(
     """Compute the mean NLL of two curves over the lengths that both reach.
 
     A curve is the NLL as a function of length (tokens per forward pass). It is piecewise linear, with one point per
-    method of a family.
+    method of a family (see `compare_at_equal_length`).
 
     Args:
         curves: for each of the two families, the arrays that `_stack` returns.

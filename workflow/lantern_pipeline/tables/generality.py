@@ -33,12 +33,15 @@ COLUMNS = (
 def target_rows(
     summary: pd.DataFrame, paired: pd.DataFrame, images: pd.DataFrame, settings: MetricsSection, seed: int
 ) -> pd.DataFrame:
-    """Select the headline rows of one target's run (see `select_headline`), and add the change of NLL and the gain.
+    """Select the headline rows of one target's run (see `select_headline`), and add the columns nll_change and gain.
+
+    nll_change is the NLL minus that of autoregressive decoding. `measure_gains` explains the gain. Both columns have
+    an interval.
 
     Args:
         summary: table of results.
         paired: comparisons with autoregressive decoding, as `build_paired` returns them.
-        images: one row per method and image, of the headline rows.
+        images: table with one row per image of every method in the headline rows.
         settings: config section `metrics`.
         seed: random seed of the bootstrap.
     """
