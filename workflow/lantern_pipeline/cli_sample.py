@@ -71,7 +71,7 @@ def sample_prompt(
     """Generate an image of a prompt by autoregressive decoding and by each of some methods.
 
     Args:
-        model: the loaded models.
+        model: target, tokenizer, text encoder and draft model, as `lantern.load` returns them.
         prompt: the prompt.
         methods: presets with their parameters, such as "lantern k=20 delta=0.1". If empty, a few presets are used.
         size: height and width of the image in pixels. None for the model's own size.

@@ -33,7 +33,7 @@ def draw_latent_proximity(
     """Draw images of autoregressive decoding whose tokens are replaced by near or random codes.
 
     Args:
-        records: method id -> records, with autoregressive decoding.
+        records: method id -> records. Only those of autoregressive decoding are used.
         prompts: prompts of the images, in the order of the records.
         tokenizer: image tokenizer, which decodes codes to images.
         nearest_codes: table of nearest codes, (vocab, columns), nearest first.

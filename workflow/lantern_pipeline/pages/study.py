@@ -116,8 +116,9 @@ def select_trials(
 def choose_wrong_prompts(texts: Sequence[str], right: Sequence[int], used: set[int]) -> list[int]:
     """Choose, for the attention check of each prompt, another prompt whose image clearly does not fit.
 
-    It is the prompt that shares the smallest fraction of words with the prompt of the check. Among equal ones, the
-    prompt that was chosen least often is taken. Prompts in `used` are chosen only if there are no others.
+    It is the prompt that shares the smallest fraction of words with the prompt of the check. If several prompts share
+    the same fraction, the one chosen least often so far is taken. Prompts in `used` are chosen only if there are no
+    others.
 
     Args:
         texts: all prompts.
@@ -144,7 +145,7 @@ def build_page(
     """Build the page of the study and its key.
 
     Both contain the id of the study, a hash of everything in the page and the key. Answers to one page can therefore
-    not be read with the key of another. In the key, `baseline` is the position (0 or 1) of the autoregressive image.
+    not be read with the key of another. `KeyTrial` describes what the key has for each trial.
 
     Args:
         trials: the pairs and checks.

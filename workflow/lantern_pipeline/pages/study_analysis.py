@@ -212,7 +212,8 @@ def read_answers(path: Path | str, key: StudyKey) -> Reader:
         key: key of the study.
 
     Raises:
-        ValueError: the file is not an answer file, is damaged, belongs to another study, or lacks an answer.
+        ValueError: the file is not an answer file, is damaged or belongs to another study. Or a trial has no answer or
+            two answers, or is not in the study.
     """
     path = Path(path)
     try:

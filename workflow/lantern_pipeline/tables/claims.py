@@ -247,9 +247,10 @@ def _count_equal_rows(summary: pd.DataFrame) -> dict[str, float]:
         A dict with up to four numbers.
 
         - num_rows: number of float32 rows whose tokens must be equal.
-        - num_equal: number of these rows whose tokens are equal.
-        - num_near_ties: number of their images that differ by a near-tie, a difference that rounding explains.
-        - share_equal_bfloat16: mean share of equal images in the bfloat16 rows, if there are any.
+        - num_equal: number of these rows in which all tokens are equal.
+        - num_near_ties: number of images in these rows that differ at a near-tie: two candidates that are so close
+          that rounding explains the difference.
+        - share_equal_bfloat16: share of equal images, averaged over the bfloat16 rows. Only if there are such rows.
     """
     kept = summary[summary["repeat"] != POOLED]
     kept = kept[_keeps_tokens(kept)]

@@ -3,8 +3,8 @@
 *Length* is the number of tokens per forward pass. Methods use the same noise, so their difference on the same prompts
 is known much more precisely than the two means.
 
-Conclusions are drawn from separate 95 % intervals, without a correction for their number. If there is no true
-difference, about one interval in twenty still excludes 0.
+Each conclusion is drawn from its own 95 % interval, without a correction for the number of comparisons. If there is no
+true difference, about one interval in twenty still excludes 0.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SPEEDUP = next(metric for metric in METRICS if metric.column == "speedup")
 
 
 def build_paired(images: pd.DataFrame, latency: pd.DataFrame, *, settings: MetricsSection, seed: int) -> pd.DataFrame:
-    """Compare every method with autoregressive decoding of the same prompts and noise.
+    """Compare every method with autoregressive decoding, on the same prompts and with the same noise.
 
     Args:
         images: one row per method and image.
@@ -121,7 +121,7 @@ def _row(
         counts: (number of repeats, number of prompts).
         interval: values of the columns INTERVAL: difference from autoregressive decoding, lower end and upper end.
         shown: (lower end, upper end) from which the conclusion is drawn. For most metrics they equal the ends of
-            `interval`. For a distance, both are the largest distance of an image.
+            `interval`. If the metric is a distance between two images, both are the largest distance of all images.
     """
     num_repeats, num_prompts = counts
     conclusion = conclude(*shown, num_prompts, num_repeats, metric=metric)

@@ -202,7 +202,7 @@ def paper_cells(tables: Mapping[str, pd.DataFrame], published: pd.DataFrame) -> 
     """Make the table of this project's speed-ups and tokens per forward pass next to published ones.
 
     Args:
-        tables: section of docs/results.md -> its table of this project's results.
+        tables: file name without suffix -> table. Tables "results" and "peers" have this project's results.
         published: table of published numbers, as `read_published` returns it.
     """
     rows = []

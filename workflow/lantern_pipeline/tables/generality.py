@@ -53,10 +53,11 @@ def target_rows(
 
 
 def describe_changes(changes: Mapping[str, Mapping[str, object]]) -> str:
-    """Write the config keys in which a target differs from the base target: "tokenizer.grid 12".
+    """Write the config keys in which a target differs from the target of the run itself: "tokenizer.grid 12".
 
     Args:
-        changes: config section -> key -> value. Key checkpoint is left out, because it names a file.
+        changes: config section -> key -> value of this target. Key `checkpoint` is not written, because it names a
+            file.
     """
     return ", ".join(
         f"{section}.{key} {str(value).lower() if isinstance(value, bool) else value}"
@@ -114,7 +115,8 @@ def measure_gains(rows: pd.DataFrame, images: pd.DataFrame, options: Mapping[str
 def find_generality_claims(table: pd.DataFrame) -> dict[str, object]:
     """Compute one claim per method: how its gain varies over all targets, and whether it grows with the ambiguity.
 
-    If a method has no gain, as all exact methods, its claim is about tokens per forward pass instead.
+    An exact method has no gain, so its claim is about its tokens per forward pass instead. The same holds for a relaxed
+    method if the exact method to compare with did not run.
 
     Args:
         table: a table with the columns COLUMNS.

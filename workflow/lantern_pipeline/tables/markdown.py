@@ -99,7 +99,7 @@ def select_few(table: pd.DataFrame) -> pd.DataFrame:
 
     - autoregressive decoding and real images,
     - the best two exact methods with a draft model, and the best exact method without one,
-    - the best methods of the first four relaxed presets.
+    - the best methods of the first four relaxed presets, in the order of `table`.
     """
     is_end = table["method"].isin((BASELINE, REAL))
     decoded = table[table["acceptance"].notna() & ~is_end]
