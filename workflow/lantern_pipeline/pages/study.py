@@ -35,7 +35,7 @@ class Trial(NamedTuple):
     Attributes:
         kind: PAIR or CHECK. A pair has an autoregressive image and the image of a method. A check (attention check) has
             an image of this caption and an image of another caption, both autoregressive.
-        caption: prompt of the images, always shown as plain text.
+        caption: prompt that the page shows with the two images, as plain text.
         prompt_id: id of the prompt.
         method_id: id of the method; empty for a check.
         images: RGB, uint8 (2, S, S, 3). The first is the autoregressive image of the caption.

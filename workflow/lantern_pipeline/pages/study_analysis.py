@@ -30,7 +30,7 @@ PAIR, CHECK = "pair", "check"  # kinds of trials
 
 
 def _object(**properties: Mapping[str, object]) -> dict[str, object]:
-    """Return the JSON schema of an object that must have all of these properties.
+    """Return the JSON schema of an object that must have all of the given properties.
 
     Args:
         properties: name -> JSON schema of the value.

@@ -171,6 +171,9 @@ def num_timed(rows: pd.DataFrame | Mapping[str, Any]) -> Any:
     """Return the number of timed prompts of each row, or of one row.
 
     Column num_timed counts every prompt once per repeat. It is therefore divided by column num_repeats.
+
+    Args:
+        rows: the rows as a table, or a single row as a mapping.
     """
     return rows["num_timed"] / rows["num_repeats"]
 
@@ -198,7 +201,7 @@ def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
 
     - The method uses rejection sampling, which keeps the distribution, but not the tokens.
     - The dtype is bfloat16. A forward pass over several nodes then rounds differently from a pass over a single node.
-      If the gap between two candidates is smaller than the rounding error, the tokens may differ.
+      If the gap between the two best candidates of a token is smaller than the rounding error, the tokens may differ.
     """
     return _keeps_tokens(rows) & (rows["dtype"] == "float32")
 
@@ -281,7 +284,15 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
         rows: headline rows, as `select_headline` returns them.
 
     Returns:
-        Name -> number, list of labels, or dict of label -> p-value. Empty if no row was tested.
+        An empty dict if no row was tested. Otherwise:
+
+        - num_claims, num_confirmed: number of methods that a proof calls exact, and of those that passed all tests.
+        - refuted: label of a refuted exact method -> p-value.
+        - not_measured: labels of the exact methods that are not refuted, but that the test of whole images left out.
+        - num_tests, level: number of tests of whole images, and significance level of each.
+        - baseline_p: p-value of autoregressive decoding.
+        - num_relaxed, num_told: number of tested relaxed methods, and of those for which a difference was detected.
+        - not_told: label of a relaxed method for which no difference was detected -> p-value.
     """
     others = rows[rows["method_id"] != BASELINE]
     tested, is_claimed = others["law_p"].notna(), others["is_exact"].eq(True)
@@ -345,6 +356,15 @@ def _bound(curves: pd.DataFrame) -> dict[str, object]:
 
     Args:
         curves: total variation as a function of delta, from total_variation/curves.csv.
+
+    Returns:
+        An empty dict if `curves` is empty. Otherwise:
+
+        - delta: the value at which published acceptances are checked.
+        - published: name of the acceptance -> mean total variation and its interval at this delta.
+        - published_is_above: whether the total variation of a published acceptance exceeds this delta at some node.
+        - ours_is_above: whether the total variation of `bounded` exceeds delta at some node, for some delta.
+        - num_nodes, num_deltas: number of nodes and of values of delta at which `bounded` is checked.
     """
     if curves.empty:  # the run has no draft model
         return {}

@@ -148,8 +148,8 @@ def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
     Each line compares two acceptances by the difference of their NLL, and by their total variations from the target.
 
     Args:
-        found: first acceptance -> second acceptance -> numbers of the comparison, or None if the two have no common
-            range of tokens per forward pass.
+        found: first acceptance -> second acceptance -> result of `claims._compare_acceptance` for the two. It is None
+            if they have no common range of tokens per forward pass.
     """
     rows = []
     for first, others in found.items():

@@ -122,7 +122,16 @@ def find_generality_claims(table: pd.DataFrame) -> dict[str, object]:
         table: a table with the columns COLUMNS.
 
     Returns:
-        Method id -> its claim.
+        Method id -> its claim, a dict. Numbers that are nan are left out.
+
+        - label: label of the method.
+        - measure: "gain", or the column of tokens per forward pass. `<measure>` stands for it below.
+        - num_targets: number of targets.
+        - num_above_one: number of targets on which the whole interval of the measure is above 1.
+        - base: value of the measure on the run's own target.
+        - unlike_base: target -> value, for targets whose interval does not overlap the interval of the base.
+        - tau, p: Kendall's tau between ambiguity and measure, and its p-value.
+        - <measure>_min, <measure>_max, and the same for nll_change and tv_mean: extremes over all targets.
     """
     rows = table[table["method_id"] != BASELINE]
     return {str(method_id): _claims_of_method(part) for method_id, part in rows.groupby("method_id", sort=False)}

@@ -305,12 +305,12 @@ def _keep_interval(cell: str) -> Markup:
 
 
 def _cell(row: pd.Series, metric: Metric, is_plain: bool) -> str:
-    """Write a value with its interval.
+    """Write the value of a metric for one row, with its interval.
 
-    If the total variation is unknown, its upper bound is written, which is the share of substitutions.
+    If the total variation is unknown, its upper bound is written instead: the share of substitutions, after "≤".
 
     Args:
-        row: row of the table.
+        row: a row of the table of results.
         metric: the metric.
         is_plain: True to leave out the interval.
     """
