@@ -72,8 +72,8 @@ def select_trials(
 
     The first method gets the first `num_trials` prompts, and each further method the prompts that follow. After the
     last prompt comes the first again. Readers would recognise an autoregressive image that they have seen, so it
-    appears twice only if there are too few prompts. If the two images of a pair are equal in every token, the pair is
-    not shown, but counted in `num_ties` of its method (see `StudyMethod`).
+    appears twice only if there are too few prompts. A pair whose two images are equal in every token
+    is not shown, but counted in `num_ties` of its method.
 
     Args:
         records: method id -> codes of its images, in the order of `prompts`.
