@@ -277,7 +277,7 @@ class AdditiveBound(RelaxedSets):
 class JensenShannonBound(RelaxedSets):
     """LANTERN's bound with another distance: A(x) grows while a Jensen-Shannon divergence is at most delta bits.
 
-    Let c be the total target probability of the relaxed set A(x), and t~ the target distribution t after c has moved
+    Let c be the total target probability of the relaxed set A(x). Let t~ be the target distribution t after c has moved
     onto the draft x. The divergence is taken between t and t~. It therefore depends only on t(x) and c. It grows with
     c, is at most c and is at least c / 2. A(x) is therefore at least as large as with `AdditiveBound` and the same
     delta, and c is at most 2 delta.
