@@ -238,7 +238,7 @@ def _attend_grouped(
         query: (branches * batch, heads, nodes, head_dim).
         key: (branches * batch, key/value heads, slots, head_dim).
         value: shaped like `key`.
-        mask: from `group_mask`.
+        mask: additive mask from `group_mask`, (branches * batch, 1, query heads per key/value head * nodes, slots).
 
     Returns:
         (attended values, (branches * batch, nodes, heads, head_dim); None in place of attention weights).
@@ -266,9 +266,10 @@ def grid_positions(config: TargetConfig) -> torch.Tensor:
 
 
 def _settings(config: PreTrainedConfig) -> dict[str, object]:
-    """Return a transformers config as keyword arguments, with an empty vocabulary.
+    """Return the keyword arguments from which a transformers config can be made again, without the tokenizer's words.
 
-    The config of Chameleon's class holds the words of the tokenizer, which take megabytes. The layers do not read them.
+    Chameleon's config holds all words of the tokenizer, which take megabytes. They are left out, since the layers do
+    not read them.
     """
     return {name: {} if name == "vocabulary_map" else value for name, value in config.to_diff_dict().items()}
 

@@ -24,10 +24,13 @@ AddProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class PreparedLinear(nn.Module):
     """Linear map for inference, which cannot be trained, cast or moved.
 
-    On a CPU in float32 there are two kernels. For small weights and few rows, `torch.mm` on column-major weights is
-    best. It reads them up to twice as fast as row-major weights. On AMD's CPUs, torch.mm uses MKL without AVX-512.
-    There, large weights are also converted once to oneDNN's packed layout. A call of oneDNN costs about 8 microseconds
-    more.
+    On a CPU in float32 there are two kernels. The first is `torch.mm` on column-major weights, which it reads up to
+    twice as fast as row-major weights. The second is oneDNN's product on weights that are converted once to its packed
+    layout.
+
+    The second is only used on AMD's CPUs, where torch.mm runs MKL without AVX-512. A call of it costs about 8
+    microseconds more. It is therefore only used for weights of at least `LARGE` elements and inputs of at least `MANY`
+    rows. Weights of at least `HUGE` elements use it for any number of rows.
 
     On other devices and in other dtypes, `torch.mm` runs on the original weights.
 

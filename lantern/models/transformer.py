@@ -269,8 +269,9 @@ class DecodingLayer:
 def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Compute attention of new tokens to a cache, with an additive mask.
 
-    Query heads that share a key/value head are computed like more tokens of one head. This way every attention kernel
-    can be used, and keys and values are read only once.
+    If several query heads share a key/value head, their queries are put one after the other along the axis of the new
+    tokens. There is then one query head per key/value head. Every attention kernel supports this, and keys and values
+    are read only once.
 
     With one new token per row and many rows, a CPU in float32 uses two batched products. They take a third of the time
     of the fused kernel.
