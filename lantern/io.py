@@ -141,7 +141,7 @@ def open_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Map the tensors of a safetensors file into memory.
 
     Returns:
-        (tensors by name, header).
+        (tensors by name; the metadata in the file's header, strings by name).
 
     Raises:
         DamagedFileError: the file is not a safetensors file.

@@ -163,7 +163,7 @@ class KVCache:
 
         Args:
             source: slots to copy, int64 (batch, n).
-            target: slots to overwrite, int64 (batch, n). They are distinct for each image.
+            target: slots to overwrite, int64 (batch, n). An image may not have the same slot twice.
         """
         vectors = self.entries.flatten(1, -2)
         moved = vectors.index_select(1, self.flat_slots(source).flatten())

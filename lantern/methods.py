@@ -739,7 +739,11 @@ def _as_choices(paths: Iterable[Iterable[int]]) -> Choices:
 
 
 def is_chain(shape: object) -> bool:
-    """Return whether a tree's shape, as in `MethodSpec.tree_shape`, is a static tree without siblings."""
+    """Return whether a tree is static and has no siblings.
+
+    Args:
+        shape: shape of the tree, as in `MethodSpec.tree_shape`.
+    """
     return isinstance(shape, tuple) and not any(any(path) for path in shape)
 
 

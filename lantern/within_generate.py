@@ -56,10 +56,12 @@ def custom_generate(
 ) -> Callable[..., torch.Tensor | GenerateDecoderOnlyOutput]:
     """Make a function for the `custom_generate` argument of a transformers model.
 
-    It generates images by a method without a draft model. The result of `generate` has the usual form. It holds the
-    ids of the prompt, of the image's tokens with line ends, and of the tokens after an image. The last ones are cut off
-    at `max_new_tokens`. Tokens that are impossible at a position are never sampled. A `streamer` and an
-    `assistant_model` are ignored, since transformers does not pass them on.
+    The function generates images by a method without a draft model. The result of `generate` has the usual form: the
+    ids of the prompt, of the image's tokens with line ends, and of the tokens after an image. If `max_new_tokens` does
+    not allow all tokens after the image, the remaining ones are left out.
+
+    Tokens that are impossible at a position are never sampled. A `streamer` and an `assistant_model` are ignored, since
+    transformers does not pass them on.
 
     Args:
         method: name of a preset.
@@ -276,7 +278,7 @@ def _prompts_of(
         ids: ids of the prompts, int64 (batch, tokens).
         mask: True for prompt tokens, shaped like `ids`. None if no position is padding.
         guidance: logits processor that holds the negative prompts. None without guidance. If it holds no negative
-            prompt, the last token of each prompt is used, as transformers does.
+            prompt, the last token of each prompt is the negative prompt, as in transformers.
 
     Returns:
         (ids, mask, (negative ids, negative mask) or None without guidance).
