@@ -133,7 +133,7 @@ def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Te
     After the first False all must be False. The last entry is not checked, since `RelaxedSets` ignores it.
 
     Args:
-        acceptance: the user's acceptance, a `RelaxedSets`.
+        acceptance: the user's acceptance, which has the method `admits`.
         spec: the decoding method, for the error message.
     """
     admits = acceptance.admits

@@ -110,7 +110,7 @@ class DecodingState:
         """Check that the logits of all steps so far were finite.
 
         Raises:
-            FloatingPointError: some were not. The message names the prompt and the step.
+            FloatingPointError: some logits were nan or infinite. The message names the prompt and the step.
         """
         is_step = torch.arange(self.step_log.shape[1], device=self.lengths.device) < self.num_steps[:, None]
         is_bad = (self.step_log[..., 2] == 0) & is_step

@@ -136,7 +136,7 @@ def static_structure(parents: Sequence[int], device: torch.device | str = "cpu")
 
 
 def first_ranks(tree: DraftTree) -> torch.Tensor:
-    """Return the numbers of the root, its first child, the first child of that, and so on, int64 (n,).
+    """Return the numbers of the nodes on the path of first children: the root, its first child, and so on, int64 (n,).
 
     Args:
         tree: a static tree.

@@ -77,7 +77,7 @@ def silu_times(gate_up: torch.Tensor) -> torch.Tensor:
     """Return SiLU(gate) * up, (rows, width).
 
     Args:
-        gate_up: gate and up next to each other, (rows, 2 * width).
+        gate_up: the gate and up projections of a SwiGLU network, concatenated, (rows, 2 * width).
     """
     return torch.ops.lantern.silu_times(gate_up)
 

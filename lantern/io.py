@@ -71,7 +71,10 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
 
 
 def _cause_of(error: OSError | SafetensorError) -> tuple[int, str]:
-    """Return the number and the text of a system error. safetensors has them in its message only."""
+    """Return the error number (errno) and the text of a system error.
+
+    An error of safetensors has the number only in its message. The number is EIO if there is none.
+    """
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno, error.strerror or str(error)
     found = re.search(r"\(os error (\d+)\)", str(error))

@@ -212,7 +212,7 @@ def _locate(source: str, card: ModelCard, files: dict[str, Path]) -> dict[str, P
         files: known paths, by the file's key in the card.
 
     Returns:
-        `files` and the paths of the downloaded files. Without a draft model if it cannot be downloaded.
+        `files` and the paths of the downloaded files. The draft model is left out if it cannot be downloaded.
 
     Raises:
         FileNotFoundError: a file other than the draft model is missing and cannot be downloaded.

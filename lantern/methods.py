@@ -707,10 +707,10 @@ def _check_parameters(spec: MethodSpec) -> None:
 
 
 def _shape_of(spec: MethodSpec) -> TreeShape | None:
-    """Return the shape of a method's tree: its paths, or the options of a dynamic tree.
+    """Return the shape of a method's tree, or None if the method has no tree.
 
-    This is `tree_shape` if it is given, converted from JSON values. Otherwise it is the shape of the tree that `tree`
-    names. It is None without a tree.
+    The shape of a static tree is its paths, that of hybrid drafts is the paths of two trees, and that of a dynamic tree
+    is its options. If `spec.tree_shape` is set, it is converted from JSON values. Otherwise `spec.tree` names the tree.
 
     Raises:
         ValueError: the given shape does not fit the kind of tree, or the name of the tree is unknown.

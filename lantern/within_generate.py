@@ -162,7 +162,7 @@ def _refuse_what_is_not_done(
 def _sampling_of(processors: Mapping[str, LogitsProcessor], do_sample: bool) -> SamplingConfig:
     """Read guidance and filters from the logits processors of `generate`.
 
-    The processors combine the user's arguments and the model's config.
+    transformers has made the processors from the user's arguments and the model's generation config.
 
     Args:
         processors: the processors, by class name.

@@ -34,12 +34,12 @@ FFN_MULTIPLE = 256  # LlamaGen rounds the width of its feed-forward part up to a
 
 
 def pick(cls: type[T], settings: Mapping[str, object], **more: object) -> T:
-    """Make a dataclass from a dict that may have more keys.
+    """Make an instance of a dataclass from a dict that may also have keys of other classes.
 
     Args:
         cls: the dataclass.
         settings: values by field name. Keys that are not fields of `cls` are ignored.
-        more: further fields.
+        more: values of fields that are not in `settings`.
     """
     names = {field.name for field in fields(cls)}
     return cls(**{key: value for key, value in settings.items() if key in names}, **more)

@@ -61,7 +61,10 @@ class PreparedLinear(nn.Module):
         return mapped.view(*x.shape[:-1], -1)
 
     def kernels(self, num_rows: int) -> tuple[Product, AddProduct]:
-        """Return two functions that compute products of `num_rows` rows with the weight W. Both leave out the bias.
+        """Return two functions that multiply an input of some rows by the weight W. Both leave out the bias.
+
+        Args:
+            num_rows: number of rows of the input, which determines the kernel.
 
         Returns:
             (function that maps x, (num_rows, inputs), to x W^T; function of `total` and x that adds x W^T to `total` in
@@ -77,7 +80,7 @@ class PreparedLinear(nn.Module):
         return product, lambda total, x: total.add_(product(x))
 
     def is_packed(self, num_rows: int) -> bool:
-        """Return whether products of `num_rows` rows run on packed weights."""
+        """Return whether an input of `num_rows` rows is multiplied by the packed weight."""
         return self.packed is not None and (num_rows >= MANY or self.size >= HUGE)
 
 
