@@ -72,7 +72,7 @@ class Images:
 
     @property
     def steps(self) -> torch.Tensor:
-        """Number of forward passes of the target model per image, with the pass over the prompt, int32 (images,)."""
+        """Number of forward passes of the target per image, including the pass over the prompt, int32 (images,)."""
         return self.records.target_forwards
 
     @property

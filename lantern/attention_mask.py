@@ -11,7 +11,7 @@ def prefix_mask(text_mask: torch.Tensor, length: int, dtype: torch.dtype) -> tor
 
     Args:
         text_mask: bool (sequences, num_text_tokens), True for prompt tokens and False for padding.
-        length: number of positions of a sequence, including the prompt.
+        length: number of positions of a sequence, including those of the prompt.
         dtype: dtype of the mask.
 
     Returns:

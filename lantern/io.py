@@ -43,9 +43,9 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
 
     On success the temporary file replaces `path`. On any error it is removed.
 
-    It is in the same folder, so that the replacement is atomic. Its name starts with "." and has the same suffix, from
-    which some writers choose the format. Parent folders are created. A file may have only one writer at a time.
-    Temporary files that a killed writer left are therefore removed.
+    The temporary file is in the folder of `path`, so that the replacement is atomic. Its name starts with "." and has
+    the suffix of `path`, from which some writers choose the format. Parent folders are created. A file may have only
+    one writer at a time. Temporary files that a killed writer left are therefore removed.
 
     Raises:
         OSError: the write failed, for example because the disk is full. The message names `path`.

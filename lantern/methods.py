@@ -434,9 +434,9 @@ class MethodSpec:
             then of the tree for the draft model, as in "chain9+chain3". None if there are no drafts.
         drafts: key of DRAFTS, or "module:Class". None for autoregressive decoding.
         acceptance: key of ACCEPTANCE, or "module:Class".
-        residual: distribution that replaces the target's after a draft is rejected. "paper" is the papers'. "official"
-            (LlamaGen) and "official_lumina" (Lumina-mGPT) are those of LANTERN's public code. "matched" is the one
-            closest to the target that the acceptance allows.
+        residual: distribution that replaces the target's after a draft is rejected. "paper" is the one in the papers.
+            "official" (LlamaGen) and "official_lumina" (Lumina-mGPT) are those of LANTERN's public code. "matched" is
+            the one closest to the target that the acceptance allows.
         neighbours: distance that defines nearest codes, one of NEIGHBOURS. None if the acceptance has no parameter k.
         parameters: values of the parameters that the parts declare, by name.
         method_id: identifier, unique within a config and safe as a file name.

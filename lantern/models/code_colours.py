@@ -72,8 +72,9 @@ class CodeColours(StoredModel):
         """Return coloured squares for codes, float32 (images, 3, height, width) in [-1, 1].
 
         Args:
-            codes: codes of images, (images, lines, columns), or (images, tokens). Of the latter only the last grid *
-                grid are shown. In records of GLM-Image the codes of a smaller image come before them.
+            codes: codes of images, (images, lines, columns), or (images, tokens). In the second case only the
+                last grid * grid tokens of an image are shown. For GLM-Image, the tokens before them are those of a
+                smaller image.
 
         Raises:
             ValueError: there are fewer codes than grid * grid, or a code is out of range.

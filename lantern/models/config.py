@@ -162,11 +162,11 @@ class TargetConfig(CommonSizes):
         vocab_size: number of tokens that are sampled: codes, and the line end if there is one.
         grid: number of lines of an image, and of codes per line unless `columns` is set.
         num_text_tokens: number of prompt positions.
-        caption_dim: channels of a caption's features.
+        caption_dim: channels of a caption feature. A caption has one feature per word or token.
         ffn_multiple: the width of the feed-forward network is rounded up to a multiple of this number.
-        norm_eps: eps of the norms.
+        norm_eps: number that norms add to the mean square.
         rope_base: base of the rotary table.
-        num_prompt_ids: number of entries of the prompt embedding. 0 if prompts are caption features.
+        num_prompt_ids: number of rows of the embedding of prompt ids. 0 if prompts are caption features.
         null_ids: ids of the null prompt, which is padded on the left. Empty if prompts are caption features.
         null_filler: id that is repeated between the first and the last of the `null_ids`, until the null prompt is as
             long as the prompt. None if the null prompt consists of the `null_ids` only.

@@ -2,7 +2,7 @@
 
 It has pre-norm attention with rotary embeddings, and a SwiGLU feed-forward network. Two classes run it with the same
 weights. `Layer` runs whole sequences and is differentiable. `DecodingLayer` runs a few new tokens, the nodes of a draft
-tree, with a `KVCache`. It works in place.
+tree, with a `KVCache`. It changes the hidden states in place.
 
 Axes: rows = batch times guidance branches; nodes = new tokens of a pass; slots = entries of the cache.
 """
@@ -68,8 +68,8 @@ class RMSNorm(nn.Module):
     """Root-mean-square norm of the last axis, computed in float32.
 
     On a CPU, the result is cast back to the dtype of x before it is multiplied by the weight, as in LlamaGen. On a GPU,
-    one kernel does everything and casts back after the weight. bfloat16 outputs of CPU and GPU therefore differ by
-    rounding.
+    one kernel does everything, and the product with the weight is cast back. bfloat16 outputs of CPU and GPU therefore
+    differ by rounding.
 
     Args:
         dim: size of the last axis.
