@@ -236,7 +236,11 @@ def _locate(source: str, card: ModelCard, files: dict[str, Path]) -> dict[str, P
 
 
 def _files_of_repository(repo: str) -> HubFiles:
-    """Return the files in a hub repository that a transformers model needs."""
+    """Return the files in a hub repository that a transformers model needs.
+
+    Args:
+        repo: the repository on the Hugging Face hub, as owner/name.
+    """
     for files in HUB_FILES.values():
         if files.repo == repo and any(name.endswith("tokenizer.json") for name in files.files):
             return files

@@ -709,8 +709,8 @@ def _check_parameters(spec: MethodSpec) -> None:
 def _shape_of(spec: MethodSpec) -> TreeShape | None:
     """Return the shape of a method's tree, or None if the method has no tree.
 
-    The shape of a static tree is its paths, that of hybrid drafts is the paths of two trees, and that of a dynamic tree
-    is its options. If `spec.tree_shape` is set, it is converted from JSON values. Otherwise `spec.tree` names the tree.
+    The shape of a static tree is its paths. For hybrid drafts it is the paths of two trees. For a dynamic tree it is
+    the tree's options. If `spec.tree_shape` is set, it is converted from JSON values. Otherwise `spec.tree` names the tree.
 
     Raises:
         ValueError: the given shape does not fit the kind of tree, or the name of the tree is unknown.

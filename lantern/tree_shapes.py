@@ -172,9 +172,13 @@ def _complete(length: int, words: str) -> Choices:
 
 
 def _check_depth(tree: str, depth: int) -> None:
-    """Refuse a tree that is too deep, before its paths are listed.
+    """Check the depth of a tree before its paths are listed.
 
-    The total length of the paths grows with the square of the depth.
+    The total length of all paths grows with the square of the depth.
+
+    Args:
+        tree: name of the tree, for the error message.
+        depth: largest number of drafts on a path.
 
     Raises:
         ValueError: the depth exceeds OVERSHOOT.

@@ -378,7 +378,11 @@ def _check_prefix(
 
 
 def _words_in(allowed: Iterable[int | torch.Tensor]) -> set[int]:
-    """Return the set of ids that a `prefix_allowed_tokens_fn` has returned, as numbers or as tensors."""
+    """Return the token ids that a user's `prefix_allowed_tokens_fn` allows at a position, as a set.
+
+    Args:
+        allowed: result of that function: ids as integers, or as tensors of any shape.
+    """
     found: set[int] = set()
     for part in [allowed] if isinstance(allowed, torch.Tensor) else allowed:
         found.update(part.flatten().tolist() if isinstance(part, torch.Tensor) else [int(part)])

@@ -1,7 +1,7 @@
 """Families of language models that generate images.
 
-A *family* is a class of transformers together with a form of prompts, and a way to find the parts of a model that
-generate images. The published models of a family are in `lantern.cards.published`.
+A *family* is a class of transformers together with a form of prompts. It also has a function that finds the parts of a
+model that generate images. The published models of a family are in `lantern.cards.published`.
 
 Snakemake imports this module to plan the workflow, so torch and transformers are imported only inside functions.
 """

@@ -102,7 +102,12 @@ class RMSNorm(nn.Module):
         return self.forward if self.weight is not None else partial(divide_by_norm, floor=self.floor)
 
     def fold_into(self, linear: nn.Linear) -> None:
-        """Move the weight of this norm into the columns of the linear map that reads its output, in place.
+        """Multiply the columns of a linear map by the weight of this norm, and remove the weight from the norm.
+
+        The factor sqrt(dim) of the norm is moved, too. The norm followed by the linear map still gives the same output.
+
+        Args:
+            linear: the linear map that reads the output of this norm, changed in place.
 
         Raises:
             ValueError: the norm has been folded before.

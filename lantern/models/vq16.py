@@ -261,7 +261,7 @@ class Level(nn.Module):
         self.resize = resize
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (n, before, side, side) to (n, width, new side, new side)."""
+        """Map (n, before, side, side) to (n, width, s, s). s is the side after `resize`."""
         for index, block in enumerate(self.res):
             x = block(x)
             if self.attn:
