@@ -710,7 +710,8 @@ def _shape_of(spec: MethodSpec) -> TreeShape | None:
     """Return the shape of a method's tree, or None if the method has no tree.
 
     The shape of a static tree is its paths. For hybrid drafts it is the paths of two trees. For a dynamic tree it is
-    the tree's options. If `spec.tree_shape` is set, it is converted from JSON values. Otherwise `spec.tree` names the tree.
+    the tree's options. If `spec.tree_shape` is set, it is converted from JSON values. Otherwise `spec.tree` names the
+    tree.
 
     Raises:
         ValueError: the given shape does not fit the kind of tree, or the name of the tree is unknown.
