@@ -72,7 +72,7 @@ class Images:
 
     @property
     def steps(self) -> torch.Tensor:
-        """Number of forward passes of the target model per image, with the pass over the prompt, int32 (images,)."""
+        """Number of forward passes of the target per image, including the pass over the prompt, int32 (images,)."""
         return self.records.target_forwards
 
     @property
@@ -154,8 +154,8 @@ class Model:
             method: name of a preset in `lantern.methods`, such as "lantern" or "jacobi".
             seed: seed of the noise.
             size: height and width of the images in pixels, or the side of square ones, instead of the model's own size.
-                Models whose prompts state the size allow others: Emu3 every multiple of 8, GLM-Image of 32.
-            num_images: number of images of each prompt. The images of a prompt are neighbours.
+                Models whose prompts state the size allow others: Emu3 allows multiples of 8, GLM-Image multiples of 32.
+            num_images: number of images of each prompt. In the result, the images of a prompt follow one another.
             with_log_probs: whether the result has the attribute `log_probs`. This takes a forward pass over each image.
             temperature: temperature instead of the model's default. 0 is greedy decoding.
             cfg_scale: guidance scale instead of the model's default. 1 switches guidance off.
@@ -189,13 +189,14 @@ class Model:
     def _of_size(self, size: int | tuple[int, int]) -> tuple[DecodingModels, TextEncoder]:
         """Return the models and the text encoder for images of a size.
 
-        They have the same weights in memory for all sizes.
+        The models of all sizes share their weights in memory.
 
         Args:
             size: height and width in pixels, or the side of a square.
 
         Raises:
-            ValueError: the size is not a multiple of a code's, or the model has images of one size only.
+            ValueError: a side is not a multiple of the side of a code in pixels, or the model generates images of one
+                size only.
         """
         sides = check_sides("size", size)
         pixels = self.tokenizer.config.image_size // self.tokenizer.config.grid
@@ -334,7 +335,14 @@ def _texts_of(prompts: str | Sequence[str]) -> list[str]:
 
 
 def _prompts_of(texts: Sequence[str], num_images: int) -> list[Prompt]:
-    """Return a prompt per image. The first image of a text has the same id for any number of images."""
+    """Return one prompt per image, with ids that determine the noise.
+
+    The prompt of an image does not depend on how many images follow it.
+
+    Args:
+        texts: texts of the prompts. The id of a text's first image is its index, such as "3".
+        num_images: number of images of each text. The next images have the ids "3/1", "3/2", and so on.
+    """
     return [
         Prompt(f"{index}/{number}" if number else str(index), text)
         for index, text in enumerate(texts)

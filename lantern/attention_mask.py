@@ -11,7 +11,7 @@ def prefix_mask(text_mask: torch.Tensor, length: int, dtype: torch.dtype) -> tor
 
     Args:
         text_mask: bool (sequences, num_text_tokens), True for prompt tokens and False for padding.
-        length: length of the sequences.
+        length: number of positions of a sequence, including those of the prompt.
         dtype: dtype of the mask.
 
     Returns:
@@ -24,7 +24,12 @@ def prefix_mask(text_mask: torch.Tensor, length: int, dtype: torch.dtype) -> tor
 
 
 def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return an additive mask: 0 if visible, -inf otherwise."""
+    """Convert a bool mask to an additive one of the same shape: 0 if visible, -inf otherwise.
+
+    Args:
+        visible: whether a query sees a key, bool (...).
+        dtype: dtype of the result.
+    """
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
 
 

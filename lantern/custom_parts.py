@@ -127,10 +127,14 @@ def watch_acceptance(acceptance: Any, spec: MethodSpec) -> None:
 
 
 def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Tensor]:
-    """Return the function `admits` of a user's bound, with a check of its result.
+    """Wrap the method `admits` of a user's acceptance, so that its result is checked.
 
-    The result states which sets of nearest codes are within the bound. After the first False all must be False. The
-    last entry is exempt, since it is about a set with the draft itself, see `RelaxedSets.admits`.
+    The result states for the sets of 1, 2, ... nearest codes whether the set is within the bound of the acceptance.
+    After the first False all must be False. The last entry is not checked, since `RelaxedSets` ignores it.
+
+    Args:
+        acceptance: the user's acceptance, which has the method `admits`.
+        spec: the decoding method, for the error message.
     """
     admits = acceptance.admits
 

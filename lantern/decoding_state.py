@@ -59,8 +59,8 @@ class Generation:
         accepted_nodes: number of the deepest accepted node of the draft tree in each step, int64 (batch, steps). 0 is
             the root. -1 if the image was complete before the step.
         is_substituted: whether a token differs from the target's sample at its node, bool (batch, tokens).
-        margins: gap between the two largest log-probabilities, after the sampling noise is added, at each token, in
-            nats, float32 (batch, tokens). (batch, 0) unless margins were recorded.
+        margins: for each token, the gap between the two largest sums of log-probability and sampling noise, in nats,
+            float32 (batch, tokens). (batch, 0) unless margins were recorded.
     """
 
     codes: torch.Tensor
@@ -110,7 +110,7 @@ class DecodingState:
         """Check that the logits of all steps so far were finite.
 
         Raises:
-            FloatingPointError: some were not. The message names the prompt and the step.
+            FloatingPointError: some logits were nan or infinite. The message names the prompt and the step.
         """
         is_step = torch.arange(self.step_log.shape[1], device=self.lengths.device) < self.num_steps[:, None]
         is_bad = (self.step_log[..., 2] == 0) & is_step

@@ -105,10 +105,10 @@ class StaticTree(DraftTree):
 
     Attributes:
         levels: for each level, its inner nodes, int64 (inner nodes,).
-        drafted: for each level, which drafts become nodes, int64 (nodes of the next depth,). The draft model makes the
-            same number of drafts for every inner node of a level, `level_children`. These numbers index all drafts of
-            the level, flattened.
-        level_children: for each level, the largest number of children of a node.
+        level_children: for each level, the largest number of children of a node. The draft model makes this number of
+            drafts for every inner node of the level.
+        drafted: for each level, the indices of the drafts that become nodes, int64 (nodes of the next depth,). Draft j
+            of the level's inner node i has the index i * `level_children` + j.
         inner_ordinal: index of each node among the inner nodes without the root, int64 (nodes,). 0 for all other nodes.
     """
 
@@ -136,7 +136,7 @@ def static_structure(parents: Sequence[int], device: torch.device | str = "cpu")
 
 
 def first_ranks(tree: DraftTree) -> torch.Tensor:
-    """Return the numbers of the root, its first child, the first child of that, and so on, int64 (n,).
+    """Return the numbers of the nodes on the path of first children: the root, its first child, and so on, int64 (n,).
 
     Args:
         tree: a static tree.
@@ -235,9 +235,9 @@ def longest_path(
 def first_leaf(tree: DraftTree) -> torch.Tensor:
     """Return for each node the lowest-numbered leaf among the node and its descendants.
 
-    It decides between several longest accepted paths as LANTERN's public code does. That code orders the paths of a
-    dynamic tree by their leaves, and takes the first of the longest. There are several only in greedy relaxed decoding,
-    in which siblings may all be accepted.
+    Of several longest accepted paths, the one whose last node has the lowest leaf is emitted. This follows LANTERN's
+    public code, which orders the paths of a dynamic tree by their leaves and takes the first of the longest. There are
+    several only in greedy relaxed decoding, in which all siblings may be accepted.
 
     Returns:
         int64 (batch or 1, nodes).

@@ -77,7 +77,7 @@ def silu_times(gate_up: torch.Tensor) -> torch.Tensor:
     """Return SiLU(gate) * up, (rows, width).
 
     Args:
-        gate_up: gate and up next to each other, (rows, 2 * width).
+        gate_up: the gate and up projections of a SwiGLU network, concatenated, (rows, 2 * width).
     """
     return torch.ops.lantern.silu_times(gate_up)
 
@@ -97,7 +97,7 @@ def make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool) 
 def is_usable(device: torch.device) -> bool:
     """Return whether the Triton kernels may replace PyTorch's operations on a device.
 
-    The first call per device compares the results of both.
+    The first call per device compares the results of the kernels with those of PyTorch's operations.
     """
     if device.type != "cuda" or not torch.cuda.is_available() or os.environ.get("LANTERN_FUSED") == "0":
         return False

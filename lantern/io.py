@@ -43,9 +43,9 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
 
     On success the temporary file replaces `path`. On any error it is removed.
 
-    It is in the same folder, so that the replacement is atomic. Its name starts with "." and has the same suffix, from
-    which some writers choose the format. Parent folders are created. A file may have only one writer at a time.
-    Temporary files that a killed writer left are therefore removed.
+    The temporary file is in the folder of `path`, so that the replacement is atomic. Its name starts with "." and has
+    the suffix of `path`, from which some writers choose the format. Parent folders are created. A file may have only
+    one writer at a time. Temporary files that a killed writer left are therefore removed.
 
     Raises:
         OSError: the write failed, for example because the disk is full. The message names `path`.
@@ -71,7 +71,10 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
 
 
 def _cause_of(error: OSError | SafetensorError) -> tuple[int, str]:
-    """Return the number and the text of a system error. safetensors has them in its message only."""
+    """Return the error number (errno) and the text of a system error.
+
+    An error of safetensors has the number only in its message. The number is EIO if there is none.
+    """
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno, error.strerror or str(error)
     found = re.search(r"\(os error (\d+)\)", str(error))
@@ -141,7 +144,7 @@ def open_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Map the tensors of a safetensors file into memory.
 
     Returns:
-        (tensors by name, header).
+        (tensors by name; the metadata in the file's header, strings by name).
 
     Raises:
         DamagedFileError: the file is not a safetensors file.

@@ -23,8 +23,8 @@ HIDDEN = 2**40  # column index of a hidden prompt position, larger than the inde
 class LayerCache:
     """One layer's keys and values.
 
-    A row is an image in one of the guidance branches (1 without guidance, else 2). A slot holds the keys and values of
-    one token.
+    An image has one row per guidance branch: one row without guidance, two rows with guidance. A slot holds the keys
+    and values of one token.
 
     Attributes:
         vectors: all keys, then all values, (2 * rows * heads * slots, head_dim).
@@ -120,7 +120,7 @@ class KVCache:
         """Return the attention mask of a pass over the prompts.
 
         Args:
-            visible: as in the constructor.
+            visible: prompt positions that may be attended to, bool (branches, batch, num_text_tokens).
 
         Returns:
             Additive mask, (branches * batch, 1, num_text_tokens, slots).
@@ -163,7 +163,7 @@ class KVCache:
 
         Args:
             source: slots to copy, int64 (batch, n).
-            target: slots to overwrite, int64 (batch, n). They are distinct for each image.
+            target: slots to overwrite, int64 (batch, n). An image may not have the same slot twice.
         """
         vectors = self.entries.flatten(1, -2)
         moved = vectors.index_select(1, self.flat_slots(source).flatten())

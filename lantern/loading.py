@@ -212,7 +212,7 @@ def _locate(source: str, card: ModelCard, files: dict[str, Path]) -> dict[str, P
         files: known paths, by the file's key in the card.
 
     Returns:
-        `files` and the paths of the downloaded files. Without a draft model if it cannot be downloaded.
+        `files` and the paths of the downloaded files. The draft model is left out if it cannot be downloaded.
 
     Raises:
         FileNotFoundError: a file other than the draft model is missing and cannot be downloaded.
@@ -236,7 +236,11 @@ def _locate(source: str, card: ModelCard, files: dict[str, Path]) -> dict[str, P
 
 
 def _files_of_repository(repo: str) -> HubFiles:
-    """Return the files in a hub repository that a transformers model needs."""
+    """Return the files in a hub repository that a transformers model needs.
+
+    Args:
+        repo: the repository on the Hugging Face hub, as owner/name.
+    """
     for files in HUB_FILES.values():
         if files.repo == repo and any(name.endswith("tokenizer.json") for name in files.files):
             return files

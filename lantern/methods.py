@@ -434,9 +434,9 @@ class MethodSpec:
             then of the tree for the draft model, as in "chain9+chain3". None if there are no drafts.
         drafts: key of DRAFTS, or "module:Class". None for autoregressive decoding.
         acceptance: key of ACCEPTANCE, or "module:Class".
-        residual: distribution that replaces the target's after a draft is rejected. "paper" is the papers'. "official"
-            (LlamaGen) and "official_lumina" (Lumina-mGPT) are those of LANTERN's public code. "matched" is the one
-            closest to the target that the acceptance allows.
+        residual: distribution that replaces the target's after a draft is rejected. "paper" is the one in the papers.
+            "official" (LlamaGen) and "official_lumina" (Lumina-mGPT) are those of LANTERN's public code. "matched" is
+            the one closest to the target that the acceptance allows.
         neighbours: distance that defines nearest codes, one of NEIGHBOURS. None if the acceptance has no parameter k.
         parameters: values of the parameters that the parts declare, by name.
         method_id: identifier, unique within a config and safe as a file name.
@@ -707,10 +707,11 @@ def _check_parameters(spec: MethodSpec) -> None:
 
 
 def _shape_of(spec: MethodSpec) -> TreeShape | None:
-    """Return the shape of a method's tree: its paths, or the options of a dynamic tree.
+    """Return the shape of a method's tree, or None if the method has no tree.
 
-    This is `tree_shape` if it is given, converted from JSON values. Otherwise it is the shape of the tree that `tree`
-    names. It is None without a tree.
+    The shape of a static tree is its paths. For hybrid drafts it is the paths of two trees. For a dynamic tree it is
+    the tree's options. If `spec.tree_shape` is set, it is converted from JSON values. Otherwise `spec.tree` names the
+    tree.
 
     Raises:
         ValueError: the given shape does not fit the kind of tree, or the name of the tree is unknown.
@@ -739,7 +740,11 @@ def _as_choices(paths: Iterable[Iterable[int]]) -> Choices:
 
 
 def is_chain(shape: object) -> bool:
-    """Return whether a tree's shape, as in `MethodSpec.tree_shape`, is a static tree without siblings."""
+    """Return whether a tree is static and has no siblings.
+
+    Args:
+        shape: shape of the tree, as in `MethodSpec.tree_shape`.
+    """
     return isinstance(shape, tuple) and not any(any(path) for path in shape)
 
 

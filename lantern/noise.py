@@ -119,7 +119,9 @@ def _key_of(run_seed: int, prompt_id: str, stream: str) -> tuple[int, int]:
 def choose_window(num_positions: int, vocab_size: int, device: torch.device | str = "cpu") -> int:
     """Return the number of positions whose noise a `NoiseField` keeps in memory per image.
 
-    It is the number of all positions, unless they take more than WHOLE_BYTES on a CPU or DEVICE_BYTES on a GPU.
+    It is the number of all positions, unless their noise takes more than WHOLE_BYTES on a CPU or DEVICE_BYTES on a GPU.
+    In that case it is WINDOW on a CPU. On a GPU it is the number of positions that fit into DEVICE_BYTES, but at least
+    WINDOW.
 
     Args:
         num_positions: number of positions of an image.
@@ -132,7 +134,10 @@ def choose_window(num_positions: int, vocab_size: int, device: torch.device | st
 
 
 def is_made_by(device: torch.device | str) -> bool:
-    """Return whether noise for a device is computed on that device. So it is on GPUs; a CPU uses numpy's threads."""
+    """Return whether PyTorch makes the noise on the device that reads it. True for GPUs.
+
+    For a CPU, numpy makes the noise in threads.
+    """
     return torch.device(device).type == "cuda"
 
 
@@ -246,7 +251,8 @@ class NoiseField:
         """Load the noise of the next `window` positions of each row.
 
         Args:
-            lengths: number of tokens of each row, int64 (num_rows,). The host reads it, unless rows hold all positions.
+            lengths: number of tokens of each row, int64 (num_rows,). It is copied to the host if the window is smaller
+                than an image. Otherwise it is not read.
             tokens_per_step: largest number of tokens that a step adds.
 
         Returns:

@@ -21,7 +21,7 @@ class Parameter:
         meaning: description of the parameter, with its unit.
         low: smallest value.
         high: largest value.
-        is_open: whether the value must be larger than `low`, not only equal.
+        is_open: True if `low` itself is not allowed.
         is_integer: whether the number must be an integer.
         choices: allowed words. Empty for a number.
         remedy: end of the error message, which states what to do instead.

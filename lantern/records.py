@@ -34,8 +34,8 @@ class GenerationRecords:
         is_substituted: whether a token differs from the target's sample at its node, bool (images, tokens). All False
             if drafts are verified by rejection sampling, in which the target takes no such sample.
         seconds: each image's share of the decoding time, float32 (images,). See `generate_records`.
-        margins: gap between the two largest log-probabilities, after the sampling noise is added, at each token, in
-            nats, float32 (images, tokens). (images, 0) unless decoding was autoregressive.
+        margins: for each token, the gap between the two largest sums of log-probability and sampling noise, in nats,
+            float32 (images, tokens). (images, 0) unless decoding was autoregressive.
         metadata: method, tree_shape, temperature, cfg_scale, batch_size, run_seed, device, and further settings of the
             run.
     """

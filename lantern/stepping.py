@@ -158,7 +158,7 @@ def slot_limits(num_slots: int, num_least: int) -> list[int]:
 
 @contextmanager
 def without_cudnn_attention() -> Iterator[None]:
-    """Keep PyTorch from using cuDNN's attention within the block.
+    """Context manager: within its `with` block, PyTorch does not use cuDNN's attention.
 
     cuDNN makes a plan for every combination of batch size, nodes and slots, which takes up to half a second.
     """

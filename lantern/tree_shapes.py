@@ -156,7 +156,14 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
 
 
 def _complete(length: int, words: str) -> Choices:
-    """Return the smallest tree with a path of first ranks of some length, and with further paths."""
+    """Return the smallest static tree that contains some paths.
+
+    It also contains the parents and the siblings of lower rank that these paths need.
+
+    Args:
+        length: length of a path through first children, which the tree contains.
+        words: further paths, separated by spaces. Each digit is a rank, as in "02".
+    """
     chosen = {(0,) * depth for depth in range(1, length + 1)}
     for word in words.split():
         path = tuple(int(digit) for digit in word)
@@ -165,9 +172,13 @@ def _complete(length: int, words: str) -> Choices:
 
 
 def _check_depth(tree: str, depth: int) -> None:
-    """Refuse a tree that is too deep, before its paths are listed.
+    """Check the depth of a tree before its paths are listed.
 
-    The total length of the paths grows with the square of the depth.
+    The total length of all paths grows with the square of the depth.
+
+    Args:
+        tree: name of the tree, for the error message.
+        depth: largest number of drafts on a path.
 
     Raises:
         ValueError: the depth exceeds OVERSHOOT.

@@ -33,7 +33,7 @@ def _rotate_and_write(
         rotary: as there, but a pair of real numbers in place of each complex number.
         vectors: as there.
         flat_slots: as there.
-        num_rotary: number of rotations.
+        num_rotary: number n of rotations. Token t uses rotation t % n.
         num_queries: number of query heads.
         num_turned: number of query and key heads.
         num_heads: number of query, key and value heads.
@@ -65,7 +65,7 @@ def _rotate_and_write(
 
 @triton.jit
 def _silu_times(gate_up, product, width, block: tl.constexpr):
-    """Process a block of one row.
+    """Compute SiLU(gate) * up for a block of columns of one row.
 
     SiLU and then the product are rounded to the dtype of the result, as two separate PyTorch operations would do.
 
@@ -86,7 +86,9 @@ def _silu_times(gate_up, product, width, block: tl.constexpr):
 
 @triton.jit
 def _noise(key, noise, first, num_values, is_gumbel: tl.constexpr, block: tl.constexpr):
-    """Process a block of counters of numpy's Philox generator, see `lantern.philox`. A counter gives four values.
+    """Make the noise of a block of counters of numpy's Philox generator. A counter gives four values.
+
+    `lantern.philox` describes the generator.
 
     Args:
         key: as in `lantern.fused.make_noise`.

@@ -56,10 +56,12 @@ def custom_generate(
 ) -> Callable[..., torch.Tensor | GenerateDecoderOnlyOutput]:
     """Make a function for the `custom_generate` argument of a transformers model.
 
-    It generates images by a method without a draft model. The result of `generate` has the usual form. It holds the
-    ids of the prompt, of the image's tokens with line ends, and of the tokens after an image. The last ones are cut off
-    at `max_new_tokens`. Tokens that are impossible at a position are never sampled. A `streamer` and an
-    `assistant_model` are ignored, since transformers does not pass them on.
+    The function generates images by a method without a draft model. The result of `generate` has the usual form: the
+    ids of the prompt, of the image's tokens with line ends, and of the tokens after an image. If `max_new_tokens` does
+    not allow all tokens after the image, the remaining ones are left out.
+
+    Tokens that are impossible at a position are never sampled. A `streamer` and an `assistant_model` are ignored, since
+    transformers does not pass them on.
 
     Args:
         method: name of a preset.
@@ -160,7 +162,7 @@ def _refuse_what_is_not_done(
 def _sampling_of(processors: Mapping[str, LogitsProcessor], do_sample: bool) -> SamplingConfig:
     """Read guidance and filters from the logits processors of `generate`.
 
-    The processors combine the user's arguments and the model's config.
+    transformers has made the processors from the user's arguments and the model's generation config.
 
     Args:
         processors: the processors, by class name.
@@ -276,7 +278,7 @@ def _prompts_of(
         ids: ids of the prompts, int64 (batch, tokens).
         mask: True for prompt tokens, shaped like `ids`. None if no position is padding.
         guidance: logits processor that holds the negative prompts. None without guidance. If it holds no negative
-            prompt, the last token of each prompt is used, as transformers does.
+            prompt, the last token of each prompt is the negative prompt, as in transformers.
 
     Returns:
         (ids, mask, (negative ids, negative mask) or None without guidance).
@@ -376,7 +378,11 @@ def _check_prefix(
 
 
 def _words_in(allowed: Iterable[int | torch.Tensor]) -> set[int]:
-    """Return the set of ids that a `prefix_allowed_tokens_fn` has returned, as numbers or as tensors."""
+    """Return the token ids that a user's `prefix_allowed_tokens_fn` allows at a position, as a set.
+
+    Args:
+        allowed: result of that function: ids as integers, or as tensors of any shape.
+    """
     found: set[int] = set()
     for part in [allowed] if isinstance(allowed, torch.Tensor) else allowed:
         found.update(part.flatten().tolist() if isinstance(part, torch.Tensor) else [int(part)])

@@ -61,12 +61,14 @@ def line_schedule(lines: tuple[int, int], window: int, small: tuple[int, int] = 
 
 
 def _forwards_of(lines: tuple[int, int], window: int, first: int) -> list[list[Feed]]:
-    """Return the tokens that are fed in each forward pass of an image or a smaller image.
+    """Return the tokens that are fed in each forward pass, for one of the two parts of `line_schedule`.
+
+    A part is the image, or the smaller image that comes first.
 
     Args:
-        lines: number of lines, and number of tokens of a line.
+        lines: number of lines of the part, and number of tokens of a line.
         window: number of tokens of a line after which the next line begins.
-        first: position of the first token.
+        first: position of the part's first token among all image tokens.
     """
     height, width = lines
     window = min(window, width)

@@ -1,7 +1,9 @@
 """The model cards of the published models, and the files of these models on the Hugging Face hub.
 
-The sampling settings are those that each model's authors use. The draft trees and the distances of nearest codes are
-those that the LANTERN authors use. Snakemake imports this module to plan the workflow, so it must not import torch.
+The sampling settings are those that each model's authors use. The draft trees, and the distances that
+define nearest codes, are those that the LANTERN authors use.
+
+Snakemake imports this module to plan the workflow, so it must not import torch.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ _C2I = "FoundationVision/LlamaGen"
 
 
 def _unhashed(*names: str) -> dict[str, None]:
-    """Return a value for the attribute `files` of a `HubFiles`, if no SHA-256 is known.
+    """Return the attribute `files` of a `HubFiles`: each file name with None, since no SHA-256 is known.
 
     Args:
         names: names of the files.

@@ -176,13 +176,13 @@ def adapt(model: PreTrainedModel, family: str, *, grid: int, **sizes: Any) -> Tr
 
 
 def _device_of(parts: Parts) -> torch.device:
-    """Return the device of a model's parts, and check that their attention takes a mask of a draft tree.
+    """Return the device of a model's parts, and check that its attention supports the mask of a draft tree.
 
     Args:
         parts: layers, input embedding and head of a transformers model.
 
     Raises:
-        ValueError: the parts are on several devices or offloaded, or the attention takes no such mask.
+        ValueError: the parts are on several devices or offloaded, or the attention does not support such a mask.
     """
     kind = getattr(parts.layers.config, "_attn_implementation", "sdpa")
     if kind not in ("eager", "sdpa"):
@@ -238,7 +238,7 @@ def _attend_grouped(
         query: (branches * batch, heads, nodes, head_dim).
         key: (branches * batch, key/value heads, slots, head_dim).
         value: shaped like `key`.
-        mask: from `group_mask`.
+        mask: additive mask from `group_mask`, (branches * batch, 1, query heads per key/value head * nodes, slots).
 
     Returns:
         (attended values, (branches * batch, nodes, heads, head_dim); None in place of attention weights).
@@ -252,10 +252,11 @@ def grid_positions(config: TargetConfig) -> torch.Tensor:
     Each token has three numbers: time, row and column. For a prompt token, all three are its position. Two images
     follow: the smaller one, if there is one, and the large one. Let p be the number at which an image begins. The code
     in row r and column c of the image has time p, row p + r and column p + c. The first image begins at the length of
-    the prompt. What follows an image begins at p plus its longer side.
+    the prompt. The second image begins at p plus the longer side of the first one. All drafts after the end of the last
+    image have the number at which a further image would begin.
 
     Returns:
-        int64 (3, num_text_tokens + image tokens + OVERSHOOT).
+        Times, rows and columns, int64 (3, num_text_tokens + image tokens + OVERSHOOT).
     """
     begin, parts = config.num_text_tokens, [torch.arange(config.num_text_tokens).expand(3, -1)]
     for height, width in (config.small_shape, config.shape):
@@ -266,9 +267,10 @@ def grid_positions(config: TargetConfig) -> torch.Tensor:
 
 
 def _settings(config: PreTrainedConfig) -> dict[str, object]:
-    """Return a transformers config as keyword arguments, with an empty vocabulary.
+    """Return the keyword arguments from which a transformers config can be made again, without the tokenizer's words.
 
-    The config of Chameleon's class holds the words of the tokenizer, which take megabytes. The layers do not read them.
+    Chameleon's config holds all words of the tokenizer, which take megabytes. They are left out, since the layers do
+    not read them.
     """
     return {name: {} if name == "vocabulary_map" else value for name, value in config.to_diff_dict().items()}
 
@@ -307,12 +309,12 @@ class _Slots:
         """Store the keys and values of new tokens, and return those of all used slots.
 
         Args:
-            keys: (branches * batch, heads, nodes, head_dim).
+            keys: (branches * batch, key/value heads, nodes, head_dim).
             values: shaped like `keys`.
             layer_idx: index of the layer.
 
         Returns:
-            (keys, values) of all used slots, each (branches * batch, heads, slots, head_dim).
+            (keys, values) of all used slots, each (branches * batch, key/value heads, slots, head_dim).
         """
         past = self._layers[layer_idx]
         both = torch.cat([keys, values], dim=1).transpose(1, 2)  # (rows, nodes, 2 * heads, head_dim)

@@ -35,8 +35,8 @@ class CodeColoursConfig:
 class CodeColours(StoredModel):
     """A codebook that decodes each code to a square of one colour. It has the interface of `VQ16`.
 
-    The result is not an image of the scene. Red, green and blue are the codebook's three principal directions, so that
-    similar codes have similar colours.
+    The result does not show what the prompt describes. Red, green and blue are the codebook's three principal
+    directions, so that similar codes have similar colours.
 
     Args:
         config: the sizes.
@@ -54,7 +54,7 @@ class CodeColours(StoredModel):
 
     @property
     def decoded_codebook(self) -> Tensor:
-        """The codes as float32, (codebook_size, code_dim)."""
+        """The code vectors, float32 (codebook_size, code_dim)."""
         return self.codebook.float()
 
     def encode(self, images: Tensor) -> Tensor:
@@ -72,8 +72,9 @@ class CodeColours(StoredModel):
         """Return coloured squares for codes, float32 (images, 3, height, width) in [-1, 1].
 
         Args:
-            codes: codes of images, (images, lines, columns), or (images, tokens). Of the latter only the last grid *
-                grid are shown. In records of GLM-Image the codes of a smaller image come before them.
+            codes: codes of images, (images, lines, columns), or (images, tokens). In the second case only the
+                last grid * grid tokens of an image are shown. For GLM-Image, the tokens before them are those of a
+                smaller image.
 
         Raises:
             ValueError: there are fewer codes than grid * grid, or a code is out of range.
@@ -89,8 +90,8 @@ class CodeColours(StoredModel):
     def colours(self) -> Tensor:
         """RGB colour of each code, float32 (codebook_size, 3) in [-1, 1].
 
-        Each colour value is the rank of the code along a principal direction, so that all values are used equally
-        often.
+        Red, green and blue belong to the three principal directions of the codebook. The codes are ranked along each
+        direction, and the ranks are the colour values. All values are therefore used equally often.
         """
         rows = self.codebook.float() - self.codebook.float().mean(0)
         _, directions = torch.linalg.eigh(rows.T @ rows)

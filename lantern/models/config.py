@@ -34,12 +34,12 @@ FFN_MULTIPLE = 256  # LlamaGen rounds the width of its feed-forward part up to a
 
 
 def pick(cls: type[T], settings: Mapping[str, object], **more: object) -> T:
-    """Make a dataclass from a dict that may have more keys.
+    """Make an instance of a dataclass from a dict that may also have keys of other classes.
 
     Args:
         cls: the dataclass.
         settings: values by field name. Keys that are not fields of `cls` are ignored.
-        more: further fields.
+        more: values of fields that are not in `settings`.
     """
     names = {field.name for field in fields(cls)}
     return cls(**{key: value for key, value in settings.items() if key in names}, **more)
@@ -48,7 +48,8 @@ def pick(cls: type[T], settings: Mapping[str, object], **more: object) -> T:
 def shape_fields(shape: tuple[int, int], small_shape: tuple[int, int] = (0, 0)) -> dict[str, int]:
     """Return the fields of a `TargetConfig` that state the height and width of images, by name.
 
-    A square has 0 columns, so that its config is the one in files of older versions.
+    For a square image the field `columns` is 0, which means the same number as `grid`. Older versions of Lantern had no
+    such field, so a square still has the same config as in their files.
 
     Args:
         shape: height and width of an image, in codes.
@@ -161,14 +162,14 @@ class TargetConfig(CommonSizes):
         vocab_size: number of tokens that are sampled: codes, and the line end if there is one.
         grid: number of lines of an image, and of codes per line unless `columns` is set.
         num_text_tokens: number of prompt positions.
-        caption_dim: channels of a caption's features.
+        caption_dim: channels of a caption feature. A caption has one feature per word or token.
         ffn_multiple: the width of the feed-forward network is rounded up to a multiple of this number.
-        norm_eps: eps of the norms.
+        norm_eps: number that norms add to the mean square.
         rope_base: base of the rotary table.
-        num_prompt_ids: number of entries of the prompt embedding. 0 if prompts are caption features.
+        num_prompt_ids: number of rows of the embedding of prompt ids. 0 if prompts are caption features.
         null_ids: ids of the null prompt, which is padded on the left. Empty if prompts are caption features.
-        null_filler: None, or the id that fills the null prompt between its first and its last id, so that it is as long
-            as the prompt.
+        null_filler: id that is repeated between the first and the last of the `null_ids`, until the null prompt is as
+            long as the prompt. None if the null prompt consists of the `null_ids` only.
         ffn_width: width of the feed-forward network. 0 for 8 / 3 of `dim`, rounded up to a multiple of `ffn_multiple`.
         num_kv_heads: number of key/value heads (GQA). 0 for `num_heads`.
         rope: "2d" rotates image tokens by row and column and leaves the prompt without position. "1d" rotates all
@@ -224,8 +225,8 @@ class DraftConfig(CommonSizes):
         ffn_hidden: width of the feed-forward network.
         masks_text_padding: whether padding of prompts is masked. LlamaGen's published draft models attend to it,
             Lantern's do not.
-        num_embedded_ids: number of rows of the embedding of prompt ids, which only Chameleon's draft models have. 0 if
-            there is none. The draft model then gets image token 0 at every prompt position.
+        num_embedded_ids: number of rows of the embedding of prompt ids, which only Chameleon's draft models have. If it
+            is 0, there is no such embedding, and the draft model gets image token 0 at every prompt position.
         has_attention_norm: whether there is a norm before the attention.
     """
 
@@ -287,7 +288,7 @@ def draft_parameters(config: DraftConfig) -> int:
     """Return the number of parameters of a draft model.
 
     Let d be the width. The embeddings of V tokens and i prompt ids have (V + i) d parameters. The linear map of
-    embedding and hidden state has 2 d^2 + d. The parameters of the transformer layer are added.
+    embedding and hidden state has 2 d^2 + d parameters. Those of the transformer layer are added.
     """
     c = config
     return (c.vocab_size + c.num_embedded_ids + 2 * c.dim + 1) * c.dim + _layer_parameters(c, 1 + c.has_attention_norm)

@@ -57,8 +57,8 @@ class DraftModel(StoredModel):
     def from_target(cls, target: Target, seed: int) -> DraftModel:
         """Make an untrained draft model for a target, on its device.
 
-        It copies the token embedding of the target. The linear map `fc` starts as the identity on the hidden state. The
-        other weights are random normal numbers.
+        The token embedding is copied from the target. The part of the linear map `fc` for hidden states is the identity
+        matrix. The other matrices are random normal numbers.
 
         Args:
             target: the target.
@@ -78,12 +78,13 @@ class DraftModel(StoredModel):
         return draft.to(target.device)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return what tokens contribute to the output of the linear map `fc`: their embedding times one half of `fc`.
+        """Embed tokens, and apply the part of the linear map `fc` that reads token embeddings.
 
-        `fc` maps the concatenation of token embedding and hidden state. The caller adds the half for the hidden state.
+        `fc` maps the concatenation of token embedding and hidden state. The caller adds the result of the other part,
+        `from_hidden`, to get the output of `fc`.
 
         Args:
-            tokens: image tokens, int64 (...). They are embedded here.
+            tokens: image tokens, int64 (...).
 
         Returns:
             (..., dim).
@@ -99,7 +100,7 @@ class DraftModel(StoredModel):
             tokens: the token that follows each hidden state, int64 (sequences, n). 0 at the first num_text_tokens - 1
                 positions, which belong to the prompt. Image tokens follow.
             hidden: hidden states from which the target predicted the tokens, (sequences, n, dim).
-            mask: additive mask, causal and with hidden padding, (sequences, 1, n, n).
+            mask: additive mask, (sequences, 1, n, n). It hides later positions and the padding of prompts.
 
         Returns:
             Predicted next hidden states, (sequences, n, dim).
@@ -112,8 +113,8 @@ class DraftModel(StoredModel):
         """Run the prompts of a batch and return the cache, with which `extend` continues.
 
         Args:
-            hidden: hidden states of the target at all prompt positions except the last, whose hidden state belongs to
-                image token 0. (branches, batch, num_text_tokens - 1, dim).
+            hidden: hidden states of the target at all prompt positions except the last,
+                (branches, batch, num_text_tokens - 1, dim). The last one enters a later pass, with image token 0.
             mask: True for prompt tokens, at the positions of `hidden`, bool (branches, batch, num_text_tokens - 1).
             num_slots: number of slots of the cache per image.
             ids: for each hidden state, the prompt id at the next position, int64, shaped like `mask`. Read only if
@@ -183,8 +184,8 @@ class DraftModel(StoredModel):
     def prepare_for_decoding(self) -> DraftModel:
         """Make decoding faster, in place, and return the model. It can then no longer be trained.
 
-        The layer is prepared by `prepare_layers`. The output of `from_token`, the part of `fc`
-        for tokens, is computed once for every token and read from a table.
+        The layer is prepared by `prepare_layers`. The output of `from_token`, the part of `fc` for tokens, is computed
+        once for every token. Passes read it from a table.
         """
         with torch.no_grad():
             self.token_table = self.from_token(self.token_embedding.weight)

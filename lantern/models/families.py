@@ -1,7 +1,7 @@
 """Families of language models that generate images.
 
-A *family* is a class of transformers together with a form of prompts, and a way to find the parts of a model that
-generate images. The published models of a family are in `lantern.cards.published`.
+A *family* is a class of transformers together with a form of prompts. It also has a function that finds the parts of a
+model that generate images. The published models of a family are in `lantern.cards.published`.
 
 Snakemake imports this module to plan the workflow, so torch and transformers are imported only inside functions.
 """
@@ -62,13 +62,13 @@ class PromptForm:
 class Parts:
     """The parts of a transformers model with which Lantern generates images. Other parts are not used.
 
-    A token below is an image token. If there is a line end, it is the last one.
+    Image tokens are the codes, then the line end if there is one.
 
     Attributes:
         layers: the model without its head.
-        tokens: input embedding of each token, (vocab, dim).
-        head: maps hidden states to logits of the tokens.
-        ids: ids of the tokens in the model's vocabulary, int64 (vocab,). None if they are not in it.
+        tokens: input embedding of each image token, (vocab, dim).
+        head: maps hidden states to logits of the image tokens.
+        ids: ids of the image tokens in the model's vocabulary, int64 (vocab,). None if they are not in it.
         ends: ids of the tokens that follow an image.
     """
 
@@ -81,15 +81,15 @@ class Parts:
 
 @dataclass(frozen=True)
 class Family:
-    """A transformers class that generates images, with its prompts.
+    """A transformers class of models that generate images, together with one form of prompts.
 
     Attributes:
         model_class: name of the class.
         layers_class: name of the class of its layers without the head.
         prompt: form of its prompts.
-        take_apart: function that returns the parts of a model. Its arguments are the model, and the id of the line end
-            or None.
-        target: fields of a `TargetConfig` that all models of the family share.
+        take_apart: function that returns the `Parts` of a model. Its arguments are the model, and the id of the line
+            end or None.
+        target: fields of a `TargetConfig` that all models of the family share, by name.
         uses_grid_rope: whether the rotary embedding rotates by time, row and column.
     """
 
@@ -125,7 +125,7 @@ class Family:
 
 
 def family_of(model_class: str) -> str:
-    """Return the first family of a transformers class.
+    """Return the first key of `FAMILIES` whose family has a given transformers class.
 
     Args:
         model_class: name of the class.

@@ -24,10 +24,13 @@ AddProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class PreparedLinear(nn.Module):
     """Linear map for inference, which cannot be trained, cast or moved.
 
-    On a CPU in float32 there are two kernels. For small weights and few rows, `torch.mm` on column-major weights is
-    best. It reads them up to twice as fast as row-major weights. On AMD's CPUs, torch.mm uses MKL without AVX-512.
-    There, large weights are also converted once to oneDNN's packed layout. A call of oneDNN costs about 8 microseconds
-    more.
+    On a CPU in float32 there are two kernels. The first is `torch.mm` on column-major weights, which it reads up to
+    twice as fast as row-major weights. The second is oneDNN's product on weights that are converted once to its packed
+    layout.
+
+    The second is only used on AMD's CPUs, where torch.mm runs MKL without AVX-512. A call of it costs about 8
+    microseconds more. It is therefore only used for weights of at least `LARGE` elements and inputs of at least `MANY`
+    rows. Weights of at least `HUGE` elements use it for any number of rows.
 
     On other devices and in other dtypes, `torch.mm` runs on the original weights.
 
@@ -58,7 +61,10 @@ class PreparedLinear(nn.Module):
         return mapped.view(*x.shape[:-1], -1)
 
     def kernels(self, num_rows: int) -> tuple[Product, AddProduct]:
-        """Return two functions that compute products of `num_rows` rows with the weight W. Both leave out the bias.
+        """Return two functions that multiply an input of some rows by the weight W. Both leave out the bias.
+
+        Args:
+            num_rows: number of rows of the input, which determines the kernel.
 
         Returns:
             (function that maps x, (num_rows, inputs), to x W^T; function of `total` and x that adds x W^T to `total` in
@@ -74,7 +80,7 @@ class PreparedLinear(nn.Module):
         return product, lambda total, x: total.add_(product(x))
 
     def is_packed(self, num_rows: int) -> bool:
-        """Return whether products of `num_rows` rows run on packed weights."""
+        """Return whether an input of `num_rows` rows is multiplied by the packed weight."""
         return self.packed is not None and (num_rows >= MANY or self.size >= HUGE)
 
 

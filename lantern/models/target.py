@@ -157,7 +157,8 @@ class Target(StoredModel):
             mask: True for prompt tokens, bool (..., num_text_tokens).
 
         Returns:
-            (features or ids, their mask).
+            (caption features (..., num_text_tokens, caption_dim) or ids (..., num_text_tokens); their mask, shaped like
+                `mask`).
 
         Raises:
             ValueError: the target has no null prompt.

@@ -2,7 +2,7 @@
 
 It has pre-norm attention with rotary embeddings, and a SwiGLU feed-forward network. Two classes run it with the same
 weights. `Layer` runs whole sequences and is differentiable. `DecodingLayer` runs a few new tokens, the nodes of a draft
-tree, with a `KVCache`. It works in place.
+tree, with a `KVCache`. It changes the hidden states in place.
 
 Axes: rows = batch times guidance branches; nodes = new tokens of a pass; slots = entries of the cache.
 """
@@ -68,8 +68,8 @@ class RMSNorm(nn.Module):
     """Root-mean-square norm of the last axis, computed in float32.
 
     On a CPU, the result is cast back to the dtype of x before it is multiplied by the weight, as in LlamaGen. On a GPU,
-    one kernel does everything and casts back after the weight. bfloat16 outputs of CPU and GPU therefore differ by
-    rounding.
+    one kernel does everything, and the product with the weight is cast back. bfloat16 outputs of CPU and GPU therefore
+    differ by rounding.
 
     Args:
         dim: size of the last axis.
@@ -102,7 +102,12 @@ class RMSNorm(nn.Module):
         return self.forward if self.weight is not None else partial(divide_by_norm, floor=self.floor)
 
     def fold_into(self, linear: nn.Linear) -> None:
-        """Move the weight of this norm into the columns of the linear map that reads its output, in place.
+        """Multiply the columns of a linear map by the weight of this norm, and remove the weight from the norm.
+
+        The factor sqrt(dim) of the norm is moved, too. The norm followed by the linear map still gives the same output.
+
+        Args:
+            linear: the linear map that reads the output of this norm, changed in place.
 
         Raises:
             ValueError: the norm has been folded before.
@@ -269,8 +274,9 @@ class DecodingLayer:
 def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Compute attention of new tokens to a cache, with an additive mask.
 
-    Query heads that share a key/value head are computed like more tokens of one head. This way every attention kernel
-    can be used, and keys and values are read only once.
+    If several query heads share a key/value head, their queries are put one after the other along the axis of the new
+    tokens. There is then one query head per key/value head. Every attention kernel supports this, and keys and values
+    are read only once.
 
     With one new token per row and many rows, a CPU in float32 uses two batched products. They take a third of the time
     of the fused kernel.

@@ -174,12 +174,16 @@ class VQ16(StoredModel):
 
 
 def _images_at_once(pixels: int) -> int:
-    """Return the number of images that run together, from the number of pixels of an image."""
+    """Return the number of images that are encoded or decoded at once, which bounds the memory.
+
+    Args:
+        pixels: number of pixels of an image.
+    """
     return max(1, _PIXELS // pixels)
 
 
 class Encoder(nn.Module):
-    """The encoder, which maps images (n, 3, size, size) to latents (n, latent_channels, grid, grid)."""
+    """The encoder of `VQ16`, which maps images (n, 3, size, size) to latents (n, latent_channels, grid, grid)."""
 
     def __init__(self, config: VQ16Config) -> None:
         super().__init__()
@@ -199,7 +203,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The decoder, which maps latents (n, latent_channels, grid, grid) to images (n, 3, size, size)."""
+    """The decoder of `VQ16`, which maps latents (n, latent_channels, grid, grid) to images (n, 3, size, size)."""
 
     def __init__(self, config: VQ16Config) -> None:
         super().__init__()
@@ -257,7 +261,7 @@ class Level(nn.Module):
         self.resize = resize
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (n, before, side, side) to (n, width, new side, new side)."""
+        """Map (n, before, side, side) to (n, width, s, s). s is the side after `resize`."""
         for index, block in enumerate(self.res):
             x = block(x)
             if self.attn:
@@ -315,7 +319,13 @@ class AttentionBlock(nn.Module):
 
 
 def middle(width: int) -> nn.ModuleList:
-    """Make the blocks between encoder or decoder and codebook: residual, attention, residual."""
+    """Make the blocks at the lowest resolution: residual, attention, residual.
+
+    They are the encoder's blocks after its levels, and the decoder's blocks before its levels.
+
+    Args:
+        width: number of channels.
+    """
     return nn.ModuleList([ResidualBlock(width, width), AttentionBlock(width), ResidualBlock(width, width)])
 
 
@@ -347,13 +357,8 @@ def check_codes(codes: Tensor, grid: int, codebook_size: int) -> Tensor:
     """Check that codes are in [0, codebook_size), and return them by line and column, (n, height, width).
 
     Args:
-        codes: codes of that shape, or of square images, (n, grid * grid).
+        codes: codes of n images, (n, height, width), or of n square images, (n, grid * grid).
         grid: side of a square image in codes.
-        codebook_size: number of codes.
-
-    Args:
-        codes: codes of n images.
-        grid: side of an image in codes.
         codebook_size: number of codes of the tokenizer.
 
     Raises:

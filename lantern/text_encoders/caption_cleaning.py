@@ -115,7 +115,7 @@ def _substitute(text: str, steps: list[tuple[re.Pattern[str], str]]) -> str:
 def _text_of_markup(markup: str) -> str:
     """Return the text of an HTML fragment, without tags.
 
-    The result is the same as from Beautiful Soup with the parser of the standard library.
+    Beautiful Soup extracts the same text if it uses the HTML parser of the standard library.
     """
     parser = _TextParser()
     try:

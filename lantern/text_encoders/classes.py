@@ -44,8 +44,11 @@ class ClassEncoder:
     def check(self, text: str) -> int:
         """Return the class number of a text.
 
+        Args:
+            text: class number in digits, or class name of ImageNet if there are 1000 classes.
+
         Raises:
-            ValueError: the text is not a class.
+            ValueError: the text is neither the number nor the name of a class.
         """
         number = self.numbers.get(text.strip().lower())
         if number is None:

@@ -68,8 +68,9 @@ def make_text_encoder(
 
 
 def describe_features(encoder: str) -> dict[str, str | int]:
-    """Return the settings that determine the features of a prompt: the encoder's name and its arguments.
+    """Return the settings that determine the features of a prompt.
 
+    These are the name of the text encoder and, for the encoder "words", its arguments `seed` and `phrase_words`.
     They are stored in the file of a target, so that `compare_features` can check them.
 
     Args:

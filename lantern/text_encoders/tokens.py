@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class NullPrompt(TypedDict):
     """The null prompt of classifier-free guidance: the prompt without a caption.
 
-    It consists of two fields of a `TargetConfig`, where they are described.
+    Its two entries are the fields `null_ids` and `null_filler` of a `TargetConfig`, which describes them.
     """
 
     null_ids: tuple[int, ...]
@@ -44,7 +44,7 @@ class TokenPromptEncoder:
         tokenizer: the model's tokenizer. Its own cutting and padding are switched off.
         max_tokens: length of the longest prompt in tokens.
         path: file of the tokenizer, for error messages.
-        names: the tokenizer's names of its tokens, by placeholder.
+        names: names of the tokenizer's special tokens, by placeholder, as in `fill_form`.
         shape: height and width of an image in codes. Only needed if the form states them.
         small_shape: height and width of a smaller image that the model generates first.
 
@@ -109,7 +109,7 @@ class TokenPromptEncoder:
         return cls(FAMILIES[family].prompt, tokenizer, max_tokens, path, names=names, **shapes)
 
     def with_shape(self, shape: tuple[int, int], small_shape: tuple[int, int]) -> TokenPromptEncoder:
-        """Return the encoder of prompts that state another size of image.
+        """Return a copy of this encoder, whose prompts state the given size of an image.
 
         Args:
             shape: height and width of an image in codes.
