@@ -1,4 +1,4 @@
-"""Speed of several methods of one model on this machine: at batch 1 as in a run, and of whole batches."""
+"""Speed of several methods of one model on this machine, at batch 1 and at a chosen batch size."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def time_batch(decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder
     """Time one batch. If steps run as CUDA graphs, an identical batch before it captures them and is not counted.
 
     Args:
-        decoder: the decoder. It is not changed, and keeps no state of this size.
+        decoder: the decoder. The batch is decoded by a copy, so the decoder itself keeps no memory for this batch size.
         prompts: prompts of the images, which are repeated with other noise if there are fewer than `batch_size`.
         encoder: text encoder of the prompts.
         batch_size: number of images.
@@ -91,12 +91,15 @@ def time_batch(decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder
 def _summarise(
     timings: pd.DataFrame, images: Mapping[str, Sequence[TimedImage]], batches: Mapping[str, Sequence[BatchTime]]
 ) -> list[dict[str, Any]]:
-    """Summarise the timings of all rounds, see `bench_rounds`.
+    """Summarise the timings of all rounds so far.
 
     Args:
-        timings: timings at batch 1.
-        images: method id -> images of one round.
-        batches: method id -> batches of all rounds.
+        timings: timings at batch 1, as from `time_rounds`, of all rounds.
+        images: method id -> images of the latest round.
+        batches: method id -> speed and memory of the batch of each round.
+
+    Returns:
+        One dict per method, with the keys that `bench_rounds` explains.
     """
     speeds = summarise_latency(timings.assign(prompt_set="bench", repeat="s0n0")).set_index("method_id")
     rows = []

@@ -208,7 +208,7 @@ def measure_missing_context(
     """
 
     def keep(scores: Scores) -> None:
-        """Append the positions that a decoding step samples, and their distributions, to `steps`."""
+        """Append one decoding step to `steps`: the positions of its tokens, and the tokens' distributions."""
         steps.append((scores.positions, scores.weights.softmax(-1)))
 
     is_chosen = NodeRecorder(len(prompts), decoder.target.config, max_nodes, run_seed).is_chosen.to(decoder.device)
@@ -238,8 +238,9 @@ def _in_order(steps: Sequence[tuple[torch.Tensor, torch.Tensor]], num_tokens: in
     """Return the distribution that each token was sampled from, ordered by position in the image.
 
     Args:
-        steps: one pair (positions, distributions) per decoding step. `positions` are those that the step samples,
-            int64 (images, n). `distributions` are what it samples their tokens from, (images, n, vocab).
+        steps: one pair (positions, distributions) per decoding step. The step samples one token at each of the
+            `positions`, int64 (images, n), from the distribution with the same index in `distributions`, (images, n,
+            vocab).
         num_tokens: number of tokens of an image.
 
     Returns:
@@ -280,10 +281,10 @@ def distribution_given_children(
 def distribution_of_one_sampled_draft(
     target_probs: torch.Tensor, draft_probs: torch.Tensor, rejection: Rejection
 ) -> OutputDistribution:
-    """Compute the exact output distribution if each node has one draft, sampled from the draft model.
+    """Compute the exact distribution of the emitted token if each node has one draft, sampled from the draft model.
 
-    The result is a sum over all codes x with p(x) > 0 as drafts, weighted by p(x). If the residual distribution is the
-    same for all rejected drafts, a closed formula replaces the sum.
+    The result is the mean, over all drafts x weighted by p(x), of the distribution given the draft x. If the residual
+    distribution is the same for all rejected drafts, a closed formula replaces the mean.
 
     Args:
         target_probs: the target's distribution t, (nodes, vocab).

@@ -1,4 +1,4 @@
-"""Total variation (TV) between the emitted token and the target's token.
+"""Total variation (TV) between the distribution of the emitted token and the target's distribution.
 
 Each method is measured at the nodes of the draft trees that it visits. *Acceptances*, which state the probability of
 accepting a draft, are also compared with each other, all at the same nodes.
@@ -144,8 +144,8 @@ class TotalVariationStudy:
             decoder: decoder of the method.
 
         Returns:
-            (kind, measured). kind is a value of the column that `measure_methods` explains. measured is (nodes,
-            distribution of the emitted token), or None if the distribution is not computed.
+            (kind, measured). kind states how the distribution was computed: one of the values that `measure_methods`
+            explains. measured is (nodes, distribution of the emitted token), or None if nothing was computed.
         """
         spec, arguments = decoder.spec, (decoder, self.prompts, self.encoder)
         num_samples = self.settings.num_samples
