@@ -54,8 +54,10 @@ def bench_rounds(
         - method: dict from `MethodSpec.to_dict`,
         - the columns of `mean_accepted_length` and of `summarise_latency`, except KEYS,
         - forward_s: mean time of a forward pass in seconds, with drafting and verification,
-        - num_images, num_equal: number of images, and how many of them have the tokens of autoregressive decoding,
-        - images_per_s, peak_memory_gib: results of the fastest batch, and the highest peak of all batches.
+        - num_images: number of images at batch 1 in a round,
+        - num_equal: number of these images with the same tokens as in autoregressive decoding,
+        - images_per_s: images per second in the fastest batch,
+        - peak_memory_gib: highest peak memory of all batches.
     """
     frames: list[pd.DataFrame] = []
     batches: dict[str, list[BatchTime]] = defaultdict(list)

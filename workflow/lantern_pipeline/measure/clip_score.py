@@ -62,7 +62,7 @@ class ClipScore:
             prompts: one per image.
 
         Returns:
-            column -> scores, (n,) float32, on the CPU.
+            Column -> scores, float32 (n,), on the CPU.
         """
         return {self.column: self.scorer.score(images, [prompt.text for prompt in prompts], batch_size=len(prompts))}
 

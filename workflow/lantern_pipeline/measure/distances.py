@@ -66,7 +66,7 @@ def measure_fid(generated: Tensor, reference: Gaussian) -> float:
 def measure_kid(
     generated: Tensor, reference: Tensor, *, subset_size: int, num_subsets: int, seed: int
 ) -> tuple[float, float]:
-    """Compute the KID of generated images. It is unbiased and may be below 0.
+    """Compute the KID of generated images. The estimate is unbiased and may be below 0.
 
     Args:
         generated: features of generated images, (n, width).

@@ -1,8 +1,8 @@
 """Latency at batch 1, and the timed images for the demo page.
 
-Methods take turns image by image, so that slow changes in the machine's speed affect all of them equally. Of several
-rounds over the prompts, the fastest time of each prompt counts. The images are stored with the seconds of each forward
-pass of the target.
+Methods take turns image by image, so that slow changes in the machine's speed affect all of them equally. The prompts
+are decoded in several rounds, and only the fastest time of each prompt counts. The images are stored with the seconds
+of each forward pass of the target.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ def compare_with_autoregressive(
     """Compare images with those of autoregressive decoding for the same prompts and noise.
 
     A forward pass over one token and one over several tokens differ in the last bits, due to rounding. If the two best
-    candidates of autoregressive decoding are almost equal, this may decide which of them is sampled. All later tokens
-    may then differ, although the method is exact. So only the *first* difference can be a near-tie.
+    candidates of autoregressive decoding are almost equal, rounding may decide which of them is sampled. All later
+    tokens may then differ, although the method is exact. So only the *first* difference can be a near-tie.
 
     Args:
         codes: codes of a method, (images, tokens).

@@ -124,10 +124,10 @@ def _make_reference(
 ) -> Reference | None:
     """Return the reference set of FID and other metrics of sets of images, or None if these metrics are off.
 
-    For the attribute classifier, it consists of reconstructions of held-out images.
+    If these metrics use the attribute classifier, the reference set consists of reconstructions of held-out images.
 
     Args:
-        source: source of the held-out images, or None.
+        source: source of the held-out images. None if the run has no such images.
         models: the metric models.
         split: split of the held-out images.
         first: index of the first image of the reference set. The images before it belong to the prompts.
@@ -150,7 +150,7 @@ def _make_reference(
 def _reconstruct(
     source: ImageSource, models: MetricModels, split: str, first: int, settings: FidelitySettings
 ) -> Iterator[Tensor]:
-    """Encode and decode the held-out images from index `first` on, `settings.num_reference` in number.
+    """Encode and decode `settings.num_reference` held-out images, from index `first` on.
 
     Args:
         source: source of the images.

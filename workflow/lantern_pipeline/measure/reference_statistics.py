@@ -130,7 +130,7 @@ def measure_reference(
 
     Returns:
         (features, metadata). `features` maps the key of each extractor to float32 (images, width). `metadata` states
-        the images, the extractors and the preprocessing.
+        the number of images, their SHA-256, the preprocessing, and name and SHA-256 of each extractor.
 
     Raises:
         ValueError: the images differ in size after preprocessing.
