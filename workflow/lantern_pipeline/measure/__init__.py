@@ -1,1 +1,1 @@
-"""Metrics, one file each: from records and images to numbers with their uncertainty."""
+"""Metrics, one file each. They turn records and images into numbers with their uncertainty."""

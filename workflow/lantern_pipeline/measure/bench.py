@@ -1,4 +1,4 @@
-"""Speed of several methods of one model on this machine: at batch 1 as in a run, and of whole batches."""
+"""Speed of several methods of one model on this machine, at batch 1 and at a chosen batch size."""
 
 from __future__ import annotations
 
@@ -56,8 +56,10 @@ def bench_rounds(
         - method: dict from `MethodSpec.to_dict`,
         - the columns of `mean_accepted_length` and of `summarise_latency`, except KEYS,
         - forward_s: mean time of a forward pass in seconds, with drafting and verification,
-        - num_images, num_equal: number of images, and how many of them have the tokens of autoregressive decoding,
-        - images_per_s, peak_memory_gib: results of the fastest batch, and the highest peak of all batches.
+        - num_images: number of images at batch 1 in a round,
+        - num_equal: number of these images with the same tokens as in autoregressive decoding,
+        - images_per_s: images per second in the fastest batch,
+        - peak_memory_gib: highest peak memory of all batches.
     """
     frames: list[pd.DataFrame] = []
     batches: dict[str, list[BatchTime]] = defaultdict(list)
@@ -76,7 +78,7 @@ def time_batch(decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder
     """Time one batch. If steps run as CUDA graphs, an identical batch before it captures them and is not counted.
 
     Args:
-        decoder: the decoder. It is not changed, and keeps no state of this size.
+        decoder: the decoder. The batch is decoded by a copy, so the decoder itself keeps no memory for this batch size.
         prompts: prompts of the images, which are repeated with other noise if there are fewer than `batch_size`.
         encoder: text encoder of the prompts.
         batch_size: number of images.
@@ -93,12 +95,15 @@ def time_batch(decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder
 def _summarise(
     timings: pd.DataFrame, images: Mapping[str, Sequence[TimedImage]], batches: Mapping[str, Sequence[BatchTime]]
 ) -> list[Row]:
-    """Summarise the timings of all rounds, see `bench_rounds`.
+    """Summarise the timings of all rounds so far.
 
     Args:
-        timings: timings at batch 1.
-        images: method id -> images of one round.
-        batches: method id -> batches of all rounds.
+        timings: timings at batch 1, as from `time_rounds`, of all rounds.
+        images: method id -> images of the latest round.
+        batches: method id -> speed and memory of the batch of each round.
+
+    Returns:
+        One dict per method, with the keys that `bench_rounds` explains.
     """
     speeds = summarise_latency(timings.assign(prompt_set="bench", repeat="s0n0")).set_index("method_id")
     rows = []

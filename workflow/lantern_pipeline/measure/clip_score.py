@@ -50,7 +50,7 @@ class ClipScore:
         self.scorer, self.sha256, self.metric, self.column = scorer, sha256, metric, column
 
     def describe(self) -> dict[str, str | None]:
-        """Return the columns that identify the CLIP model: column -> its name, or the SHA-256 of its weights."""
+        """Return two columns that identify the CLIP model: its name, and the SHA-256 of its weights."""
         prefix = f', prefix "{self.scorer.prompt_prefix}"' if self.scorer.prompt_prefix else ""
         return describe_weights(self.metric, f"{self.scorer.name}{prefix}", self.sha256)
 
@@ -62,7 +62,7 @@ class ClipScore:
             prompts: one per image.
 
         Returns:
-            column -> scores, (n,) float32, on the CPU.
+            Column -> scores, float32 (n,), on the CPU.
         """
         return {self.column: self.scorer.score(images, [prompt.text for prompt in prompts], batch_size=len(prompts))}
 

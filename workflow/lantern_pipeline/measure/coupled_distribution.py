@@ -38,9 +38,11 @@ from lantern_pipeline.measure.output_distribution import (
 def knows_drafts(spec: MethodSpec) -> bool:
     """Return whether the target's noise selects a method's drafts, from distributions that can be recorded.
 
-    This is true for coupled drafts in a tree of fixed shape, and for Jacobi drafts in a chain. Jacobi drafts of a tree
-    with siblings are excluded, because they come from many distributions, and hybrid drafts, because below the root
-    they come from two. Dynamic trees are excluded, because their shape depends on the noise itself.
+    This is true for coupled drafts in a tree of fixed shape, and for Jacobi drafts in a chain. It is false for:
+
+    - Jacobi drafts in a tree with siblings: the siblings come from many distributions.
+    - hybrid drafts: drafts below the root come from two distributions.
+    - dynamic trees: their shape depends on the noise.
 
     Args:
         spec: the method.
@@ -53,9 +55,9 @@ def knows_drafts(spec: MethodSpec) -> bool:
 def measure_coupled_drafts(
     decoder: TreeDecoder, prompts: Sequence[Prompt], encoder: TextEncoder, *, num_samples: int, **options: Any
 ) -> tuple[VerifiedNodes, str, OutputDistribution]:
-    """Measure the output distribution of a method whose drafts are selected by the target's noise.
+    """Record nodes of a method, and compute the distribution of the token emitted at each of them.
 
-    The function `knows_drafts` must return True for the method.
+    The target's noise must select the method's drafts: the function `knows_drafts` must return True for the method.
 
     Args:
         decoder: decoder of the method.
@@ -65,8 +67,8 @@ def measure_coupled_drafts(
         options: further arguments of `record_nodes`.
 
     Returns:
-        (nodes, kind, output distribution). kind is "enumeration" if there is one draft per node and the verifier has
-        relaxed sets, the sets of codes that a draft may replace. Otherwise it is "monte_carlo".
+        (recorded nodes, kind, distribution of the emitted token). kind is "enumeration" if there is one draft per node
+        and the verifier has relaxed sets, the sets of codes that a draft may replace. Otherwise it is "monte_carlo".
     """
     nodes, verifier = record_nodes(decoder.with_draft_probs(), prompts, encoder, **options), decoder.verifier
     if nodes.children.shape[1] == 1 and isinstance(verifier, WithinBound | ByProximity):
@@ -109,14 +111,15 @@ def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[to
 
 
 def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -> OutputDistribution:
-    """Compute the exact output distribution with one draft per node.
+    """Compute the exact distribution of the emitted token with one draft per node.
 
-    The relaxed set A(x) holds the codes that draft x may replace. The result is a sum over all pairs of a draft x and a
-    code y in A(x), weighted by their probability. A draft that top-k or top-p removed from the target is accepted only
-    if `sets.leaves_filters` is true.
+    The relaxed set A(x) holds the codes that draft x may replace. The result is the target's distribution, from which
+    probability is moved. For every draft x and every code y in A(x), the joint probability of the draft x and the
+    target's sample y moves from y to x. A draft that top-k or top-p removed from the target is accepted only if
+    `sets.leaves_filters` is true.
 
     Args:
-        nodes: nodes of the method.
+        nodes: nodes of the method. If `nodes.drawn_from` is all 0 at a node, its draft does not depend on the noise.
         sets: relaxed sets of the method.
     """
     target = nodes.target_probs.double()
@@ -153,12 +156,12 @@ class _GivenScores(Scores):
 
     @property
     def weights(self) -> torch.Tensor:
-        """The target's log-probabilities of all codes, (nodes, 1, vocab), as `Scores.weights`."""
+        """The target's log-probabilities of all codes, (nodes, 1, vocab). The axis of length 1 is a row's only node."""
         return self.given_weights
 
     @property
     def keys(self) -> torch.Tensor:
-        """The log-probabilities plus Gumbel noise, (nodes, 1, vocab). The largest key selects the target's sample."""
+        """`weights` plus Gumbel noise, (nodes, 1, vocab). The code with the largest key is the target's sample."""
         return self.given_keys
 
 

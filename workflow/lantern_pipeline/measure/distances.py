@@ -1,9 +1,9 @@
 """FID, KID, precision and recall of two sets of image features, computed by torch-fidelity.
 
 All values depend on the number of images and on the features, so compare only rows of one table. The values have no
-intervals. A bootstrap repeats some images, which biases these metrics. Distances between all pairs of images are
-computed block by block, because the whole matrix would need too much memory. torch-fidelity is imported inside the
-functions. The import takes seconds, and ablations do not need it.
+intervals, because a bootstrap repeats some images, which biases these metrics. Distances between all pairs of images
+are computed block by block, because the whole matrix would need too much memory. torch-fidelity is imported inside the
+functions, because the import takes seconds, and ablations do not need it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def measure_fid(generated: Tensor, reference: Gaussian) -> float:
 def measure_kid(
     generated: Tensor, reference: Tensor, *, subset_size: int, num_subsets: int, seed: int
 ) -> tuple[float, float]:
-    """Compute the KID of generated images. It is unbiased and may be below 0.
+    """Compute the KID of generated images. The estimate is unbiased and may be below 0.
 
     Args:
         generated: features of generated images, (n, width).

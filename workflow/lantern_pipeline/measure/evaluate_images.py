@@ -30,8 +30,9 @@ class ImageScores:
     Attributes:
         features: raw features for metrics of whole sets, such as FID, float32 (images, width). (images, 0) if these
             metrics are off.
-        columns: name of a column (`Metric.per_image`) -> values, float32 (images,). Column nll is the mean over the
-            tokens of an image, nan for images without codes. Only images that a method generated have column pixel_mse.
+        columns: name of a column (`Metric.per_image`) -> values, float32 (images,). Column nll is the
+            negative log-likelihood, a mean over the tokens of an image. It is nan for images without codes. Only images
+            that a method generated have column pixel_mse.
     """
 
     features: Tensor

@@ -47,7 +47,7 @@ class ClassifierFidelity:
         self.classifier, self.sha256 = classifier, sha256
 
     def describe(self) -> dict[str, str | None]:
-        """Return the columns that identify the classifier: column -> its name, or the SHA-256 of its weights."""
+        """Return columns that identify the classifier: its name, and the SHA-256 of its weights."""
         name, (metric, _) = "attribute_classifier/features", OF_CLASSIFIER
         return {**describe_weights(metric, name, self.sha256), **describe_weights("prc", name, self.sha256)}
 
@@ -90,7 +90,7 @@ class PublishedFidelity:
     real: Reference | None
 
     def describe(self) -> dict[str, str | None]:
-        """Return the columns that identify the preprocessing and both extractors: column -> name, or SHA-256."""
+        """Return columns with the name of the preprocessing, and with name and SHA-256 of both extractors."""
         found = {OF_INCEPTION[0]: self.extractors[INCEPTION], "prc": self.extractors[VGG16]}
         columns = {k: v for part, e in found.items() for k, v in describe_weights(part, e.name, e.sha256).items()}
         return {"preprocessing": self.preprocessing.name, **columns}

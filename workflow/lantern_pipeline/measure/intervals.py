@@ -25,11 +25,11 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Compute the 95 % percentile interval of a statistic over prompts, or over repeats and prompts.
 
-    The same seed gives the same interval on every machine. Repeats and prompts are resampled independently, and every
-    combination of them counts. This counts the noise of a single image more than once, which makes the interval wider
-    than necessary. On the other hand, two or three repeats tell little about the variation between repeats. With so
-    few, a nominal 95 % interval contains the true value in only 84 or 91 % of cases, as simulations show. An interval
-    over prompts only would contain it in 66 or 76 %.
+    The same seed gives the same interval on every machine. Repeats and prompts are resampled independently. A resample
+    has every combination of its repeats and its prompts. This counts the noise of a single image more than once, which
+    makes the interval wider than necessary. On the other hand, two or three repeats tell little about the variation
+    between repeats. In simulations, a nominal 95 % interval contains the true value in only 84 % of cases with two
+    repeats, and in 91 % with three. An interval over prompts only would contain it in 66 and 76 % of cases.
 
     Source: Efron and Tibshirani (1993), An Introduction to the Bootstrap, section 13.3; with repeats, Owen (2007), The
     pigeonhole bootstrap, Annals of Applied Statistics 1, 386-411.
@@ -128,8 +128,8 @@ def normal_interval(share: float, error: float) -> tuple[float, float]:
 def mean_with_interval(name: str, column: np.ndarray, **options: int) -> dict[str, float]:
     """Compute the mean of a column and its 95 % interval.
 
-    The mean is over prompts, or over repeats and prompts. A prompt is left out if its value is not finite, in any of
-    the repeats.
+    The mean is over prompts, or over repeats and prompts. A prompt is left out if its value in any repeat is not
+    finite.
 
     Args:
         name: name of the column.

@@ -1,8 +1,8 @@
 """Latency at batch 1, and the timed images for the demo page.
 
-Methods take turns image by image, so that slow changes in the machine's speed affect all of them equally. Of several
-rounds over the prompts, the fastest time of each prompt counts. The images are stored with the seconds of each forward
-pass of the target.
+Methods take turns image by image, so that slow changes in the machine's speed affect all of them equally. The prompts
+are decoded in several rounds, and only the fastest time of each prompt counts. The images are stored with the seconds
+of each forward pass of the target.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def time_rounds(
     """Time several decoders at batch 1. They take turns image by image.
 
     A round decodes every prompt once with each decoder. The order of the decoders rotates by one from image to image,
-    so that no decoder always starts. The first `num_warmup` images of each decoder are not counted. CUDA graphs need at
-    least one such image. Decoders that run as CUDA graphs are also timed with eager steps, but the images of those runs
-    are left out.
+    so that no decoder always goes first. The first `num_warmup` images of each decoder are not counted. CUDA graphs
+    need at least one such image. Decoders that run as CUDA graphs are also timed with eager steps, but the yielded
+    images do not include those of the eager steps.
 
     Args:
         decoders: the decoders.
@@ -154,7 +154,7 @@ class _Watch:
 
     Attributes:
         marks: start of each forward pass, as `_now` returns it, prefill first.
-        core_seconds: core-seconds from the first forward pass to the end, shaped like those of `_core_seconds`.
+        core_seconds: core-seconds from the first forward pass to the end, as (this process, whole machine).
     """
 
     marks: list[float | torch.cuda.Event] = field(default_factory=list)

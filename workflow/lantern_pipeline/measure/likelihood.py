@@ -118,7 +118,7 @@ def score_tokens(
 
     The target's distribution is taken after guidance, at temperature 1 and without top-k and top-p, regardless of the
     settings with which the images were sampled. Images sampled from this same distribution have a mean close to its
-    entropy. Greedy images have a much lower mean, and images of relaxed decoding deviate as well.
+    entropy. Greedy images have a much lower mean. The mean of relaxed decoding differs from the entropy as well.
 
     Args:
         target_model: the target.

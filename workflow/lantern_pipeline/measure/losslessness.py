@@ -29,15 +29,15 @@ NEAR_TIE_MARGIN = 1e-4  # nats; if the gap between two tokens is smaller, roundi
 class Equality:
     """Comparison of each image with the autoregressive image of the same prompt and noise.
 
-    A *near-tie* is a difference that rounding explains: at the first different token, the two best candidates of
-    autoregressive decoding were closer than NEAR_TIE_MARGIN.
+    A *near-tie* is a difference that rounding explains. At the first different token, autoregressive decoding had two
+    best candidates whose log-probabilities plus Gumbel noise differed by less than NEAR_TIE_MARGIN.
 
     Attributes:
         is_equal: whether all codes are equal, bool (images,).
         is_near_tie: whether codes differ, and the first difference is a near-tie, bool (images,).
         first_difference: position of the first difference, int64 (images,). The number of tokens if there is none.
-        margin_at_difference: gap between the two best candidates of autoregressive decoding at that position, in nats,
-            float (images,). nan if there is no difference.
+        margin_at_difference: gap between these two candidates at the first difference, in nats, float (images,). nan if
+            there is no difference.
     """
 
     is_equal: torch.Tensor
@@ -63,8 +63,8 @@ def compare_with_autoregressive(
     """Compare images with those of autoregressive decoding for the same prompts and noise.
 
     A forward pass over one token and one over several tokens differ in the last bits, due to rounding. If the two best
-    candidates of autoregressive decoding are almost equal, this may decide which of them is sampled. All later tokens
-    may then differ, although the method is exact. So only the *first* difference can be a near-tie.
+    candidates of autoregressive decoding are almost equal, rounding may decide which of them is sampled. All later
+    tokens may then differ, although the method is exact. So only the *first* difference can be a near-tie.
 
     Args:
         codes: codes of a method, (images, tokens).

@@ -33,7 +33,7 @@ class ImageScore(Protocol):
     """Interface of a metric of single images, such as `ClipScore`."""
 
     def describe(self) -> dict[str, str | None]:
-        """Return the columns that identify the metric's model: column -> its name, or the SHA-256 of its weights."""
+        """Return two columns that identify the metric's model: its name, and the SHA-256 of its weights."""
         ...
 
     def score(self, images: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:

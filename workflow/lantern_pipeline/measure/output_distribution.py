@@ -1,9 +1,9 @@
 """Distribution of the emitted token at verified nodes, and its distance from the target's distribution.
 
 At a node of the draft tree, the target has a distribution t and the draft model has a distribution p. The drafts are
-the children of the node. Verification emits a random token. This module computes the token's distribution and compares
-it with t in total variation (TV). Some acceptances bound the probability mass that a relaxation may move to a draft.
-This does not bound the TV: see docs/methods.md.
+the children of the node. Verification emits a random token. Its distribution is called the *output distribution*. This
+module computes it and compares it with t in total variation (TV). Some acceptances bound the probability mass that a
+relaxation may move to a draft. This does not bound the TV: see docs/methods.md.
 
 Shapes: nodes = verified nodes, m = largest number of children of a node.
 """
@@ -73,7 +73,7 @@ class OutputDistribution:
     Attributes:
         probs: the distribution, (nodes, vocab).
         acceptance: probability that a draft is accepted, (nodes,).
-        error: TV that Monte Carlo noise of `probs` causes, (nodes,). 0 if drafts were enumerated.
+        error: TV that Monte Carlo noise of `probs` causes, (nodes,). 0 if `probs` is exact.
     """
 
     probs: torch.Tensor
@@ -208,7 +208,7 @@ def measure_missing_context(
     """
 
     def keep(scores: Scores) -> None:
-        """Append the positions that a decoding step samples, and their distributions, to `steps`."""
+        """Append one decoding step to `steps`: the positions of its tokens, and the tokens' distributions."""
         steps.append((scores.positions, scores.weights.softmax(-1)))
 
     is_chosen = NodeRecorder(len(prompts), decoder.target.config, max_nodes, run_seed).is_chosen.to(decoder.device)
@@ -238,8 +238,9 @@ def _in_order(steps: Sequence[tuple[torch.Tensor, torch.Tensor]], num_tokens: in
     """Return the distribution that each token was sampled from, ordered by position in the image.
 
     Args:
-        steps: one pair (positions, distributions) per decoding step. `positions` are those that the step samples,
-            int64 (images, n). `distributions` are what it samples their tokens from, (images, n, vocab).
+        steps: one pair (positions, distributions) per decoding step. The step samples one token at each of the
+            `positions`, int64 (images, n), from the distribution with the same index in `distributions`, (images, n,
+            vocab).
         num_tokens: number of tokens of an image.
 
     Returns:
@@ -280,10 +281,10 @@ def distribution_given_children(
 def distribution_of_one_sampled_draft(
     target_probs: torch.Tensor, draft_probs: torch.Tensor, rejection: Rejection
 ) -> OutputDistribution:
-    """Compute the exact output distribution if each node has one draft, sampled from the draft model.
+    """Compute the exact distribution of the emitted token if each node has one draft, sampled from the draft model.
 
-    The result is a sum over all codes x with p(x) > 0 as drafts, weighted by p(x). If the residual distribution is the
-    same for all rejected drafts, a closed formula replaces the sum.
+    The result is the mean, over all drafts x weighted by p(x), of the distribution given the draft x. If the residual
+    distribution is the same for all rejected drafts, a closed formula replaces the mean.
 
     Args:
         target_probs: the target's distribution t, (nodes, vocab).
@@ -315,10 +316,11 @@ def distribution_of_sampled_siblings(
     Each sample replaces the children of a node by the same number of newly sampled drafts. For given drafts, the
     distribution is computed exactly, with the method's acceptance and with exact acceptance. Averaged over all drafts,
     exact acceptance gives the target's distribution. The estimate is therefore the target's distribution plus the mean
-    difference of the method's distribution from the exact one. If the method itself is exact, it has no noise at all.
+    difference of the method's distribution from the exact one. If the method itself is exact, the difference is 0 in
+    every sample, and the estimate has no Monte Carlo noise.
 
-    The noise makes the TV too large by about `error`, which is half the TV between the means over even and over odd
-    samples.
+    Monte Carlo noise makes the estimated TV too large by about `error`, which is half the TV between the means over
+    even and over odd samples.
 
     Args:
         nodes: nodes of the method.
@@ -345,7 +347,7 @@ def distribution_of_sampled_siblings(
 def distribution_of_relaxed_sets(
     target_probs: torch.Tensor, children: torch.Tensor, sets: RelaxedSets
 ) -> OutputDistribution:
-    """Compute the exact output distribution of relaxed sets with deterministic drafts and one sample of the target.
+    """Compute the exact output distribution if drafts are deterministic and relaxed sets decide on acceptance.
 
     A draft x is accepted if the target's sample is x or is in x's relaxed set A(x), the codes that x may replace. So
     the target probability of {x} and A(x) moves to x. Siblings are processed in order. If a code is in the sets of

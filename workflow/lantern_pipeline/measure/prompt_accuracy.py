@@ -28,7 +28,7 @@ class AccuracyScore:
         self.classifier, self.sha256 = classifier, sha256
 
     def describe(self) -> dict[str, str | None]:
-        """Return the columns that identify the classifier: column -> its name, or the SHA-256 of its weights."""
+        """Return two columns that identify the classifier: its name, and the SHA-256 of its weights."""
         return describe_weights("accuracy", "attribute_classifier", self.sha256)
 
     def score(self, images: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:

@@ -50,11 +50,13 @@ def measure_quality(
 
     Two kinds of images that no method generated are measured as well, as *ceilings*. Real images ("real") are held out
     from training. Reconstructions ("reconstruction") are the same images after the tokenizer has encoded and decoded
-    them. There are as many of each kind as prompts, if the source has enough. Their captions serve as their prompts.
+    them. Each kind has one image per prompt, or fewer if the source has fewer. The captions of these images serve as
+    their prompts.
 
-    FID and other metrics of sets of images need a reference set. If they use the attribute classifier's features, it
-    consists of reconstructions of further held-out images of `split`, which belong to no prompt. If an image folder has
-    too few held-out images, they are repeated. If the metrics use Inception's features, `models` has the reference set.
+    FID and other metrics of sets of images need a reference set. If they use Inception's features, `models` has the
+    reference set. If they use the attribute classifier's features, the reference set consists of reconstructions of
+    further held-out images of `split`, which belong to no prompt. If an image folder has too few of these images, they
+    are repeated.
 
     Args:
         records: method id -> records, at one temperature and guidance scale, in the order of `prompts`.
@@ -72,9 +74,10 @@ def measure_quality(
         The tables `rows` and `images`:
 
         - rows: one row per method and ceiling. The columns are the method and its parameters, and the quality metrics
-          that are on. Two columns compare with autoregressive decoding, see `Equality`: tokens_equal_autoregressive
-          (share of images with the same tokens) and num_near_ties. Further columns identify the prompts, the reference
-          set, and the metric models with the SHA-256 of their weights.
+          that are on. Column tokens_equal_autoregressive is the share of images with the same tokens as in
+          autoregressive decoding. Column num_near_ties is the number of images that rounding made different. The share
+          leaves these out, see `Equality`. Further columns identify the prompts, the reference set, and the metric
+          models with the SHA-256 of their weights.
         - images: one row per image of a method or ceiling. Columns pixel_mse and feature_distance are distances from
           the autoregressive image of the same prompt and noise.
     """
@@ -121,10 +124,10 @@ def _make_reference(
 ) -> Reference | None:
     """Return the reference set of FID and other metrics of sets of images, or None if these metrics are off.
 
-    For the attribute classifier, it consists of reconstructions of held-out images.
+    If these metrics use the attribute classifier, the reference set consists of reconstructions of held-out images.
 
     Args:
-        source: source of the held-out images, or None.
+        source: source of the held-out images. None if the run has no such images.
         models: the metric models.
         split: split of the held-out images.
         first: index of the first image of the reference set. The images before it belong to the prompts.
@@ -147,7 +150,7 @@ def _make_reference(
 def _reconstruct(
     source: ImageSource, models: MetricModels, split: str, first: int, settings: FidelitySettings
 ) -> Iterator[Tensor]:
-    """Encode and decode the held-out images from index `first` on, `settings.num_reference` in number.
+    """Encode and decode `settings.num_reference` held-out images, from index `first` on.
 
     Args:
         source: source of the images.

@@ -44,7 +44,7 @@ class Reference:
 
     Attributes:
         columns: columns that identify the reference: reference (its name), num_reference (number of images) and
-            reference_sha256.
+            reference_sha256 (SHA-256 of its file, only if it was read from one).
         gaussian: mean and covariance of the features, for the Fréchet distance (FID).
         of_distances: features for the kernel distance (KID), (images, width). None if only mean and covariance are
             known. Then there is no KID.
@@ -91,7 +91,8 @@ class Reference:
             others: raw features of the images of the other set, (n, width).
 
         Returns:
-            {"feature_distance": (n,)}, in standard deviations. Empty if `scale` is None, so that features are raw.
+            {"feature_distance": (n,)}, in standard deviations. Empty if `scale` is None, because features
+            cannot be standardised then.
         """
         if self.scale is None:
             return {}
@@ -129,7 +130,7 @@ def measure_reference(
 
     Returns:
         (features, metadata). `features` maps the key of each extractor to float32 (images, width). `metadata` states
-        the images, the extractors and the preprocessing.
+        the number of images, their SHA-256, the preprocessing, and name and SHA-256 of each extractor.
 
     Raises:
         ValueError: the images differ in size after preprocessing.

@@ -214,8 +214,8 @@ def chosen(metrics: MetricChoices) -> dict[str, Choice]:
         metrics: config section `metrics`.
 
     Returns:
-        Key of config section `metrics` -> the `Choice` for its value. A metric that is always measured has no such key,
-        so its column is the key of the dict.
+        Key of config section `metrics` -> the `Choice` for the key's value. A metric that is always measured has no
+        key in the config. Its entry has the name of its column instead.
     """
     found = {}
     for key, choices in CHOICES.items():

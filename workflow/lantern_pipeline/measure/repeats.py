@@ -24,7 +24,7 @@ def training_seed(repeat: str) -> int:
 
 
 def repeat_groups(table: pd.DataFrame) -> Iterator[tuple[tuple[str, str, float, str], pd.DataFrame]]:
-    """Split a table into groups of rows, from each of which a summary computes one row.
+    """Split a table into groups of rows. A summary computes one row from each group.
 
     A group has the rows of one method, prompt set, temperature and repeat. If there are several repeats, a group with
     the rows of all repeats comes before these groups.

@@ -1,12 +1,12 @@
-"""Speed: tokens per forward pass of the target, and at batch 1 latency, relative step cost and speed-up.
+"""Speed: tokens per forward pass of the target. At batch 1 also latency, relative step cost and speed-up.
 
 speed-up = tokens per forward pass / relative step cost. The relative step cost is the time per forward pass, with
 drafting and verification, divided by the time of an autoregressive step. Tokens per forward pass are the same on other
 machines. Step cost and speed-up are not, because machines differ in how much longer a step takes if it has more tokens.
 
 In this project, `mean_accepted_length` is always the number of tokens emitted per forward pass of the target, including
-the bonus token. The prefill counts as a forward pass. Autoregressive decoding has exactly 1. The wall-clock speed-up
-cannot exceed this number. Some papers count the accepted drafts only, which gives one less.
+the bonus token. The prefill counts as a forward pass. For autoregressive decoding, the number is exactly 1. The
+wall-clock speed-up cannot exceed this number. Some papers count the accepted drafts only, which gives one less.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Total variation (TV) between the emitted token and the target's token.
+"""Total variation (TV) between the distribution of the emitted token and the target's distribution.
 
 Each method is measured at the nodes of the draft trees that it visits. *Acceptances*, which state the probability of
 accepting a draft, are also compared with each other, all at the same nodes.
@@ -68,7 +68,7 @@ class TotalVariationStudy:
         tested_prompts: prompts of the images that `ImageTest` tests as a whole.
         codebook: code vectors as the tokenizer decodes them, (vocab, code_dim).
         settings: settings of the measurement.
-        options: num_resamples and seed of the bootstrap. The seed is also that of the noise and of the choice of nodes.
+        options: num_resamples and seed of the bootstrap. The noise and the choice of nodes use the same seed.
         batch_size: number of images that are decoded together.
     """
 
@@ -90,14 +90,16 @@ class TotalVariationStudy:
             records: method id -> records of its images.
 
         Returns:
-            One row per method, with columns COLUMNS. Column law_p is the p-value of the method's whole images, see
-            `ImageTest`. Column kind states how the distribution of the emitted token was computed:
+            One row per method, with columns COLUMNS. Column law_p is the p-value of a goodness-of-fit test of the
+            method's whole images, see `ImageTest`. Column kind states how the distribution of the emitted token was
+            computed:
 
             - "enumeration": exactly.
             - "monte_carlo": by Monte Carlo.
-            - "coupling": not at all; only substitutions are counted, as for exact methods whose drafts use the target's
-              noise.
-            - "none": not at all, for autoregressive decoding and for drafts whose distribution is not known.
+            - "coupling": it was not computed, only substitutions are counted. This is the case for drafts that use the
+              target's noise, if the method is exact or `knows_drafts` is False for it.
+            - "none": it was not computed. This is the case for autoregressive decoding, for drafts whose distribution
+              is not known, and at temperature 0 for drafts that do not use the target's noise.
         """
         image_test = ImageTest(self.target_model, self.encoder, self.tested_prompts, self.options["seed"])
         rows = []
@@ -144,8 +146,8 @@ class TotalVariationStudy:
             decoder: decoder of the method.
 
         Returns:
-            (kind, measured). kind is a value of the column that `measure_methods` explains. measured is (nodes,
-            distribution of the emitted token), or None if the distribution is not computed.
+            (kind, measured). kind states how the distribution was computed: one of the values that `measure_methods`
+            explains. measured is (nodes, distribution of the emitted token), or None if nothing was computed.
         """
         spec, arguments = decoder.spec, (decoder, self.prompts, self.encoder)
         num_samples = self.settings.num_samples
@@ -250,7 +252,7 @@ def tv_curves(
     num_children: int,
     options: Mapping[str, int],
 ) -> pd.DataFrame:
-    """Compute the total variation of several acceptances as a function of delta, all at the same nodes.
+    """Compute the total variation of the acceptances in RULES as a function of delta, all at the same nodes.
 
     Args:
         nodes: recorded nodes, as from `common_nodes`.
@@ -262,8 +264,8 @@ def tv_curves(
         options: num_resamples and seed of the bootstrap.
 
     Returns:
-        One row per value of delta and acceptance. RULES lists the acceptances. Column acceptance is the probability
-        that a draft is accepted.
+        One row per value of delta and entry of RULES. Columns rule and label are the key and the value of the entry.
+        Column acceptance is the mean probability that a draft is accepted. The others are those of `tv_row`.
     """
     rows, table = [], with_line_end(table, nodes.target_probs.shape[1])
     for delta in deltas:
