@@ -56,7 +56,7 @@ class SceneSource:
         self.seed, self.image_size, self.num_train = seed, image_size, num_train
 
     def scenes(self, split: str, indices: Sequence[int]) -> list[Scene]:
-        """Return the descriptions of images, from which they are drawn: background, objects and their relation.
+        """Return the scenes that images show. A scene states the background, the objects and their relation.
 
         Args:
             split: name of the split.

@@ -74,8 +74,8 @@ def hub_entries() -> dict[str, dict[str, object]]:
 def prompt_settings(text: PromptReading) -> PromptSettings:
     """Build the part of a model card that describes how prompts are encoded.
 
-    The words of a fixed vocabulary are not included, because config section `text` does not state them. `scene_prompts`
-    adds them.
+    If the encoder has a fixed vocabulary, its words are missing in the result, because config section `text` does not
+    state them. `scene_prompts` adds them.
 
     Args:
         text: config section `text`.

@@ -53,15 +53,18 @@ def write_prompts(path: Path | str, prompts: Sequence[Prompt]) -> None:
 
 
 def load_prompt_set(path: str | Path, settings: PromptSet | Captions, seed: int) -> list[Prompt]:
-    """Read the prompts that an entry of config section `prompts` selects from a file, in the order of the file.
+    """Read the prompts that an entry of config section `prompts` selects from a file.
 
     Args:
         path: the prompt file.
         settings: the entry. `num` is the number of prompts, None for all. If `draw` is true, `num` prompts are chosen
-            at random, and a smaller random set is part of a larger one; else the first `num` are taken. With `copies`,
-            each prompt is repeated, and the ids of later copies end in "-r1" and so on. For `member` see
-            `load_prompts`.
+            at random, and a smaller random set is part of a larger one; else the first `num` are taken. `copies` is
+            the number of times that each prompt occurs, None for once. For `member` see `load_prompts`.
         seed: random seed of the choice.
+
+    Returns:
+        The selected prompts, in the order of the file. Then come the first repetitions of all of them, whose ids end in
+        "-r1", the second repetitions ("-r2"), and so on.
 
     Raises:
         ValueError: as in `load_prompts`.
@@ -280,7 +283,8 @@ def _read_tsv(path: Path, text: str) -> Rows:
 def _split_tabs(line: str) -> list[str]:
     """Split a line of a TSV file into cells.
 
-    Quotes are removed only if they enclose a whole cell, since PartiPrompts has `"G I G G L E" painted in ...`.
+    Quotes are removed only if they enclose a whole cell. Other quotes belong to the text: for example, a prompt of
+    PartiPrompts begins with `"G I G G L E" painted in`.
     """
     cells = []
     for cell in line.split("\t"):
@@ -314,8 +318,8 @@ def _read_coco(path: Path, values: Mapping[str, Any]) -> Rows:
     """Yield one caption per image of COCO's captions: the longest in characters, or the first of equally long ones.
 
     Images are in the order in which they first appear among the annotations. The id is the image's file name without
-    suffix, so that it also names the reference image. For 5,000 images of val2017, the result is the published list of
-    prompts, in the same order and with the same choice among equally long captions.
+    suffix, so that it also names the reference image. For 5,000 images of COCO's val2017, the result equals the prompt
+    list that LANTERN's authors published: the order and the choice among equally long captions are the same.
 
     Args:
         path: file name for error messages.

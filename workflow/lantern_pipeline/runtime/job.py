@@ -152,9 +152,9 @@ def _resumable_file(snakemake: Job, folder: Path, stem: str, suffix: str) -> Ite
     """Provide the path of a file that an interrupted job leaves for the next attempt.
 
     The file is removed when the block ends without an error. Its name contains a hash of the rule's parameters
-    (settings and code fingerprint), of the device and of the dates of the inputs. After a change of the config, the
-    code or an input, the job therefore starts from the beginning. The batch size is not part of the hash, because it
-    changes no image.
+    (settings and code fingerprint), of the device, and of the inputs' paths and modification times. After a change of
+    the config, the code or an input, the job therefore starts from the beginning. The batch size is not part of the
+    hash, because it changes no image.
 
     Args:
         snakemake: the object that Snakemake gives to the script.

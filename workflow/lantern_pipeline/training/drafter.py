@@ -56,7 +56,14 @@ class DrafterTrainer(Trainer[DraftModel]):
         return {"loss": loss, "gradient_norm": norm} | {f"overlap_{d}": value for d, value in enumerate(overlaps, 1)}
 
     def _batch(self, i: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return batch i as the arguments of `DraftLoss.forward`: codes, mask, hidden states, and these with noise."""
+        """Return batch i as the arguments of `DraftLoss.forward`.
+
+        Args:
+            i: number of the batch.
+
+        Returns:
+            (codes, mask, hidden states, hidden states with noise).
+        """
         t = self.recipe
         indices = step_indices(len(self.dataset), t.batch_size, self.seed, i)
         draws = [slot_generator(self.seed, i, slot) for slot in range(t.batch_size)]

@@ -172,7 +172,7 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
         """Move each code to the moving average of its latents, and rarely used codes to random latents.
 
         Args:
-            i: number of the step.
+            i: number of the step, which determines the random latents.
             latents: latents of the batch, (positions, code_dim).
             codes: nearest code of each latent, int64 (positions,).
         """
@@ -304,7 +304,7 @@ def evaluate_tokenizer(
 
     Args:
         tokenizer: the tokenizer.
-        attribute_classifier: the attribute classifier, or None.
+        attribute_classifier: the attribute classifier, which reads the reconstructions. None to leave this out.
         images: (images, 3, size, size) in [-1, 1].
         scenes: the scenes that the images show, or None if they are not images of the shapes dataset.
 

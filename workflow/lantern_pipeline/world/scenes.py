@@ -177,14 +177,14 @@ def _generator(seed: int, stream: int, index: int) -> np.random.Generator:
 
 
 def sample_scene(seed: int, index: int, split: str) -> Scene:
-    """Sample the scene of an index.
+    """Sample one scene of a split. The same arguments always give the same scene.
 
     Every scene of split "unseen" has an object whose colour and shape are in HELD_OUT. No scene of another split has
     such an object.
 
     Args:
         seed: random seed of the dataset.
-        index: number of the scene, in [0, 2**48).
+        index: number of the scene in the split, in [0, 2**48).
         split: one of SPLITS.
     """
     generator = _generator(seed, _SCENE_STREAM, (SPLITS.index(split) << 50) + index)
