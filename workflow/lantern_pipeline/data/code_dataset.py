@@ -54,8 +54,8 @@ class CodeDataset:
 def load_codes(codes: Sequence[Path | str], captions: Path | str, encoder: TextEncoder) -> CodeDataset:
     """Load tokenised images and match them with their captions by id.
 
-    Images are in the order of the captions, however the codes were divided into files. Captions without codes are left
-    out.
+    The result has the order of the captions. It does not depend on how the codes are divided into files. Captions
+    without codes are left out.
 
     Args:
         codes: files with the tensor `codes`, (images, tokens), and the ids in their metadata.

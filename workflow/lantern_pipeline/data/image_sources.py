@@ -248,7 +248,7 @@ def hold_out(items: Sequence[T], seed: int) -> tuple[list[T], list[T]]:
 
 
 class DataSection(TypedDict):
-    """Values of config section `data` that describe the image source, as a dict.
+    """Keys of config section `data` that describe the image source.
 
     Attributes:
         source: "scenes" (the shapes dataset), "folder" (images with captions), "captions" (a file of captions without
@@ -288,7 +288,7 @@ def training_captions(
         path: prompt file of these captions.
 
     Returns:
-        "train" -> all training captions, "val" -> the first `num_val` held-out captions, in the order of the images.
+        "train" -> all training captions, "val" -> the first `num_val` held-out captions.
 
     Raises:
         ValueError: the source has no captions, or fewer than 2.

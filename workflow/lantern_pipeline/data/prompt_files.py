@@ -38,7 +38,7 @@ def read_prompts(path: Path | str) -> list[Prompt]:
     """Read prompts that `write_prompts` wrote.
 
     Raises:
-        DamagedFileError: the file is incomplete, or contains anything but prompts.
+        DamagedFileError: the file is incomplete, or does not contain prompts.
     """
     check_last_line(path)
     try:
@@ -184,11 +184,19 @@ def _read_rows(path: Path, member: str | None) -> Rows:
 
 
 def _read_bytes(path: Path, member: str | None) -> tuple[Path, bytes]:
-    """Return the path of a prompt file, for messages and ids, and its content.
+    """Read a prompt file, also from a zip archive or a folder.
 
     Args:
-        path: the file, a zip archive or a folder.
-        member: name of the file inside an archive or a folder.
+        path: the prompt file, or the archive or folder that contains it.
+        member: name of the prompt file inside the archive or folder. None if `path` is the file, or an archive with a
+            single prompt file.
+
+    Returns:
+        (path, content). The path includes `member`; it is used in messages, and its suffix determines the format.
+
+    Raises:
+        ValueError: the archive is damaged, or `member` does not name one of its prompt files.
+        FileNotFoundError: there is no such file, or `path` is a folder and `member` is None.
     """
     if path.is_dir() and member:
         inside = PurePosixPath(member)

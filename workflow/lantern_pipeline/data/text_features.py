@@ -74,7 +74,7 @@ def write_text_features(
 
 
 class StoredTextEncoder:
-    """A `TextEncoder` that reads features from files of `write_text_features`, of one or several prompt sets.
+    """A `TextEncoder` that reads the features that `write_text_features` stored for one or several prompt sets.
 
     The constructor checks the files and reads their indexes. Features are read when they are requested.
 

@@ -50,14 +50,21 @@ class Job(Protocol):
 
 @contextmanager
 def job_log(snakemake: Job) -> Iterator[logging.Logger]:
-    """Send the output, warnings and log records of a script to its rule's log file, and set the number of threads.
+    """Send the output, warnings and log records of a script to its rule's log file while the block runs.
 
-    If there is a terminal, progress bars and warnings of this package are shown there. If the script raises an error,
-    its traceback is written to the log file and one sentence to the terminal, and the process ends.
+    The number of CPU threads is set to the rule's. If there is a terminal, progress bars and warnings of this package
+    are shown there. If the block raises an error, its traceback is written to the log file and one sentence to the
+    terminal, and the process ends.
 
     A killed Snakemake may leave a process that still runs the same job. The new process waits until the old one ends,
     because only one process may write a file. If an input file is damaged, it is renamed, so that the next run makes it
     again. If the rule requests a GPU, the process sees only the GPU that it gets.
+
+    Args:
+        snakemake: the object that Snakemake gives to the script.
+
+    Yields:
+        The logger of the rule.
     """
     terminal, stdout = sys.stderr, sys.stdout
     if "torch" in sys.modules:  # jobs that only read tables do not import it

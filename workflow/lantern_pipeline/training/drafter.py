@@ -22,7 +22,7 @@ from lantern_pipeline.training.target import drop_prompts
 
 
 class DrafterTrainer(Trainer[DraftModel]):
-    """Trainer of a float32 draft model. The target must be on the same device.
+    """Trainer of a float32 draft model. The target and the draft model must be on the same device.
 
     The trainer freezes the target and casts its weights to the recipe's dtype in place. All settings in epochs or
     shares of steps must be converted to steps first, by `DrafterTraining.resolve`. The seed determines the order of the

@@ -166,12 +166,14 @@ def unroll(
 
 
 def _band(step: torch.Tensor, lowest: int, highest: int | None, dtype: torch.dtype) -> torch.Tensor:
-    """Return an additive attention mask: a query attends to keys at `lowest` to `highest` positions before its own.
+    """Return an additive attention mask that lets queries attend to keys at certain distances before them.
+
+    The distance of a key is the query's position minus the key's position.
 
     Args:
-        step: positions of the queries, which are also those of the keys, int64 (n,).
-        lowest: smallest distance between a query and a key, in positions. 0 is the query's position.
-        highest: largest distance. None for no limit.
+        step: positions of the queries, int64 (n,). The keys have the same positions.
+        lowest: smallest distance at which a query attends. 0 is the query's own position.
+        highest: largest distance at which a query attends. None for no limit.
         dtype: dtype of the mask.
 
     Returns:
@@ -230,8 +232,8 @@ def run_target(
 class DrafterValidation:
     """Measurement of the draft model on the first `num_eval` held-out images, by teacher forcing.
 
-    It uses the run's sampling settings, except that the temperature is 1. With either loss, there are 2 x images
-    sequences: conditional and unconditional ones.
+    It uses the run's sampling settings, except that the temperature is 1. Each image gives two sequences, a conditional
+    and an unconditional one, even if the draft model is trained with the published loss.
     """
 
     def __init__(self, loss: DraftLoss, target: Target, dataset: CodeDataset, sampling: SamplingConfig) -> None:

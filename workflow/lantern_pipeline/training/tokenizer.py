@@ -1,4 +1,7 @@
-"""Training of the image tokenizer: first without quantisation, then with a codebook of moving averages."""
+"""Training of the image tokenizer: first without quantisation, then with a codebook.
+
+Each code of the codebook is the normalised moving average of the latents that it was nearest to.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +137,8 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
             images: the original images, (images, 3, S, S).
             output: their reconstructions, the same shape.
             latents: output of the encoder, (images, positions, code_dim).
-            quantised: nearest code of each latent, or the latents themselves before the codebook is started.
+            quantised: code vector that is nearest to each latent, the same shape. In the first steps, without
+                quantisation, these are the latents.
 
         Returns:
             Name of a term -> scalar. There is no perceptual term without an attribute classifier.
@@ -188,7 +192,9 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
 
 
 def gradient_distance(output: Tensor, images: Tensor) -> Tensor:
-    """Compute the mean absolute error of differences between neighbouring pixels, horizontal and vertical.
+    """Compute how much the differences between neighbouring pixels deviate from those in the original images.
+
+    The result is the mean absolute error of horizontal differences plus that of vertical differences.
 
     Args:
         output: reconstructions, (images, 3, S, S).
@@ -244,7 +250,7 @@ def reseed_dead_codes(
 ) -> int:
     """Move rarely used codes to random latents of the batch, in place.
 
-    A moved code starts with ten times the threshold as its use, so that it is not moved again before it can attract
+    The use of a moved code is set to ten times the threshold. Otherwise it might be moved again before it can attract
     latents.
 
     Args:

@@ -1,4 +1,4 @@
-"""CLIP scorers with one interface: a small CLIP model that a run has trained on its captions, or a published model."""
+"""CLIP scorers with one interface: a small CLIP model that a run has trained on its images, or a published model."""
 
 from __future__ import annotations
 

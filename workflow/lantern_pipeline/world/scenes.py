@@ -316,7 +316,9 @@ def _draw_objects(images: Tensor, objects: Sequence[SceneObject], centres: Tenso
 
 
 def _shade(colour: Tensor, distance: Tensor, x: Tensor, y: Tensor, radius: Tensor) -> Tensor:
-    """Compute the colours of surfaces that are lit from the top left, with a highlight and a dark rim.
+    """Compute the colours of objects that are lit from the top left, with a highlight and a dark rim.
+
+    The result also has values for pixels outside the objects, which the caller must mask.
 
     Args:
         colour: colours of the objects, (images, 3).
