@@ -267,7 +267,12 @@ class DataSection(TypedDict):
 
 
 def make_source(data: DataSection, seed: int) -> ImageSource | None:
-    """Build the image source that config section `data` describes, or return None if the run has no images."""
+    """Build the image source that config section `data` describes, or return None if the run has no images.
+
+    Args:
+        data: the section.
+        seed: random seed. It determines the images of the shapes dataset, or which images of a folder are held out.
+    """
     if data["source"] == "scenes":
         return SceneSource(seed, data["image_size"], data["num_train"])
     if data["source"] == "folder":

@@ -101,8 +101,8 @@ def load_prompts(path: str | Path, member: str | None = None) -> list[Prompt]:
         member: name of the file inside an archive with several prompt files, or inside a folder.
 
     Raises:
-        ValueError: the file has no prompts, is damaged or has an unknown format, an entry has no key for its text, or
-            an id has two texts.
+        ValueError: the file has no prompts, is damaged or has an unknown format. Or an entry has no key for its text,
+            or two entries have the same id and different texts.
         FileNotFoundError: there is no such file.
     """
     path = Path(path)

@@ -131,7 +131,12 @@ def _absolute_base(node: ast.ImportFrom, path: Path, packages: tuple[Path, ...])
 
 
 def _files_of(name: str, package_root: Path) -> Iterator[Path]:
-    """Yield the files that `import name` runs: the `__init__.py` of each package in the name, then the module."""
+    """Yield the files that `import name` runs: the `__init__.py` of each package in the name, then the module.
+
+    Args:
+        name: the module's name with dots.
+        package_root: folder of a package. If the module is in another package, nothing is yielded.
+    """
     parts = name.split(".")
     if parts[0] != package_root.name:
         return

@@ -98,7 +98,7 @@ def job_log(snakemake: Job) -> Iterator[logging.Logger]:
 def _describe(error: Exception) -> str:
     """Return one sentence about the error that stopped a job.
 
-    If the error is about a damaged result, the damaged file is renamed.
+    If the error is a `DamagedFileError` about a file below results/, the file is renamed.
     """
     if isinstance(error, DamagedFileError):
         return _set_aside(error)
@@ -109,7 +109,10 @@ def _describe(error: Exception) -> str:
 
 
 def _set_aside(error: DamagedFileError) -> str:
-    """Rename a damaged file if it is below results/, and return the sentence about it for the user."""
+    """Rename a damaged file, and return a sentence that tells the user about it.
+
+    Files outside results/ keep their names, because the workflow cannot make them again.
+    """
     results = Path("results").resolve()
     if not error.path.resolve().is_relative_to(results):
         return str(error)

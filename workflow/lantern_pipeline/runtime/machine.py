@@ -102,7 +102,11 @@ def find_own_classes(config: object, configfiles: Iterable[Path | str]) -> None:
 
 
 def names_own_class(config: object) -> bool:
-    """Return whether a method in the config names a custom class ("module:Class") as drafts or acceptance."""
+    """Return whether a method in the config names a custom class in its key `drafts` or `acceptance`.
+
+    Args:
+        config: the config or a part of it. A custom class has the form "module:Class".
+    """
     if isinstance(config, Mapping):
         return any(
             (key in ("drafts", "acceptance") and ":" in str(value)) or names_own_class(value)

@@ -96,7 +96,7 @@ class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
 
 
 def degrade(images: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Blur some images by random amounts and add noise, to imitate reconstructions of a tokenizer.
+    """Blur some images by random amounts and add noise to them, to imitate reconstructions of a tokenizer.
 
     Args:
         images: (images, 3, S, S) in [-1, 1].

@@ -86,7 +86,7 @@ class ClipTrainer(Trainer[ClipModel]):
         return {"loss": loss.item()}
 
     def _draw_batch(self, i: int) -> tuple[list[int], list[str]]:
-        """Return the training images of step i, as indices, and their captions.
+        """Return the indices of the training images of step i, and the captions of these images.
 
         If several sampled images have the same caption, only the first of them is kept. The contrastive loss would
         treat the others as wrong matches.

@@ -39,7 +39,7 @@ class DrafterTrainer(Trainer[DraftModel]):
         self.optimiser = make_optimiser(draft, recipe)
 
     def step(self, i: int) -> dict[str, float]:
-        """Run optimiser step i. It averages the gradients of `recipe.accumulation` batches.
+        """Run optimiser step i, with the mean gradient of `recipe.accumulation` batches.
 
         Returns:
             loss, gradient_norm, and overlap_<d> for each depth d of drafting, see `DraftLoss.forward`.
@@ -90,7 +90,7 @@ def make_optimiser(draft: DraftModel, recipe: DrafterTraining) -> Optimiser:
 
 
 def freeze(target: Target, dtype: torch.dtype) -> Target:
-    """Freeze a target in place and cast its weights to `dtype`.
+    """Freeze a target in place, cast its weights to `dtype`, and return it.
 
     The head stays float32, because losses and probabilities are computed from its output.
     """
