@@ -46,7 +46,7 @@ class MethodSampler:
         return decoder.generate(prompts[:, None], torch.ones_like(prompts, dtype=torch.bool)[:, None], noise).codes
 
 
-def make_sampler(name: str, parts: Mapping[str, Any]) -> Sampler:
+def make_sampler(name: str, parts: Mapping[str, object]) -> Sampler:
     """Make the sampler that a name stands for.
 
     Args:
@@ -77,7 +77,7 @@ def make_sampler(name: str, parts: Mapping[str, Any]) -> Sampler:
 _WANTED = "a function or a class as module:name, of a file in this folder or an installed package"
 
 
-def _custom_method(path: str, kind: type, parts: Mapping[str, Any]) -> MethodSpec:
+def _custom_method(path: str, kind: type, parts: Mapping[str, object]) -> MethodSpec:
     """Make a method of a custom acceptance or of a custom drafter."""
     known: dict[str, Any]
     if issubclass(kind, Acceptance):
@@ -92,10 +92,11 @@ def _custom_method(path: str, kind: type, parts: Mapping[str, Any]) -> MethodSpe
     return MethodSpec.of("custom", **_with_small_tree(known, known))
 
 
-def _with_small_tree(known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _with_small_tree(known: Mapping[str, object], given: Mapping[str, object]) -> dict[str, Any]:
     """Return the parts `given`, with a small tree if the method has the tree "static" or "dynamic"."""
     shapes = {"static": SMALL_TREE, "dynamic": SMALL_DYNAMIC_TREE}
     parts = dict(given)
-    if known.get("tree") in shapes:
-        parts.setdefault("tree_shape", shapes[known["tree"]])
+    tree = known.get("tree")
+    if isinstance(tree, str) and tree in shapes:
+        parts.setdefault("tree_shape", shapes[tree])
     return parts

@@ -235,9 +235,9 @@ def bench(
 
 @contextmanager
 def _one_sentence() -> Iterator[None]:
-    """Print an expected error as one sentence, without a traceback, and exit with code 1.
+    """Handle the expected errors of a `with` block: print one sentence without a traceback, and exit with code 1.
 
-    Expected are ValueError, OSError and FloatingPointError, which the user can correct.
+    ValueError, OSError and FloatingPointError are expected, because the user can correct their causes.
     """
     try:
         yield

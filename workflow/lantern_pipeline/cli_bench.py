@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,14 @@ from lantern.prompts import Prompt
 from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.cli_sample import WITH_DRAFT_MODEL, WITHOUT_DRAFT_MODEL, read_values
 from lantern_pipeline.data.prompt_files import load_prompts
-from lantern_pipeline.measure.bench import bench_rounds
+from lantern_pipeline.measure.bench import Row, bench_rounds
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.runtime.machine import describe_machine, name_processor
 from lantern_pipeline.tables.markdown import text_table, with_interval
 from lantern_pipeline.world.scenes import caption, sample_scene
 
+Report = dict[str, Any]  # JSON values by name, see `bench`
+Parts = dict[str, Any]  # parts and parameters of a method, as `make_method` takes them
 FILE_NAME = "bench.json"
 BUSY = 0.2  # cores that other processes may keep busy before the note says so
 TEXTS = (
@@ -47,7 +49,7 @@ def bench(
     temperature: float | None,
     batch_size: int,
     num_rounds: int,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Report]:
     """Measure methods of a model, and yield a report of all rounds so far after each round.
 
     Args:
@@ -55,7 +57,7 @@ def bench(
         methods: see `choose_methods`.
         trees: see `choose_methods`.
         prompts: prompts of the images.
-        temperature: temperature instead of the model's default.
+        temperature: sampling temperature. None for the model's default.
         batch_size: number of images of the timed batches.
         num_rounds: number of rounds.
 
@@ -93,7 +95,7 @@ def bench(
             }
 
 
-def choose_methods(methods: str, trees: str, *, has_draft_model: bool) -> dict[str, tuple[str, dict[str, Any]]]:
+def choose_methods(methods: str, trees: str, *, has_draft_model: bool) -> dict[str, tuple[str, Parts]]:
     """Read the methods to measure.
 
     Args:
@@ -103,14 +105,16 @@ def choose_methods(methods: str, trees: str, *, has_draft_model: bool) -> dict[s
         has_draft_model: whether the model has a draft model.
 
     Returns:
-        Method as text -> (preset, parameters). Autoregressive decoding comes first.
+        Text of the method, such as "lantern k=20 delta=0.1" -> (preset, parameters). Autoregressive decoding comes
+        first.
 
     Raises:
-        ValueError: a word is no parameter, or a method names a tree although `trees` is given.
+        ValueError: a word after a preset does not have the form name=value, or a method names a tree although `trees`
+            is given.
     """
     few = WITH_DRAFT_MODEL if has_draft_model else WITHOUT_DRAFT_MODEL
     texts = _split(methods) or (["jacobi"] if trees else list(few))
-    chosen: dict[str, tuple[str, dict[str, Any]]] = {BASELINE: (BASELINE, {})}
+    chosen: dict[str, tuple[str, Parts]] = {BASELINE: (BASELINE, {})}
     for text in texts:
         preset, *words = text.split()
         if strange := [word for word in words if "=" not in word]:
@@ -158,7 +162,7 @@ def choose_prompts(encoder: TextEncoder, file: Path | None, num: int) -> list[Pr
     raise ValueError("the model can encode none of the default prompts; give it a file of prompts with --prompts")
 
 
-def table_of(report: Mapping[str, Any]) -> str:
+def table_of(report: Report) -> str:
     """Return the results as a table with one line per method, and notes about how they were measured.
 
     Args:
@@ -170,7 +174,7 @@ def table_of(report: Mapping[str, Any]) -> str:
     return "\n".join([text_table(cells), "", *notes_of(report)])
 
 
-def _cells_of(row: Mapping[str, Any]) -> list[str]:
+def _cells_of(row: Row) -> list[str]:
     return [
         row["method"]["method_id"],
         f"{row['mean_accepted_length']:.2f}",
@@ -184,7 +188,7 @@ def _cells_of(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def notes_of(report: Mapping[str, Any]) -> list[str]:
+def notes_of(report: Report) -> list[str]:
     """Return sentences about how a report was measured, and about what makes its numbers uncertain."""
     complete, planned = report["rounds_complete"], report["num_rounds"]
     threads = "" if report["device"] == "cuda" else f", {report['threads']} of {report['machine']['cores']} cores"
@@ -207,7 +211,7 @@ def notes_of(report: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def _notes_on_tokens(report: Mapping[str, Any]) -> list[str]:
+def _notes_on_tokens(report: Report) -> list[str]:
     """Return sentences about exact methods whose images are not all equal to those of autoregressive decoding."""
     other: dict[bool, list[str]] = {True: [], False: []}
     for row in report["rows"]:
@@ -224,7 +228,7 @@ def _notes_on_tokens(report: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def save_report(folder: Path, model: str, report: Mapping[str, Any]) -> None:
+def save_report(folder: Path, model: str, report: Report) -> None:
     """Write a report as JSON into a folder, atomically.
 
     Args:
@@ -239,7 +243,7 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _to_json(value: Any) -> Any:
+def _to_json(value: object) -> object:
     """Return a value as JSON: numbers of numpy become Python's, and nan becomes None."""
     value = value.item() if isinstance(value, np.generic) else value
     return None if isinstance(value, float) and np.isnan(value) else value

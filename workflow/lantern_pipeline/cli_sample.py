@@ -71,7 +71,7 @@ def sample_prompt(
     """Generate an image of a prompt by autoregressive decoding and by each of some methods.
 
     Args:
-        model: the loaded models.
+        model: target, tokenizer, text encoder and draft model, as `lantern.load` returns them.
         prompt: the prompt.
         methods: presets with their parameters, such as "lantern k=20 delta=0.1". If empty, a few presets are used.
         size: height and width of the image in pixels. None for the model's own size.
@@ -105,15 +105,21 @@ def sample_prompt(
 
 
 def read_values(words: Sequence[str]) -> dict[str, Any]:
-    """Read the values of words such as "k=20"."""
+    """Split words such as "k=20" into names and values, which are read as YAML: {"k": 20}."""
     return {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words)}
 
 
 def read_options(words: Sequence[str]) -> dict[str, Any]:
-    """Read the values of options such as "--k", "20" or "--k=20".
+    """Read options such as "--k=20", or "--k" followed by "20".
+
+    Args:
+        words: words of the command line, for example ["--k", "20", "--tree=chain3"].
+
+    Returns:
+        Name of the option, without "--" -> value, read as YAML.
 
     Raises:
-        ValueError: a word is no option, or an option has no value.
+        ValueError: a word is neither an option nor its value, or an option has no value.
     """
     pairs: list[str] = []
     rest = list(words)

@@ -1,4 +1,7 @@
-"""Write the page of the race and an animation of one prompt, in which methods generate images at the recorded speed."""
+"""Write an HTML page and an animation, in which methods generate the same prompt side by side at the measured speed.
+
+The page has several prompts, the animation one.
+"""
 
 from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.io import write_text

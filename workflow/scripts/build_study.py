@@ -1,4 +1,7 @@
-"""Write the HTML page of the preference study, and the key that identifies its images."""
+"""Write the HTML page of the preference study, and its key.
+
+The key is a JSON file that states which image of each pair is the autoregressive one.
+"""
 
 from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.io import write_json, write_text

@@ -1,4 +1,7 @@
-"""Convert a draft model of another run, or a published one, after a check that it fits the target."""
+"""Convert a draft model of another run, or a published one, to Lantern's file layout.
+
+It is checked that the model fits the target.
+"""
 
 import torch
 

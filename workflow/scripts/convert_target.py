@@ -1,4 +1,7 @@
-"""Convert a target model of another run, or a published one, after a check that it fits the config."""
+"""Convert a target model of another run, or a published one, to Lantern's file layout.
+
+It is checked that the model fits the config.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,7 @@
-"""Convert an image tokenizer of another run, or the published VQ-16, after a check that it fits the config."""
+"""Convert an image tokenizer of another run, or the published VQ-16, to Lantern's file layout.
+
+It is checked that the tokenizer fits the config.
+"""
 
 from lantern.cards.card import ImageSettings
 from lantern.checkpoints.native import save_model

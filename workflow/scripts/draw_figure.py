@@ -11,12 +11,13 @@ from lantern_pipeline.runtime.job import job_log
 
 
 def read(name, files):
-    """Read an input of the rule for the drawing function.
+    """Read files as the value of an argument of the drawing function.
 
     torch is imported only for figures that show images.
 
     Args:
-        name: name of the drawing function's argument, which decides how the file is read.
+        name: name of the argument, which is also the name of the files in the rule's input. It decides how they are
+            read: "prompts", "records", "tokenizer" and "nearest_codes" have their own formats. All others are tables.
         files: path or paths.
     """
     match name:

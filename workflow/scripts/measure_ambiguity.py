@@ -1,6 +1,6 @@
-"""Measure the ambiguity of the target.
+"""Measure the ambiguity of the target: how many codes it finds plausible as the next token.
 
-It is measured by the probability of the most probable next token, and of the ten most probable ones.
+The measures are the probability of the most probable code, and the sum of the ten largest probabilities.
 """
 
 from lantern.checkpoints.target import load_target

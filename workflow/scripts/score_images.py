@@ -1,6 +1,6 @@
 """Evaluate the images of one method, prompt set and temperature.
 
-Images whose codes equal the autoregressive ones are left out, because they have the same scores.
+An image is left out if its codes equal those of the autoregressive image, because both have the same scores.
 """
 
 from pathlib import Path

@@ -1,4 +1,5 @@
 """Provenance of results: a description of how they were made.
 
-The package also checks the files of results, and generates some of their images again to compare the codes.
+The package also checks the files of results. It generates some of their images again and compares the codes with the
+stored ones.
 """

@@ -41,13 +41,13 @@ PACKAGES = (
 
 
 class Code(TypedDict):
-    """Description of the code that runs, by `describe_code`.
+    """Description of the installed code of Lantern. `describe_code` makes it.
 
     Attributes:
         version: version of Lantern.
         commit: git commit; None without a git repository.
         is_modified: whether files differ from the commit; None without a git repository.
-        fingerprints: script name -> hash of the code that it runs.
+        fingerprints: script name -> hash of all code that the script runs.
     """
 
     version: str
@@ -57,7 +57,7 @@ class Code(TypedDict):
 
 
 class Environment(TypedDict):
-    """Description of the software, by `describe_environment`.
+    """Python, the operating system and the packages of this machine. `describe_environment` makes it.
 
     Attributes:
         python: name and version of Python.
@@ -83,8 +83,8 @@ class Provenance(TypedDict):
     Attributes:
         kind: KIND, by which the file is recognised.
         experiment: name of the run.
-        code: the code.
-        environment: the software.
+        code: version, commit and hashes of Lantern's code.
+        environment: Python, operating system, and versions of packages.
         machine: the machine that wrote the file.
         decoding: the distinct devices and settings with which images were generated.
         seeds: name -> random seed.

@@ -44,7 +44,7 @@ def redraw(
     Args:
         folder: folder of the results, results/<experiment>.
         provenance: provenance of these results.
-        num_images: number of images; 0 reads nothing.
+        num_images: number of images. If it is 0, no file is read and no image is generated.
         seed: random seed of the choice of images.
         models: results/<experiment> of another run, which has the converted models that `folder` lacks.
         device: device of the models.
@@ -75,7 +75,9 @@ def redraw(
 
 
 def choose_records(folder: Path, num: int, draw: random.Random) -> list[str]:
-    """Choose record files (of generated images) at random: one of every method before a second of any method.
+    """Choose record files, which contain generated images, at random and evenly among the methods.
+
+    Every method has one file in the result before any method has a second one.
 
     Args:
         folder: folder of the results.
@@ -125,10 +127,13 @@ def _redraw(
         raise ValueError(f"{name}: the config has no {method_id} at T{temperature}")
 
     def find(file: str) -> Path:
-        """Return the path of a model file: in the results, or else in the folder `models`.
+        """Return the path of a model file: in the folder of the results, or else in the other run's folder `models`.
+
+        Args:
+            file: name of the file, relative to either folder.
 
         Raises:
-            ValueError: the file is in neither folder, or the file in `models` has another checksum than the provenance.
+            ValueError: the file is in neither folder, or its checksum in `models` differs from the provenance.
         """
         if (folder / file).is_file():
             return folder / file

@@ -22,7 +22,7 @@ def open_results(path: Path | str, workplace: Path) -> Path:
     """Return the folder of a run's results. If `path` is a zip file, it is unpacked first.
 
     Args:
-        path: a folder, or a zip file of a folder.
+        path: the folder of the results, or a zip file of this folder.
         workplace: folder into which a zip file is unpacked.
 
     Raises:
@@ -95,7 +95,7 @@ def check_files(folder: Path, provenance: Provenance) -> int:
 
 
 def files_outside(folder: Path, provenance: Provenance) -> list[str]:
-    """Return the names of files in the results that the provenance does not list, such as the report's."""
+    """Return the names of files in the results that the provenance does not list, such as the pages of the report."""
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     return sorted(found - sums_of(provenance).keys() - {FILE_NAME})
 

@@ -70,7 +70,8 @@ def _prompt_set(name: str, entry: PromptSet, config: RunConfig) -> Iterator[str]
 def _resources(config: RunConfig) -> Iterator[str]:
     """Check the entries of config section `resources`, and the keys that may name an entry.
 
-    Also check whether the keys agree with finished weights. For example, a finished target needs its image tokenizer.
+    Also check whether other keys allow the use of finished weights, which the run does not train. For example, a
+    finished target needs the image tokenizer with which it was trained.
 
     Yields:
         One sentence per error.
@@ -259,8 +260,8 @@ def _methods(config: RunConfig) -> Iterator[str]:
 def _sizes_of_methods(key: str, specs: list[MethodSpec], config: RunConfig) -> Iterator[str]:
     """Check that k and the tree depth of methods are not too large.
 
-    A method cannot use more nearest codes than their table has. A draft tree cannot be deeper than the number of
-    positions that the target's rotary table has after the end of an image.
+    A method cannot use more nearest codes per code (k) than the table of nearest codes has. The last drafts of an image
+    may reach beyond its end, where the target's rotary table has OVERSHOOT positions. No draft tree may be deeper.
 
     Args:
         key: config key with the methods, for the error message.

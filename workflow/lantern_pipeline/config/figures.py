@@ -234,6 +234,9 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
 
 
 def _has_node_curves(plan: RunPlan) -> bool:
-    """Return whether a run has Jacobi drafts in at least MIN_SIZES static trees of different size."""
+    """Return whether a run has enough data for figure `nodes`, whose curves have one point per size of a draft tree.
+
+    Exact methods with Jacobi drafts must use static trees of at least MIN_SIZES sizes.
+    """
     shapes = [spec.tree_shape for spec in plan.specs.values() if spec.drafts == "jacobi" and spec.is_exact]
     return len({len(shape) for shape in shapes if isinstance(shape, tuple)}) >= MIN_SIZES

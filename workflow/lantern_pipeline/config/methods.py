@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MethodRun:
-    """A method and a temperature at which it runs. Result tables have one line for each pair and prompt set."""
+    """A method and a temperature at which it runs. Result tables have one line per such pair and prompt set."""
 
     spec: MethodSpec
     temperature: float
@@ -34,8 +34,8 @@ def expand_methods(config: RunConfig) -> list[MethodRun]:
     An entry with lists of values expands to every combination of them, at each temperature of the entry.
 
     Raises:
-        ValueError: a value of an entry is not allowed, or two entries give the same method. The message names the
-            config key.
+        ValueError: a value of an entry is not allowed, or two entries give the same method at the same temperature. The
+            message names the config key.
     """
     return _expand_entries(config.methods, "methods", config)
 
@@ -124,7 +124,7 @@ def _expand_entry(entry: dict[str, Any], config: RunConfig) -> Iterator[MethodRu
 
 
 def _check_name(spec: MethodSpec) -> None:
-    """Check that the name of a method does not collide with a line that all result tables have.
+    """Check that the name of a method is not the name of another line in the result tables.
 
     Raises:
         ValueError: the name is "real" or "reconstruction" (lines of images that no method generated), or it is
@@ -143,7 +143,7 @@ def _tree_shape(tree: str | None, config: RunConfig) -> TreeShape | None:
     """Return the shape of a draft tree, from its name in the config.
 
     Args:
-        tree: name of the tree; None returns None. A name of two trees is such as "chain9+chain3".
+        tree: name of the tree; None returns None. Names of two trees are joined by "+", as in "chain9+chain3".
         config: the checked config. It defines the tree "dynamic" and custom trees.
     """
     if tree is None:

@@ -6,7 +6,9 @@ from typing import Any
 
 
 def check_partitions(workflow: Any) -> None:
-    """Check that every job of a run fits a Slurm partition of the profile's partition file.
+    """Check that every job of a run fits a Slurm partition.
+
+    The partitions and their limits are in a file that the Snakemake profile names (`slurm-partition-config`).
 
     Args:
         workflow: Snakemake's workflow before it starts jobs. If its executor is not Slurm, nothing is checked.

@@ -54,7 +54,7 @@ def drafter_of(training_seed: int | str, num_steps: int | None = None) -> str:
 
 
 def drafter_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | list[str]:
-    """Return the path of the draft model if a method needs one, else an empty list.
+    """Return the path of the draft model's weights if one of the methods needs a draft model, else an empty list.
 
     Args:
         specs: the methods.
@@ -79,7 +79,7 @@ def nearest_codes_of(neighbours: str) -> str:
     """Return the path of a table of nearest codes.
 
     Args:
-        neighbours: order of the codes: by distance "l2" or "l2_normalised", or "random" as a control.
+        neighbours: how the table ranks codes: by distance "l2" or "l2_normalised", or "random" as a control.
     """
     return f"<results>/codebook/{neighbours}.safetensors"
 
@@ -105,11 +105,11 @@ class RunPlan:
         temperatures: the temperatures of all methods as text, in increasing order.
         ablations: name -> points of the ablation (method, temperature, sampling settings, draft model).
         repeats: names of the repeats, such as "s0n1" for training seed 0 and noise seed 1.
-        first: seeds of the first repeat. Ablations, output distributions and animations use only this one.
+        first: seeds of the first repeat. Ablations, output distributions and animations use only this repeat.
         prompt_sets: names of the prompt sets.
-        headline: prompt set and temperature of the headline numbers.
-        sampled: prompt set and temperature at which output distributions are measured. They need sampling: if the
-            headline temperature is 0, the highest temperature of the run is used.
+        headline: prompt set and temperature of the run's main results.
+        sampled: prompt set and temperature at which output distributions are measured. It equals `headline`, except
+            that the run's highest temperature replaces temperature 0, at which nothing is sampled.
     """
 
     def __init__(self, config: RunConfig, resources: Mapping[str, Resource]) -> None:
@@ -134,7 +134,11 @@ class RunPlan:
         return any(spec.needs_draft_model for spec in self.specs.values())
 
     def methods_at(self, temperature: str) -> list[str]:
-        """Return the ids of the methods that run at a temperature, given as text such as "0.5"."""
+        """Return the ids of the methods that run at a temperature.
+
+        Args:
+            temperature: the temperature as text, such as "0.5".
+        """
         return [spec.method_id for spec, found in self.runs if found == temperature]
 
     def run_params(self, temperature: str | None = None) -> list[tuple]:
@@ -208,8 +212,8 @@ class RunPlan:
         A variant is a repetition of the run with some config keys changed.
 
         Returns:
-            Kind of table ("summary", "paired", "images", "ambiguity") -> paths. The first path is from the run itself,
-            and one from each variant follows.
+            Kind of table -> paths, first of the run itself, then of each variant. The kinds are "summary", "paired"
+            (differences from autoregressive decoding), "images" (metrics per image) and "ambiguity".
         """
         repeat = self.repeats[0]
         file_ending = f"T{self.headline['temperature']}.{repeat}.images.csv"

@@ -36,7 +36,7 @@ MOST_MB, MOST_MINUTES = 128_000, 2880
 
 
 def growing(first: int, most: float = math.inf) -> Callable[..., int]:
-    """Return the amount of a resource that a rule requests, such as memory, as a function for Snakemake.
+    """Return a function with which Snakemake computes how much memory or time a job requests.
 
     The function doubles the amount with every attempt.
 
@@ -54,7 +54,7 @@ def growing(first: int, most: float = math.inf) -> Callable[..., int]:
 def draft_sizes(config: RunConfig) -> DraftConfig:
     """Return the sizes of the draft model that the config describes.
 
-    Published draft models of Chameleon's family differ from others: they embed the token ids of the prompt.
+    Published draft models of Chameleon's family have additional sizes, because they also embed the prompt's token ids.
     """
     family = FAMILIES.get(config.text.encoder)
     is_chameleon = family is not None and family.layers_class == "ChameleonModel"
@@ -124,8 +124,8 @@ class JobSizes:
     def converting_mb(self) -> Callable[..., int]:
         """Return the host memory of a job that converts a target into Lantern's file layout.
 
-        The job reads the memory-mapped file tensor by tensor. It also checks a large embedding table in float32, for
-        which one byte per parameter is added.
+        The job reads the memory-mapped file tensor by tensor. It also checks a large embedding table in float32. For
+        this check, one byte per parameter of target and draft model is added.
 
         Returns:
             Function for a rule's `mem_mb`: MB, doubled with every attempt.
@@ -150,7 +150,7 @@ class JobSizes:
         Args:
             num_images: number of images.
             batch_size: images decoded together.
-            first: least time limit of the first attempt, in minutes.
+            first: lower bound of the time limit, in minutes. It is the limit itself if the target is small.
 
         Returns:
             Function for a rule's `runtime`: minutes, doubled with every attempt.
@@ -163,7 +163,7 @@ class JobSizes:
 
         Args:
             num_images: number of images.
-            first: least time limit of the first attempt, in minutes.
+            first: lower bound of the time limit, in minutes. It is the limit itself if the target is small.
 
         Returns:
             Function for a rule's `runtime`: minutes, doubled with every attempt.

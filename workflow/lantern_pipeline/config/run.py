@@ -56,9 +56,9 @@ class Run:
 
     @property
     def stores_text(self) -> bool:
-        """Whether text features are computed once and stored.
+        """Whether the features of all prompts are computed once and stored.
 
-        Only T5's features are stored. Other encoders run when prompts are read.
+        Only T5's features are stored. With any other encoder, each job that needs the prompts encodes them itself.
         """
         return self.config.text.encoder == "t5"
 
@@ -74,7 +74,10 @@ class Run:
 
     @property
     def prompt_tokenizer(self) -> list[str]:
-        """The tokenizer.json of prompts as a rule's input: a path, or an empty list if the text encoder needs none."""
+        """The tokenizer.json that splits prompts into tokens, as input of rules.
+
+        It is a list of one path, or an empty list if the text encoder needs no such file.
+        """
         text = self.config.text
         if text.checkpoint is None or text.encoder not in FAMILIES:
             return []
@@ -82,7 +85,7 @@ class Run:
 
     @property
     def metric_files(self) -> dict[str, str]:
-        """Published weights and reference images that metrics read: name of the rule's input -> path."""
+        """Published weights and reference images that metrics read: name of the file in a rule's input -> path."""
         return published_files(self.config.metrics, self.resources)
 
     def input_of(self, name: str | None) -> str | list[str]:
@@ -118,8 +121,8 @@ def load_run(config: dict[str, object], files: Sequence[Path | str], *, is_main:
     Args:
         config: the merged config. It is changed in place; see `validate_config`.
         files: the config files, for errors that are not visible in the merged config.
-        is_main: whether this is the process that the user started, and not one that runs a single job. Only the user's
-            process checks the user's files.
+        is_main: whether this is the process that the user started. Only this process checks the user's files. Snakemake
+            starts further processes, which run one job each.
         is_remote: whether jobs run on other machines, such as a cluster's nodes.
 
     Raises:

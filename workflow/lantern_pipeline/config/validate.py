@@ -280,7 +280,7 @@ def _bound_of(problem: ErrorDetails, schema: dict[str, Any]) -> str:
 def _key_path(problem: ErrorDetails) -> tuple[str | int, ...]:
     """Return the path to the key that an error is about: names and list positions, outermost first.
 
-    If the name of an entry is wrong, the path leads to the section that contains the entry.
+    If the error is that the name of an entry has the wrong form, the path leads to the section with the entry.
     """
     path, context = problem["loc"], problem.get("ctx", {})
     if path[-1] == _KEY_OF_MAPPING:
@@ -310,7 +310,7 @@ def _schema_of(path: tuple[str | int, ...]) -> dict[str, Any]:
 
 
 def _keys_named(name: str) -> list[str]:
-    """Return all config keys with a given name and their sections, such as "target.num_steps" for "num_steps"."""
+    """Return every config key with a given last part: "num_steps" gives "target.num_steps", "clip.num_steps" etc."""
     from lantern_pipeline.config.editor_schema import json_schema
 
     sections = json_schema(RunConfig)["properties"]

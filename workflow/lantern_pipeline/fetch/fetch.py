@@ -1,8 +1,8 @@
 """Download of resources from the Hugging Face hub or from a URL, with resumption and a check of hashes.
 
-huggingface_hub does both kinds of transfer. Its own download functions delete a partial file when the process ends,
-which would waste hours for 9 GB. This module therefore calls a lower-level function of huggingface_hub, which appends
-to `<file>.part`. That file is kept until it is complete.
+huggingface_hub does both kinds of transfer. Its own download functions delete a partial file when the process ends, so
+an interrupted download of many GB would start again from zero. This module therefore calls a lower-level function of
+huggingface_hub, which appends to `<file>.part`. That file is kept until it is complete.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def fetch_resource(resource: Resource) -> Manifest:
 def _shards_beside(resource: Resource) -> dict[str, None]:
     """Return the weight files that a resource needs in addition to the files in its config entry.
 
-    They are the files that an index of sharded weights (*.index.json) in the resource lists.
+    If a file of the resource is an index of sharded weights (*.index.json), these are the files that the index names.
 
     Returns:
         File name -> None, the value that `Resource.files` has for an unknown checksum.
@@ -117,7 +117,7 @@ def _shards_beside(resource: Resource) -> dict[str, None]:
 
 @contextmanager
 def _network_allowed() -> Iterator[None]:
-    """Allow requests to the hub while the block runs, although every job sets HF_HUB_OFFLINE=1."""
+    """Context manager: allow requests to the hub within the `with` block, although every job sets HF_HUB_OFFLINE=1."""
     offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False
     try:
         yield
@@ -177,7 +177,9 @@ def _check_content(resource: Resource, file: str, where: Path, expected: str | N
 
 
 def _pin_commit(resource: Resource, file: str) -> Resource:
-    """Return a resource with the newest commit of its repository, if it comes from the hub and has no commit yet.
+    """Return a copy of a resource that has the newest commit of its repository on the hub.
+
+    A resource that already has a commit, or does not come from the hub, is returned unchanged.
 
     Args:
         resource: the resource.
@@ -202,7 +204,7 @@ def _locate(resource: Resource, file: str, expected: str | None) -> RemoteFile:
     Args:
         resource: the resource.
         file: name of the file.
-        expected: SHA-256 from the config or from the first download, or None.
+        expected: SHA-256 from the config or from an earlier download of the file; None if neither states one.
 
     Raises:
         ValueError: the hub states another hash than the expected one.
@@ -263,10 +265,10 @@ def _ask(question: Callable[[], T]) -> T:
 
 
 def _patience() -> Any:
-    """Return the timeouts of a request to the hub, an httpx2.Timeout.
+    """Return the timeouts of a request to a server, as an httpx2.Timeout.
 
-    huggingface_hub declares a float, but passes the value on to httpx2, which also accepts a Timeout. The return type
-    is therefore Any.
+    The return type is Any, because huggingface_hub declares its argument `timeout` as a float. The library passes the
+    value on to httpx2, which also accepts a Timeout.
     """
     return httpx2.Timeout(ANSWER_S, connect=REACH_S)
 
@@ -315,7 +317,7 @@ def _fetch_file(resource: Resource, file: str, remote: RemoteFile, expected: str
 
 @contextmanager
 def _one_sentence(resource: Resource, file: str) -> Iterator[None]:
-    """Replace the error of a failed transfer by one sentence: the file, its URL, the cause, and what to do."""
+    """Context manager: replace the error of a failed transfer by a sentence with file, URL, cause and what to do."""
     try:
         yield
     except (HfHubHTTPError, httpx2.HTTPError, OSError) as error:
@@ -384,10 +386,10 @@ def _explain_answer(error: HfHubHTTPError, resource: Resource, key: str, by_hand
 def _read_record(resource: Resource) -> tuple[dict[str, FileDescription], str | None]:
     """Return the contents of .record.json: checksum, size and date of each file, and the commit if it is known.
 
-    The result is empty if there is no record.
+    If the file does not exist, the result is ({}, None).
 
     Raises:
-        ValueError: the record is of another URL or repository than the config entry, and files are recorded.
+        ValueError: the record lists files, but names another URL, repository or commit than the config entry.
     """
     path = resource.folder / RECORD
     if not path.is_file():

@@ -62,12 +62,12 @@ def describe_file(path: Path) -> FileDescription:
 
 
 def make_manifest(name: str, place: Path, source: str, files: Mapping[str, FileDescription]) -> Manifest:
-    """Return the manifest of some files.
+    """Return the contents of the manifest that states the location and checksums of a resource's files.
 
     Args:
         name: name of the resource.
         place: path of the file if there is only one, else of the folder of the files.
-        source: origin of the files in words, for readers.
+        source: origin of the files in words. No code evaluates it.
         files: file name -> checksum, size and date.
     """
     return {
@@ -81,10 +81,13 @@ def make_manifest(name: str, place: Path, source: str, files: Mapping[str, FileD
 
 
 def resource_path(given: Path | str) -> Path:
-    """Return the file or folder that an input of a rule refers to, after a check of its content.
+    """Return the path of the file or folder that an input of a rule refers to, after a check of its content.
 
-    The input is a manifest or the path itself. The files of a manifest are hashed again only if their size or date has
-    changed. For a path, the check compares with SHA256SUMS in the same folder, if there is one.
+    The files of a manifest are hashed again only if their size or date has changed. A file without a manifest is
+    hashed and compared with the checksum in the file SHA256SUMS of its folder, if there is one.
+
+    Args:
+        given: the input: path of a manifest, or of a file or folder that has none.
 
     Raises:
         FileNotFoundError: a file of the manifest is missing.
@@ -123,7 +126,8 @@ def resource_sha256(given: Path | str) -> str:
 def describe_conversion(given: Path | str, model: StoredModel) -> dict[str, object]:
     """Return the report of a model that was converted from a file of weights.
 
-    It names the file and its SHA-256. If the file is in Lantern's layout, it also contains the report of the training.
+    The report contains the name and the SHA-256 of the file, and the number of parameters. If the file is in Lantern's
+    layout, the report of the model's training is included.
 
     Args:
         given: path of the weights, or of their manifest.
@@ -161,13 +165,13 @@ def describe_path(path: Path) -> dict[str, FileDescription]:
 
 
 def read_manifest(given: Path | str) -> Manifest | None:
-    """Read a manifest.
+    """Read a file if it is the manifest of a resource: JSON with the location and checksums of the resource's files.
 
     Args:
-        given: path of a file or folder, which need not be a manifest.
+        given: path of a manifest, or of any other file or folder.
 
     Returns:
-        Contents of the manifest, or None if the path is something else, for example weights.
+        Contents of the manifest, or None if the path is not a manifest, for example if it is a file of weights.
     """
     path = Path(given)
     if path.suffix != ".json" or not path.is_file():

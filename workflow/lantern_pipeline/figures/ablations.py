@@ -53,7 +53,10 @@ def draw_ablations(table: pd.DataFrame) -> Figure:
 
 
 def _label(rows: pd.DataFrame) -> pd.DataFrame:
-    """Sort the variants of one ablation, and add column `label`, which names what distinguishes a variant from others.
+    """Sort the variants of one ablation by method and parts, and add column `label`.
+
+    The label has the parts and numbers in which variants of the same method differ. The method's name comes first if
+    there are several methods.
 
     Args:
         rows: one row per variant.
@@ -74,13 +77,14 @@ def _label(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _is_told(name: str, value: float) -> bool:
-    """Return whether the label of a variant shows a number in which variants differ.
+    """Return whether the label of a variant shows the value of one column, in which the variants differ.
 
-    A label does not show empty numbers, except drafter_steps: if it is empty, the variant uses the run's draft model.
+    A label does not show empty cells. Column drafter_steps is an exception, because its empty cell means that the
+    variant uses the run's draft model.
 
     Args:
-        name: key of NUMBERS.
-        value: the variant's number; nan if it is empty.
+        name: the column, a key of NUMBERS.
+        value: value of the variant in this column; nan if the cell is empty.
     """
     return name == "drafter_steps" or not pd.isna(value)
 
@@ -93,6 +97,8 @@ def _title(name: str, rows: pd.DataFrame) -> str:
 
 def _height(rows: pd.DataFrame) -> float:
     """Return the height in inches of a panel without its title.
+
+    All lines of a panel are as high as the label with the most lines of text.
 
     Args:
         rows: the variants of the ablation, with column `label`.

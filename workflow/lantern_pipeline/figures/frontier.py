@@ -73,7 +73,7 @@ def _draw_curves(axes: Axes, rows: pd.DataFrame, speed: str, is_list: bool = Fal
     """Draw the total variation of methods against a measure of speed, with one marker per row.
 
     A line connects the rows of a curve, see `split_curves`. Markers are filled if the method has a draft model, else
-    open. If a method has several curves, the markers of the first are small and those of the others are large.
+    open. If a method has several curves, its first curve has small markers, and its other curves have large ones.
 
     Args:
         axes: the panel.

@@ -55,9 +55,14 @@ def _draw_method(axes: Axes, line: pd.DataFrame, name: str) -> None:
 
 
 def _name_targets(axes: Axes, rows: pd.DataFrame) -> None:
-    """Write the names of the targets above a panel. A line connects each name with the target's ambiguity on the axis.
+    """Write the names of the targets above a panel, each at the ambiguity of its target.
 
-    Names are moved apart until they do not overlap.
+    Names that would overlap are moved apart. A line then leads from the name to the target's ambiguity at the upper
+    edge of the panel.
+
+    Args:
+        axes: the panel, whose horizontal axis is the ambiguity.
+        rows: rows with the columns target and ambiguity.
     """
     targets = rows.drop_duplicates("target").sort_values("ambiguity")
     low, high = axes.get_xlim()

@@ -33,7 +33,7 @@ def draw_latent_proximity(
     """Draw images of autoregressive decoding whose tokens are replaced by near or random codes.
 
     Args:
-        records: method id -> records, with autoregressive decoding.
+        records: method id -> records. Only those of autoregressive decoding are used.
         prompts: prompts of the images, in the order of the records.
         tokenizer: image tokenizer, which decodes codes to images.
         nearest_codes: table of nearest codes, (vocab, columns), nearest first.
@@ -55,10 +55,12 @@ def select_proximity(
 ) -> Pictures:
     """Replace every token of images by other codes, decode them, and return the arguments of `draw_pictures`.
 
-    The first column is the original image. Then every token is replaced by its 1st, 10th and 100th nearest code. If
-    `nearest_codes` has fewer columns than that, the code in its last column is used instead. In the last column, every
-    token is replaced by a random other code. Under each image of the last row is a note: the mean PSNR in dB between
-    the images of this column and the originals. The mean is over all images used, not only over the images shown.
+    A row shows one image. Its first column is the original. In the next columns, every token is replaced by its 1st,
+    10th and 100th nearest code. If the table of nearest codes is shorter, the farthest code that it has is used
+    instead, in a single column. In the last column, every token is replaced by a random other code.
+
+    Under each image of the last row is a note: the mean PSNR in dB between the images of this column and the
+    originals. The mean is over all images used, not only over the images shown.
 
     Args:
         codes: tokens of the images, (images, tokens), in the order of `prompts`. Only the first images are used, with

@@ -1,4 +1,4 @@
-"""Figure (s): tokens per forward of exact drafts over the number of nodes of their tree."""
+"""Figure (s): tokens per forward of exact methods against the number of nodes of their draft tree."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
 
 def draw_nodes(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
-    """Draw tokens per forward (left) and the predicted speed-up on GPUs (right) over the nodes of a draft tree.
+    """Draw tokens per forward (left) and the predicted speed-up on GPUs (right) against the size of the draft tree.
 
-    There is one line per kind of drafts, an open one without a draft model. Bars are 95 % intervals. Bands reach from
-    the highest to the lowest published step cost. The figure has page width.
+    There is one line per kind of drafts. Its markers are open if the drafts need no draft model. Bars are 95 %
+    intervals. A band spans the speed-ups that are predicted from the highest and from the lowest published step cost.
+    The figure has page width.
 
     Args:
-        summary: table of `lantern_pipeline.tables.summary.build_summary`.
+        summary: table of results, as `build_summary` returns it.
         settings: config section `metrics`.
     """
     rows = node_rows(select_headline(summary, settings))

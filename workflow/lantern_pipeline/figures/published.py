@@ -7,8 +7,8 @@ The numbers are in published_results.csv. Its column grade states where a number
 - R: the README of its code.
 - T: another paper that measured the method again.
 
-Some methods need a model that was trained specially for them. Their notes begin with OWN_MODEL, and their speed-ups are
-in the table, but not in the figure.
+Some methods need a model that was trained specially for them. Their column note begins with OWN_MODEL. Their speed-ups
+are in published_results.csv, but not in the figure.
 """
 
 from __future__ import annotations

@@ -147,7 +147,9 @@ def name_rows(axes: Axes, labels: Iterable[str], **options: Any) -> None:
 
 
 def draw_rows(axes: Axes, rows: pd.DataFrame, name: str, **look: Any) -> None:
-    """Draw one line per row, with the first row on top: its value and interval in the colour and marker of the method.
+    """Draw the value and the interval of each row on a line of its own, with the first row on top.
+
+    Each row has the colour and the marker of its method.
 
     Args:
         axes: the panel.
@@ -188,7 +190,9 @@ def first_of_each_preset(records: Mapping[str, GenerationRecords]) -> list[str]:
 
 
 def column_titles(records: Sequence[GenerationRecords]) -> list[str]:
-    """Write the title of a column of images for each method: its label with a line for each word, then its parameters.
+    """Write one title per method, for a column of images by this method.
+
+    A title is the method's label with one word per line, followed by the parameters.
 
     Args:
         records: the records of each method.

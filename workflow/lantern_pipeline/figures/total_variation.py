@@ -38,12 +38,12 @@ WRAP = 58  # letters in a line of the legend
 def draw_total_variation(
     curves: pd.DataFrame, methods: pd.DataFrame, summary: pd.DataFrame, settings: MetricsSection
 ) -> Figure:
-    """Draw the total variation (TV) from the target: by delta (top), and of this run's relaxed methods (bottom).
+    """Draw the total variation (TV) from the target against delta (top), and of each relaxed method (bottom).
 
-    The TV is between the distributions of the emitted token and of the target's token. The top has a line for every
-    acceptance, the rule that states the probability with which a draft is accepted. Lines with markers are the mean TV
-    over nodes of draft trees. Thin lines are the 95th percentile over nodes. Bands and bars are 95 % intervals. The
-    figure has page width.
+    The TV is between the distributions of the emitted token and of the target's token. The top has two lines per
+    acceptance. The line with markers is the mean TV over nodes of draft trees, the thin line the 95th percentile.
+    (An acceptance states the probability with which a draft is accepted.) Bands and bars are 95 % intervals. The figure
+    has page width.
 
     Args:
         curves: total_variation/curves.csv, with one row per acceptance and delta, all at the same nodes.

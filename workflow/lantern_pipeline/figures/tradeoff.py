@@ -63,16 +63,16 @@ def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
 def split_curves(rows: pd.DataFrame) -> pd.DataFrame:
     """Divide the headline rows into curves: lists of rows that a line connects, because only one parameter differs.
 
-    The rows of a curve have the same method, tree, drafts and acceptance. The parameter along the curve is the first
-    one with several values in these rows. Parameter k is used only if no other parameter has several values. If a
-    second parameter has several values, each of them gets a curve of its own.
+    The rows of a curve have the same method, tree, drafts and acceptance. One parameter varies along the curve: the
+    first in the order of SYMBOLS that has several values. Parameter k is used only if no other parameter has several
+    values. If a second parameter varies too, each of its values gets a curve of its own.
 
     Args:
         rows: headline rows, as `select_headline` returns them.
 
     Returns:
         The rows, sorted by curve and along each curve, with two more columns. `curve` is the name of the curve, such as
-        "LANTERN: k 20, δ 0.03–0.4". `place` counts the curves of a method from 0.
+        "LANTERN: k 20, δ 0.03–0.4". `place` is the number of the curve among those of its method, from 0.
     """
     symbols = SYMBOLS | custom_parameters(rows)
     grid_order = sorted(symbols, key=lambda name: name == "k")

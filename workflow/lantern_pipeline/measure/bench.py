@@ -20,6 +20,8 @@ from lantern_pipeline.measure.memory import peak_gib, reset_peak
 from lantern_pipeline.measure.repeats import KEYS
 from lantern_pipeline.measure.speed import BASELINE, mean_accepted_length, summarise_latency
 
+Row = dict[str, Any]  # numbers of one method by name, see `bench_rounds`
+
 
 @dataclass(frozen=True)
 class BatchTime:
@@ -36,7 +38,7 @@ class BatchTime:
 
 def bench_rounds(
     decoders: Sequence[Decoder], prompts: Sequence[Prompt], encoder: TextEncoder, *, batch_size: int, num_rounds: int
-) -> Iterator[list[dict[str, Any]]]:
+) -> Iterator[list[Row]]:
     """Measure the speed of several decoders, and yield a summary of all rounds so far after each round.
 
     A round times each prompt at batch 1, see `time_rounds`, and then one batch per decoder.
@@ -90,7 +92,7 @@ def time_batch(decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder
 
 def _summarise(
     timings: pd.DataFrame, images: Mapping[str, Sequence[TimedImage]], batches: Mapping[str, Sequence[BatchTime]]
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Summarise the timings of all rounds, see `bench_rounds`.
 
     Args:

@@ -20,7 +20,7 @@ def data_uri(pixels: np.ndarray, kind: str = "png", **options: int) -> str:
 
     Args:
         pixels: the image, uint8 (height, width, 3).
-        kind: file format, by Pillow's name.
+        kind: Pillow's name of the file format, such as "png" or "webp".
         options: Pillow's options for this format.
     """
     buffer = io.BytesIO()

@@ -126,9 +126,13 @@ def _describe_run(timed: TimedImages, row: int, baseline: int) -> dict[str, obje
         baseline: index of the autoregressive image of the same prompt.
 
     Returns:
-        A dict with four keys. `lengths` is the number of tokens of each forward pass, and `ms` its milliseconds.
-        `marks` has one letter per token: a token of the target, an accepted draft or a substitution. `differs` is the
-        number of tokens that differ from the autoregressive image.
+        A dict with four keys.
+
+        - lengths: number of tokens that each forward pass emits.
+        - ms: milliseconds of each forward pass.
+        - marks: string with one letter per token: OWN if it was sampled from the target, DRAFT for an accepted draft,
+          or SUBSTITUTION.
+        - differs: number of tokens that differ from the autoregressive image.
     """
     lengths = timed.step_lengths[row][timed.step_lengths[row] > 0].tolist()
     milliseconds = (1000 * timed.step_seconds[row][: len(lengths)].double()).tolist()

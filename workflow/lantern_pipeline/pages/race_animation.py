@@ -61,7 +61,10 @@ def draw_race(
 
 
 def _choose_methods(timed: TimedImages) -> list[str]:
-    """Choose, for each name in SHOWN, the method with this name that took the least time for all images."""
+    """Return the ids of the methods to show: for each name in SHOWN, the method that took the least total time.
+
+    Methods of the same name differ in their parameters. A name that was not run is left out.
+    """
     total = dict.fromkeys(timed.method_ids, 0.0)
     for method, seconds in zip(timed.method_ids, timed.step_seconds.double().sum(1).tolist(), strict=True):
         total[method] += seconds

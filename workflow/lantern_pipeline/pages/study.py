@@ -35,7 +35,7 @@ class Trial(NamedTuple):
     Attributes:
         kind: PAIR or CHECK. A pair has an autoregressive image and the image of a method. A check (attention check) has
             an image of this caption and an image of another caption, both autoregressive.
-        caption: prompt of the images, always shown as plain text.
+        caption: prompt that the page shows with the two images, as plain text.
         prompt_id: id of the prompt.
         method_id: id of the method; empty for a check.
         images: RGB, uint8 (2, S, S, 3). The first is the autoregressive image of the caption.
@@ -72,8 +72,8 @@ def select_trials(
 
     The first method gets the first `num_trials` prompts, and each further method the prompts that follow. After the
     last prompt comes the first again. Readers would recognise an autoregressive image that they have seen, so it
-    appears twice only if there are too few prompts. If the two images of a pair are equal in every token, the pair is
-    not shown but counted in `num_ties`.
+    appears twice only if there are too few prompts. A pair whose two images are equal in every token
+    is not shown, but counted in `num_ties` of its method.
 
     Args:
         records: method id -> codes of its images, in the order of `prompts`.
@@ -116,8 +116,9 @@ def select_trials(
 def choose_wrong_prompts(texts: Sequence[str], right: Sequence[int], used: set[int]) -> list[int]:
     """Choose, for the attention check of each prompt, another prompt whose image clearly does not fit.
 
-    It is the prompt that shares the smallest fraction of words with the prompt of the check. Among equal ones, the
-    prompt that was chosen least often is taken. Prompts in `used` are chosen only if there are no others.
+    It is the prompt that shares the smallest fraction of words with the prompt of the check. If several prompts share
+    the same fraction, the one chosen least often so far is taken. Prompts in `used` are chosen only if there are no
+    others.
 
     Args:
         texts: all prompts.
@@ -144,7 +145,7 @@ def build_page(
     """Build the page of the study and its key.
 
     Both contain the id of the study, a hash of everything in the page and the key. Answers to one page can therefore
-    not be read with the key of another. In the key, `baseline` is the position (0 or 1) of the autoregressive image.
+    not be read with the key of another. `KeyTrial` describes what the key has for each trial.
 
     Args:
         trials: the pairs and checks.

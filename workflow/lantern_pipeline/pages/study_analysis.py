@@ -30,7 +30,7 @@ PAIR, CHECK = "pair", "check"  # kinds of trials
 
 
 def _object(**properties: Mapping[str, object]) -> dict[str, object]:
-    """Return the JSON schema of an object that must have all of these properties.
+    """Return the JSON schema of an object that must have all of the given properties.
 
     Args:
         properties: name -> JSON schema of the value.
@@ -76,7 +76,7 @@ class StudyMethod(TypedDict):
     Attributes:
         method_id: id of the method.
         label: name of the method for readers.
-        num_pairs: number of pairs of the method, with those that are not shown.
+        num_pairs: number of pairs of images for the method, including the pairs that are not shown.
         num_ties: number of pairs that are not shown, because both images are equal.
     """
 
@@ -212,7 +212,8 @@ def read_answers(path: Path | str, key: StudyKey) -> Reader:
         key: key of the study.
 
     Raises:
-        ValueError: the file is not an answer file, is damaged, belongs to another study, or lacks an answer.
+        ValueError: the file is not an answer file, is damaged or belongs to another study. Or a trial has no answer or
+            two answers, or is not in the study.
     """
     path = Path(path)
     try:

@@ -1,1 +1,1 @@
-"""Types of the configuration, one class per config section, for the plan, Snakemake's rules and the jobs."""
+"""Types of the configuration: one class per config section. The plan, Snakemake's rules and the jobs use them."""

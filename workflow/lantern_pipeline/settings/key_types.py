@@ -33,12 +33,15 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     def keys_of(self, part: type[Section]) -> dict[str, object]:
-        """Return some keys of this section with their values, as parameters of a Snakemake rule.
+        """Return the keys that this section inherits from one base class, as parameters of a Snakemake rule.
 
-        The result holds plain values, because Snakemake would not notice a change inside a pydantic model.
+        The result is a dict, because Snakemake would not notice a change inside a pydantic model.
 
         Args:
-            part: a base class of this section; its keys are returned.
+            part: the base class, which lists the keys that the rule depends on.
+
+        Returns:
+            Key -> value in this section.
         """
         return self.model_dump(include=set(part.model_fields))
 

@@ -41,7 +41,7 @@ _KEYS = {
 
 
 class _OpenSection(Section):
-    """A section that also accepts unknown keys, whose value may be a single value or a list of values."""
+    """A section that also accepts unknown keys. Such a key may have a single value or a list of values."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, OneOrList[Any]]
@@ -86,7 +86,8 @@ def check_entry(entry: dict[str, Any]) -> dict[str, Any]:
     """Check an entry of `methods` against Lantern's table of methods.
 
     Returns:
-        The entry with its keys in the order given. This order decides the order of the methods that it expands to.
+        The entry with its keys in the order of `entry`. The order of the keys decides the order of the methods to which
+        the entry expands.
 
     Raises:
         pydantic.ValidationError: a key is unknown or its value is not allowed.

@@ -128,7 +128,10 @@ class TextEncoding(PromptReading):
 
 
 class TextSettings(PromptReading):
-    """Keys with which a job encodes prompts, and sizes of images in codes, which some models read in the prompt."""
+    """Settings with which a job encodes prompts: keys of config section `text`, and the grid sizes of images.
+
+    Some target models read the grid size as part of the prompt.
+    """
 
     grids: list[Integer] = Field(description="codes along a side of an image and of the smaller one before it, or 0")
 
@@ -261,7 +264,7 @@ class DynamicTree(Section):
 
 
 class DraftTree(Section):
-    """Config section `draft_tree`: draft trees of presets. A preset is a method that Lantern defines by name."""
+    """Config section `draft_tree`: draft trees of the methods whose key `tree` is "static" or "dynamic"."""
 
     static: str = Field(description="name of a static tree")
     dynamic: DynamicTree
@@ -290,9 +293,10 @@ class GridSampling(Section):
     )
 
     def combinations(self) -> list[dict[str, int | float]]:
-        """Return every combination of the given values, each as a dict: key -> value.
+        """Return every combination of the values that the config states for these keys.
 
-        If no key is given, the only combination is an empty dict.
+        Returns:
+            One dict per combination: key -> value. If the config states no key, the only dict is empty.
         """
         values = {"cfg_scale": self.cfg_scale, "top_k": self.top_k, "top_p": self.top_p}
         given = {name: value for name, value in values.items() if value != []}
@@ -301,7 +305,7 @@ class GridSampling(Section):
 
 
 class Grid(Section):
-    """Entry of config section `ablations.grids`: every combination of methods, sampling settings and draft models."""
+    """Entry of config section `ablations.grids`: all combinations of methods, sampling settings and draft models."""
 
     num_prompts: Annotated[Integer, Field(ge=2)] | None = Field(
         default=None, description="number of prompts; null = ablations.num_prompts"
@@ -314,7 +318,7 @@ class Grid(Section):
 
 
 class Ablations(Section):
-    """Config section `ablations`: small experiments in addition to those of the main result table."""
+    """Config section `ablations`: small experiments that vary methods and settings, outside the main result table."""
 
     num_prompts: Integer = Field(ge=2, description="number of prompts")
     grids: dict[Name, Grid | None] = Field(description="ablations by name; null removes one")
@@ -433,7 +437,7 @@ class Study(Section):
 
 
 class ResourceEntry(Section):
-    """Entry of config section `resources`: where files come from that a run uses but does not make.
+    """Entry of config section `resources`: the origin of files that a run uses but does not make.
 
     The files are on this machine, at one URL, or on the Hugging Face hub.
     """

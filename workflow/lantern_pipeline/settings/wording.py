@@ -1,4 +1,4 @@
-"""Helpers for error messages: a value as text, and the known name that is nearest to a misspelt one."""
+"""Helpers for error messages: a value as text, and the known name that is most similar to a misspelt name."""
 
 from __future__ import annotations
 

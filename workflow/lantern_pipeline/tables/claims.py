@@ -24,7 +24,7 @@ from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
 ACCURACY_TOLERANCE = 0.02  # prompt accuracy that a relaxed method may lose and still be ranked
 IDLE = 0.1  # a machine counts as idle if at most this number of cores is busy
-MIN_TIMED = 6  # prompts: below that, the true median is outside the measured range with a probability above 5 %
+MIN_TIMED = 6  # timed prompts; with fewer, the probability that the measured range misses the true median is above 5 %
 LEVEL = 0.05  # significance level of all tests of the output distribution together; each test has an equal part of it
 PUBLISHED_RULES = ("sampled_paper", "top_children", "top_official")
 # Columns of the table of results that a claim about one method contains.
@@ -99,7 +99,8 @@ def claims_of_rows(rows: pd.DataFrame) -> dict[str, object]:
         - exact, exact_fastest: numbers of the longest and of the fastest exact method, see `_is_lossless`.
         - exact_without_draft_model: numbers of the longest exact method without a draft model.
         - relaxed, relaxed_fastest: numbers of the longest and of the fastest relaxed method.
-        - relaxed_and_slow: labels of the relaxed methods for which the whole interval of the speed-up is below 1.
+        - relaxed_and_slow: labels of the relaxed methods for which the whole interval of the speed-up is below 1, and
+          which were timed on at least MIN_TIMED prompts.
         - distribution: see `_judge_distributions`.
         - frontier: see `_frontier`.
     """
@@ -170,6 +171,9 @@ def num_timed(rows: pd.DataFrame | Mapping[str, Any]) -> Any:
     """Return the number of timed prompts of each row, or of one row.
 
     Column num_timed counts every prompt once per repeat. It is therefore divided by column num_repeats.
+
+    Args:
+        rows: the rows as a table, or a single row as a mapping.
     """
     return rows["num_timed"] / rows["num_repeats"]
 
@@ -197,7 +201,7 @@ def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
 
     - The method uses rejection sampling, which keeps the distribution, but not the tokens.
     - The dtype is bfloat16. A forward pass over several nodes then rounds differently from a pass over a single node.
-      If the gap between two candidates is smaller than the rounding error, the tokens may differ.
+      If the gap between the two best candidates of a token is smaller than the rounding error, the tokens may differ.
     """
     return _keeps_tokens(rows) & (rows["dtype"] == "float32")
 
@@ -220,12 +224,12 @@ def _keeps_tokens(rows: pd.DataFrame) -> pd.Series:
 
 
 def _longest(rows: pd.DataFrame) -> dict[str, object] | None:
-    """Return the numbers of the row with the most tokens per forward pass, or None if there are no rows."""
+    """Return the columns CLAIM_COLUMNS of the row with the most tokens per forward pass, or None without rows."""
     return None if rows.empty else _numbers_of_row(rows.loc[rows["mean_accepted_length"].idxmax()])
 
 
 def _fastest(rows: pd.DataFrame) -> dict[str, object] | None:
-    """Return the numbers of the row with the highest speed-up, or None if no row is timed."""
+    """Return the columns CLAIM_COLUMNS of the row with the highest speed-up, or None if no row is timed."""
     timed = rows[rows["speedup"].notna()]
     return None if timed.empty else _numbers_of_row(timed.loc[timed["speedup"].idxmax()])
 
@@ -246,9 +250,10 @@ def _count_equal_rows(summary: pd.DataFrame) -> dict[str, float]:
         A dict with up to four numbers.
 
         - num_rows: number of float32 rows whose tokens must be equal.
-        - num_equal: number of these rows whose tokens are equal.
-        - num_near_ties: number of their images that differ by a near-tie, a difference that rounding explains.
-        - share_equal_bfloat16: mean share of equal images in the bfloat16 rows, if there are any.
+        - num_equal: number of these rows in which all tokens are equal.
+        - num_near_ties: number of images in these rows that differ at a near-tie: two candidates that are so close
+          that rounding explains the difference.
+        - share_equal_bfloat16: share of equal images, averaged over the bfloat16 rows. Only if there are such rows.
     """
     kept = summary[summary["repeat"] != POOLED]
     kept = kept[_keeps_tokens(kept)]
@@ -279,7 +284,15 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
         rows: headline rows, as `select_headline` returns them.
 
     Returns:
-        Name -> number, list of labels, or dict of label -> p-value. Empty if no row was tested.
+        An empty dict if no row was tested. Otherwise:
+
+        - num_claims, num_confirmed: number of methods that a proof calls exact, and of those that passed all tests.
+        - refuted: label of a refuted exact method -> p-value.
+        - not_measured: labels of the exact methods that are not refuted, but that the test of whole images left out.
+        - num_tests, level: number of tests of whole images, and significance level of each.
+        - baseline_p: p-value of autoregressive decoding.
+        - num_relaxed, num_told: number of tested relaxed methods, and of those for which a difference was detected.
+        - not_told: label of a relaxed method for which no difference was detected -> p-value.
     """
     others = rows[rows["method_id"] != BASELINE]
     tested, is_claimed = others["law_p"].notna(), others["is_exact"].eq(True)
@@ -306,9 +319,10 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def _frontier(rows: pd.DataFrame) -> dict[str, object]:
-    """Return the claim `frontier`: the methods that no other method exceeds in both speed and fidelity.
+    """Return the claim `frontier`: the Pareto frontier of tokens per forward pass and distance from the target.
 
-    Speed is tokens per forward pass. Fidelity is a small distance from the target, see `add_distance`.
+    A method is on the frontier if every method with a smaller or equal distance has fewer tokens per forward pass.
+    `add_distance` explains the distance.
 
     Args:
         rows: headline rows, as `select_headline` returns them.
@@ -316,8 +330,8 @@ def _frontier(rows: pd.DataFrame) -> dict[str, object]:
     Returns:
         An empty dict if the distance of fewer than two methods is known. Otherwise:
 
-        - all: Pareto frontier of all methods. It is a list of dicts with label, mean_accepted_length and distance, most
-          tokens first.
+        - all: frontier of all methods. It is a list of dicts with label, mean_accepted_length (tokens per forward
+          pass) and distance. The method with the most tokens comes first.
         - without_draft_model: the same for the methods without a draft model.
         - num_rows: number of rows with a known distance.
         - not_measured: labels of the rows with an unknown distance.
@@ -342,6 +356,15 @@ def _bound(curves: pd.DataFrame) -> dict[str, object]:
 
     Args:
         curves: total variation as a function of delta, from total_variation/curves.csv.
+
+    Returns:
+        An empty dict if `curves` is empty. Otherwise:
+
+        - delta: the value at which published acceptances are checked.
+        - published: name of the acceptance -> mean total variation and its interval at this delta.
+        - published_is_above: whether the total variation of a published acceptance exceeds this delta at some node.
+        - ours_is_above: whether the total variation of `bounded` exceeds delta at some node, for some delta.
+        - num_nodes, num_deltas: number of nodes and of values of delta at which `bounded` is checked.
     """
     if curves.empty:  # the run has no draft model
         return {}
@@ -363,7 +386,8 @@ def _compare_acceptance(
 ) -> dict[str, object]:
     """Compare one acceptance with others by likelihood and total variation, at equal tokens per forward pass.
 
-    Only methods with the same drafts and tree are compared: those of the first row with acceptance `first`.
+    Only methods with the same drafts and tree are compared. The first row with acceptance `first` determines which
+    drafts and tree these are.
 
     Args:
         rows: headline rows, as `select_headline` returns them.

@@ -3,8 +3,8 @@
 *Length* is the number of tokens per forward pass. Methods use the same noise, so their difference on the same prompts
 is known much more precisely than the two means.
 
-Conclusions are drawn from separate 95 % intervals, without a correction for their number. If there is no true
-difference, about one interval in twenty still excludes 0.
+Each conclusion is drawn from its own 95 % interval, without a correction for the number of comparisons. If there is no
+true difference, about one interval in twenty still excludes 0.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SPEEDUP = next(metric for metric in METRICS if metric.column == "speedup")
 
 
 def build_paired(images: pd.DataFrame, latency: pd.DataFrame, *, settings: MetricsSection, seed: int) -> pd.DataFrame:
-    """Compare every method with autoregressive decoding of the same prompts and noise.
+    """Compare every method with autoregressive decoding, on the same prompts and with the same noise.
 
     Args:
         images: one row per method and image.
@@ -121,7 +121,7 @@ def _row(
         counts: (number of repeats, number of prompts).
         interval: values of the columns INTERVAL: difference from autoregressive decoding, lower end and upper end.
         shown: (lower end, upper end) from which the conclusion is drawn. For most metrics they equal the ends of
-            `interval`. For a distance, both are the largest distance of an image.
+            `interval`. If the metric is a distance between two images, both are the largest distance of all images.
     """
     num_repeats, num_prompts = counts
     conclusion = conclude(*shown, num_prompts, num_repeats, metric=metric)
@@ -132,14 +132,15 @@ def _row(
 def compare_at_equal_length(
     first: pd.DataFrame, second: pd.DataFrame, *, num_resamples: int = 1000, seed: int = 0
 ) -> dict[str, float] | None:
-    """Compare the NLL of two families of methods at equal length, the number of tokens per forward pass.
+    """Compare the NLL of two families of methods at equal lengths.
 
-    A family has methods that differ in a parameter, such as delta. They give points of length and NLL. A piecewise
-    linear curve through them is the NLL as a function of length. The curves are compared at lengths that both reach.
+    Length means tokens per forward pass. The methods of a family differ in one parameter, such as delta. Each method
+    has one length and one NLL, and is thus a point of a piecewise linear curve: NLL as a function of length. The
+    curves of the two families are compared at the lengths that both reach.
 
     Args:
-        first: rows of the first family's images, one per method and image.
-        second: the same for the second family, with the same prompts.
+        first: table with one row per image of every method in the first family.
+        second: the same for the second family. The prompts must be the same.
         num_resamples: number of bootstrap resamples.
         seed: random seed of the bootstrap.
 
@@ -165,10 +166,10 @@ def compare_at_equal_length(
 
 
 def _stack(rows: pd.DataFrame) -> tuple[np.ndarray, ...]:
-    """Convert the rows of a family's images to arrays with one line per method and one column per prompt.
+    """Convert the table of a family's images to arrays with one line per method and one column per prompt.
 
     Args:
-        rows: one row per method of the family and image, see `compare_at_equal_length`.
+        rows: table with one row per image of every method in the family, see `compare_at_equal_length`.
 
     Returns:
         (num_tokens, target_forwards, nll), each (methods, prompts).
@@ -184,7 +185,7 @@ def _read_off(
     """Compute the mean NLL of two curves over the lengths that both reach.
 
     A curve is the NLL as a function of length (tokens per forward pass). It is piecewise linear, with one point per
-    method of a family.
+    method of a family (see `compare_at_equal_length`).
 
     Args:
         curves: for each of the two families, the arrays that `_stack` returns.

@@ -148,8 +148,8 @@ def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
     Each line compares two acceptances by the difference of their NLL, and by their total variations from the target.
 
     Args:
-        found: first acceptance -> second acceptance -> numbers of the comparison, or None if the two have no common
-            range of tokens per forward pass.
+        found: first acceptance -> second acceptance -> result of `claims._compare_acceptance` for the two. It is None
+            if they have no common range of tokens per forward pass.
     """
     rows = []
     for first, others in found.items():
@@ -202,7 +202,7 @@ def paper_cells(tables: Mapping[str, pd.DataFrame], published: pd.DataFrame) -> 
     """Make the table of this project's speed-ups and tokens per forward pass next to published ones.
 
     Args:
-        tables: section of docs/results.md -> its table of this project's results.
+        tables: file name without suffix -> table. Tables "results" and "peers" have this project's results.
         published: table of published numbers, as `read_published` returns it.
     """
     rows = []

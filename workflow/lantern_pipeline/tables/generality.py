@@ -33,12 +33,15 @@ COLUMNS = (
 def target_rows(
     summary: pd.DataFrame, paired: pd.DataFrame, images: pd.DataFrame, settings: MetricsSection, seed: int
 ) -> pd.DataFrame:
-    """Select the headline rows of one target's run (see `select_headline`), and add the change of NLL and the gain.
+    """Select the headline rows of one target's run (see `select_headline`), and add the columns nll_change and gain.
+
+    nll_change is the NLL minus that of autoregressive decoding. `measure_gains` explains the gain. Both columns have
+    an interval.
 
     Args:
         summary: table of results.
         paired: comparisons with autoregressive decoding, as `build_paired` returns them.
-        images: one row per method and image, of the headline rows.
+        images: table with one row per image of every method in the headline rows.
         settings: config section `metrics`.
         seed: random seed of the bootstrap.
     """
@@ -50,10 +53,11 @@ def target_rows(
 
 
 def describe_changes(changes: Mapping[str, Mapping[str, object]]) -> str:
-    """Write the config keys in which a target differs from the base target: "tokenizer.grid 12".
+    """Write the config keys in which a target differs from the target of the run itself: "tokenizer.grid 12".
 
     Args:
-        changes: config section -> key -> value. Key checkpoint is left out, because it names a file.
+        changes: config section -> key -> value of this target. Key `checkpoint` is not written, because it names a
+            file.
     """
     return ", ".join(
         f"{section}.{key} {str(value).lower() if isinstance(value, bool) else value}"
@@ -111,13 +115,23 @@ def measure_gains(rows: pd.DataFrame, images: pd.DataFrame, options: Mapping[str
 def find_generality_claims(table: pd.DataFrame) -> dict[str, object]:
     """Compute one claim per method: how its gain varies over all targets, and whether it grows with the ambiguity.
 
-    If a method has no gain, as all exact methods, its claim is about tokens per forward pass instead.
+    An exact method has no gain, so its claim is about its tokens per forward pass instead. The same holds for a relaxed
+    method if the exact method to compare with did not run.
 
     Args:
         table: a table with the columns COLUMNS.
 
     Returns:
-        Method id -> its claim.
+        Method id -> its claim, a dict. Numbers that are nan are left out.
+
+        - label: label of the method.
+        - measure: "gain", or the column of tokens per forward pass. `<measure>` stands for it below.
+        - num_targets: number of targets.
+        - num_above_one: number of targets on which the whole interval of the measure is above 1.
+        - base: value of the measure on the run's own target.
+        - unlike_base: target -> value, for targets whose interval does not overlap the interval of the base.
+        - tau, p: Kendall's tau between ambiguity and measure, and its p-value.
+        - <measure>_min, <measure>_max, and the same for nll_change and tv_mean: extremes over all targets.
     """
     rows = table[table["method_id"] != BASELINE]
     return {str(method_id): _claims_of_method(part) for method_id, part in rows.groupby("method_id", sort=False)}

@@ -99,7 +99,7 @@ def select_few(table: pd.DataFrame) -> pd.DataFrame:
 
     - autoregressive decoding and real images,
     - the best two exact methods with a draft model, and the best exact method without one,
-    - the best methods of the first four relaxed presets.
+    - the best methods of the first four relaxed presets, in the order of `table`.
     """
     is_end = table["method"].isin((BASELINE, REAL))
     decoded = table[table["acceptance"].notna() & ~is_end]
@@ -305,12 +305,12 @@ def _keep_interval(cell: str) -> Markup:
 
 
 def _cell(row: pd.Series, metric: Metric, is_plain: bool) -> str:
-    """Write a value with its interval.
+    """Write the value of a metric for one row, with its interval.
 
-    If the total variation is unknown, its upper bound is written, which is the share of substitutions.
+    If the total variation is unknown, its upper bound is written instead: the share of substitutions, after "≤".
 
     Args:
-        row: row of the table.
+        row: a row of the table of results.
         metric: the metric.
         is_plain: True to leave out the interval.
     """

@@ -54,7 +54,7 @@ def method_name(method: str) -> str:
 
 
 def method_colour(method: str) -> str:
-    """Return the colour of a method. A method without an entry in _ROWS gets a colour derived from its name."""
+    """Return the colour of a method. Methods without a colour of their own get one that depends on their name."""
     own = _ROWS[method].colour if method in _ROWS else ""
     return own or SPARE_COLOURS[sum(method.encode()) % len(SPARE_COLOURS)]
 

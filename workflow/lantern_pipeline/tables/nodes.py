@@ -1,4 +1,7 @@
-"""Tokens per forward of exact drafts over the number of nodes of their static tree, with and without a draft model."""
+"""Tokens per forward of exact methods by the number of nodes of their static draft tree.
+
+The methods differ in their drafts: Jacobi drafts need no draft model, hybrid drafts need one.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,25 @@ LENGTH = "mean_accepted_length"
 
 
 def num_nodes(tree: str) -> int:
-    """Return the number of drafts of a static tree, or of two trees below one root, by name."""
+    """Return the number of nodes of a draft tree without its root.
+
+    Args:
+        tree: name of a static tree, or two names joined by "+" for two trees below one root.
+    """
     return sum(len(tree_choices(name)) for name in tree.split("+"))
 
 
 def node_rows(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the curves with the columns nodes, predicted_low and predicted_high, by drafts and nodes.
+    """Select the exact methods whose drafts are a key of DRAFTS, and predict their speed-up on a GPU.
 
-    The prediction is the speed-up of these tokens per forward at the lowest and the highest step cost that papers
-    published for GPUs.
+    The prediction divides a method's tokens per forward by published relative step costs of eager steps.
 
     Args:
-        table: rows, as of `markdown.results_table`.
+        table: table with one row per method, as `markdown.results_table` returns it.
+
+    Returns:
+        Rows of `table`, sorted by drafts and then by number of nodes. Column `nodes` is the number of nodes of the
+        draft tree. predicted_low and predicted_high are the speed-ups at the highest and the lowest step cost.
     """
     rows = table[table["drafts"].isin(list(DRAFTS)) & table["is_exact"].eq(True)]
     rows = rows.assign(nodes=[num_nodes(tree) for tree in rows["tree"]])
@@ -41,7 +51,11 @@ def node_rows(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def node_cells(table: pd.DataFrame) -> Cells:
-    """Make a table with one line per tree of `node_rows`."""
+    """Make a table with one line per method that `node_rows` selects.
+
+    Args:
+        table: table with one row per method, as `markdown.results_table` returns it.
+    """
     cells = [["drafts", "tree", "nodes", "tokens / forward", "speed-up on GPUs (predicted)", "equal to autoregressive"]]
     for _, row in node_rows(table).iterrows():
         num_equal = round(row["num_images"] * row["tokens_equal_autoregressive"])

@@ -140,7 +140,7 @@ def weights_ms(model: str, gpu: str) -> float:
 
 
 def published_ms(model: str) -> float:
-    """Return the milliseconds of a step in other projects' eager code, from published times of a layer.
+    """Return the milliseconds of a step in other projects' eager code: number of layers times published time per layer.
 
     Args:
         model: name of the model card.
@@ -179,7 +179,7 @@ def predict(model: str, gpu: str, method: str, tokens_per_forward: float) -> lis
 
 
 def predict_speedup(tokens_per_forward: float, needs_draft_model: bool, stepping: str) -> tuple[float, float]:
-    """Return the lowest and the highest speed-up at the known relative step costs.
+    """Return the speed-ups at the highest and at the lowest relative step cost in STEP_COSTS.
 
     Args:
         tokens_per_forward: tokens per forward pass of the target.
