@@ -40,8 +40,12 @@ class CodeDataset:
             indices: indices of the images, integer (batch,).
 
         Returns:
-            (codes, int64 (batch, tokens); caption features, float32 (batch, max_tokens, caption_dim), or token ids,
-            int64 (batch, max_tokens); mask, bool (batch, max_tokens), False at padding).
+            (codes, prompts, mask):
+
+            - codes: int64 (batch, tokens).
+            - prompts: result of the encoder. Depending on the encoder it consists of caption features, float32 (batch,
+              max_tokens, caption_dim), or of token ids, int64 (batch, max_tokens).
+            - mask: bool (batch, max_tokens), False at padding.
         """
         features, mask = self.encoder.encode([self.captions[i] for i in indices.tolist()])
         return self.codes[indices].long(), features, mask
@@ -50,8 +54,8 @@ class CodeDataset:
 def load_codes(codes: Sequence[Path | str], captions: Path | str, encoder: TextEncoder) -> CodeDataset:
     """Load tokenised images and match them with their captions by id.
 
-    Images are in the order of the captions, however the codes were divided into files. Captions without codes are left
-    out.
+    The result has the order of the captions. It does not depend on how the codes are divided into files. Captions
+    without codes are left out.
 
     Args:
         codes: files with the tensor `codes`, (images, tokens), and the ids in their metadata.
@@ -68,7 +72,10 @@ def load_codes(codes: Sequence[Path | str], captions: Path | str, encoder: TextE
 
 
 def step_indices(num_images: int, batch_size: int, seed: int, i: int) -> torch.Tensor:
-    """Return the indices of the images of one training step. Every epoch goes through all images in a new random order.
+    """Return the indices of the images of one training step.
+
+    Every epoch goes through all images in a new random order. A batch may contain the last images of one epoch and the
+    first images of the next.
 
     Args:
         num_images: number of images.

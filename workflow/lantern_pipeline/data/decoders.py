@@ -28,13 +28,13 @@ def load_decoders(
     dtype: str = "float32",
     stepping: str = "auto",
 ) -> list[Decoder]:
-    """Load the models once and make a decoder for every run.
+    """Load the models once, and make one decoder per pair of a method and a temperature.
 
     Args:
         runs: one pair per decoder: all fields of a `MethodSpec` as a dict, and the temperature.
         sampling: config section `sampling`.
         target: weights of the target model.
-        drafter: weights of the draft model, or None.
+        drafter: weights of the draft model. None if no method uses one.
         nearest_codes: files with tables of nearest codes; see `load_tables`.
         device: device of the models.
         dtype: dtype of the models, "float32" or "bfloat16".

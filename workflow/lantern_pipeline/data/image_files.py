@@ -226,7 +226,8 @@ def decode_images(tokenizer: ImageModel, codes: Tensor, num_at_once: int | None 
     Args:
         tokenizer: image tokenizer.
         codes: integer (images, tokens).
-        num_at_once: images decoded together. The default is small, because a decoder's activations are large.
+        num_at_once: images decoded together. None for as many as have TOKENS_AT_ONCE tokens together, at least one.
+            The constant is small, because a decoder's activations are large.
 
     Returns:
         float32 (images, 3, S, S) in [-1, 1], on the device of `codes`.

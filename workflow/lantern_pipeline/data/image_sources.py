@@ -56,7 +56,7 @@ class SceneSource:
         self.seed, self.image_size, self.num_train = seed, image_size, num_train
 
     def scenes(self, split: str, indices: Sequence[int]) -> list[Scene]:
-        """Return the descriptions of images, from which they are drawn: background, objects and their relation.
+        """Return the scenes that images show. A scene states the background, the objects and their relation.
 
         Args:
             split: name of the split.
@@ -248,7 +248,7 @@ def hold_out(items: Sequence[T], seed: int) -> tuple[list[T], list[T]]:
 
 
 class DataSection(TypedDict):
-    """Values of config section `data` that describe the image source, as a dict.
+    """Keys of config section `data` that describe the image source.
 
     Attributes:
         source: "scenes" (the shapes dataset), "folder" (images with captions), "captions" (a file of captions without
@@ -267,7 +267,12 @@ class DataSection(TypedDict):
 
 
 def make_source(data: DataSection, seed: int) -> ImageSource | None:
-    """Build the image source that config section `data` describes, or return None if the run has no images."""
+    """Build the image source that config section `data` describes, or return None if the run has no images.
+
+    Args:
+        data: the section.
+        seed: random seed. It determines the images of the shapes dataset, or which images of a folder are held out.
+    """
     if data["source"] == "scenes":
         return SceneSource(seed, data["image_size"], data["num_train"])
     if data["source"] == "folder":
@@ -288,7 +293,7 @@ def training_captions(
         path: prompt file of these captions.
 
     Returns:
-        "train" -> all training captions, "val" -> the first `num_val` held-out captions, in the order of the images.
+        "train" -> all training captions, "val" -> the first `num_val` held-out captions.
 
     Raises:
         ValueError: the source has no captions, or fewer than 2.

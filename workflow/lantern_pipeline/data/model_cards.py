@@ -65,7 +65,11 @@ def card_sections(name: str | None) -> dict[str, dict[str, object]]:
 
 
 def hub_entries() -> dict[str, dict[str, object]]:
-    """Return entries for config section `resources`: the files of all published models on the Hugging Face hub."""
+    """Return the entries of config section `resources` for the files of published models on the Hugging Face hub.
+
+    Returns:
+        Name of an entry -> keys and values: repo, revision, and files.
+    """
     return {
         name: {"repo": hub.repo, "revision": hub.revision, "files": dict(hub.files)} for name, hub in HUB_FILES.items()
     }
@@ -74,8 +78,8 @@ def hub_entries() -> dict[str, dict[str, object]]:
 def prompt_settings(text: PromptReading) -> PromptSettings:
     """Build the part of a model card that describes how prompts are encoded.
 
-    The words of a fixed vocabulary are not included, because config section `text` does not state them. `scene_prompts`
-    adds them.
+    If the encoder has a fixed vocabulary, its words are missing in the result, because config section `text` does not
+    state them. `scene_prompts` adds them.
 
     Args:
         text: config section `text`.
@@ -103,9 +107,10 @@ def card_of(config: RunConfig) -> ModelCard:
 
 
 def target_fields(config: RunConfig) -> dict[str, Any]:
-    """Return the fields of `TargetConfig` that config section `target` sets.
+    """Return the fields of `TargetConfig` that the config determines, mostly by section `target`.
 
-    If the target belongs to a family of published models (FAMILIES), num_prompt_ids is added from the family's card.
+    Published weights of LlamaGen, and targets with the key `size`, also get the field ffn_multiple. If the target
+    belongs to another family of published models (FAMILIES), the field num_prompt_ids is added from the family's card.
     """
     encoder = config.text.encoder
     target = config.target

@@ -38,7 +38,7 @@ def read_prompts(path: Path | str) -> list[Prompt]:
     """Read prompts that `write_prompts` wrote.
 
     Raises:
-        DamagedFileError: the file is incomplete, or contains anything but prompts.
+        DamagedFileError: the file is incomplete, or does not contain prompts.
     """
     check_last_line(path)
     try:
@@ -53,15 +53,18 @@ def write_prompts(path: Path | str, prompts: Sequence[Prompt]) -> None:
 
 
 def load_prompt_set(path: str | Path, settings: PromptSet | Captions, seed: int) -> list[Prompt]:
-    """Read the prompts that an entry of config section `prompts` selects from a file, in the order of the file.
+    """Read the prompts that an entry of config section `prompts` selects from a file.
 
     Args:
         path: the prompt file.
         settings: the entry. `num` is the number of prompts, None for all. If `draw` is true, `num` prompts are chosen
-            at random, and a smaller random set is part of a larger one; else the first `num` are taken. With `copies`,
-            each prompt is repeated, and the ids of later copies end in "-r1" and so on. For `member` see
-            `load_prompts`.
+            at random, and a smaller random set is part of a larger one; else the first `num` are taken. `copies` is
+            the number of times that each prompt occurs, None for once. For `member` see `load_prompts`.
         seed: random seed of the choice.
+
+    Returns:
+        The selected prompts, in the order of the file. Then come the first repetitions of all of them, whose ids end in
+        "-r1", the second repetitions ("-r2"), and so on.
 
     Raises:
         ValueError: as in `load_prompts`.
@@ -98,8 +101,8 @@ def load_prompts(path: str | Path, member: str | None = None) -> list[Prompt]:
         member: name of the file inside an archive with several prompt files, or inside a folder.
 
     Raises:
-        ValueError: the file has no prompts, is damaged or has an unknown format, an entry has no key for its text, or
-            an id has two texts.
+        ValueError: the file has no prompts, is damaged or has an unknown format. Or an entry has no key for its text,
+            or two entries have the same id and different texts.
         FileNotFoundError: there is no such file.
     """
     path = Path(path)
@@ -181,11 +184,19 @@ def _read_rows(path: Path, member: str | None) -> Rows:
 
 
 def _read_bytes(path: Path, member: str | None) -> tuple[Path, bytes]:
-    """Return the path of a prompt file, for messages and ids, and its content.
+    """Read a prompt file, also from a zip archive or a folder.
 
     Args:
-        path: the file, a zip archive or a folder.
-        member: name of the file inside an archive or a folder.
+        path: the prompt file, or the archive or folder that contains it.
+        member: name of the prompt file inside the archive or folder. None if `path` is the file, or an archive with a
+            single prompt file.
+
+    Returns:
+        (path, content). The path includes `member`; it is used in messages, and its suffix determines the format.
+
+    Raises:
+        ValueError: the archive is damaged, or `member` does not name one of its prompt files.
+        FileNotFoundError: there is no such file, or `path` is a folder and `member` is None.
     """
     if path.is_dir() and member:
         inside = PurePosixPath(member)
@@ -280,7 +291,8 @@ def _read_tsv(path: Path, text: str) -> Rows:
 def _split_tabs(line: str) -> list[str]:
     """Split a line of a TSV file into cells.
 
-    Quotes are removed only if they enclose a whole cell, since PartiPrompts has `"G I G G L E" painted in ...`.
+    Quotes are removed only if they enclose a whole cell. Other quotes belong to the text: for example, a prompt of
+    PartiPrompts begins with `"G I G G L E" painted in`.
     """
     cells = []
     for cell in line.split("\t"):
@@ -314,8 +326,8 @@ def _read_coco(path: Path, values: Mapping[str, Any]) -> Rows:
     """Yield one caption per image of COCO's captions: the longest in characters, or the first of equally long ones.
 
     Images are in the order in which they first appear among the annotations. The id is the image's file name without
-    suffix, so that it also names the reference image. For 5,000 images of val2017, the result is the published list of
-    prompts, in the same order and with the same choice among equally long captions.
+    suffix, so that it also names the reference image. For 5,000 images of COCO's val2017, the result equals the prompt
+    list that LANTERN's authors published: the order and the choice among equally long captions are the same.
 
     Args:
         path: file name for error messages.

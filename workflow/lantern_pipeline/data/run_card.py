@@ -23,7 +23,7 @@ def make_run_card(
         text: config section `text`.
         data_source: config key data.source. If it is "scenes", the card lists the words of the shapes dataset.
         target: weights file of the run's target. Its header states all sizes of the model.
-        files: paths of the model's files, relative to the card.
+        files: part of the model, such as "target" -> path of its file, relative to the card.
 
     Raises:
         ValueError: the target is not in Lantern's file layout.

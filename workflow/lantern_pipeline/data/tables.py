@@ -38,7 +38,7 @@ def read_tables(paths: Sequence[Path | str]) -> pd.DataFrame:
 
 
 def write_table(path: Path | str, frame: pd.DataFrame) -> None:
-    """Write a CSV table without its index, atomically. Floats have six significant digits."""
+    """Write a CSV table atomically, without the frame's row index. Floats have six significant digits."""
     with atomic_path(path) as temporary:
         frame.to_csv(temporary, index=False, float_format="%.6g")
 

@@ -67,10 +67,12 @@ def make_text_encoder(text: TextSettings, data_source: str, features: str | Sequ
     """Build the text encoder of config section `text`.
 
     Args:
-        text: the section, and the grid sizes of images, which prompts of some model families state.
-        data_source: config key data.source. If it is "scenes", the vocabulary is that of the shapes dataset.
-        features: files that the encoder reads. An encoder of T5 reads files of stored features. An encoder of a model
-            family reads a tokenizer.json; if `features` is empty, text.checkpoint names it. Other encoders read none.
+        text: the section. Its field `grids` has the sizes of images in codes, because some model families write the
+            image size into the prompt.
+        data_source: config key data.source. If it is "scenes", the encoder knows the words of the shapes dataset.
+        features: files that the encoder reads. If text.encoder is "t5", these are files of stored features. If it is
+            the name of a model family (FAMILIES), it is one tokenizer.json; if `features` is empty, text.checkpoint
+            names this file. Other encoders read no file.
 
     Raises:
         ValueError: the encoder needs text.checkpoint, which is not set.

@@ -1,8 +1,8 @@
 """Stored text features, which are computed once per prompt set and then read by every job.
 
 A file concatenates the features of all prompts in bfloat16, without padding. With 2048 channels, a prompt of 14 tokens
-needs 56 KiB; padded to the maximal length it would need 480 KiB. The header of the file is an index: the hashes of the
-texts in the same order.
+needs 56 KiB; padded to the maximal length it would need 480 KiB. The header of the file has the hash of each prompt's
+text, in the order of the features. A second tensor has the number of tokens of each prompt.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def write_text_features(
 
 
 class StoredTextEncoder:
-    """A `TextEncoder` that reads features from files of `write_text_features`, of one or several prompt sets.
+    """A `TextEncoder` that reads the features that `write_text_features` stored for one or several prompt sets.
 
     The constructor checks the files and reads their indexes. Features are read when they are requested.
 

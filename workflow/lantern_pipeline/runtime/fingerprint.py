@@ -35,7 +35,7 @@ def code_fingerprint(script: Path | str, packages: Sequence[Path] = PACKAGES) ->
     """Return a hash of a script and of the modules that it imports.
 
     Modules in LEFT_OUT are not hashed, because they do not affect numbers. The hash is the same on every machine and
-    Python version. If the file is not Python, its bytes are hashed.
+    Python version. If the script is not a Python file, only its bytes are hashed.
 
     Args:
         script: the script.
@@ -59,14 +59,14 @@ def code_fingerprint(script: Path | str, packages: Sequence[Path] = PACKAGES) ->
 
 
 def imported_modules(script: Path | str, packages: Sequence[Path] = PACKAGES) -> set[Path]:
-    """Return the files of some packages that a script imports, directly or through other modules.
+    """Return the files of the modules that a script imports, directly or through other modules.
 
     Imports inside functions count, and so does the `__init__.py` of each package. Modules in LEFT_OUT, which do not
     affect numbers, do not count. Neither do modules that only they import.
 
     Args:
         script: the script.
-        packages: folders of the packages.
+        packages: folders of the packages whose modules count. Modules of other packages are left out.
     """
     found: set[Path] = set()
     waiting = [Path(script)]
@@ -94,6 +94,8 @@ def _code_of(path: Path) -> str:
 @cache
 def _imports_of(path: Path, packages: tuple[Path, ...]) -> set[Path]:
     """Return the files that the import statements of one file load.
+
+    A string such as "lantern.module:Class" also counts as an import of its module, because classes are loaded by it.
 
     Args:
         path: the file.
@@ -129,7 +131,12 @@ def _absolute_base(node: ast.ImportFrom, path: Path, packages: tuple[Path, ...])
 
 
 def _files_of(name: str, package_root: Path) -> Iterator[Path]:
-    """Yield the files that `import name` runs: the `__init__.py` of each package in the name, then the module."""
+    """Yield the files that `import name` runs: the `__init__.py` of each package in the name, then the module.
+
+    Args:
+        name: the module's name with dots.
+        package_root: folder of a package. If the module is in another package, nothing is yielded.
+    """
     parts = name.split(".")
     if parts[0] != package_root.name:
         return

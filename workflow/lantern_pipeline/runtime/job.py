@@ -50,14 +50,21 @@ class Job(Protocol):
 
 @contextmanager
 def job_log(snakemake: Job) -> Iterator[logging.Logger]:
-    """Send the output, warnings and log records of a script to its rule's log file, and set the number of threads.
+    """Send the output, warnings and log records of a script to its rule's log file while the block runs.
 
-    If there is a terminal, progress bars and warnings of this package are shown there. If the script raises an error,
-    its traceback is written to the log file and one sentence to the terminal, and the process ends.
+    The number of CPU threads is set to the rule's. If there is a terminal, progress bars and warnings of this package
+    are shown there. If the block raises an error, its traceback is written to the log file and one sentence to the
+    terminal, and the process ends.
 
     A killed Snakemake may leave a process that still runs the same job. The new process waits until the old one ends,
     because only one process may write a file. If an input file is damaged, it is renamed, so that the next run makes it
     again. If the rule requests a GPU, the process sees only the GPU that it gets.
+
+    Args:
+        snakemake: the object that Snakemake gives to the script.
+
+    Yields:
+        The logger of the rule.
     """
     terminal, stdout = sys.stderr, sys.stdout
     if "torch" in sys.modules:  # jobs that only read tables do not import it
@@ -91,7 +98,7 @@ def job_log(snakemake: Job) -> Iterator[logging.Logger]:
 def _describe(error: Exception) -> str:
     """Return one sentence about the error that stopped a job.
 
-    If the error is about a damaged result, the damaged file is renamed.
+    If the error is a `DamagedFileError` about a file below results/, the file is renamed.
     """
     if isinstance(error, DamagedFileError):
         return _set_aside(error)
@@ -102,7 +109,10 @@ def _describe(error: Exception) -> str:
 
 
 def _set_aside(error: DamagedFileError) -> str:
-    """Rename a damaged file if it is below results/, and return the sentence about it for the user."""
+    """Rename a damaged file, and return a sentence that tells the user about it.
+
+    Files outside results/ keep their names, because the workflow cannot make them again.
+    """
     results = Path("results").resolve()
     if not error.path.resolve().is_relative_to(results):
         return str(error)
@@ -152,9 +162,9 @@ def _resumable_file(snakemake: Job, folder: Path, stem: str, suffix: str) -> Ite
     """Provide the path of a file that an interrupted job leaves for the next attempt.
 
     The file is removed when the block ends without an error. Its name contains a hash of the rule's parameters
-    (settings and code fingerprint), of the device and of the dates of the inputs. After a change of the config, the
-    code or an input, the job therefore starts from the beginning. The batch size is not part of the hash, because it
-    changes no image.
+    (settings and code fingerprint), of the device, and of the inputs' paths and modification times. After a change of
+    the config, the code or an input, the job therefore starts from the beginning. The batch size is not part of the
+    hash, because it changes no image.
 
     Args:
         snakemake: the object that Snakemake gives to the script.

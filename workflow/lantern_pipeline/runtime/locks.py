@@ -95,7 +95,7 @@ def hold_gpu(rule: str, terminal: TextIO, folder: Path | None = None) -> Iterato
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs that this process may use, with their names in CUDA_VISIBLE_DEVICES."""
+    """Return the names of the GPUs that this process may use, in the form that CUDA_VISIBLE_DEVICES accepts."""
     names = os.environ.get(VISIBLE_GPUS)
     if names is not None:
         return [name.strip() for name in names.split(",") if name.strip()]
@@ -138,7 +138,7 @@ def _wait_until(attempt: Callable[[], T | None], reason: Callable[[], str], term
 
 
 def _write_holder(file: IO[str]) -> None:
-    """Write into a locked file which process holds the lock: this one.
+    """Write the name of this process, which holds the lock, into the locked file.
 
     An example is "process 123 on <host>, Slurm job 62". Another process that waits for the lock shows this text.
 

@@ -89,8 +89,9 @@ class Workflow(Protocol):
 def find_own_classes(config: object, configfiles: Iterable[Path | str]) -> None:
     """Let this process and its jobs import a user's custom classes from the folders of the config files.
 
-    The folders are added only if a method in the config names a custom class. Otherwise a file next to a config file
-    could replace a library, and code would run that the user did not ask for.
+    The folders are written to the environment variable that CLASS_FOLDERS names. This is done only if a method in the
+    config names a custom class. Otherwise a file next to a config file could replace a library, and code would run that
+    the user did not ask for.
 
     Args:
         config: the config.
@@ -101,7 +102,11 @@ def find_own_classes(config: object, configfiles: Iterable[Path | str]) -> None:
 
 
 def names_own_class(config: object) -> bool:
-    """Return whether a method in the config names a custom class ("module:Class") as drafts or acceptance."""
+    """Return whether a method in the config names a custom class in its key `drafts` or `acceptance`.
+
+    Args:
+        config: the config or a part of it. A custom class has the form "module:Class".
+    """
     if isinstance(config, Mapping):
         return any(
             (key in ("drafts", "acceptance") and ":" in str(value)) or names_own_class(value)

@@ -47,11 +47,12 @@ class AttributeClassifierTraining:
 class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
     """Trainer of an attribute classifier. The seed determines the initial weights and the images.
 
-    A quarter of each batch shows combinations of shape and colour that the target never sees in training. The
-    classifier must measure prompts with and without such combinations equally well, and not have the target's gaps.
-    None of these images belongs to a prompt: their indices in split "unseen" are much larger. A share of the images is
-    blurred and gets noise, so that the classifier can also read reconstructions of the tokenizer. Shapes are learnt
-    more slowly than other attributes, so their losses have a larger weight.
+    A quarter of each batch is from split "unseen": it shows combinations of shape and colour that the target never sees
+    in training. The classifier needs these images, because it must read such combinations as well as all others. Their
+    indices in the split are much larger than those of the prompts, so no image of a prompt is used.
+
+    A share of the images is blurred and gets noise, so that the classifier can also read reconstructions of the
+    tokenizer. Shapes are learnt more slowly than other attributes, so their losses have a larger weight.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
 
 
 def degrade(images: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Blur some images by random amounts and add noise, to imitate reconstructions of a tokenizer.
+    """Blur some images by random amounts and add noise to them, to imitate reconstructions of a tokenizer.
 
     Args:
         images: (images, 3, S, S) in [-1, 1].

@@ -22,7 +22,7 @@ WARMUP_SHARE = 0.1
 
 
 class ClipRecipe(TypedDict):
-    """Settings of the training that config section `clip` does not have. Comments in RECIPE, below, explain them."""
+    """Settings of CLIP's training that have no key in config section `clip`. Comments in RECIPE explain them."""
 
     batch_size: int
     learning_rate: float
@@ -33,7 +33,7 @@ class ClipRecipe(TypedDict):
 
 
 class ClipSettings(ClipRecipe):
-    """All settings of the training: the recipe, and the number of optimiser steps from config section `clip`."""
+    """All settings of CLIP's training: those of `ClipRecipe`, and key num_steps of config section `clip`."""
 
     num_steps: int
 
@@ -51,7 +51,7 @@ RECIPE: ClipRecipe = {
 class ClipTrainer(Trainer[ClipModel]):
     """Trainer of a CLIP model on captioned images, with a contrastive loss.
 
-    The seed determines the order of the images.
+    Each step samples its images from all training images. The samples depend only on the seed and the step.
     """
 
     def __init__(self, model: ClipModel, source: ImageSource, settings: ClipSettings, seed: int) -> None:
@@ -86,7 +86,7 @@ class ClipTrainer(Trainer[ClipModel]):
         return {"loss": loss.item()}
 
     def _draw_batch(self, i: int) -> tuple[list[int], list[str]]:
-        """Return the training images of step i, as indices, and their captions.
+        """Return the indices of the training images of step i, and the captions of these images.
 
         If several sampled images have the same caption, only the first of them is kept. The contrastive loss would
         treat the others as wrong matches.
@@ -111,7 +111,7 @@ def train_clip(
     Args:
         source: captioned images.
         settings: the values of the constant RECIPE, and num_steps of config section `clip`.
-        seed: random seed of the initial weights and of the order of the images.
+        seed: random seed of the initial weights and of the images that each step samples.
         checkpoint: file for resuming an interrupted training, or None.
         device: device of the model.
 
@@ -136,11 +136,11 @@ def train_clip(
 def make_config(source: ImageSource, settings: ClipSettings) -> ClipConfig:
     """Build the config of the CLIP model.
 
-    If the source does not limit its captions to a fixed vocabulary, the MAX_OPEN_VOCABULARY most frequent words of its
-    training captions are used. All other words share one token.
+    If the source has a fixed vocabulary, the model has the same. Otherwise the model's vocabulary consists of the
+    MAX_OPEN_VOCABULARY most frequent words of the training captions, and all other words share one token.
 
     Args:
-        source: captioned images, whose words are the vocabulary.
+        source: captioned images.
         settings: settings with the sizes of the model.
     """
     width, embed_dim = settings["width"], settings["embed_dim"]
@@ -166,8 +166,12 @@ def retrieval_accuracy(scorer: ClipScorer, source: ImageSource, split: str, num_
         num_pairs: number of images.
 
     Returns:
-        image_to_text_accuracy and text_to_image_accuracy, shares of correct choices (1 / 32 by chance), and
-        mean_clip_score, the mean cosine of images with their captions.
+        Name -> value:
+
+        - image_to_text_accuracy: share of images for which the caption with the highest score is correct. With random
+          choices it is 1 / 32.
+        - text_to_image_accuracy: share of captions for which the image with the highest score is correct.
+        - mean_clip_score: mean cosine of images with their captions.
     """
     captions = source.captions(split, range(num_pairs))
     batches = (range(first, min(first + 64, num_pairs)) for first in range(0, num_pairs, 64))

@@ -22,7 +22,7 @@ from lantern_pipeline.training.target import drop_prompts
 
 
 class DrafterTrainer(Trainer[DraftModel]):
-    """Trainer of a float32 draft model. The target must be on the same device.
+    """Trainer of a float32 draft model. The target and the draft model must be on the same device.
 
     The trainer freezes the target and casts its weights to the recipe's dtype in place. All settings in epochs or
     shares of steps must be converted to steps first, by `DrafterTraining.resolve`. The seed determines the order of the
@@ -39,7 +39,7 @@ class DrafterTrainer(Trainer[DraftModel]):
         self.optimiser = make_optimiser(draft, recipe)
 
     def step(self, i: int) -> dict[str, float]:
-        """Run optimiser step i. It averages the gradients of `recipe.accumulation` batches.
+        """Run optimiser step i, with the mean gradient of `recipe.accumulation` batches.
 
         Returns:
             loss, gradient_norm, and overlap_<d> for each depth d of drafting, see `DraftLoss.forward`.
@@ -56,7 +56,14 @@ class DrafterTrainer(Trainer[DraftModel]):
         return {"loss": loss, "gradient_norm": norm} | {f"overlap_{d}": value for d, value in enumerate(overlaps, 1)}
 
     def _batch(self, i: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return batch i as the arguments of `DraftLoss.forward`: codes, mask, hidden states, and these with noise."""
+        """Return batch i as the arguments of `DraftLoss.forward`.
+
+        Args:
+            i: number of the batch.
+
+        Returns:
+            (codes, mask, hidden states, hidden states with noise).
+        """
         t = self.recipe
         indices = step_indices(len(self.dataset), t.batch_size, self.seed, i)
         draws = [slot_generator(self.seed, i, slot) for slot in range(t.batch_size)]
@@ -83,7 +90,7 @@ def make_optimiser(draft: DraftModel, recipe: DrafterTraining) -> Optimiser:
 
 
 def freeze(target: Target, dtype: torch.dtype) -> Target:
-    """Freeze a target in place and cast its weights to `dtype`.
+    """Freeze a target in place, cast its weights to `dtype`, and return it.
 
     The head stays float32, because losses and probabilities are computed from its output.
     """

@@ -3,8 +3,9 @@
 The loss compares the draft model's predictions with those of the target. With the guided loss, the draft model runs in
 several passes. From the second pass on, its inputs are its own predicted hidden states, as in decoding.
 
-Shapes: sequences = images with the published loss. With the guided loss, sequences = 2 x images: first the conditional
-sequences of all images, then the unconditional ones.
+In shapes, `sequences` is the number of token sequences of a batch. With the published loss there is one sequence per
+image, and `sequences` equals `images`. With the guided loss there are two, and `sequences` is 2 x images: first the
+conditional sequences of all images, then the unconditional ones.
 """
 
 from __future__ import annotations
@@ -165,12 +166,14 @@ def unroll(
 
 
 def _band(step: torch.Tensor, lowest: int, highest: int | None, dtype: torch.dtype) -> torch.Tensor:
-    """Return an additive attention mask: a query attends to keys at `lowest` to `highest` positions before its own.
+    """Return an additive attention mask that lets queries attend to keys at certain distances before them.
+
+    The distance of a key is the query's position minus the key's position.
 
     Args:
-        step: positions of the queries, which are also those of the keys, int64 (n,).
-        lowest: smallest distance between a query and a key, in positions. 0 is the query's position.
-        highest: largest distance. None for no limit.
+        step: positions of the queries, int64 (n,). The keys have the same positions.
+        lowest: smallest distance at which a query attends. 0 is the query's own position.
+        highest: largest distance at which a query attends. None for no limit.
         dtype: dtype of the mask.
 
     Returns:
@@ -229,8 +232,8 @@ def run_target(
 class DrafterValidation:
     """Measurement of the draft model on the first `num_eval` held-out images, by teacher forcing.
 
-    It uses the run's sampling settings, except that the temperature is 1. With either loss, there are 2 x images
-    sequences: conditional and unconditional ones.
+    It uses the run's sampling settings, except that the temperature is 1. Each image gives two sequences, a conditional
+    and an unconditional one, even if the draft model is trained with the published loss.
     """
 
     def __init__(self, loss: DraftLoss, target: Target, dataset: CodeDataset, sampling: SamplingConfig) -> None:
@@ -241,7 +244,7 @@ class DrafterValidation:
 
     @torch.no_grad()
     def __call__(self) -> dict[str, float]:
-        """Measure the draft model in its present state.
+        """Measure the draft model, as trained so far, on the held-out images.
 
         Below, t and p are the target's and the draft model's distribution after top-k and top-p.
 
@@ -254,8 +257,8 @@ class DrafterValidation:
             - val_greedy_<d>: the share of positions at which both models have the same most probable code.
             - val_expected_length: 1 + a1 + a1 a2 + ..., where a1 is val_acceptance_1 and so on. It estimates the tokens
               per forward pass of a chain of sampled drafts. It is approximate for two reasons. Acceptances are averaged
-              over positions before they are multiplied. The context of a draft has codes of the held-out image, where
-              decoding has accepted drafts.
+              over positions before they are multiplied. The context of a draft is the held-out image's codes, but in
+              decoding it is the accepted drafts.
         """
         batches = torch.arange(self.num_images).split(self.loss.recipe.batch_size)
         totals = [len(indices) * self._measure(indices) for indices in batches]

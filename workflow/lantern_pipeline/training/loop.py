@@ -84,7 +84,7 @@ def run_training(
         name: name of the training in logs.
         checkpoint: file for resuming, or None. It is not deleted at the end; the caller does this.
         pace: frequency of logs, checkpoints and validation.
-        validate: function that measures the model and returns values to log, or None.
+        validate: function that measures the model and returns values to log. None for no validation.
 
     Returns:
         One dict for each step that was logged or validated, including the last step. It has the logged values, "step",
@@ -125,7 +125,7 @@ def _resume(trainer: Trainer, checkpoint: Path | None) -> tuple[int, float, list
 
     Returns:
         (next step, seconds of training so far, logged values so far). The logged values are as `run_training` returns
-        them.
+        them. Without a checkpoint the result is (0, 0.0, []).
 
     Raises:
         DamagedFileError: the file is not a training checkpoint, or not readable.

@@ -1,6 +1,7 @@
 """Optimisers of all trainers.
 
-Either Muon updates the matrices or convolution kernels and AdamW the other parameters, or AdamW updates all.
+With Muon, Muon updates the matrices of a transformer or the kernels of a convolutional network, and AdamW updates all
+other parameters. Without Muon, AdamW updates all parameters.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def make_muon(
     Source: Muon, Jordan et al. 2024, as in torch.optim.
 
     Args:
-        model: the model. Parameters without gradients are left out.
+        model: the model. Parameters with requires_grad=False are left out.
         matrix_learning_rate: highest learning rate of Muon.
         learning_rate: highest learning rate of AdamW.
         max_norm: largest norm of the gradient.
@@ -124,7 +125,7 @@ def make_adamw(
     """Create AdamW for all trained parameters of a model.
 
     Args:
-        model: the model. Parameters without gradients are left out.
+        model: the model. Parameters with requires_grad=False are left out.
         learning_rate: highest learning rate.
         max_norm: largest norm of the gradient.
         weight_decay: decoupled weight decay.

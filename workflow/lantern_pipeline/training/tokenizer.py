@@ -1,4 +1,7 @@
-"""Training of the image tokenizer: first without quantisation, then with a codebook of moving averages."""
+"""Training of the image tokenizer: first without quantisation, then with a codebook.
+
+Each code of the codebook is the normalised moving average of the latents that it was nearest to.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +137,8 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
             images: the original images, (images, 3, S, S).
             output: their reconstructions, the same shape.
             latents: output of the encoder, (images, positions, code_dim).
-            quantised: nearest code of each latent, or the latents themselves before the codebook is started.
+            quantised: code vector that is nearest to each latent, the same shape. In the first steps, without
+                quantisation, these are the latents.
 
         Returns:
             Name of a term -> scalar. There is no perceptual term without an attribute classifier.
@@ -172,7 +176,7 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
         """Move each code to the moving average of its latents, and rarely used codes to random latents.
 
         Args:
-            i: number of the step.
+            i: number of the step, which determines the random latents.
             latents: latents of the batch, (positions, code_dim).
             codes: nearest code of each latent, int64 (positions,).
         """
@@ -188,7 +192,9 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
 
 
 def gradient_distance(output: Tensor, images: Tensor) -> Tensor:
-    """Compute the mean absolute error of differences between neighbouring pixels, horizontal and vertical.
+    """Compute how much the differences between neighbouring pixels deviate from those in the original images.
+
+    The result is the mean absolute error of horizontal differences plus that of vertical differences.
 
     Args:
         output: reconstructions, (images, 3, S, S).
@@ -244,7 +250,7 @@ def reseed_dead_codes(
 ) -> int:
     """Move rarely used codes to random latents of the batch, in place.
 
-    A moved code starts with ten times the threshold as its use, so that it is not moved again before it can attract
+    The use of a moved code is set to ten times the threshold. Otherwise it might be moved again before it can attract
     latents.
 
     Args:
@@ -304,7 +310,7 @@ def evaluate_tokenizer(
 
     Args:
         tokenizer: the tokenizer.
-        attribute_classifier: the attribute classifier, or None.
+        attribute_classifier: the attribute classifier, which reads the reconstructions. None to leave this out.
         images: (images, 3, size, size) in [-1, 1].
         scenes: the scenes that the images show, or None if they are not images of the shapes dataset.
 

@@ -44,9 +44,10 @@ class AttributeClassifierConfig:
 class AttributeClassifier(StoredModel):
     """Convolutional network with four stages, a feature vector, and one linear head per attribute.
 
-    The output of the stages has 1/2, 1/4, 1/8 and 1/16 of the image's side. The heads are background, layout, and size,
-    colour and shape of object 0 and object 1. Object 0 is the left or upper one. If the layout is "single", the heads
-    of object 1 have no meaning.
+    The outputs of the first three stages have 1/2, 1/4 and 1/8 of the image's side. The output of the last stage has 3
+    rows and 3 columns for images of any size. Two heads predict the background and the layout. For each of two objects,
+    three heads predict its size, colour and shape. Object 0 is the left or upper one. If the layout is "single", the
+    heads of object 1 have no meaning.
     """
 
     kind = "attribute_classifier"

@@ -1,4 +1,4 @@
-"""CLIP scorers with one interface: a small CLIP model that a run has trained on its captions, or a published model."""
+"""CLIP scorers with one interface: a small CLIP model that a run has trained on its images, or a published model."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class ClipConfig:
 class WordTokenizer:
     """Tokenizer with one token per word, between a start and an end token. Texts are padded on the right.
 
-    The end token has the highest id, because open_clip's text tower takes its output at the position of the highest id.
+    The end token has the highest id. open_clip's text tower searches each text for the highest id, and uses the
+    transformer's output at this position for the embedding of the text.
 
     Args:
         vocabulary: known words, in the order of their token ids.

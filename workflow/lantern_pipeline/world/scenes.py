@@ -177,14 +177,14 @@ def _generator(seed: int, stream: int, index: int) -> np.random.Generator:
 
 
 def sample_scene(seed: int, index: int, split: str) -> Scene:
-    """Sample the scene of an index.
+    """Sample one scene of a split. The same arguments always give the same scene.
 
     Every scene of split "unseen" has an object whose colour and shape are in HELD_OUT. No scene of another split has
     such an object.
 
     Args:
         seed: random seed of the dataset.
-        index: number of the scene, in [0, 2**48).
+        index: number of the scene in the split, in [0, 2**48).
         split: one of SPLITS.
     """
     generator = _generator(seed, _SCENE_STREAM, (SPLITS.index(split) << 50) + index)
@@ -316,7 +316,9 @@ def _draw_objects(images: Tensor, objects: Sequence[SceneObject], centres: Tenso
 
 
 def _shade(colour: Tensor, distance: Tensor, x: Tensor, y: Tensor, radius: Tensor) -> Tensor:
-    """Compute the colours of surfaces that are lit from the top left, with a highlight and a dark rim.
+    """Compute the colours of objects that are lit from the top left, with a highlight and a dark rim.
+
+    The result also has values for pixels outside the objects, which the caller must mask.
 
     Args:
         colour: colours of the objects, (images, 3).

@@ -74,7 +74,7 @@ def _smooth(noise: TextureNoise, channel: int, height: int, width: int) -> Tenso
 
 
 def _streaks(fine: Tensor, height: int, width: int) -> Tensor:
-    """Average white noise over rectangles, and rescale it to mean 0 and standard deviation about 1.
+    """Average white noise over a rectangle around each pixel, and rescale it to mean 0 and standard deviation about 1.
 
     Args:
         fine: uniform noise in [0, 1), (images, size, size).
