@@ -246,7 +246,7 @@ class Model:
                 del self._decoders[:-NUM_KEPT_DECODERS]
 
     def draw(self, *_: object, **__: object) -> Images:
-        """Raise an error which says that this function is called `generate` since version 0.6."""
+        """Raise an error which says that this function was renamed to `generate`."""
         raise AttributeError("Model.draw is now called generate; its arguments are the same")
 
     def make_decoder(self, method: str, temperature: float | None = None, **parts: Any) -> Decoder:

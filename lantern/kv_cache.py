@@ -170,7 +170,7 @@ class KVCache:
         vectors.index_copy_(1, self.flat_slots(target).flatten(), moved)
 
     def copy_rows(self, rows: torch.Tensor, other: KVCache) -> None:
-        """Replace images in place by those of another cache: keys, values and hidden prompt positions.
+        """Replace images in place by those of another cache: keys, values, and the prompt positions that are masked.
 
         If the other cache has fewer slots, the remaining slots keep their contents. They are masked until they are
         overwritten.

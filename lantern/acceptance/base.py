@@ -177,7 +177,7 @@ class Acceptance:
 
 
 class Exact(Acceptance):
-    """The exact acceptance: s(x) = t(x), the probability of the draft x under the target."""
+    """The exact acceptance: the relaxed probability s(x) of a draft x is its target probability t(x)."""
 
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
         """Return the target probabilities t(x) of some drafts x, see `Acceptance.relaxed_prob`."""

@@ -277,10 +277,10 @@ class AdditiveBound(RelaxedSets):
 class JensenShannonBound(RelaxedSets):
     """LANTERN's bound with another distance: A(x) grows while a Jensen-Shannon divergence is at most delta bits.
 
-    Let c be the total target probability of the relaxed set A(x). Let t~ be the target distribution t after c has moved
-    onto the draft x. The divergence is taken between t and t~. It therefore depends only on t(x) and c. It grows with
-    c, is at most c and is at least c / 2. A(x) is therefore at least as large as with `AdditiveBound` and the same
-    delta, and c is at most 2 delta.
+    A(x) takes the nearest codes of x, without x itself, nearest first. Let c be their total target probability. Let t~
+    be the target distribution t after c has moved onto the draft x. The divergence is taken between t and t~. It
+    therefore depends only on t(x) and c. It grows with c, is at most c and is at least c / 2. A(x) is therefore at
+    least as large as with `AdditiveBound` and the same delta, and c is at most 2 delta.
 
     The output distribution differs from the target's. With one deterministic draft per node, the total variation (TV)
     is c, and thus at most 2 delta. With m deterministic drafts it is at most 1 - (1 - 2 delta)^m, if delta <= 1/2. With

@@ -1,4 +1,4 @@
-"""Samplers to audit: the methods of Lantern, custom acceptances and drafters, and any function."""
+"""Samplers to audit: the methods of Lantern, custom acceptances and drafters, and functions of users."""
 
 from __future__ import annotations
 

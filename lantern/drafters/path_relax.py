@@ -105,8 +105,8 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
         """Make the drafter of a method, see `Drafter.make`.
 
-        At temperature 0 the result is a Jacobi drafter with the same tree. Both kinds of drafter then draft the tokens
-        that were most probable in the previous step.
+        At temperature 0 the result is a Jacobi drafter with the same tree. It drafts the same tokens as this class
+        would: those that were most probable in the previous step.
         """
         tree = static_tree(spec.static_choices, models.target.device)
         if sampling.is_greedy:

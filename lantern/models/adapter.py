@@ -80,7 +80,8 @@ class TransformersTarget(Target):
         """Return this target for images of another size. It has the same weights in memory.
 
         Args:
-            sizes: fields of a `TargetConfig` that change: those of `shape_fields`, and null_ids if they state the size.
+            sizes: fields of a `TargetConfig` that change: those of `shape_fields`, and `null_ids`, if the null
+                prompt contains the size as text.
         """
         other = copy(self)
         other.config = replace(self.config, **sizes)

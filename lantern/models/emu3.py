@@ -1,4 +1,4 @@
-"""Emu3's image tokenizer: the class of transformers, with the interface of `VQ16`."""
+"""Emu3's image tokenizer: the class `Emu3VQVAE` of Hugging Face's transformers, with the interface of `VQ16`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ class Emu3TokenizerConfig:
 
 
 class Emu3Tokenizer(StoredModel):
-    """Emu3's tokenizer, which is made for videos. An image is a video of four equal frames, and the first is decoded.
+    """Emu3's tokenizer, which is made for videos.
+
+    An image is encoded as a video of four equal frames. Of the decoded frames, only the first is returned.
 
     Code vectors are not normalised.
 

@@ -90,7 +90,7 @@ class Target(StoredModel):
     def run_nodes(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """Run embedded new tokens with a cache, and store their keys and values in it.
+        """Run the layers on the embeddings of new tokens, which attend to a cache and are added to it.
 
         Args:
             x: embedded tokens, (branches * batch, nodes, dim), which may be changed in place.

@@ -70,7 +70,7 @@ def sample(
 
 @app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def pack() -> None:
-    """State which commands replace this one."""
+    """Raise an error that names the commands which replaced `pack`."""
     with _one_sentence():
         raise ValueError("pack is gone: `zip -r FILE results/NAME` makes what `lantern verify FILE` checks")
 

@@ -98,7 +98,7 @@ def _title(name: str, rows: pd.DataFrame) -> str:
 def _height(rows: pd.DataFrame) -> float:
     """Return the height in inches of a panel without its title.
 
-    All lines of a panel are as high as the label with the most lines of text.
+    All rows of a panel have the same height, which fits the label with the most lines of text.
 
     Args:
         rows: the variants of the ablation, with column `label`.

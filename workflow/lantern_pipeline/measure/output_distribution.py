@@ -2,8 +2,8 @@
 
 At a node of the draft tree, the target has a distribution t and the draft model has a distribution p. The drafts are
 the children of the node. Verification emits a random token. Its distribution is called the *output distribution*. This
-module computes it and compares it with t in total variation (TV). Some acceptances bound the probability mass that a
-relaxation may move to a draft. This does not bound the TV: see docs/methods.md.
+module computes it and compares it with t in total variation (TV). Some rules of acceptance limit the probability mass
+that a relaxation may move to a draft. This limit does not bound the TV, see docs/methods.md.
 
 Shapes: nodes = verified nodes, m = largest number of children of a node.
 """

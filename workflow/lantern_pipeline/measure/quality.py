@@ -134,7 +134,8 @@ def _make_reference(
         settings: settings of the reference set.
 
     Raises:
-        ValueError: the attribute classifier compares sets of images, and there is no source of held-out images.
+        ValueError: sets of images are compared by features of the attribute classifier, and there is no source of
+            held-out images.
     """
     if not isinstance(models.fidelity, ClassifierFidelity):
         return models.fidelity.real if models.fidelity else None

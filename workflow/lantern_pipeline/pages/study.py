@@ -71,9 +71,9 @@ def select_trials(
     """Choose and decode the pairs of images of a study, and then the attention checks.
 
     The first method gets the first `num_trials` prompts, and each further method the prompts that follow. After the
-    last prompt comes the first again. Readers would recognise an autoregressive image that they have seen, so it
-    appears twice only if there are too few prompts. A pair whose two images are equal in every token
-    is not shown, but counted in `num_ties` of its method.
+    last prompt comes the first again. Every pair shows the image that autoregressive decoding makes of its prompt.
+    Participants would recognise this image, so it appears twice only if there are too few prompts. A pair whose two
+    images are equal in every token is not shown, but counted in `num_ties` of its method.
 
     Args:
         records: method id -> codes of its images, in the order of `prompts`.

@@ -49,7 +49,7 @@ def hold_job(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
     Args:
         rule: name of the rule, for the message.
         log: log file of the job, which identifies the job.
-        terminal: stream for the message that the job waits.
+        terminal: stream on which to print that the job is waiting.
     """
     # The log file itself cannot be locked, because Snakemake removes it before a job starts.
     path = Path(".snakemake", "lantern_jobs", hashlib.sha256(str(log).encode()).hexdigest()[:16])
@@ -70,7 +70,7 @@ def hold_gpu(rule: str, terminal: TextIO, folder: Path | None = None) -> Iterato
 
     Args:
         rule: name of the rule, for the message.
-        terminal: stream for the message that the job waits.
+        terminal: stream on which to print that the job is waiting.
         folder: folder of the lock files; None for a folder of the user in the system's temporary folder.
     """
     names = visible_gpus()
