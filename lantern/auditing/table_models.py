@@ -46,7 +46,8 @@ class TableTarget(Target):
                 rope="1d",
             )
         )
-        self.token_embedding = nn.Embedding.from_pretrained(world.codebook)
+        rows, width = world.codebook.shape
+        self.token_embedding = nn.Embedding(rows, width, _weight=world.codebook, _freeze=True)
         self.register_buffer("log_probs", torch.stack([world.target, world.draft]).log().float())
         self.register_buffer("place_values", world.place_values.float())
         self._contexts_per_prompt = len(world.target) // world.num_prompts

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import resource
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,4 +29,8 @@ def peak_gib(device: torch.device) -> float:
     """Return the peak memory in GiB: allocated by PyTorch on a GPU, or resident in this process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / GIB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
+    status = Path("/proc/self/status")
+    if status.exists():  # Linux, whose `ru_maxrss` is also the memory of the process that started this one
+        return int(re.findall(r"VmHWM:\s*(\d+) kB", status.read_text())[0]) * 1024 / GIB
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB
