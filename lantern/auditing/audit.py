@@ -21,6 +21,7 @@ NUM_FOLDS = 10
 NUM_SAMPLES = 50_000
 NUM_ASSISTED = 2_000  # a sequence takes transformers' assisted generation 10 ms
 BATCH_SIZE = 1_000
+_NUM_SEEDS = 10_000_000  # seeds of one audit, so that audits with other seeds share none
 _NUM = Parameter("", "number of sequences", 500, 10_000_000, is_integer=True)
 _SEED = Parameter("", "seed of the samples", 0, 2**31, is_integer=True)
 _BATCH = Parameter("", "sequences at a time", 1, is_integer=True)
@@ -51,7 +52,7 @@ class Audit:
 
     @property
     def has_difference(self) -> bool:
-        """Whether the sampler was found to differ from the target: the p-value is below LEVEL."""
+        """True if the sampler was found to differ from the target: the p-value is below LEVEL."""
         return self.p_value < LEVEL
 
     @property
@@ -169,9 +170,6 @@ def _count(sampler: Sampler, name: str, world: World, num: int, seed: int, batch
         cells = (folds, prompts, world.numbers_of(tokens.cpu().long()))
         counts.index_put_(cells, torch.ones_like(samples), accumulate=True)
     return counts
-
-
-_NUM_SEEDS = 10_000_000  # seeds of one audit, so that audits with other seeds share none
 
 
 def _check_tokens(tokens: object, name: str, world: World, num: int) -> None:

@@ -24,6 +24,7 @@ ASSISTED = "transformers"  # name of transformers' assisted generation
 # Trees that fit a world, in which a context has few codes.
 SMALL_TREE: Choices = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
 SMALL_DYNAMIC_TREE = DynamicTreeOptions(num_nodes=7, depth=2, top_k=3)
+_WANTED = "a function or a class as module:name, of a file in this folder or an installed package"
 _TREES = {"static": "static", "dynamic": "dynamic", "chains": "chain3x2", "joint": "chain3+chain3"}
 
 
@@ -73,9 +74,6 @@ def make_sampler(name: str, parts: Mapping[str, object]) -> Sampler:
     if parts:
         raise ValueError(f"a function takes no parts of a method, got {', '.join(parts)} for {name}; leave them out")
     return cast("Sampler", found)
-
-
-_WANTED = "a function or a class as module:name, of a file in this folder or an installed package"
 
 
 def _custom_method(path: str, kind: type, parts: Mapping[str, object]) -> MethodSpec:

@@ -8,58 +8,34 @@ knows later positions. The two therefore err at different positions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 
 from lantern.decoding_state import DecodingModels
-from lantern.draft_tree import StaticTree, static_tree
-from lantern.drafters.base import Drafter
-from lantern.drafters.eagle import EagleDrafter, EagleState
-from lantern.drafters.jacobi import HybridDrafter
-from lantern.drafters.jacobi_tree import DRAFTED, JacobiTreeDrafter, JacobiTreeState, Results, result_codes
+from lantern.draft_tree import static_tree
+from lantern.drafters.eagle import EagleDrafter
+from lantern.drafters.jacobi import HybridDrafter, HybridState
+from lantern.drafters.jacobi_tree import DRAFTED, JacobiTreeDrafter, Results, result_codes
 from lantern.methods import MethodSpec
-from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig
-from lantern.step import Outcome, Prefill, Proposal
+from lantern.step import Proposal
 from lantern.tree_shapes import JointTree
 
 NUM_DEPTHS = 3  # depths of the tree whose drafts know the draft model's
 
 
-@dataclass
-class HybridTreeState:
-    """The state of a `HybridTreeDrafter`.
-
-    Attributes:
-        jacobi: state of its Jacobi drafter, the pool.
-        eagle: state of its EAGLE drafter, with the draft model's cache.
-    """
-
-    jacobi: JacobiTreeState
-    eagle: EagleState
-
-
-class HybridTreeDrafter(Drafter[HybridTreeState]):
+class HybridTreeDrafter(HybridDrafter):
     """The drafter that ranks the drafts of one tree by the pool, and at the first depths by a draft model as well.
 
     Args:
         jacobi: keeps the pool, and drafts the nodes below the first depths.
         eagle: runs the draft model over the first depths of the same tree.
+        tree: the tree.
     """
 
-    tree: StaticTree
-
-    def __init__(self, jacobi: JacobiTreeDrafter, eagle: EagleDrafter) -> None:
-        self.jacobi = jacobi
-        self.eagle = eagle
-        self.tree = jacobi.tree
-        self.max_depth = jacobi.max_depth
-        self.noise_streams = eagle.noise_streams
+    jacobi: JacobiTreeDrafter
 
     @classmethod
-    def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter[Any]:
+    def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> HybridDrafter:
         """Make the drafter of a method, see `Drafter.make`.
 
         If the tree of the method consists of two trees, such as "chain9+chain3", the result is a `HybridDrafter`.
@@ -72,18 +48,9 @@ class HybridTreeDrafter(Drafter[HybridTreeState]):
         first = static_tree([path for path in choices if len(path) <= NUM_DEPTHS], target.device)
         draft = models.require_draft(spec.label)
         eagle = EagleDrafter(draft, target, "coupled", first, sampling, tree.max_depth + 1)
-        return cls(JacobiTreeDrafter(tree, target.config, num_given=first.max_depth), eagle)
+        return cls(JacobiTreeDrafter(tree, target.config, num_given=first.max_depth), eagle, tree)
 
-    def allocate(self, num_rows: int, noise: NoiseField) -> HybridTreeState:
-        """Make the state of `num_rows` images, see `Drafter.allocate`."""
-        return HybridTreeState(self.jacobi.allocate(num_rows, noise), self.eagle.allocate(num_rows, noise))
-
-    def fill(self, state: HybridTreeState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Prepare the state for new prompts, see `Drafter.fill`."""
-        self.jacobi.fill(state.jacobi, rows, prefill)
-        self.eagle.fill(state.eagle, rows, prefill)
-
-    def propose(self, state: HybridTreeState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
+    def propose(self, state: HybridState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         """Return the tree filled with drafts, see `Drafter.propose`.
 
         The first depths are drafted one after the other, by the draft model and the pool. The nodes of all later depths
@@ -114,8 +81,3 @@ class HybridTreeDrafter(Drafter[HybridTreeState]):
         codes = torch.cat([results.codes, drafted_codes[:, :, None]], dim=2)
         keys = torch.cat([results.keys, drafted_keys[:, :, None]], dim=2)
         return self.jacobi.choose(*self.jacobi.mix(kinds, codes, keys), num_siblings).squeeze(2)
-
-    def observe(self, state: HybridTreeState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Update the state after a step, see `Drafter.observe`."""
-        self.jacobi.observe(state.jacobi, outcome, lengths)
-        self.eagle.observe(state.eagle, outcome, lengths)

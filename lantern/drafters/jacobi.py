@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -219,7 +220,7 @@ class HybridState:
         eagle: state of its EAGLE drafter.
     """
 
-    jacobi: JacobiState
+    jacobi: Any
     eagle: EagleState
 
 
@@ -237,7 +238,7 @@ class HybridDrafter(Drafter[HybridState]):
 
     tree: DraftTree
 
-    def __init__(self, jacobi: JacobiDrafter, eagle: EagleDrafter, tree: DraftTree) -> None:
+    def __init__(self, jacobi: Drafter[Any], eagle: EagleDrafter, tree: DraftTree) -> None:
         self.jacobi = jacobi
         self.eagle = eagle
         self.tree = tree

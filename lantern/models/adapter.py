@@ -19,7 +19,7 @@ from lantern.kv_cache import KVCache
 from lantern.models.config import OVERSHOOT, TargetConfig
 from lantern.models.families import FAMILIES, Parts
 from lantern.models.target import Target
-from lantern.models.transformer import attend
+from lantern.models.transformer import attend, group_mask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -68,7 +68,10 @@ class TransformersTarget(Target):
     positions: torch.Tensor | None
 
     def __init__(self, config: AdapterConfig, parts: Parts | None = None) -> None:
+        from transformers import AttentionInterface  # an optional part of the package
+
         super().__init__(config)
+        AttentionInterface.register(GROUPED_ATTENTION, _attend_grouped)
         parts = _empty_parts(config) if parts is None else parts
         self.layers, self.head, self.ids, self.ends = parts.layers, deepcopy(parts.head).float(), parts.ids, parts.ends
         self.negative: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -92,30 +95,30 @@ class TransformersTarget(Target):
 
     @property
     def is_head_linear(self) -> bool:
-        """Whether the head is linear. If so, guidance is applied before the head."""
+        """True if the head is linear. If so, guidance is applied before the head."""
         return self.config.head_width == 0
 
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `Target.read_logits`."""
+        """Implement `Target.read_logits`."""
         return self.head(hidden.float())
 
     def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
-        """See `Target.embed_prompts`."""
+        """Implement `Target.embed_prompts`."""
         return self.layers.get_input_embeddings()(features)
 
     def null_prompt(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Target.null_prompt`."""
+        """Implement `Target.null_prompt`."""
         return super().null_prompt(mask) if self.negative is None else self.negative
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
-        """See `Target.cache_shape`."""
+        """Implement `Target.cache_shape`."""
         text = self.layers.config
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         return text.num_hidden_layers, text.num_key_value_heads, head_dim
 
     def forward(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """See `Target.forward`."""
+        """Implement `Target.forward`."""
         x = torch.cat([self.embed_prompts(features), self.token_embedding(codes)], dim=1)
         rows = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
         return self._call(x, rows, prefix_mask(mask, x.shape[1], x.dtype), None)
@@ -123,7 +126,7 @@ class TransformersTarget(Target):
     def run_nodes(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """See `Target.run_nodes`."""
+        """Implement `Target.run_nodes`."""
         rows = rotary_positions.repeat(len(x) // len(rotary_positions), 1)
         return self._call(x, rows, mask, _Slots(cache, slots)).view(-1, *slots.shape, x.shape[2])
 
@@ -131,7 +134,7 @@ class TransformersTarget(Target):
         positions = rows if self.positions is None else self.positions[:, rows]
         known = {"inputs_embeds": x, "position_ids": positions, "past_key_values": past, "use_cache": past is not None}
         with _grouped_attention(self.layers.config) as groups:
-            return self.layers(**known, attention_mask=mask.repeat(1, 1, groups, 1)).last_hidden_state
+            return self.layers(**known, attention_mask=group_mask(mask, groups)).last_hidden_state
 
 
 def adapt(model: PreTrainedModel, family: str, *, grid: int, **sizes: Any) -> TransformersTarget:
@@ -215,13 +218,10 @@ def _grouped_attention(config: PreTrainedConfig) -> Iterator[int]:
         Number of query heads per key/value head. The caller repeats the attention mask by it, see `group_mask`. It is 1
             if the attention of transformers is kept: if no heads are shared, or the implementation is not "sdpa".
     """
-    from transformers import AttentionInterface  # an optional part of the package
-
     groups, kind = config.num_attention_heads // config.num_key_value_heads, config._attn_implementation
     if groups == 1 or kind != "sdpa":
         yield 1
         return
-    AttentionInterface.register(GROUPED_ATTENTION, _attend_grouped)
     config._attn_implementation = GROUPED_ATTENTION
     try:
         yield groups

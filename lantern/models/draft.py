@@ -178,7 +178,8 @@ class DraftModel(StoredModel):
         """
         layer = self.decoding_layer or DecodingLayer(self.layer)
         rotary, flat_slots = gather_rotary(self.rotary, rotary_positions), cache.flat_slots(slots)
-        layer(x.view(-1, x.shape[-1]), rotary, group_mask(mask, layer), cache.layers[0], flat_slots)
+        mask = group_mask(mask, layer.num_heads // layer.num_kv_heads)
+        layer(x.view(-1, x.shape[-1]), rotary, mask, cache.layers[0], flat_slots)
         return x
 
     def prepare_for_decoding(self) -> DraftModel:

@@ -62,7 +62,7 @@ class Target(StoredModel):
 
     @property
     def is_head_linear(self) -> bool:
-        """Whether the head is linear. If so, guidance is applied before the head."""
+        """True if the head is linear. If so, guidance is applied before the head."""
         return True
 
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -320,16 +320,16 @@ class TargetModel(Target):
 
     @property
     def is_head_linear(self) -> bool:
-        """Whether the head is linear. If so, guidance is applied before the head."""
+        """True if the head is linear. If so, guidance is applied before the head."""
         return self.head_in is None
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
-        """See `Target.cache_shape`."""
+        """Implement `Target.cache_shape`."""
         return len(self.layers), self.layers[0].num_kv_heads, self.layers[0].head_dim
 
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `Target.read_logits`."""
+        """Implement `Target.read_logits`."""
         if isinstance(self.head, nn.Linear):  # a prepared head is float32, and so is what it reads
             hidden = hidden.to(self.head.weight.dtype)
         if self.head_in is not None:
@@ -337,13 +337,13 @@ class TargetModel(Target):
         return self.head(hidden).float()
 
     def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
-        """See `Target.embed_prompts`."""
+        """Implement `Target.embed_prompts`."""
         if self.config.num_prompt_ids:
             return self.prompt_embedding(features)
         return self.caption_out(F.gelu(self.caption_in(features.to(self.dtype)), approximate="tanh"))
 
     def forward(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """See `Target.forward`. The result is differentiable."""
+        """Implement `Target.forward`. The result is differentiable."""
         x = torch.cat([self.embed_prompts(features), self.token_embedding(codes)], dim=1)
         rotary = self.rotary[: x.shape[1], None]
         attention_mask = prefix_mask(mask, x.shape[1], x.dtype)
@@ -354,16 +354,16 @@ class TargetModel(Target):
     def run_nodes(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """See `Target.run_nodes`. This changes x."""
+        """Implement `Target.run_nodes`. This changes x."""
         x, rotary, flat_slots = x.flatten(0, 1), gather_rotary(self.rotary, rotary_positions), cache.flat_slots(slots)
         layers = self.decoding_layers or [DecodingLayer(layer) for layer in self.layers]
-        mask = group_mask(mask, layers[0])
+        mask = group_mask(mask, layers[0].num_heads // layers[0].num_kv_heads)
         for layer, past in zip(layers, cache.layers, strict=True):
             layer(x, rotary, mask, past, flat_slots)
         return self.final_norm(x).view(-1, *slots.shape, x.shape[1])
 
     def prepare_for_decoding(self) -> TargetModel:
-        """See `Target.prepare_for_decoding` and `prepare_layers`."""
+        """Implement `Target.prepare_for_decoding` and `prepare_layers`."""
         self.decoding_layers = prepare_layers(self, self.layers)
         return self
 

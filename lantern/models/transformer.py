@@ -306,17 +306,16 @@ def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: 
     return attended.view(rows, kv_heads, groups, nodes, head_dim).permute(0, 3, 1, 2, 4)
 
 
-def group_mask(mask: torch.Tensor, layer: DecodingLayer) -> torch.Tensor:
+def group_mask(mask: torch.Tensor, groups: int) -> torch.Tensor:
     """Repeat an attention mask for query heads that share a key/value head, for `attend`.
 
     Args:
         mask: (rows, 1, nodes, slots), with rows = branches * batch and nodes = new tokens.
-        layer: any layer of the model; all have the same heads.
+        groups: number of query heads per key/value head.
 
     Returns:
-        (rows, 1, query heads per key/value head * nodes, slots).
+        (rows, 1, groups * nodes, slots).
     """
-    groups = layer.num_heads // layer.num_kv_heads
     return mask if groups == 1 else mask.repeat(1, 1, groups, 1)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers.table_world import Images, TableWorld
-from helpers.tiny_models import generate, make_models, make_prompts, start
+from helpers.tiny_models import first_steps, generate, make_models, make_prompts
 from lantern.acceptance.base import ByEquality
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
@@ -118,17 +118,6 @@ def test_a_tree_may_be_as_deep_as_the_rotary_table_reaches(models):
     assert torch.equal(shallow, deep)
     with pytest.raises(ValueError, match="at most 32 drafts deep, got 33; choose a shallower tree"):
         make_decoder(models, MethodSpec.of("deep", tree=f"chain{OVERSHOOT + 1}", drafts="coupled"), SamplingConfig())
-
-
-def first_steps(models: DecodingModels, spec: MethodSpec, num_steps: int, **sampling) -> list[Outcome]:
-    """Return the outcome of the first steps of two images."""
-    decoder, seen = make_decoder(models, spec, SamplingConfig(cfg_scale=2.0, **sampling)), []
-    decoder.observer = seen.append
-    with torch.inference_mode():
-        state = start(decoder, *make_prompts(models, 2), [decoder.make_noise(7, i) for i in "ab"])
-        for _ in range(num_steps):
-            decoder.step(state)
-    return seen
 
 
 def test_jacobi_drafts_are_drawn_from_the_distributions_that_are_asked_for_in_rows_that_are_used_again(models):

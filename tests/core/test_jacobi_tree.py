@@ -9,16 +9,14 @@ from collections import defaultdict
 import pytest
 import torch
 
-from helpers.tiny_models import generate, make_models, make_prompts, start
+from helpers.tiny_models import first_steps, generate, make_models, make_prompts
 from lantern.decoding import make_decoder
-from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import static_tree
 from lantern.drafters.hybrid_tree import NUM_DEPTHS, HybridTreeDrafter
 from lantern.drafters.jacobi import JacobiDrafter
 from lantern.drafters.jacobi_tree import NO_KEY, NUM_CODES, NUM_RESULTS, OLDEST, JacobiTreeDrafter, PoolMixture
 from lantern.methods import make_method
 from lantern.sampling import SamplingConfig
-from lantern.step import Outcome
 from lantern.tree_shapes import tree_choices
 
 Result = tuple[int, list[int], list[float], int]  # preceding token, codes, their keys, and the step
@@ -59,24 +57,11 @@ def best_of(keys: torch.Tensor) -> tuple[list[int], list[float]]:
     return codes[:NUM_CODES].masked_fill(is_missing, -1).tolist(), values.tolist()
 
 
-def steps_of(models: DecodingModels, tree: str, num_steps: int, **sampling) -> list[Outcome]:
-    decoder, seen = (
-        make_decoder(models, make_method("jacobi", tree=tree), SamplingConfig(cfg_scale=2.0, **sampling)),
-        [],
-    )
-    decoder.observer = seen.append
-    with torch.inference_mode():
-        state = start(decoder, *make_prompts(models, 2), [decoder.make_noise(7, i) for i in "ab"])
-        for _ in range(num_steps):
-            decoder.step(state)
-    return seen
-
-
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {}, {"top_k": 4}, {"top_k": 0}])
 @pytest.mark.parametrize("tree", ["chain5k3d2", "jacobi_50"])
 def test_children_are_the_codes_with_the_highest_scores_of_the_mixture(models, tree, sampling):
     """Against lists. A parent's token is that of its rank in the newest result of its position."""
-    seen, num_several = steps_of(models, tree, 8, **sampling), 0
+    seen, num_several = first_steps(models, make_method("jacobi", tree=tree), 8, **sampling), 0
     structure = seen[0].proposal.tree
     depths, ranks, parents = (part[0].tolist() for part in (structure.depths, structure.ranks, structure.parents))
     window, inner = structure.max_depth, structure.parent_nodes.tolist()

@@ -14,6 +14,7 @@ from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.noise import ImageNoise
 from lantern.sampling import SamplingConfig
+from lantern.step import Outcome
 
 
 def make_models(
@@ -112,3 +113,14 @@ def start(decoder: Decoder, features: torch.Tensor, mask: torch.Tensor, fields: 
     state = decoder.allocate(len(fields))
     decoder.fill(state, range(len(fields)), features, mask, fields)
     return state
+
+
+def first_steps(models: DecodingModels, spec: MethodSpec, num_steps: int, **sampling) -> list[Outcome]:
+    """Return the outcome of the first steps of two images."""
+    decoder, seen = make_decoder(models, spec, SamplingConfig(cfg_scale=2.0, **sampling)), []
+    decoder.observer = seen.append
+    with torch.inference_mode():
+        state = start(decoder, *make_prompts(models, 2), [decoder.make_noise(7, i) for i in "ab"])
+        for _ in range(num_steps):
+            decoder.step(state)
+    return seen

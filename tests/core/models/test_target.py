@@ -6,7 +6,6 @@ import copy
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -170,8 +169,7 @@ def test_heads_that_share_keys_equal_heads_that_have_their_own():
     torch.manual_seed(0)
     query, mask = torch.randn(2, 3, 6, 8), torch.randn(2, 1, 3, 5)
     keys, values = torch.randn(2, 2, 2, 5, 8)
-    layer = SimpleNamespace(num_heads=6, num_kv_heads=2)
-    found = attend(query, keys, values, group_mask(mask, layer))
+    found = attend(query, keys, values, group_mask(mask, groups=3))
     own = [part.repeat_interleave(3, dim=1) for part in (keys, values)]
     expected = torch.nn.functional.scaled_dot_product_attention(query.transpose(1, 2), *own, attn_mask=mask)
     torch.testing.assert_close(found.reshape(2, 3, 6, 8), expected.transpose(1, 2), **CLOSE)

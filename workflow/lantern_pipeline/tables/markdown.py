@@ -131,7 +131,7 @@ def method_cells(table: pd.DataFrame, columns: Sequence[str] = COLUMNS, plain: S
         if name in columns and name in table and table[name].notna().any():
             shown[metric.title] = [_cell(row, metric, name in (*plain, *PLAIN)) for row in rows]
             if name == "speedup":
-                shown[PREDICTED] = [_predicted_cell(row) for row in rows]
+                shown[PREDICTED] = [predicted_cell(row) for row in rows]
     return [list(shown), *(list(row) for row in zip(*shown.values(), strict=True))]
 
 
@@ -321,7 +321,7 @@ def _cell(row: pd.Series, metric: Metric, is_plain: bool) -> str:
     return text if text == EMPTY else bound + (text.partition(" ")[0] if is_plain else text)
 
 
-def _predicted_cell(row: pd.Series) -> str:
+def predicted_cell(row: pd.Series) -> str:
     """Write the range of speed-ups that is predicted for a GPU.
 
     The prediction divides the row's tokens per forward pass by published relative step costs of eager steps (without

@@ -9,7 +9,7 @@ import pandas as pd
 
 from lantern.tree_shapes import tree_choices
 from lantern_pipeline.tables.claims import needs_draft_model
-from lantern_pipeline.tables.markdown import Cells, with_interval
+from lantern_pipeline.tables.markdown import Cells, predicted_cell, with_interval
 from lantern_pipeline.tables.predict import EAGER, predict_speedup
 
 DRAFTS = {"jacobi": "Jacobi", "hybrid": "hybrid"}  # drafts of the curves, and their titles
@@ -65,7 +65,7 @@ def node_cells(table: pd.DataFrame) -> Cells:
                 f"`{row['tree']}`",
                 str(row["nodes"]),
                 with_interval(row, LENGTH),
-                f"{row['predicted_low']:.1f} to {row['predicted_high']:.1f}",
+                predicted_cell(row),
                 f"{num_equal} of {row['num_images']:.0f}",
             ]
         )
