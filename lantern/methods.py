@@ -533,17 +533,17 @@ class MethodSpec:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the output distribution is the target's."""
+        """True if the output distribution is the target's."""
         return self.acceptance_row.is_exact and self.drafts_row.is_exact
 
     @property
     def needs_draft_model(self) -> bool:
-        """Whether a draft model makes all or some of the drafts."""
+        """True if a draft model makes all or some of the drafts."""
         return self.drafts_row.needs_draft_model
 
     @property
     def needs_nearest_codes(self) -> bool:
-        """Whether the acceptance reads the table of nearest codes."""
+        """True if the acceptance reads the table of nearest codes."""
         return "k" in self.acceptance_row.parameters
 
     def to_dict(self) -> dict[str, Any]:

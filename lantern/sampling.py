@@ -53,12 +53,12 @@ class SamplingConfig:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most probable token is taken (temperature = 0)."""
+        """True if the most probable token is taken (temperature = 0)."""
         return self.temperature == 0
 
     @property
     def is_guided(self) -> bool:
-        """Whether classifier-free guidance is on (cfg_scale > 1)."""
+        """True if classifier-free guidance is on (cfg_scale > 1)."""
         return self.cfg_scale > 1
 
 

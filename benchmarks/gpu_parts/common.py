@@ -55,7 +55,7 @@ class Check:
 
     @property
     def has_graphs(self) -> bool:
-        """Whether the device has CUDA graphs. If not, only eager steps are measured."""
+        """True if the device has CUDA graphs. If not, only eager steps are measured."""
         return self.device.type == "cuda"
 
     @property

@@ -64,7 +64,7 @@ class Rejection:
 
     @property
     def has_one_residual(self) -> bool:
-        """Whether the residual distribution of sampled drafts is the same for every rejected draft."""
+        """True if the residual distribution of sampled drafts is the same for every rejected draft."""
         return self.residual == "matched" or self.acceptance.has_one_residual()
 
     def at(self, depths: torch.Tensor) -> Rejection:

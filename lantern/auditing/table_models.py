@@ -54,12 +54,12 @@ class TableTarget(Target):
 
     @property
     def is_head_linear(self) -> bool:
-        """See `Target.is_head_linear`."""
+        """Implement `Target.is_head_linear`."""
         return False
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
-        """See `Target.cache_shape`."""
+        """Implement `Target.cache_shape`."""
         return 1, 1, 1
 
     def values_of(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -73,7 +73,7 @@ class TableTarget(Target):
         return (tokens + 1) * self.place_values[positions.clamp(0, len(self.place_values) - 1)]
 
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `Target.read_logits`."""
+        """Implement `Target.read_logits`."""
         context, is_draft = hidden.long().unbind(-1)
         return self.log_probs[is_draft, context.clamp(max=self.log_probs.shape[1] - 1)]  # a wrong mask adds too much
 
@@ -93,14 +93,14 @@ class TableTarget(Target):
         rotary_positions: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        """See `Target.extend`."""
+        """Implement `Target.extend`."""
         values = self.values_of(tokens, rotary_positions - self.config.num_text_tokens)
         return self.run_nodes(repeat_rows(values[..., None], len(mask)), slots, rotary_positions, mask, cache)
 
     def run_nodes(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """See `Target.run_nodes`."""
+        """Implement `Target.run_nodes`."""
         (layer,) = cache.layers
         layer.write(cache.flat_slots(slots), x.view(-1, 1, 1).expand(-1, 2, -1))
         _, values = layer.read()
@@ -128,7 +128,7 @@ class TableDraft(DraftModel):
         rotary_positions: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        """See `DraftModel.extend`."""
+        """Implement `DraftModel.extend`."""
         contexts = hidden[..., 0] + self.values_of(tokens, rotary_positions)
         return torch.stack([contexts, torch.ones_like(contexts)], dim=-1)
 

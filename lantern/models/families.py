@@ -54,7 +54,7 @@ class PromptForm:
 
     @property
     def states_size(self) -> bool:
-        """Whether a prompt states the height of its image."""
+        """True if a prompt states the height of its image."""
         return any("{height}" in part for part in (*self.start, self.text, *self.end))
 
 

@@ -67,7 +67,7 @@ def test_log_probs_are_those_of_a_plain_forward_pass(model, method):
 
 
 def test_log_probs_are_those_that_decoding_used(model):
-    """Of autoregressive decoding, which stores keys and values and runs one token after the other."""
+    """Autoregressive decoding stores keys and values, and runs one token after the other."""
     decoder = make_decoder(model.models, make_method("autoregressive"), model.sampling)
     seen = []
     decoder.score_observer = lambda scores: seen.append(

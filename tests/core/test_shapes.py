@@ -125,7 +125,7 @@ def test_chameleon_generates_any_shape_within_generate(shape):
 
 @pytest.mark.parametrize("family", ["emu3", "glm_image"])
 def test_generate_takes_the_size_in_pixels_where_the_prompt_states_it(tiny, few_codes, family):
-    """As a model that was made for this size; a square size may be its side, and the weights are the same ones."""
+    """The images equal those of a model made for this size. A square size may be its side. Weights are shared."""
     model, processor = tiny[family]
     wrapped = lantern.from_transformers(model, processor, grid=4)
     side = PIXELS[family]

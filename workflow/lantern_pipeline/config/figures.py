@@ -40,7 +40,7 @@ class Figure:
 
     @property
     def draws_images(self) -> bool:
-        """Whether the figure shows generated images, which it reads from record files."""
+        """True if the figure shows generated images, which it reads from record files."""
         return "records" in self.files
 
 

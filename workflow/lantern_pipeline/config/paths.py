@@ -130,7 +130,7 @@ class RunPlan:
 
     @property
     def needs_draft_model(self) -> bool:
-        """Whether a method in config key `methods` uses a draft model."""
+        """True if a method in config key `methods` uses a draft model."""
         return any(spec.needs_draft_model for spec in self.specs.values())
 
     def methods_at(self, temperature: str) -> list[str]:

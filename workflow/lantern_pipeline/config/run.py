@@ -40,7 +40,7 @@ class Run:
 
     @property
     def is_variant(self) -> bool:
-        """Whether this object is a variant, that is, the run repeated with some config keys changed.
+        """True if this object is a variant, that is, the run repeated with some config keys changed.
 
         The results of variants are compared with those of the run. The report has no sections about a single variant.
         """
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def stores_text(self) -> bool:
-        """Whether the features of all prompts are computed once and stored.
+        """True if the features of all prompts are computed once and stored.
 
         Only T5's features are stored. With any other encoder, each job that needs the prompts encodes them itself.
         """
@@ -64,7 +64,7 @@ class Run:
 
     @property
     def has_held_out_images(self) -> bool:
-        """Whether the run has captioned images that no model was trained on.
+        """True if the run has captioned images that no model was trained on.
 
         Metrics of these images show the best values that a model can reach. The target's distributions at their tokens
         show how many codes it finds plausible (its ambiguity).

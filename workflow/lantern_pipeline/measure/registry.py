@@ -176,7 +176,7 @@ def metrics_over(what: str) -> tuple[Metric, ...]:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a metric needs if a key of config section `metrics` has a certain value, see CHOICES.
+    """The needs of a metric if a key of config section `metrics` has a certain value, see CHOICES.
 
     Attributes:
         loader: "<module of measure>:<function>". The function loads the metric from three arguments: config section

@@ -83,7 +83,7 @@ class DrafterTraining:
 
     @property
     def is_guided(self) -> bool:
-        """Whether the loss is "guided", which compares distributions after guidance."""
+        """True if the loss is "guided", which compares distributions after guidance."""
         return self.loss == "guided"
 
     @property
