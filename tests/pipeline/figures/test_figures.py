@@ -40,7 +40,7 @@ ARGUMENTS = {
     "ambiguity": {"ambiguity": tables.ambiguity_table()},
     "frontier": OF_SUMMARY,
     "generality": {"table": tables.generality_table()},
-    "nodes": {"summary": tables.node_summary(), "settings": SETTINGS},
+    "nodes": {"summary": tables.node_summary(), "settings": SETTINGS, "trees": {}},
     "published": {"published": PUBLISHED, **OF_SUMMARY},
     "total_variation": {"curves": tables.curve_table(), "methods": tables.method_table(), **OF_SUMMARY},
     "tradeoff": OF_SUMMARY,

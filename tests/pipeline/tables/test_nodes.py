@@ -1,12 +1,18 @@
 """Tokens per forward over the nodes of a tree: the rows of the table, their sizes and their predictions."""
 
 from helpers.figure_tables import node_summary
-from lantern_pipeline.tables.nodes import node_cells, num_nodes
+from lantern_pipeline.tables.nodes import node_cells, node_rows, num_nodes
 
 
 def test_the_size_of_a_tree_is_its_number_of_drafts():
     trees = {"chain9": 9, "chain9+chain3": 12, "jacobi_50": 50, "jacobi_100": 100, "hybrid_16": 16}
     assert {tree: num_nodes(tree) for tree in trees} == trees
+
+
+def test_a_tree_of_the_config_is_counted_too():
+    table = node_summary().replace({"tree": {"jacobi_50": "mine"}})
+    rows = node_rows(table, {"mine": [[0], [1], [0, 0]]})
+    assert rows.set_index("tree")["nodes"]["mine"] == 3
 
 
 def test_exact_drafts_are_listed_by_kind_and_size():

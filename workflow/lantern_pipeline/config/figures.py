@@ -212,7 +212,7 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
             "s",
             "Tokens per forward pass over the nodes of the draft tree",
             {"summary": SUMMARY},
-            of_rows,
+            {**of_rows, "trees": config.trees},
             caption=(
                 "**Tokens per forward pass over the nodes of the draft tree**, for exact drafts with a draft model "
                 "(*hybrid*) and without one (*Jacobi*). Horizontal axes, logarithmic: number of drafts that a step "

@@ -7,11 +7,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from lantern_pipeline.figures import style
-from lantern_pipeline.tables.nodes import DRAFTS, LENGTH, node_rows
+from lantern_pipeline.tables.nodes import DRAFTS, LENGTH, Trees, node_rows
 from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
 
-def draw_nodes(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
+def draw_nodes(summary: pd.DataFrame, settings: MetricsSection, trees: Trees) -> Figure:
     """Draw tokens per forward (left) and the predicted speed-up on GPUs (right) against the size of the draft tree.
 
     There is one line per kind of drafts. Its markers are open if the drafts need no draft model. Bars are 95 %
@@ -21,8 +21,9 @@ def draw_nodes(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
     Args:
         summary: table of results, as `build_summary` returns it.
         settings: config section `metrics`.
+        trees: config key `trees`, the run's own trees by name.
     """
-    rows = node_rows(select_headline(summary, settings))
+    rows = node_rows(select_headline(summary, settings), trees)
     with style.paper_style():
         figure = style.new_figure(style.PAGE_WIDTH, 3.0)
         left, right = figure.subplots(1, 2)

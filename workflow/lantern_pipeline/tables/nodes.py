@@ -5,6 +5,8 @@ The methods differ in their drafts: Jacobi drafts need no draft model, hybrid dr
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pandas as pd
 
 from lantern.tree_shapes import tree_choices
@@ -12,33 +14,36 @@ from lantern_pipeline.tables.claims import needs_draft_model
 from lantern_pipeline.tables.markdown import Cells, predicted_cell, with_interval
 from lantern_pipeline.tables.predict import EAGER, predict_speedup
 
+Trees = Mapping[str, Sequence[Sequence[int]]]  # name of a static tree -> paths of its nodes
 DRAFTS = {"jacobi": "Jacobi", "hybrid": "hybrid"}  # drafts of the curves, and their titles
 LENGTH = "mean_accepted_length"
 
 
-def num_nodes(tree: str) -> int:
+def num_nodes(tree: str, trees: Trees | None = None) -> int:
     """Return the number of nodes of a draft tree without its root.
 
     Args:
         tree: name of a static tree, or two names joined by "+" for two trees below one root.
+        trees: config key `trees`, the run's own trees by name.
     """
-    return sum(len(tree_choices(name)) for name in tree.split("+"))
+    return sum(len(tree_choices(name, trees)) for name in tree.split("+"))
 
 
-def node_rows(table: pd.DataFrame) -> pd.DataFrame:
+def node_rows(table: pd.DataFrame, trees: Trees | None = None) -> pd.DataFrame:
     """Select the exact methods whose drafts are a key of DRAFTS, and predict their speed-up on a GPU.
 
     The prediction divides a method's tokens per forward by published relative step costs of eager steps.
 
     Args:
         table: table with one row per method, as `markdown.results_table` returns it.
+        trees: config key `trees`, the run's own trees by name.
 
     Returns:
         Rows of `table`, sorted by drafts and then by number of nodes. Column `nodes` is the number of nodes of the
         draft tree. predicted_low and predicted_high are the speed-ups at the highest and the lowest step cost.
     """
     rows = table[table["drafts"].isin(list(DRAFTS)) & table["is_exact"].eq(True)]
-    rows = rows.assign(nodes=[num_nodes(tree) for tree in rows["tree"]])
+    rows = rows.assign(nodes=[num_nodes(tree, trees) for tree in rows["tree"]])
     speedups = [
         predict_speedup(length, has_model, EAGER)
         for length, has_model in zip(rows[LENGTH], needs_draft_model(rows), strict=True)
