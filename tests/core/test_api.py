@@ -41,14 +41,15 @@ def model():
     return lantern.load("embedded")
 
 
-def test_the_readmes_example_draws_its_image(tmp_path, monkeypatch, capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+@pytest.mark.parametrize("page", ["README.md", "models/embedded/README.md"])
+def test_the_example_of_a_page_draws_its_image(page, tmp_path, monkeypatch):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(code, names)
     images = names["images"]
     assert images.pixels.shape == (1, 48, 48, 3) and images.pixels.dtype == np.uint8 and images.pixels.std() > 10
-    assert (tmp_path / "ring.png").stat().st_size > 1000 and "tensor" in capsys.readouterr().out
+    assert (tmp_path / "ring.png").stat().st_size > 1000
 
 
 def test_the_library_pages_lines_save_pictures(model, tmp_path, monkeypatch):
