@@ -10,7 +10,8 @@
 #   make gpu-check   check and time decoding on a GPU (ten minutes; ARGS="--device cpu --tiny" tests the command on a CPU)
 #   make lint        ruff, codespell, import-linter, pyright, snakefmt, snakemake --lint
 #   make format      let ruff and snakefmt rewrite the files
-#   make rulegraph   draw docs/rulegraph.svg (needs graphviz)
+#   make diagrams    draw docs/rulegraph.svg (needs graphviz) and docs/draft_trees.svg
+#   make docs        build the documentation site into site/
 #   make resume      continue a run after a crash or a kill -9
 #   make lock        write requirements.lock.txt and the versions in environment.yml from pyproject.toml (needs uv)
 #   make clean       remove results/ and Snakemake's records; `make distclean` also removes .venv
@@ -21,7 +22,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help arguments reproduce sample train test figures report readme rulegraph gpu-check lint format resume lock clean distclean
+.PHONY: help arguments reproduce sample train test figures report readme diagrams docs gpu-check lint format resume lock clean distclean
 
 # Take the prompt unexpanded and before all else. Otherwise make would run a $(shell ...) in it.
 override PROMPT := $(value PROMPT)
@@ -95,8 +96,13 @@ figures: arguments $(STAMP)
 	$(SNAKEMAKE) --rerun-triggers mtime --allowed-rules $$rules figures --forcerun $$rules $(ARGS) -- figures
 
 # The training overlay, because the default run trains no model and so has no rules that do.
-rulegraph: $(STAMP)
+diagrams: $(STAMP)
 	$(SNAKEMAKE) --configfile experiments/embedded_training.yaml --rulegraph dot | $(BIN)/python docs/rulegraph.py | dot -Tsvg > docs/rulegraph.svg
+	$(BIN)/python docs/draft_trees.py
+
+# The theme warns that its successor is at hand. It reads the same mkdocs.yml, but has no hooks yet.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 gpu-check: $(STAMP)
 	$(BIN)/python benchmarks/gpu_check.py --output results/gpu_check $(ARGS)

@@ -1,6 +1,6 @@
 """Reduce Snakemake's rule graph to its most important rules, for docs/rulegraph.svg.
 
-`make rulegraph` runs it: it reads a graph in dot format from the standard input and prints a smaller one.
+`make diagrams` runs it: it reads a graph in dot format from the standard input and prints a smaller one.
 """
 
 import re

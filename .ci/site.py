@@ -1,0 +1,31 @@
+"""Hooks of mkdocs. README.md and CHANGELOG.md become pages; links to files that the site lacks become text."""
+
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}  # file of the project -> page of the site
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:)([^)#]+)(#[^)]*)?\)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that lie outside docs/."""
+    for source, page in PAGES.items():
+        text = (ROOT / source).read_text().replace("](docs/", "](")
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Point links to README.md and CHANGELOG.md at their pages, and keep only the text of links to code."""
+
+    def of_site(link: re.Match[str]) -> str:
+        text, path, anchor = link[1], link[2].removeprefix("../"), link[3] or ""
+        path = PAGES.get(path, path)
+        return f"[{text}]({path}{anchor})" if files.get_file_from_path(path) else text
+
+    return LINK.sub(of_site, markdown)
