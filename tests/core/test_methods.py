@@ -22,13 +22,13 @@ def test_a_preset_is_as_published_unless_told_otherwise():
 
 def test_the_readmes_table_of_methods_is_that_of_the_presets():
     lines = (ROOT / "README.md").read_text().splitlines()
-    table = lines[lines.index("| preset | tree | drafts | relaxation |") + 2 :]
+    table = lines[lines.index("| preset | tree | drafts | relaxation | paper |") + 2 :]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[: table.index("")]]
     presets = {name: parts for name, parts in PRESETS.items() if name not in PEERS}
-    assert [row[0].removesuffix(" (ours)") for row in rows] == [f"`{name}`" for name in presets]
+    assert [row[0] for row in rows] == [f"`{name}`" for name in presets]
     words = {"sampled": "sampled", "top": "most probable", "coupled": "coupled", None: "–"}
     words |= {"jacobi": "earlier steps", "hybrid": "side by side"}
-    for (_, tree, drafts, relaxation), parts in zip(rows, presets.values(), strict=True):
+    for (_, tree, drafts, relaxation, _), parts in zip(rows, presets.values(), strict=True):
         acceptance = parts.get("acceptance", "exact")
         assert tree == parts.get("tree", "–")
         assert words[parts.get("drafts")] in drafts
