@@ -2,7 +2,9 @@
 
 The relaxed set A(x) of a draft x consists of the first n of its k nearest codes. It does not contain x. The relaxed
 probability s(x) is the total target probability of x and of the codes in A(x). A *bound* determines n. It is an upper
-limit of the total target probability of A(x), which is called the mass of A(x).
+limit of the total target probability of A(x), which is called the mass of A(x). For example, if the nearest codes have
+the probabilities 0.06, 0.03 and 0.05, a bound of 0.1 gives n = 2. For example, if the nearest codes have the
+probabilities 0.06, 0.03 and 0.05, a bound of 0.1 gives n = 2.
 
 The docstrings of some bounds also state an upper limit of the total variation (TV) between the distribution of the
 emitted token and the target's.
@@ -30,16 +32,16 @@ MASSES_AT_ONCE = 2**22  # number of nearest codes that are in memory at the same
 
 @dataclass
 class MergedSet:
-    """The relaxed sets A(x) of some drafts x. This class has the attributes of `Merged`.
+    """The relaxed sets A(x) of some drafts x, with all attributes of `Merged`.
 
-    A(x) consists of the first n of the k nearest codes of x, whose target probabilities count for x. Its members are
-    called *merged* codes. Sums of probabilities are computed when they are first read.
+    A(x) consists of the first n of the k nearest codes of x. Their target probabilities count for x. Sums of
+    probabilities are computed when they are first read.
 
     Attributes:
-        taken: the codes of A(x), then x, int64 (..., k + 1). Codes that are not in A(x) are replaced by x.
+        taken: the codes of A(x), then x, int64 (..., k + 1). Nearest codes that are not in A(x) are replaced by x.
         codes: the k nearest codes of x, nearest first, int64 (..., k).
         is_member: whether each of `codes` is in A(x), bool (..., k). After the first False all are False.
-        cumulative: total target probability of the nearest codes up to each one, (..., k).
+        cumulative: total target probability of the nearest codes up to and including each one, (..., k).
         token_probs: target probability t(x), (..., 1).
     """
 
@@ -111,11 +113,11 @@ class RelaxedSets(Acceptance):
         return cls(table[:, :columns].contiguous(), **spec.parameters)
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
-        """Return which sets of the nearest codes of a draft x are within the bound, bool (..., sets).
+        """Return which sets of nearest codes may count for a draft x, bool (..., sets).
 
-        Entry i, counted from 0, is about the set of the i + 1 nearest codes. After the first False all entries are
-        False. There may be one more entry after these k, for the set of the k nearest codes and x itself. Callers
-        ignore it.
+        Entry i, counted from 0, is about the set of the i + 1 nearest codes of x. After the first False all entries are
+        False. A caller may pass one more set, of the k nearest codes and x itself. It then ignores the entry of this
+        set.
 
         Args:
             mass: total target probability of each set, (..., sets).
@@ -360,9 +362,9 @@ class BudgetBound(RelaxedSets):
 class Proximity(RelaxedSets):
     """Proximity acceptance, which Lantern adds: all k nearest codes count for a draft, whatever their probability.
 
-    A substitution is an emitted token that differs from the token that the target sampled. Substitutions are counted.
-    Their rate is an upper limit of the total variation from the target. Codes that top-k or top-p filtering removed are
-    never emitted.
+    A *substitution* is an emitted token that differs from the token that the target sampled. The share of substitutions
+    among the emitted tokens is an upper limit of the total variation from the target. Codes that top-k or top-p
+    filtering removed are never emitted.
     """
 
     renormalises = False
