@@ -109,7 +109,7 @@ def is_usable(device: torch.device) -> bool:
 
 
 def _passes_check(device: torch.device) -> bool:
-    """Return whether `check` passes on a device. Log the reason if it does not."""
+    """Return whether `check` passes on a device. If it does not, log the reason."""
     try:
         with torch.cuda.device(device):
             check(_kernels(), device)

@@ -172,9 +172,7 @@ def _complete(length: int, words: str) -> Choices:
 
 
 def _check_depth(tree: str, depth: int) -> None:
-    """Check the depth of a tree before its paths are listed.
-
-    The total length of all paths grows with the square of the depth.
+    """Check the depth of a tree before its paths are listed. Their total length grows with the square of the depth.
 
     Args:
         tree: name of the tree, for the error message.

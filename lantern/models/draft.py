@@ -78,16 +78,13 @@ class DraftModel(StoredModel):
         return draft.to(target.device)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Embed tokens, and apply the part of the linear map `fc` that reads token embeddings.
+        """Return the part of the output of `fc` that depends on the tokens, (..., dim).
 
-        `fc` maps the concatenation of token embedding and hidden state. The caller adds the result of the other part,
-        `from_hidden`, to get the output of `fc`.
+        `fc` is a linear map of token embedding and hidden state. The other part is `from_hidden` of the hidden state,
+        and the caller adds it.
 
         Args:
             tokens: image tokens, int64 (...).
-
-        Returns:
-            (..., dim).
         """
         if self.token_table is not None:
             return F.embedding(tokens, self.token_table)

@@ -72,7 +72,7 @@ class _Codes(nn.Module):
 
 
 class VQ16(StoredModel):
-    """A tokenizer that turns images into codes, and codes into images.
+    """The image tokenizer: it turns images into codes, and codes into images.
 
     Args:
         config: the sizes.
@@ -344,10 +344,10 @@ def check_images(images: Tensor, size: int) -> None:
 
 
 def by_lines(latents: Tensor, grid: int) -> Tensor:
-    """Return the vectors of images by line and column, (images, height, width, dim).
+    """Arrange the vectors of images by line and column, (images, height, width, dim).
 
     Args:
-        latents: vectors of that shape, or of square images, (images, grid * grid, dim).
+        latents: vectors in this shape, which is returned unchanged, or of square images, (images, grid * grid, dim).
         grid: side of a square image in codes.
     """
     return latents.unflatten(1, (grid, grid)) if latents.ndim == 3 else latents
