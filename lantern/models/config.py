@@ -114,7 +114,7 @@ class CommonSizes:
 
     @property
     def num_image_tokens(self) -> int:
-        """Number of tokens of an image."""
+        """Number of tokens of an image, including line ends and the smaller image that some models generate first."""
         small_height, small_width = self.small_shape
         return small_height * small_width + self.grid * self.line_width
 
@@ -127,13 +127,13 @@ class CommonSizes:
         return self.image_codes(tokens).unflatten(-1, self.shape)
 
     def image_codes(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Remove line ends and the smaller first image, if any, from the tokens of images.
+        """Return the codes of the images themselves: the tokens without line ends and without the smaller first image.
 
         Args:
             tokens: tokens of images, (..., num_image_tokens).
 
         Returns:
-            The codes of the image, (..., codes).
+            (..., codes).
         """
         lines = tokens[..., -self.grid * self.line_width :].unflatten(-1, self.lines)
         return lines[..., : self.columns or self.grid].flatten(-2)

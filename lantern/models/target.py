@@ -168,7 +168,7 @@ class Target(StoredModel):
         """
         ids = self.config.null_ids
         if not ids and not hasattr(self, "null_caption"):
-            raise ValueError("this target has no prompt of no caption: set cfg_scale, the guidance, to 1")
+            raise ValueError("this target has no null prompt: set cfg_scale, the guidance, to 1")
         if not ids:
             return self.null_caption.expand(*mask.shape, -1), mask
         if self.config.null_filler is not None:
