@@ -36,7 +36,7 @@ MOST_MB, MOST_MINUTES = 128_000, 2880
 
 
 def growing(first: int, most: float = math.inf) -> Callable[..., int]:
-    """Return a function with which Snakemake computes how much memory or time a job requests.
+    """Return a function from which Snakemake learns how much memory or time a job may use.
 
     The function doubles the amount with every attempt.
 

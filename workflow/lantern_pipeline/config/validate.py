@@ -318,7 +318,7 @@ def _keys_named(name: str) -> list[str]:
 
 
 def _number_hint(problem: ErrorDetails) -> str:
-    """Return advice on a number that YAML reads as text, such as 1e-3; empty for any other error."""
+    """Return advice on a number that was given as text, such as "write 3 without quotes". Empty for any other error."""
     try:
         number = float(problem["input"]) if isinstance(problem["input"], str) else math.nan
     except ValueError:

@@ -73,7 +73,7 @@ def _select_relaxed(methods: pd.DataFrame, headline: pd.DataFrame) -> pd.DataFra
 
     Args:
         methods: total_variation/methods.csv, see `draw_total_variation`.
-        headline: headline rows, as `select_headline` returns them.
+        headline: main results of the run, one row per method, see `select_headline`.
 
     Returns:
         Rows of `methods`, with the columns label, method and delta (the parameter) of `headline`.

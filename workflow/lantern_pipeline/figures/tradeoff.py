@@ -68,7 +68,7 @@ def split_curves(rows: pd.DataFrame) -> pd.DataFrame:
     values. If a second parameter varies too, each of its values gets a curve of its own.
 
     Args:
-        rows: headline rows, as `select_headline` returns them.
+        rows: main results of the run, one row per method, see `select_headline`.
 
     Returns:
         The rows, sorted by curve and along each curve, with two more columns. `curve` is the name of the curve, such as
@@ -132,7 +132,7 @@ def _draw_baseline(axes: Axes, rows: pd.DataFrame, quality: str, factor: float) 
 
     Args:
         axes: the panel.
-        rows: headline rows, as `select_headline` returns them.
+        rows: main results of the run, one row per method, see `select_headline`.
         quality: column of the vertical axis.
         factor: factor by which the quality is multiplied.
     """

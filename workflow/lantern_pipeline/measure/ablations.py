@@ -1,6 +1,7 @@
-"""Ablations: methods with changed sampling or a changed draft model.
+"""Ablations: how results change if one setting changes, such as the training steps of the draft model.
 
-Each point is compared with autoregressive decoding at the same sampling settings and with the same noise.
+A *point* of an ablation is a method with one combination of sampling settings and draft model. It is compared with
+autoregressive decoding at the same sampling settings and with the same noise.
 """
 
 from __future__ import annotations

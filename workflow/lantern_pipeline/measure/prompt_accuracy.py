@@ -59,7 +59,7 @@ def load_accuracy(metrics: MetricChoices, files: Mapping[str, str], device: torc
 
     Args:
         metrics: config section `metrics`. Not used.
-        files: name -> path, as from `registry.metric_files`. "attribute_classifier" is used.
+        files: files of the metric models, name -> path, see `registry.metric_files`. "attribute_classifier" is used.
         device: device of the classifier.
     """
     classifier = load_model(files["attribute_classifier"], AttributeClassifier).to(device)

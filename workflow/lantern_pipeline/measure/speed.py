@@ -5,8 +5,8 @@ drafting and verification, divided by the time of an autoregressive step. Tokens
 machines. Step cost and speed-up are not, because machines differ in how much longer a step takes if it has more tokens.
 
 In this project, `mean_accepted_length` is always the number of tokens emitted per forward pass of the target, including
-the bonus token. The prefill counts as a forward pass. For autoregressive decoding, the number is exactly 1. The
-wall-clock speed-up cannot exceed this number. Some papers count the accepted drafts only, which gives one less.
+the bonus token. Some papers count only the accepted drafts, which gives one less. The prefill counts as a forward pass,
+so that autoregressive decoding has exactly 1. The wall-clock speed-up cannot exceed this number.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def _speeds(
 def pair_latency(latency: pd.DataFrame) -> pd.DataFrame:
     """Join each timing at batch 1 with the timing of autoregressive decoding for the same prompt and round.
 
-    Methods took turns, so both timings were made under the same load. If a method was timed both with eager steps and
-    as a CUDA graph, only the timing of the graph is kept.
+    Methods took turns image by image, so both timings were made under the same load of the machine. If a method was
+    timed both with eager steps and as a CUDA graph, only the timing of the graph is kept.
 
     Args:
         latency: a table with the columns prompt_id, round, seconds, cpu_seconds and target_forwards, and those that

@@ -167,8 +167,9 @@ def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
 def trend_cells(claims: Mapping[str, Mapping[str, Any]]) -> Cells:
     """Make the table that shows whether methods gain more on more ambiguous targets, with one line per method.
 
-    A line shows the range of the method's measure over all targets, and how the measure correlates with the ambiguity
-    of the target. The measure is the gain, or tokens per forward pass if the method has no gain.
+    A line shows how the method's gain varies over all targets, and how it correlates with the ambiguity of the target.
+    The gain is the tokens per forward pass of a relaxed method divided by those of the exact method with the same
+    drafts. For other methods, the line is about tokens per forward pass instead.
 
     Args:
         claims: method id -> claim, as `find_generality_claims` returns them.

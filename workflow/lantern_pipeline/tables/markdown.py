@@ -85,9 +85,10 @@ Cells = list[list[str]]  # titles, then rows of texts
 
 
 def results_table(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
-    """Return the rows that readers see: the headline rows of `select_headline`, then the ceilings.
+    """Return the rows that readers see: the run's main results, one row per method, and two rows for comparison.
 
-    Ceilings are real images and their reconstructions by the tokenizer.
+    The main results are those of `select_headline`. The two other rows, the *ceilings*, are real images and their
+    reconstructions by the tokenizer.
     """
     return pd.concat([select_headline(summary, settings), select_ceilings(summary, settings)], ignore_index=True)
 
@@ -328,7 +329,7 @@ def predicted_cell(row: pd.Series) -> str:
     CUDA graphs).
 
     Args:
-        row: row of a method or of a ceiling, which has no prediction.
+        row: row of a method, or of real images or reconstructions, which have no prediction.
     """
     if not isinstance(row["drafts"], str):  # autoregressive decoding, or a ceiling
         return EMPTY

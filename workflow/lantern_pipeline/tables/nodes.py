@@ -1,4 +1,4 @@
-"""Tokens per forward of exact methods by the number of nodes of their static draft tree.
+"""Tokens per forward pass of exact methods, by the number of nodes of their static draft tree.
 
 The methods differ in their drafts: Jacobi drafts need no draft model, hybrid drafts need one.
 """

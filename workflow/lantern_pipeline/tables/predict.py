@@ -29,7 +29,7 @@ BANDWIDTH_SHARE = 0.68
 
 
 class Estimate(NamedTuple):
-    """An uncertain number: its lowest, most likely and highest value."""
+    """An uncertain number, such as a time: its lowest, most likely and highest value."""
 
     low: float
     likely: float
@@ -106,8 +106,8 @@ class Prediction:
 def step_ms(model: str, gpu: str, stepping: str) -> Estimate:
     """Estimate the milliseconds of a step of autoregressive decoding.
 
-    A step in a CUDA graph reads the weights, in bfloat16, and runs kernels with little work. An eager step takes as
-    long as the CPU needs to launch its kernels, on any GPU. An eager step is never shorter than a step in a CUDA graph.
+    In a CUDA graph, a step takes the time to read the weights in bfloat16, and a little time per kernel. An eager step
+    takes as long as the CPU needs to launch its kernels, on any GPU, but never less than a step in a CUDA graph.
 
     Args:
         model: name of the model card.

@@ -1,8 +1,10 @@
 """Table of results: one row per method, parameters, prompt set, temperature and repeat, with 95 % intervals.
 
-If the run was repeated with other seeds, rows that pool all repeats come first. Their column repeat is "pooled".
+If the run was repeated with other seeds, each method also has a *pooled* row, which combines all repeats and comes
+first. Its column repeat is "pooled".
 
-The table also has rows of *ceilings*: real images and their reconstructions by the tokenizer. No method generates them.
+The table also has rows for real images and their reconstructions by the tokenizer, which no method generated. They are
+called *ceilings*, because no method can be expected to be better.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ def build_summary(
     """Build the table of results, as this module describes it. Values that were not measured are empty.
 
     Args:
-        quality: one row per method and ceiling, from `measure_quality`.
+        quality: one row per method, and for real images and their reconstructions, from `measure_quality`.
         images: one row per method and image, from `measure_quality`.
         latency: timings at batch 1, from `measure_latency`.
         total_variation: one row per method, from `measure_methods`.
@@ -146,7 +148,7 @@ def _steppings(latency: pd.DataFrame) -> pd.DataFrame:
 
 
 def preferred_rows(summary: pd.DataFrame) -> pd.DataFrame:
-    """Select one row per method, prompt set and temperature.
+    """Select one row per method, prompt set and temperature, where the table may have a row for every repeat.
 
     It is the pooled row if there are several repeats, or else the row of the only repeat.
     """
@@ -156,10 +158,11 @@ def preferred_rows(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def select_headline(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
-    """Select the headline rows: those from which conclusions are drawn. Add column `label`.
+    """Select the run's main results, the *headline rows*, and add the column `label`.
 
-    They have the prompt set and the temperature that config keys metrics.headline_* name. There is one row per method,
-    as `preferred_rows` selects it. Ceilings (real images and reconstructions) have no temperature and are left out.
+    They are the rows from which conclusions are drawn: one row per method, at the prompt set and the temperature that
+    the config keys metrics.headline_* name. `preferred_rows` selects among repeats. Ceilings (real images and
+    reconstructions) have no temperature and are left out.
     """
     prompt_set, temperature = settings["headline_prompt_set"], settings["headline_temperature"]
     rows = preferred_rows(summary)
@@ -169,9 +172,9 @@ def select_headline(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataF
 
 
 def select_ceilings(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
-    """Select the rows of ceilings (real images and reconstructions) on the headline prompt set. Add column `label`.
+    """Select the rows of ceilings (real images and reconstructions) on the headline prompt set. Add the column `label`.
 
-    There is one row per ceiling, as `preferred_rows` selects it.
+    There is one row per ceiling. `preferred_rows` selects among repeats.
     """
     rows = preferred_rows(summary)
     rows = rows[rows["method"].isin(CEILINGS) & (rows["prompt_set"] == settings["headline_prompt_set"])]
