@@ -98,7 +98,7 @@ def choose_records(folder: Path, num: int, draw: random.Random) -> list[str]:
 
 
 def _parts_of(name: str) -> tuple[str, ...]:
-    """Return method id, prompt set, temperature, training seed and noise seed from the name of a record file.
+    """Read method id, prompt set, temperature, training seed and noise seed from the name of a record file.
 
     Args:
         name: name of a file of generated images, relative to the folder of the results.

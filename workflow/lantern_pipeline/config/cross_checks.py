@@ -260,8 +260,9 @@ def _methods(config: RunConfig) -> Iterator[str]:
 def _sizes_of_methods(key: str, specs: list[MethodSpec], config: RunConfig) -> Iterator[str]:
     """Check that k and the tree depth of methods are not too large.
 
-    A method cannot use more nearest codes per code (k) than the table of nearest codes has. The last drafts of an image
-    may reach beyond its end, where the target's rotary table has OVERSHOOT positions. No draft tree may be deeper.
+    k, the number of nearest codes per code, may not exceed the columns of the table of nearest codes. A draft tree may
+    not be deeper than OVERSHOOT, since the last drafts of an image reach beyond its end, where the target's rotary
+    table has this number of positions.
 
     Args:
         key: config key with the methods, for the error message.

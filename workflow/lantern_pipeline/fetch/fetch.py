@@ -99,7 +99,7 @@ def fetch_resource(resource: Resource) -> Manifest:
 
 
 def _shards_beside(resource: Resource) -> dict[str, None]:
-    """Return the weight files that a resource needs in addition to the files in its config entry.
+    """Return the weight files that a resource needs but that its config entry does not list.
 
     If a file of the resource is an index of sharded weights (*.index.json), these are the files that the index names.
 
@@ -177,9 +177,10 @@ def _check_content(resource: Resource, file: str, where: Path, expected: str | N
 
 
 def _pin_commit(resource: Resource, file: str) -> Resource:
-    """Return a copy of a resource that has the newest commit of its repository on the hub.
+    """Return a copy of a resource whose `revision` is the newest commit of its repository on the hub.
 
-    A resource that already has a commit, or does not come from the hub, is returned unchanged.
+    All files then come from the same commit, even if the repository changes during the download. A resource that
+    already has a revision, or does not come from the hub, is returned unchanged.
 
     Args:
         resource: the resource.

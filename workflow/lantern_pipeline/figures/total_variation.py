@@ -69,7 +69,7 @@ def draw_total_variation(
 
 
 def _select_relaxed(methods: pd.DataFrame, headline: pd.DataFrame) -> pd.DataFrame:
-    """Select the relaxed headline methods whose TV, or an upper bound of it, was measured.
+    """Select the relaxed methods of the main results whose TV, or an upper bound of it, was measured.
 
     Args:
         methods: total_variation/methods.csv, see `draw_total_variation`.

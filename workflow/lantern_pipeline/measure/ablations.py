@@ -161,7 +161,7 @@ class AblationStudy:
         return values | mean_with_interval("substitution_rate", rate, **options)
 
     def _identity(self, point: AblationPoint) -> dict[str, Any]:
-        """Return the columns that identify a row. An empty drafter_steps means the draft model of the run."""
+        """Return the columns that identify the row of a point. drafter_steps is empty for the run's draft model."""
         return {
             **method_columns(point.spec.to_dict()),
             "temperature": point.temperature,

@@ -1,6 +1,7 @@
 """Analysis of the preference study: answer files, preference rates with intervals, and conclusions.
 
-The preference rate of a method is the share of choices of the autoregressive image. Its interval regards both readers
+Readers of the study choose between two images of a prompt, one by autoregressive decoding and one by a relaxed method.
+The *preference rate* of a method is the share of choices of the autoregressive image. Its interval regards both readers
 and prompts as random samples, so it also holds for readers and prompts that are not in the study. If the interval
 excludes one half, readers prefer one of the two kinds of images.
 

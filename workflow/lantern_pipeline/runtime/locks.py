@@ -1,7 +1,7 @@
-"""Locks of jobs and of GPUs. The operating system holds them, so a lock ends with its process in every case.
+"""Locks of jobs and of GPUs. The operating system holds them, so a lock ends with its process even if that is killed.
 
-Snakemake's own lock is a file. It remains after a run is killed, and does not show whether jobs of that run are still
-active.
+Snakemake's lock is not enough. It is a file, which remains after a run is killed, and does not show whether jobs of
+that run are still active.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class PromptSet(Section):
 
 
 class PromptReading(Section):
-    """Keys of config section `text` that decide how prompts are encoded."""
+    """Keys of config section `text` that determine how prompts are encoded, but not how many jobs do it."""
 
     encoder: str = Field(description="words, word_ids, classes, t5, or a family of models that read tokens")
     num_classes: Count = Field(description="number of classes, if encoder is classes")

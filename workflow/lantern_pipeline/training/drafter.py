@@ -24,9 +24,9 @@ from lantern_pipeline.training.target import drop_prompts
 class DrafterTrainer(Trainer[DraftModel]):
     """Trainer of a float32 draft model. The target and the draft model must be on the same device.
 
-    The trainer freezes the target and casts its weights to the recipe's dtype in place. All settings in epochs or
-    shares of steps must be converted to steps first, by `DrafterTraining.resolve`. The seed determines the order of the
-    images, the noise, and which captions are dropped.
+    The trainer freezes the target and casts its weights to the recipe's dtype in place. The recipe must state all
+    lengths in steps, not in epochs or shares of steps, see `DrafterTraining.resolve`. The seed determines the order of
+    the images, the noise, and which captions are dropped.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ def freeze(target: Target, dtype: torch.dtype) -> Target:
 
 
 def slot_generator(seed: int, i: int, slot: int) -> torch.Generator:
-    """Return the random generator of one image of batch i.
+    """Return the random generator of one image of batch i, so that its noise does not depend on the other images.
 
     Args:
         seed: random seed of the training.

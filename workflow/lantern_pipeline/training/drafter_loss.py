@@ -70,14 +70,14 @@ class DraftLoss(nn.Module):
         return [part.float() for part in predictions]
 
     def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the hidden states that the draft model must predict.
+        """Return the hidden states that the draft model must predict, that is, the training targets.
 
         Args:
             hidden: the target's hidden states, as in `forward`.
 
         Returns:
-            float32 (sequences, tokens - 1, dim). Entry n is the hidden state from which the target predicts token
-            n + 1.
+            float32 (sequences, tokens - 1, dim). Entry n is the hidden state from which the target predicts token n +
+            1.
         """
         return hidden[:, self.num_text_tokens :].float()
 
@@ -166,9 +166,10 @@ def unroll(
 
 
 def _band(step: torch.Tensor, lowest: int, highest: int | None, dtype: torch.dtype) -> torch.Tensor:
-    """Return an additive attention mask that lets queries attend to keys at certain distances before them.
+    """Return an additive attention mask that admits keys at certain distances before the query.
 
-    The distance of a key is the query's position minus the key's position.
+    The distance of a key is the query's position minus the key's position. For example, lowest = 1 and highest = 2
+    admit the two positions before the query.
 
     Args:
         step: positions of the queries, int64 (n,). The keys have the same positions.
@@ -187,7 +188,7 @@ def _band(step: torch.Tensor, lowest: int, highest: int | None, dtype: torch.dty
 
 
 class _GrowingCache:
-    """Keys and values that the draft model computed in all passes of `unroll` so far.
+    """Keys and values that the draft model computed in the passes of `unroll` so far. Each pass adds its own.
 
     Gradients flow through them, unlike in the cache of decoding.
     """
