@@ -247,7 +247,7 @@ def _with_noise(
         decoder: decoder that will read the noise.
         prompts: the prompts.
         run_seed: seed of the noise.
-        num_ahead: number of prompts whose noise is made before the caller asks for it.
+        num_ahead: number of prompts whose noise is made before the caller needs it.
     """
     pool = ThreadPoolExecutor(torch.get_num_threads())
     coming: deque[tuple[Prompt, Future[ImageNoise]]] = deque()

@@ -84,7 +84,7 @@ class WeightFile:
             raise FileNotFoundError(
                 2,
                 f"there is no file {self.settings_path}: {self.path.name} needs the config.json of its repository "
-                "beside it, which states the sizes and the norms' eps",
+                "in the same folder, which states the sizes and the norms' eps",
             )
         value = self.settings.get(key, default)
         if value is None:

@@ -99,7 +99,7 @@ def test_untouched_results_are_verified(experiment):
     code, output = verify(experiment, "--images", "3")
     assert code == 0, output
     assert "sums: 6 files are those of provenance.json" in output and "not compared" not in output
-    assert "what generate_images.py runs is the same as behind the results" in output
+    assert "generate_images.py runs the code of the results" in output
     assert output.count("equal: ") == 3 and "16 of 16 tokens" in output
     assert "equal: autoregressive seen T1 s0n0 seen-" in output and "equal: coupled seen T1 s0n0 seen-" in output
     assert "verified: sums; images drawn again: 3 equal" in output

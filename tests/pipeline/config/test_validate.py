@@ -74,9 +74,9 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_the_default
         ("sampling.top_p", 0, ["sampling.top_p must be greater than 0, got 0"]),
         ("sampling.cfg_scale", 0.5, ["sampling.cfg_scale", "at least 1", "0.5"]),
         ("sampling.cfg_scale", float("nan"), ["sampling.cfg_scale", "finite"]),
-        ("target.num_layers", "six", ["target.num_layers", "whole number", "'six'"]),
+        ("target.num_layers", "six", ["target.num_layers", "an integer", "'six'"]),
         ("target.learning_rate", "2e-3", ["target.learning_rate", "write 0.002 without quotes"]),
-        ("target.num_steps", "2e2", ["target.num_steps must be a whole number, got '2e2'; write 200 without quotes"]),
+        ("target.num_steps", "2e2", ["target.num_steps must be an integer, got '2e2'; write 200 without quotes"]),
         ("target.num_heads", 3, ["target.num_heads", "divisor of target.dim"]),
         ("experiment", "../elsewhere", ["experiment", "letters, digits"]),
         ("device", "tpu", ["device", "auto, cpu, cuda", "'tpu'"]),
@@ -334,7 +334,7 @@ def test_a_folder_is_described_by_what_it_holds(tmp_path):
         ("a: [1", "not valid YAML"),
         ("- 1", "must hold keys"),
         ("a: b: c", "line 1"),
-        ("a: 1\nb: {c: 2,\n  c: 3}", "line 3: not valid YAML (the key c stands twice in one section, first in line 2;"),
+        ("a: 1\nb: {c: 2,\n  c: 3}", "line 3: not valid YAML (the key c occurs twice in one section, first in line 2;"),
     ],
 )
 def test_a_file_that_is_no_config_is_named(tmp_path, text, words):
@@ -520,7 +520,7 @@ def test_temperatures_are_named_in_their_order():
     [
         ({"preset": ["jacobi"], "temperatures": [0.5]}, None),
         ({"preset": "jacobi", "temperatures": [100.5]}, "methods[1].temperatures[0] must be at most 100, got 100.5"),
-        ({"preset": "proximity", "k": [5.5]}, "methods[1].k[0] must be a whole number, got 5.5"),
+        ({"preset": "proximity", "k": [5.5]}, "methods[1].k[0] must be an integer, got 5.5"),
     ],
 )
 def test_a_list_may_hold_one_value_within_its_bounds(entry, words):

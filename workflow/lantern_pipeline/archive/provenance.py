@@ -173,10 +173,10 @@ def compare_code(provenance: Provenance, script: str) -> str:
     theirs, ours = provenance["code"], describe_code()
     commit = f"version {theirs['version']}, commit {theirs['commit'] or 'unknown'}"
     if script not in ours["fingerprints"]:
-        return f"no {script} beside this installation to compare with the one behind the results ({commit})"
+        return f"this installation has no {script} to compare with the code of the results ({commit})"
     if ours["fingerprints"][script] == theirs["fingerprints"].get(script):
-        return f"what {script} runs is the same as behind the results ({commit})"
-    return f"what {script} runs is not the same as behind the results ({commit}): check that commit out to compare"
+        return f"{script} runs the code of the results ({commit})"
+    return f"{script} does not run the code of the results ({commit}): check out that commit to compare"
 
 
 def describe_environment() -> Environment:

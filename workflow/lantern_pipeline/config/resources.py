@@ -31,7 +31,7 @@ SCORED_LOGITS, SCORED_ARRAYS = 2**27, 6
 NOISE_BYTES = 2**25  # largest size of the noise of an image, per stream; see lantern/noise.py
 
 
-# Upper limits of a repeated attempt, from profiles/slurm/partitions.yaml. A first attempt may ask for more.
+# Upper limits of a repeated attempt, from profiles/slurm/partitions.yaml. A first attempt may request more.
 MOST_MB, MOST_MINUTES = 128_000, 2880
 
 

@@ -53,7 +53,7 @@ def scene_prompts(text: PromptReading, data_source: str) -> PromptSettings:
     num_classes = prod(map(len, CLASS_WORDS))
     if prompts.encoder == "classes" and prompts.num_classes != num_classes:
         raise ValueError(
-            f"config key text.num_classes must be {num_classes} in the embedded world: backgrounds times colours "
+            f"config key text.num_classes must be {num_classes} for the shapes dataset: backgrounds times colours "
             f"times shapes, got {prompts.num_classes}"
         )
     return replace(

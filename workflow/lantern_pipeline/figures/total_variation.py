@@ -112,7 +112,7 @@ def _set_scales(axes: Axes, everything: pd.DataFrame) -> float:
     """
     deltas, distances = np.sort(everything["delta"].unique()), everything["tv_mean"].to_numpy()
     floor = max(LOWEST, 0.5 * min(deltas.min(), distances[distances > 0].min(initial=1.0)))
-    axes.set(xscale="log", yscale="log", xlabel="bound δ asked for")
+    axes.set(xscale="log", yscale="log", xlabel="parameter δ")
     axes.set(xlim=(deltas.min() / 1.15, deltas.max() * 1.15), ylim=(floor, max(1.05, deltas.max())))
     axes.set_xticks(deltas, [f"{value:g}" for value in deltas])
     axes.set_xticks([], minor=True)
@@ -156,6 +156,6 @@ def _method_marks(methods: pd.DataFrame) -> list[Line2D]:
     )
     measured.set_label("measured TV")
     bound.set(label="share of substituted tokens, which TV is at most", markerfacecolor="white")
-    delta.set(label="bound δ asked for", markersize=9, markeredgewidth=1.6)
+    delta.set(label="parameter δ", markersize=9, markeredgewidth=1.6)
     known = [(~is_coupling, measured), (is_coupling, bound), (methods["delta"].notna(), delta)]
     return [line for is_drawn, line in known if is_drawn.any()]

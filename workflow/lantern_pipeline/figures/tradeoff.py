@@ -20,7 +20,7 @@ QUALITIES = {
     "nll": ("NLL under the target\n(nats / token;\nnearer the line is closer)", 1.0),
     "prompt_accuracy": ("prompt accuracy (%)", 100.0),
 }
-LINE_LABEL = "the target's own (autoregressive)"
+LINE_LABEL = "autoregressive decoding"
 BAND_LABEL = f"within {100 * ACCURACY_TOLERANCE:g} points of autoregressive"
 LINES = ("-", "--", ":", "-.")
 FILLS = ("full", "open", "bottom", "left")  # fills of the markers, one per curve of a method

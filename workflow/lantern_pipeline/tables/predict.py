@@ -59,7 +59,7 @@ LAYER_TIMES = {
     "llamagen_stage1": _LLAMAGEN,
     "llamagen_stage2": _LLAMAGEN,
     "janus-pro-7b": LayerTime(
-        1.33, "no times of its own: those of Lumina-mGPT 7B, A100, second-hand by SCD, arXiv 2510.24211"
+        1.33, "no published times; taken from Lumina-mGPT 7B, A100, second-hand by SCD, arXiv 2510.24211"
     ),
     "glm-image": LayerTime(0.96, "GLM-Image 9B, MI300X: vllm-omni issue 4481; its denoising (about 14 s) comes on top"),
 }
