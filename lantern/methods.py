@@ -750,7 +750,10 @@ def is_chain(shape: object) -> bool:
 
 
 def _code_of(spec: MethodSpec) -> str:
-    """Return a checksum of the files of a method's custom classes, or "" if it has none."""
+    """Return a checksum of the files of a method's custom classes, or "" if it has none.
+
+    The workflow compares it, so that images are generated again if such a file is edited.
+    """
     custom = [part for part in (spec.drafts, spec.acceptance) if part is not None and ":" in part]
     if not custom:
         return ""

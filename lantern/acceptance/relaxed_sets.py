@@ -162,22 +162,22 @@ class RelaxedSets(Acceptance):
         return MergedSet(taken, codes[..., :-1], is_member[..., :-1], cumulative[..., :-1], token_probs)
 
     def merge(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, codes: torch.Tensor) -> MergedSet:
-        """Return the relaxed set A(x) of one draft x per node.
+        """Return the relaxed set A(x) of one draft x per node: the nearest codes that count for x.
 
         For the arguments see `Acceptance.merge`.
         """
         return self.grow(codes, probs.gather(-1, codes))
 
     def move_mass(self, probs: torch.Tensor, merged: Merged) -> torch.Tensor:
-        """Move the target probability of the relaxed set A(x) onto the draft x.
+        """Move the target probability of the codes that count for a draft x onto x.
 
-        For arguments and result see `Acceptance.move_mass`.
+        These codes form the relaxed set A(x). For arguments and result see `Acceptance.move_mass`.
         """
         moved = probs.scatter(-1, merged.taken, 0.0)
         return moved.scatter_(-1, merged.taken[..., -1:], merged.relaxed_prob)
 
     def has_one_residual(self) -> bool:
-        """Return False, since the residual distribution after a rejection depends on the relaxed set of the draft."""
+        """Return False: the residual distribution after a rejection depends on the codes that count for the draft."""
         return False
 
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
@@ -210,7 +210,8 @@ class RelaxedSets(Acceptance):
     ) -> Iterator[tuple[torch.Tensor, MergedSet, torch.Tensor]]:
         """Yield the relaxed sets of the m deterministic drafts of each node, one sibling after the other.
 
-        A code that is in the set of one sibling has probability 0 for later siblings.
+        The relaxed set of a draft holds the nearest codes that count for it. A code that is in the set of one sibling
+        has probability 0 for later siblings.
 
         Args:
             probs: target distribution, (..., vocab).
@@ -257,11 +258,11 @@ class RelaxedSets(Acceptance):
 
 
 class AdditiveBound(RelaxedSets):
-    """LANTERN's bound: the relaxed set A(x) takes the nearest codes of x while their total probability is <= delta.
+    """LANTERN's bound: the nearest codes of a draft x count for x while their total probability is at most delta.
 
-    The output distribution differs from the target's. With one deterministic draft per node, the total variation (TV)
-    is at most delta. With m deterministic drafts it is at most 1 - (1 - delta)^m. With sampled drafts there is no such
-    bound.
+    These codes form the relaxed set A(x). The output distribution differs from the target's. With one deterministic
+    draft per node, the total variation (TV) is at most delta. With m deterministic drafts it is at most 1 - (1 -
+    delta)^m. With sampled drafts there is no such bound.
 
     Attributes:
         delta: upper bound of the total target probability of A(x).
@@ -277,12 +278,12 @@ class AdditiveBound(RelaxedSets):
 
 
 class JensenShannonBound(RelaxedSets):
-    """LANTERN's bound with another distance: A(x) grows while a Jensen-Shannon divergence is at most delta bits.
+    """LANTERN's bound with another distance: codes count for a draft up to a Jensen-Shannon divergence of delta bits.
 
-    A(x) takes the nearest codes of x, without x itself, nearest first. Let c be their total target probability. Let t~
-    be the target distribution t after c has moved onto the draft x. The divergence is taken between t and t~. It
-    therefore depends only on t(x) and c. It grows with c, is at most c and is at least c / 2. A(x) is therefore at
-    least as large as with `AdditiveBound` and the same delta, and c is at most 2 delta.
+    The relaxed set A(x) holds the nearest codes of a draft x that count for x, without x itself. Let c be their total
+    target probability. Let t~ be the target distribution t after c has moved onto the draft x. The divergence is taken
+    between t and t~. It therefore depends only on t(x) and c. It grows with c, is at most c and is at least c / 2. A(x)
+    is therefore at least as large as with `AdditiveBound` and the same delta, and c is at most 2 delta.
 
     The output distribution differs from the target's. With one deterministic draft per node, the total variation (TV)
     is c, and thus at most 2 delta. With m deterministic drafts it is at most 1 - (1 - 2 delta)^m, if delta <= 1/2. With
@@ -311,10 +312,11 @@ class JensenShannonBound(RelaxedSets):
 
 
 class MultiplicativeBound(RelaxedSets):
-    """LANTERN++'s bound: the relaxed set A(x) may have a total probability of at most (lambda - 1) t(x).
+    """LANTERN++'s bound: the codes that count for a draft x have a total probability of at most (lambda - 1) t(x).
 
-    A(x) takes the nearest codes of a draft x up to this bound. t(x) is the target probability of x. No parameter bounds
-    the distance of the output distribution from the target's, since the bound is wider for more probable drafts.
+    t(x) is the target probability of x. The codes that count for x are its first nearest codes, which form its relaxed
+    set A(x). No parameter bounds the distance of the output distribution from the target's, since the bound is wider
+    for more probable drafts.
 
     Attributes:
         lambda_: lambda, an upper bound of the factor s(x) / t(x) by which relaxation raises the probability of x.
@@ -336,9 +338,10 @@ class MultiplicativeBound(RelaxedSets):
 class BudgetBound(RelaxedSets):
     """A bound that Lantern adds to the papers' bounds: all children of a node share one budget of probability.
 
-    The relaxed sets of the children have a total target probability of at most delta. They use up this budget in
-    drafting order. With deterministic drafts, at most the probability delta moves to other codes. At every node, the
-    total variation (TV) between the distribution of the emitted token and the target's is then at most delta.
+    The relaxed set of a child is the set of its nearest codes that count for it. The relaxed sets of all children
+    together have a target probability of at most delta. They use up this budget in drafting order. With deterministic
+    drafts, at most the probability delta moves to other codes. At every node, the total variation (TV) between the
+    distribution of the emitted token and the target's is then at most delta.
 
     This does not hold at temperature 0. The target then emits one token with certainty. If another token is emitted,
     the TV is 1. At temperature 0 every draft has a separate budget, see `GreedyWithinBound`.
@@ -414,11 +417,11 @@ class ByProximity(Verifier):
 
 
 class WithinBound(Verifier):
-    """The verifier of relaxed sets: a draft x is accepted if the target samples x or a code of its relaxed set A(x).
+    """The verifier of relaxed sets: a draft x is accepted if the target samples x or a code that counts for x.
 
-    The drafts are deterministic. The output distribution is the same as if the children were tried one by one: x is
-    accepted with probability s(x), the total target probability of x and A(x), and a rejection removes x and A(x) from
-    the target distribution.
+    The codes that count for x form its relaxed set A(x). The drafts are deterministic. The output distribution is the
+    same as if the children were tried one by one: x is accepted with probability s(x), the total target probability of
+    x and A(x), and a rejection removes x and A(x) from the target distribution.
 
     With the bounds of the LANTERN papers, drafts that top-k or top-p filtering removed may be accepted. With
     `BudgetBound` they are not.
@@ -431,7 +434,7 @@ class WithinBound(Verifier):
         self.sets = sets
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """Accept the first child x such that the target samples x or a code of the relaxed set of x.
+        """Accept the first child x such that the target samples x or one of the nearest codes that count for x.
 
         If there is no such child, the sampled token is emitted. For the arguments see `Verifier.verify_nodes`.
         """

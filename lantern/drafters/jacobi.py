@@ -42,7 +42,10 @@ NUM_KEPT = 6  # results per position in the pool
 
 @dataclass
 class JacobiState:
-    """The state of a Jacobi drafter.
+    """The state of a Jacobi drafter: the pool of results of earlier steps.
+
+    A *result* of a position is what the target computed for it in one step: the preceding token, and the best codes
+    after it.
 
     Attributes:
         pool: the last results of every position, newest first, int64 (batch, 1 + siblings, tokens + window, kept). The
@@ -58,11 +61,11 @@ class JacobiState:
 
 
 class JacobiDrafter(Drafter[JacobiState]):
-    """The drafter whose drafts are the target's samples of earlier steps. For the pool and its results see the module.
+    """The drafter whose drafts are the target's samples of earlier steps, which are kept in a pool.
 
-    All children of a node come from one result of the pool: the child of rank r is its r-th best code. It is the newest
-    result of the children's position whose preceding token equals the newest draft of the node's position. If there is
-    no such result, it is the newest result of the children's position.
+    The pool has several results for every position. A *result* is a preceding token and the best codes after it. All
+    children of a node come from one result: the child of rank r is its r-th best code. This is the newest result whose
+    preceding token equals the newest draft of the node's position, or else the newest result.
 
     Args:
         tree: the static tree. Its depth is the window, the number of positions that are drafted in a step.
@@ -135,7 +138,8 @@ class JacobiDrafter(Drafter[JacobiState]):
     def _draft_probs(self, probs: torch.Tensor, newest: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Return the distributions that the children of inner nodes were sampled from, (batch, inner, vocab).
 
-        All siblings come from the same result of the pool.
+        All siblings come from the same result of the pool, that is, from one distribution of the target in an earlier
+        step.
 
         Args:
             probs: `JacobiState.probs`.
@@ -147,11 +151,11 @@ class JacobiDrafter(Drafter[JacobiState]):
         return pick_rows(probs.flatten(1, 2), (lengths[:, None] + ahead) * self.num_kept + rows)
 
     def observe(self, state: JacobiState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Put the results of all nodes into the pool. The arguments are those of `Drafter.observe`.
+        """Put the target's best codes after each node into the pool. The arguments are those of `Drafter.observe`.
 
-        The result of a node belongs to the position after it. Positions beyond the tree have no new result. Since the
-        last position of the tree is the nearest guess for them, the codes of their newest result are replaced by the
-        codes at the first node of the deepest level.
+        A node's token and the best codes after it are a *result*, which belongs to the position after the node.
+        Positions beyond the tree have no new result. Since the last position of the tree is the nearest guess for them,
+        the codes of their newest result are replaced by the codes at the first node of the deepest level.
         """
         num_nodes = self.tree.num_nodes  # a hybrid tree has more nodes
         tokens = outcome.proposal.tokens[:, :num_nodes, None]

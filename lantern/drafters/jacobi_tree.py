@@ -94,7 +94,7 @@ class PoolMixture:
 
 @dataclass
 class JacobiTreeState:
-    """The state of a `JacobiTreeDrafter`: the pool of results.
+    """The state of a `JacobiTreeDrafter`: the pool of results of earlier steps.
 
     Attributes:
         tokens: the last results of every position, newest first, int64 (batch, positions, NUM_RESULTS, 1 + codes). A
@@ -114,14 +114,15 @@ class JacobiTreeState:
 class Results:
     """The pool's results for the drafted positions, NUM_RESULTS for each position.
 
-    All nodes of one depth of the tree are drafts of the same position. The axis `depths` begins with depth 1.
+    A *result* is a preceding token and the target's best codes after it, from an earlier step. All nodes of one depth
+    of the tree are drafts of the same position. The axis `depths` begins with depth 1.
 
     Attributes:
         left: preceding token of each result, int64 (batch, depths, NUM_RESULTS).
         ages: kind of each result as far as it does not depend on the parent, shaped like `left`. It combines the age
             and whether the result is the newest, see `PoolMixture.table`.
         codes: best codes after the preceding token, best first, int64 (batch, depths, NUM_RESULTS, codes).
-        keys: keys of the codes, minus the best code's key, shaped like `codes`.
+        keys: keys of the codes (log-probability plus noise), minus the best code's key, shaped like `codes`.
     """
 
     left: torch.Tensor
@@ -134,7 +135,7 @@ class Results:
         return Results(*(part[:, num_depths:] for part in (self.left, self.ages, self.codes, self.keys)))
 
     def at(self, depth: int, num_parents: int) -> Results:
-        """Return the results of one position, repeated for every parent.
+        """Return the pool's results of one position, repeated for every parent.
 
         Args:
             depth: index on the axis `depths`, which is the depth of the parents.
@@ -149,7 +150,8 @@ class Results:
     def kinds(self, parents: torch.Tensor) -> torch.Tensor:
         """Return the kind that each result has after each parent, int64 (batch, depths, inner, NUM_RESULTS).
 
-        The kind depends on the parent, since it states whether the preceding token equals the parent's token.
+        The kind states how reliable a result is. It combines the age of the result, whether it is the newest, and
+        whether its preceding token equals the parent's token, see `PoolMixture.table`.
 
         Args:
             parents: tokens of the parents, int64 (batch, depths, inner), with inner parents for each position.
@@ -159,9 +161,11 @@ class Results:
 
 
 class JacobiTreeDrafter(Drafter[JacobiTreeState]):
-    """The drafter of trees that ranks drafts by all results of their position in the pool.
+    """The drafter of trees that ranks drafts by all that the target computed for their position in earlier steps.
 
-    Args:
+    These results are kept in a pool, see the module.
+    >>>
+    >>> Args:
         tree: the static tree. Its depth is the number of positions that are drafted in a step.
         config: sizes of the target.
         mixture: coefficients of the mixture of results. None for the default ones.
@@ -195,7 +199,7 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         self.num_siblings = int(tree.ranks.max()) + 1
 
     def use(self, mixture: PoolMixture) -> None:
-        """Replace the coefficients of the mixture."""
+        """Replace the coefficients by which the drafter weights the results of earlier steps."""
         self._table = mixture.table().to(self.tree.parents.device)
 
     @classmethod
@@ -236,7 +240,7 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return self.extend(self.recall(state, lengths), root, lengths)
 
     def extend(self, results: Results, given: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Complete a tree whose first depths are given, with drafts from the pool at all later depths.
+        """Complete a tree whose first depths are given. The drafts of all later depths come from the pool.
 
         All drafts are chosen at once, before most parents have a token. In place of its token, a parent counts as a
         code of the newest result of its position: the r-th best code if the parent is the r-th of its siblings.
@@ -270,16 +274,18 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return Results(tokens[..., 0], ages + self._newest, tokens[..., 1:], keys[..., 1:])
 
     def mix(self, kinds: torch.Tensor, codes: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute how probable each code of each result is in the weighted mixture of results, for every parent.
+        """Compute how probable each code is according to each result of earlier steps, for every parent.
 
-        Each code of each result is a *candidate*. Its *share* is the weight of the result times the probability of the
-        code in the result. For example, if a result has weight 0.6 and gives code 7 the probability 0.5, the share is
-        0.3. If several results hold the same code, there are several candidates with this code.
+        A *result* is a preceding token and the target's best codes after it. It has a weight and a distribution over
+        codes, which depend on its kind. Each code of each result is a *candidate*. Its *share* is the weight of the
+        result times the probability of the code in the result. For example, if a result has weight 0.6 and gives code 7
+        the probability 0.5, the share is 0.3. If several results hold the same code, there are several candidates with
+        this code.
 
         Args:
-            kinds: kind of each result after each parent, int64 (batch, depths, inner, results).
+            kinds: kind of each result after each parent, from `Results.kinds`, int64 (batch, depths, inner, results).
             codes: codes of the results, int64 (batch, depths, results, codes).
-            keys: keys of the codes, minus the best code's key, shaped like `codes`.
+            keys: keys of the codes (log-probability plus noise), minus the best code's key, shaped like `codes`.
 
         Returns:
             Two tensors: the codes of the candidates, int64 (batch, depths, candidates), and their shares, (batch,
@@ -291,9 +297,10 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return codes.flatten(2), shares.flatten(3)
 
     def choose(self, codes: torch.Tensor, shares: torch.Tensor, num_siblings: int) -> torch.Tensor:
-        """Choose the drafts below every parent: the codes with the highest scores.
+        """Choose the drafts below every parent: the codes that are most probable in the mixture of results.
 
-        The score of a code is the sum of the shares of all candidates with this code.
+        A *candidate* is a code of one result, and its *share* is its probability in the mixture, see `mix`. The
+        probability of a code is the sum of the shares of all candidates with this code.
 
         Args:
             codes: codes of the candidates, from `mix`.
@@ -312,11 +319,11 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return tokens.masked_fill(best.values < 0, -1)
 
     def observe(self, state: JacobiTreeState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Put the results of all nodes into the pool, see `Drafter.observe`.
+        """Put the target's best codes after each node into the pool, see `Drafter.observe`.
 
-        The result of a node belongs to the position after it. Positions beyond the tree have no new result. Since the
-        last position of the tree is the nearest guess for them, their newest result is replaced by the result of the
-        first node of the deepest level.
+        A node's token and the best codes after it are a *result*, which belongs to the position after the node.
+        Positions beyond the tree have no new result. Since the last position of the tree is the nearest guess for them,
+        their newest result is replaced by the result of the first node of the deepest level.
         """
         num_nodes = self.tree.num_nodes  # a hybrid tree has more nodes
         codes, keys = result_codes(outcome.scores.keys[:, :num_nodes], self.num_codes)

@@ -42,7 +42,7 @@ class TokenizerConfig:
 
 
 class ImageTokenizer(StoredModel):
-    """A VQ autoencoder with an l2-normalised codebook.
+    """A VQ autoencoder whose code vectors have unit length.
 
     It works at two resolutions. The finer one has 2 * grid positions per side, one for each patch of image_size / (2 *
     grid) pixels. The coarser one has grid positions per side, one for each token.

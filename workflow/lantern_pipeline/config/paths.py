@@ -253,8 +253,9 @@ class RunPlan:
     def files_from_elsewhere(self) -> list[str]:
         """Return the paths of files that the run uses but does not make, such as published weights.
 
-        If a config value names an entry of section `resources`, the result has the path of the entry's manifest. A
-        manifest is written when the files are downloaded.
+        If a config value names an entry of section `resources`, the result has the path of the entry's manifest instead
+        of the files. A manifest is a small JSON file that names the files, and that is written when they are
+        downloaded.
         """
         config = self.config
         values = [config.tokenizer.checkpoint, config.target.checkpoint]

@@ -124,8 +124,9 @@ class JobSizes:
     def converting_mb(self) -> Callable[..., int]:
         """Return the host memory of a job that converts a target into Lantern's file layout.
 
-        The job reads the memory-mapped file tensor by tensor. It also checks a large embedding table in float32. For
-        this check, one byte per parameter of target and draft model is added.
+        The job reads the memory-mapped file tensor by tensor, so that it never holds the whole model. It also checks a
+        large embedding table in float32. For this check, the estimate adds one byte per parameter of target and draft
+        model.
 
         Returns:
             Function for a rule's `mem_mb`: MB, doubled with every attempt.

@@ -97,7 +97,8 @@ class Run:
             name: name of an entry of `resources`, a path, or None.
 
         Returns:
-            The path of the entry's manifest, the path itself, or an empty list for None.
+            The path of the entry's manifest (JSON file that names the downloaded files), the path itself, or an empty
+            list for None.
         """
         return [] if name is None else resource_of(name, self.resources)
 

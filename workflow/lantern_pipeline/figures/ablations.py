@@ -105,7 +105,7 @@ def _height(rows: pd.DataFrame) -> float:
     All rows of a panel have the same height, which fits the label with the most lines of text.
 
     Args:
-        rows: the variants of the ablation, with column `label`.
+        rows: one row per method and settings of the ablation, with the column `label`.
     """
     return ROW_HEIGHT * len(rows) * (int(rows["label"].str.count("\n").max()) + 1)
 
@@ -138,7 +138,7 @@ def _limits(rows: pd.DataFrame, name: str) -> tuple[float, float]:
     """Return the ends of an axis that shows every value, every interval, and the value of autoregressive decoding.
 
     Args:
-        rows: the variants of all ablations.
+        rows: one row per method and settings of all ablations.
         name: key of MEASURES, the column that the axis shows.
     """
     values = [MEASURES[name][1], *rows[[name, f"{name}_low", f"{name}_high"]].stack()]

@@ -110,10 +110,13 @@ class AblationStudy:
         return make_decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=self.stepping)
 
     def _total_variation(self, point: AblationPoint) -> dict[str, float]:
-        """Measure column tv_mean of `run` and its interval over images.
+        """Measure the total variation of a point of an ablation, as the column tv_mean with its interval over images.
 
-        The images of the first `total_variation.num_images` prompts are generated for it. The values are nan for exact
-        methods, at temperature 0, and if `knows_drafts` is False for the method.
+        The images of the first `total_variation.num_images` prompts are generated again for it. The values are nan for
+        exact methods, at temperature 0, and for methods whose draft distributions cannot be recorded (`knows_drafts`).
+
+        Args:
+            point: the method, with its sampling settings and draft model.
         """
         if not (not point.spec.is_exact and point.temperature > 0 and knows_drafts(point.spec)):
             return dict.fromkeys(("tv_mean", "tv_mean_low", "tv_mean_high"), np.nan)

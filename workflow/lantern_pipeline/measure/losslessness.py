@@ -48,12 +48,12 @@ class Equality:
 
     @property
     def num_near_ties(self) -> int:
-        """Number of images whose first difference is a near-tie. `share_equal` leaves them out."""
+        """Number of images that differ only because of rounding, by a near-tie. `share_equal` leaves them out."""
         return int(self.is_near_tie.sum())
 
     @property
     def share_equal(self) -> float:
-        """Share of equal images among the images without a near-tie. nan if there are no such images."""
+        """Share of equal images, without images that differ because of rounding. nan if no image remains."""
         counted = int((~self.is_near_tie).sum())
         return float(self.is_equal.sum()) / counted if counted else float("nan")
 

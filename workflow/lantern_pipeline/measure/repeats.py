@@ -19,7 +19,7 @@ POOLED = "pooled"
 
 
 def training_seed(repeat: str) -> int:
-    """Return the training seed that a repeat's name states: 3 for "s3n0"."""
+    """Return the training seed that the name of a repeat states: 3 for "s3n0", training seed 3 and noise seed 0."""
     return int(repeat.removeprefix("s").partition("n")[0])
 
 
@@ -43,10 +43,10 @@ def repeat_groups(table: pd.DataFrame) -> Iterator[tuple[tuple[str, str, float, 
 
 
 def stack_prompts(rows: pd.DataFrame, name: str) -> np.ndarray:
-    """Arrange a column as an array, for the rows of one method, prompt set and temperature.
+    """Arrange a column as an array with one line per repeat (run with other seeds) and one column per prompt.
 
     Args:
-        rows: one row per repeat and prompt.
+        rows: rows of one method, prompt set and temperature, one per repeat and prompt.
         name: name of the column.
 
     Returns:
@@ -56,7 +56,7 @@ def stack_prompts(rows: pd.DataFrame, name: str) -> np.ndarray:
 
 
 def combine_repeats(values: np.ndarray, lows: np.ndarray, highs: np.ndarray) -> tuple[float, float, float]:
-    """Combine shares and their 95 % intervals over repeats, for shares that have no values per prompt.
+    """Combine shares and their 95 % intervals over repeats (runs with other seeds), if there are no values per prompt.
 
     The squared standard error is mean(se_i^2) / R + (variance between the repeats) / R for R repeats, where se_i is the
     standard error of repeat i. This interval is too wide, since the variance between repeats already includes the

@@ -25,7 +25,7 @@ SPEEDS = ("latency_s", "relative_step_cost", "speedup")
 def mean_accepted_length(
     num_tokens: np.ndarray, target_forwards: np.ndarray, *, num_resamples: int = 1000, seed: int = 0
 ) -> dict[str, float]:
-    """Compute the tokens per forward pass of the target, with a 95 % interval over prompts and repeats.
+    """Compute the tokens per forward pass of the target, with a 95 % interval over prompts and repeats of the run.
 
     The value is the total number of tokens, divided by the total number of forward passes, including prefill. It equals
     the mean number of tokens that a forward pass emits.
@@ -59,8 +59,9 @@ def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed:
         seed: random seed of the bootstrap.
 
     Returns:
-        One row per combination of KEYS (method, prompt set, temperature, repeat), and a pooled row if there are several
-        repeats. The first three columns have 95 % intervals (`_low`, `_high`) over prompts, rounds and repeats.
+        One row per combination of KEYS (method, prompt set, temperature, repeat), and one row that pools all repeats if
+        the run was repeated with other seeds. The first three columns have 95 % intervals (`_low`, `_high`) over
+        prompts, rounds and repeats.
 
         - latency_s: mean time of an image in seconds.
         - relative_step_cost: time per forward pass, divided by the time per forward pass of autoregressive decoding.
@@ -94,7 +95,7 @@ def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed:
 
 
 def _stack_rounds(rows: pd.DataFrame, name: str) -> np.ndarray:
-    """Arrange a column of timings as an array.
+    """Arrange a column of timings as an array. A repeat is the run with one pair of seeds.
 
     Args:
         rows: timings of one method, prompt set and temperature.

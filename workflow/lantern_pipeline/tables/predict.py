@@ -110,7 +110,7 @@ def step_ms(model: str, gpu: str, stepping: str) -> Estimate:
     takes as long as the CPU needs to launch its kernels, on any GPU, but never less than a step in a CUDA graph.
 
     Args:
-        model: name of the model card.
+        model: name of a published model, a key of KERNELS.
         gpu: key of BANDWIDTH.
         stepping: EAGER or GRAPH.
 
@@ -129,7 +129,7 @@ def weights_ms(model: str, gpu: str) -> float:
     """Estimate the milliseconds in which a GPU reads all weights that one step uses, in bfloat16.
 
     Args:
-        model: name of the model card.
+        model: name of a published model.
         gpu: key of BANDWIDTH.
     """
     config = CARDS[model].target_config()
@@ -143,7 +143,7 @@ def published_ms(model: str) -> float:
     """Return the milliseconds of a step in other projects' eager code: number of layers times published time per layer.
 
     Args:
-        model: name of the model card.
+        model: name of a published model.
     """
     return CARDS[model].target_config().num_layers * LAYER_TIMES[model].milliseconds
 
@@ -152,7 +152,7 @@ def predict(model: str, gpu: str, method: str, tokens_per_forward: float) -> lis
     """Predict time per image and speed-up of a method on a GPU, with eager steps and with CUDA graphs.
 
     Args:
-        model: name of the model card.
+        model: name of a published model, such as "llamagen_stage1".
         gpu: key of BANDWIDTH.
         method: name of a preset.
         tokens_per_forward: tokens per forward pass of the target, at least 1.
@@ -226,7 +226,7 @@ def table_of(model: str, gpu: str, methods: Iterable[tuple[str, float, str]]) ->
     The sources of all numbers follow the table.
 
     Args:
-        model: name of the model card.
+        model: name of a published model.
         gpu: key of BANDWIDTH.
         methods: for each method, (name, tokens per forward pass, words that state where this number is from).
     """

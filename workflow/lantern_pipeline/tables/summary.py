@@ -88,9 +88,11 @@ def build_summary(
     settings: MetricsSection,
     seed: int,
 ) -> pd.DataFrame:
-    """Build the table of results, as this module describes it. Values that were not measured are empty.
+    """Build the table of results: one row per method, parameters, prompt set, temperature and repeat.
 
-    Args:
+    A repeat is the run with one pair of seeds. Values that were not measured are empty.
+    >>>
+    >>> Args:
         quality: one row per method, and for real images and their reconstructions, from `measure_quality`.
         images: one row per method and image, from `measure_quality`.
         latency: timings at batch 1, from `measure_latency`.
@@ -150,7 +152,7 @@ def _steppings(latency: pd.DataFrame) -> pd.DataFrame:
 def preferred_rows(summary: pd.DataFrame) -> pd.DataFrame:
     """Select one row per method, prompt set and temperature, where the table may have a row for every repeat.
 
-    It is the pooled row if there are several repeats, or else the row of the only repeat.
+    It is the row that pools all repeats (runs with other seeds), or else the row of the only repeat.
     """
     is_pooled = summary["repeat"] == POOLED
     has_pooled = is_pooled.groupby([summary[name] for name in RUN_KEYS], dropna=False).transform("any")
@@ -182,7 +184,7 @@ def select_ceilings(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataF
 
 
 def _combine_quality(rows: pd.DataFrame) -> dict[str, object]:
-    """Combine the quality of one method over the repeats.
+    """Combine the quality of one method over the repeats of the run with other seeds.
 
     Args:
         rows: rows of the quality table for one method, prompt set and temperature, one per repeat.
@@ -199,7 +201,7 @@ def _combine_quality(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add pooled rows to the table of total variation.
+    """Add rows to the table of total variation that pool the repeats of the run with other seeds.
 
     A method with several repeats gets a pooled row in addition to one row per repeat. The pooled row has the mean of
     each column over the repeats, with two exceptions. tv_max is the maximum, and p-values are combined by Fisher's
@@ -278,8 +280,8 @@ def _share_with_interval(
 ) -> dict[str, float]:
     """Compute the share of images with a property, such as equal tokens, and its 95 % interval.
 
-    The interval is exact for independent images. With several repeats, images are not independent. The bootstrap
-    interval is then computed as well, and the result spans both intervals.
+    The interval is exact for independent images. If the run was repeated with other seeds, the images of a prompt are
+    not independent. The bootstrap interval is then computed as well, and the result spans both intervals.
 
     Args:
         name: name of the share, a column of the table of results.

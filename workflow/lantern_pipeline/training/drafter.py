@@ -83,7 +83,7 @@ class DrafterTrainer(Trainer[DraftModel]):
 
 
 def make_optimiser(draft: DraftModel, recipe: DrafterTraining) -> Optimiser:
-    """Create the optimiser that the recipe names, for the trained parameters of the draft model."""
+    """Create the optimiser that the training's settings name, for the trained parameters of the draft model."""
     if recipe.optimiser == "adamw":
         return make_adamw(draft, recipe.learning_rate, recipe.max_norm, recipe.weight_decay)
     return make_muon(draft, recipe.matrix_learning_rate, recipe.learning_rate, recipe.max_norm, recipe.weight_decay)

@@ -63,7 +63,7 @@ class DraftLoss(nn.Module):
         return compare(predictions, self.wanted(hidden), self.read, self.recipe)
 
     def predict(self, codes: torch.Tensor, mask: torch.Tensor, hidden: torch.Tensor, passes: int) -> list[torch.Tensor]:
-        """Run `unroll` in the recipe's precision, and return its results in float32. The arguments are the same."""
+        """Run the draft model by `unroll` in the dtype of the training, and return the results in float32."""
         is_lower = self.recipe.dtype != torch.float32
         with torch.autocast(hidden.device.type, self.recipe.dtype) if is_lower else nullcontext():
             predictions = unroll(self.draft, codes, mask, hidden, passes)
@@ -94,7 +94,7 @@ def compare(
         predictions: predicted hidden states of each pass, (sequences, tokens - 1, dim).
         wanted: the target's hidden states, the same shape.
         read: function `Target.guided_logits`, which turns hidden states into logits.
-        recipe: the recipe, which chooses the loss.
+        recipe: settings of the training, which choose the loss.
 
     Returns:
         (scalar loss, overlaps), float32. overlaps are as in `DraftLoss.forward`, (passes,).
