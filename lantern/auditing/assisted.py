@@ -16,8 +16,8 @@ def assisted_generation(world: World, prompts: torch.Tensor, seeds: torch.Tensor
     """Sample sequences by the `generate` of transformers, with the draft model as its `assistant_model`.
 
     Sequences are sampled one at a time.
-    >>>
-    >>> Args:
+
+    Args:
         world: the target and the draft model.
         prompts: prompts, int64 (batch,).
         seeds: seeds of torch's generator, int64 (batch,).

@@ -109,8 +109,8 @@ def detectable_noncentrality(df: int, level: float, power: float) -> float:
 
     The difference is measured by the noncentrality of the test statistic, which is the number of samples times the sum
     of (difference of probabilities)^2 / probability.
-    >>>
-    >>> Args:
+
+    Args:
         df: degrees of freedom.
         level: p-value below which the test finds a difference.
         power: probability that the test finds the difference.

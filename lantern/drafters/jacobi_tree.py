@@ -164,8 +164,8 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
     """The drafter of trees that ranks drafts by all that the target computed for their position in earlier steps.
 
     These results are kept in a pool, see the module.
-    >>>
-    >>> Args:
+
+    Args:
         tree: the static tree. Its depth is the number of positions that are drafted in a step.
         config: sizes of the target.
         mixture: coefficients of the mixture of results. None for the default ones.

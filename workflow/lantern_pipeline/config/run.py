@@ -23,8 +23,8 @@ class Run:
     """A run as rules need it: its checked config, and the values that follow from it.
 
     The object may also describe a *variant*: a repetition of the run with some config keys changed.
-    >>>
-    >>> Attributes:
+
+    Attributes:
         config: the checked config.
         resources: name -> entry of config section `resources` (downloaded or copied files).
         plan: methods, prompt sets, repeats and ablations, and the paths of their files.

@@ -27,8 +27,8 @@ def bootstrap_interval(
 
     The same seed gives the same interval on every machine. Repeats and prompts are resampled independently, and a
     resample has every combination of its repeats and its prompts.
-    >>>
-    >>> With repeats, the interval is not exact. On the one hand, the noise of a single image counts more than once,
+
+    With repeats, the interval is not exact. On the one hand, the noise of a single image counts more than once,
     which makes the interval wider than necessary. On the other hand, two or three repeats tell little about the
     variation between repeats. In simulations, a nominal 95 % interval contains the true value in 84 % of cases with two
     repeats, and in 91 % with three. An interval over prompts only would contain it in 66 and 76 % of cases.

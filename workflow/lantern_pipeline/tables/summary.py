@@ -91,8 +91,8 @@ def build_summary(
     """Build the table of results: one row per method, parameters, prompt set, temperature and repeat.
 
     A repeat is the run with one pair of seeds. Values that were not measured are empty.
-    >>>
-    >>> Args:
+
+    Args:
         quality: one row per method, and for real images and their reconstructions, from `measure_quality`.
         images: one row per method and image, from `measure_quality`.
         latency: timings at batch 1, from `measure_latency`.
