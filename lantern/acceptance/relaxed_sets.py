@@ -3,8 +3,7 @@
 The relaxed set A(x) of a draft x consists of the first n of its k nearest codes. It does not contain x. The relaxed
 probability s(x) is the total target probability of x and of the codes in A(x). A *bound* determines n. It is an upper
 limit of the total target probability of A(x), which is called the mass of A(x). For example, if the nearest codes have
-the probabilities 0.06, 0.03 and 0.05, a bound of 0.1 gives n = 2. For example, if the nearest codes have the
-probabilities 0.06, 0.03 and 0.05, a bound of 0.1 gives n = 2.
+the probabilities 0.06, 0.03 and 0.05, a bound of 0.1 gives n = 2.
 
 The docstrings of some bounds also state an upper limit of the total variation (TV) between the distribution of the
 emitted token and the target's.
@@ -192,8 +191,8 @@ class RelaxedSets(Acceptance):
     def relaxed_prob_of_all(self, probs: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:
         """Return the relaxed probability s(x) of every code x, (..., vocab).
 
-        For the arguments see `Acceptance.relaxed_prob_of_all`. The function gathers vocab * (k + 1) probabilities per
-        node.
+        For the arguments see `Acceptance.relaxed_prob_of_all`. The function reads vocab * (k + 1) probabilities per
+        node, which takes much time for a large vocabulary.
         """
         vocab = probs.shape[-1]
         rows = probs.reshape(-1, vocab)
@@ -420,8 +419,8 @@ class WithinBound(Verifier):
     """The verifier of relaxed sets: a draft x is accepted if the target samples x or a code that counts for x.
 
     The codes that count for x form its relaxed set A(x). The drafts are deterministic. The output distribution is the
-    same as if the children were tried one by one: x is accepted with probability s(x), the total target probability of
-    x and A(x), and a rejection removes x and A(x) from the target distribution.
+    same as if the children were tried one by one. Then x would be accepted with probability s(x), the total target
+    probability of x and A(x). A rejection would remove x and A(x) from the target distribution.
 
     With the bounds of the LANTERN papers, drafts that top-k or top-p filtering removed may be accepted. With
     `BudgetBound` they are not.

@@ -1,4 +1,7 @@
-"""Generate images for one shard of the training captions with the target model, to train a draft model on them."""
+"""Generate images of one shard of the training captions with the target model, to train a draft model on them.
+
+A shard is a part of the captions, which one job processes.
+"""
 
 import torch
 

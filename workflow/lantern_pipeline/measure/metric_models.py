@@ -187,8 +187,8 @@ def read_metric_model(path: Path, name: str, sizes: Mapping[str, int]) -> nn.Mod
     Args:
         path: file or folder of the model.
         name: "attribute_classifier" or "clip".
-        sizes: config key -> required value. The last part of the key is a field of the model's config. Keys without
-            such a field are ignored.
+        sizes: config key -> required value, such as "data.image_size" -> 48. The last part of the key is a field of the
+            model's config. Keys without such a field are ignored.
 
     Raises:
         ValueError: a size of the model differs from `sizes`.

@@ -124,8 +124,8 @@ def _make_reference(
 ) -> Reference | None:
     """Return the reference set of FID and other metrics of sets of images, or None if these metrics are off.
 
-    A reference set is what generated images are compared with. If these metrics use the attribute classifier, it
-    consists of held-out images that the tokenizer has encoded and decoded again.
+    Generated images are compared with the reference set. If the metrics use the attribute classifier, it consists of
+    held-out images that the tokenizer has encoded and decoded again.
 
     Args:
         source: source of the held-out images. None if the run has no such images.

@@ -119,10 +119,10 @@ class TotalVariationStudy:
 
     @torch.inference_mode()
     def common_nodes(self, decoder: Decoder) -> VerifiedNodes:
-        """Record the nodes at which all acceptances are compared.
+        """Record the nodes at which all acceptances are compared with each other.
 
-        The nodes come from exact decoding with one sampled draft per node, so contexts follow the target's
-        distribution.
+        The nodes come from exact decoding with one sampled draft per node. The tokens before a node are therefore
+        samples of the target, whichever acceptance is measured there.
 
         Args:
             decoder: any decoder of the run. Its models and sampling settings are used.

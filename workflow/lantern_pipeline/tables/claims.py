@@ -237,7 +237,7 @@ def _fastest(rows: pd.DataFrame) -> dict[str, object] | None:
 
 
 def _numbers_of_row(row: pd.Series) -> dict[str, object]:
-    """Return the numbers of a row that claims contain, the columns CLAIM_COLUMNS. An empty cell gives None."""
+    """Return the values that a claim about one method contains, the columns CLAIM_COLUMNS. An empty cell gives None."""
     cells = ((name, row.get(name, np.nan)) for name in CLAIM_COLUMNS)
     return {name: None if pd.isna(cell) else cell if isinstance(cell, str) else float(cell) for name, cell in cells}
 
