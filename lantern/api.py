@@ -268,7 +268,10 @@ class Model:
         return make_decoder(replace(self.models, nearest_codes=self._table(spec)), spec, sampling)
 
     def limited_threads(self) -> AbstractContextManager[None]:
-        """Return a context manager that limits the number of CPU threads as `generate` does."""
+        """Return a context manager within which PyTorch uses as few CPU threads as in `generate`.
+
+        Small models are faster with few threads.
+        """
         return _threads.limited(self.models.target.config)
 
     def _method(self, name: str, parts: Mapping[str, object]) -> MethodSpec:

@@ -356,11 +356,11 @@ def import_object(path: str, wanted: str) -> object:
 
 
 def drafts_of(name: object) -> DraftsRow:
-    """Return the declaration of a kind of drafts.
+    """Return the declaration of a kind of drafts: its class, its parameters and its properties.
 
     Args:
-        name: key of DRAFTS, or "module:Class" of a custom drafter. None for no drafts. nan means
-            the same, since pandas reads an empty cell of a table as nan.
+        name: key of DRAFTS, or "module:Class" of a custom drafter. None for no drafts. nan means the same, since pandas
+            reads an empty cell of a table as nan.
 
     Raises:
         ValueError: the name is unknown. The message lists the known ones.
@@ -371,7 +371,7 @@ def drafts_of(name: object) -> DraftsRow:
 
 
 def acceptance_of(name: object) -> AcceptanceRow:
-    """Return the declaration of an acceptance.
+    """Return the declaration of an acceptance: its class, its parameters and its properties.
 
     Args:
         name: key of ACCEPTANCE, or "module:Class" of a custom acceptance.
@@ -524,12 +524,12 @@ class MethodSpec:
 
     @property
     def drafts_row(self) -> DraftsRow:
-        """The declaration of the method's drafts."""
+        """The declaration of the method's drafts: the entry of DRAFTS, or the one made from a custom class."""
         return drafts_of(self.drafts)
 
     @property
     def acceptance_row(self) -> AcceptanceRow:
-        """The declaration of the method's acceptance."""
+        """The declaration of the method's acceptance: the entry of ACCEPTANCE, or the one made from a custom class."""
         return acceptance_of(self.acceptance)
 
     @property

@@ -44,11 +44,12 @@ DRAFTED = 4 * (OLDEST + 1)  # kind of a draft model's result
 
 @dataclass(frozen=True)
 class PoolMixture:
-    """The coefficients that decide how much each result of the pool counts for a draft. For the terms see the module.
+    """The coefficients that decide how much each result of earlier steps counts for a draft.
 
-    Results are more reliable if they are new, and if their preceding token is the parent's token. `weight`, `sharpness`
-    and `other` are the coefficients of three linear functions of a result. The inputs of each function are, in this
-    order:
+    A *result* is a preceding token and the target's best codes after it, each with its *key*: log-probability plus
+    noise. Results are more reliable if they are new, and if their preceding token is the token of the draft's parent.
+    `weight`, `sharpness` and `other` are the coefficients of three linear functions of a result. The inputs of each
+    function are, in this order:
 
     1. 1 if the preceding token equals the parent's token, else 0
     2. 1 if the result is from the previous step, else 0
@@ -163,7 +164,8 @@ class Results:
 class JacobiTreeDrafter(Drafter[JacobiTreeState]):
     """The drafter of trees that ranks drafts by all that the target computed for their position in earlier steps.
 
-    These results are kept in a pool, see the module.
+    Each earlier step gave a *result* per position: the preceding token, and the target's best codes after it. The
+    results are kept in a pool. Together they rank the drafts better than the newest one does.
 
     Args:
         tree: the static tree. Its depth is the number of positions that are drafted in a step.

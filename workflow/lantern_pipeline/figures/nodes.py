@@ -19,8 +19,8 @@ def draw_nodes(summary: pd.DataFrame, settings: MetricsSection, trees: Trees) ->
     The figure has page width.
 
     Args:
-        summary: table of results, as `build_summary` returns it.
-        settings: config section `metrics`.
+        summary: table of results, one row per method and repeat, from `build_summary`.
+        settings: keys of config section `metrics`.
         trees: config key `trees`, the static trees that the config defines, by name.
     """
     rows = node_rows(select_headline(summary, settings), trees)

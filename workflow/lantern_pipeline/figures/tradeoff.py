@@ -34,8 +34,8 @@ def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
     figure has page width.
 
     Args:
-        summary: table of results, as `build_summary` returns it.
-        settings: config section `metrics`.
+        summary: table of results, one row per method and repeat, from `build_summary`.
+        settings: keys of config section `metrics`.
     """
     rows = select_headline(summary, settings)
     curves = split_curves(rows)

@@ -71,7 +71,7 @@ def load_own(metrics: MetricChoices, files: Mapping[str, str], device: torch.dev
     """Load the CLIP model that the run has trained, for config value `metrics.clip: own`.
 
     Args:
-        metrics: config section `metrics`. Not used.
+        metrics: config section `metrics`, which is not used here.
         files: files of the metric models, name -> path, see `registry.metric_files`. "clip" is used.
         device: device of the model.
     """

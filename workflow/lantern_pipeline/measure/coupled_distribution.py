@@ -173,10 +173,10 @@ def distribution_of_coupled_siblings(
 ) -> OutputDistribution:
     """Estimate the output distribution with several drafts per node, by Monte Carlo over the noise.
 
-    In each sample, the method's verifier decides which token is emitted. The estimate is the target's distribution plus
-    the mean difference between the emitted token and the target's sample, as one-hot vectors. The two tokens differ
-    only if the verifier substitutes one for the other. Monte Carlo noise makes the estimated total variation (TV) too
-    large. But the estimated TV never exceeds the share of substitutions.
+    In each sample of the noise, the method's verifier decides which token is emitted. The estimate is the target's
+    distribution plus the mean difference between the emitted token and the target's sample, as one-hot vectors. The two
+    tokens differ only if the verifier substitutes one for the other. Monte Carlo noise makes the estimated total
+    variation (TV) too large, but never larger than the share of substitutions.
 
     Args:
         nodes: nodes of the method. The drafts are sampled from `nodes.drawn_from`. If its values at a node are all 0,
@@ -186,7 +186,7 @@ def distribution_of_coupled_siblings(
         seed: random seed of the noise.
 
     Returns:
-        The estimate. Its `error` is half the TV between the means over even and over odd samples.
+        The estimate. Its `error` is half the TV between two estimates, each from half of the samples.
     """
     generator = torch.Generator(nodes.target_probs.device).manual_seed(seed)
     sums = [torch.zeros_like(nodes.target_probs) for _ in range(2)]  # sums over even and over odd samples

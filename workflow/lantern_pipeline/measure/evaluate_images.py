@@ -140,7 +140,9 @@ def score_method(
 def score_records(
     records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt], models: MetricModels
 ) -> dict[str, ImageScores]:
-    """Score the images of several methods, as `score_method` does, and return the scores of all images.
+    """Measure the images of several methods by the metrics of single images, and return the scores of all images.
+
+    An image that equals the autoregressive one is not measured again, see `score_method`.
 
     Args:
         records: method -> records of its images. Autoregressive decoding must be among the methods.

@@ -128,7 +128,7 @@ def load_classifier(metrics: MetricChoices, files: Mapping[str, str], device: to
     """Load the attribute classifier, for config value `metrics.fidelity: attribute_classifier`.
 
     Args:
-        metrics: config section `metrics`. Not used.
+        metrics: config section `metrics`, which is not used here.
         files: files of the metric models, name -> path, see `registry.metric_files`. "attribute_classifier" is used.
         device: device of the classifier.
     """

@@ -319,8 +319,8 @@ def distribution_of_sampled_siblings(
     distribution on average over all drafts. It also has little noise. If the method itself is exact, the difference is
     0 in every sample.
 
-    Monte Carlo noise makes the estimated TV too large by about `error`, which is half the TV between the means over
-    even and over odd samples.
+    Monte Carlo noise makes the estimated TV too large by about `error`. This is half the TV between two estimates, each
+    from half of the samples.
 
     Args:
         nodes: nodes of the method.

@@ -58,7 +58,7 @@ def load_accuracy(metrics: MetricChoices, files: Mapping[str, str], device: torc
     """Load the attribute classifier, for config key `metrics.prompt_accuracy`.
 
     Args:
-        metrics: config section `metrics`. Not used.
+        metrics: config section `metrics`, which is not used here.
         files: files of the metric models, name -> path, see `registry.metric_files`. "attribute_classifier" is used.
         device: device of the classifier.
     """

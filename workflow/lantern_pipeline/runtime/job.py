@@ -98,7 +98,7 @@ def job_log(snakemake: Job) -> Iterator[logging.Logger]:
 def _describe(error: Exception) -> str:
     """Return one sentence about the error that stopped a job.
 
-    If the error is a `DamagedFileError` about a file below results/, the file is renamed.
+    If a file below results/ is damaged (`DamagedFileError`), it is renamed, so that the next run makes it again.
     """
     if isinstance(error, DamagedFileError):
         return _set_aside(error)

@@ -59,11 +59,11 @@ def find_claims(
     """Compute all claims of a run.
 
     Args:
-        summary: table of results, as `build_summary` returns it.
+        summary: table of results, one row per method and repeat, from `build_summary`.
         curves: total variation as a function of delta, from total_variation/curves.csv.
         images: one row per method and image.
         reports: model -> its training report.
-        settings: config section `metrics`.
+        settings: keys of config section `metrics`.
         seed: random seed of the bootstrap.
 
     Returns:

@@ -41,7 +41,7 @@ def build_paired(images: pd.DataFrame, latency: pd.DataFrame, *, settings: Metri
     Args:
         images: one row per method and image.
         latency: timings at batch 1.
-        settings: config section `metrics`.
+        settings: keys of config section `metrics`.
         seed: random seed of the bootstrap.
 
     Returns:
@@ -219,7 +219,7 @@ def compare_with_published(
     Args:
         published: table of published numbers, as `read_published` returns it.
         summary: table of results of this run.
-        settings: config section `metrics`.
+        settings: keys of config section `metrics`.
         model: name of this run's model as in column model of `published`, or None if it has none.
 
     Returns:

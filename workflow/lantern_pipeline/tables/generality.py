@@ -42,7 +42,7 @@ def target_rows(
         summary: table of results.
         paired: comparisons with autoregressive decoding, as `build_paired` returns them.
         images: table with one row per image of every method in the main results.
-        settings: config section `metrics`.
+        settings: keys of config section `metrics`.
         seed: random seed of the bootstrap.
     """
     place = ["method_id", "prompt_set", "temperature", "repeat"]

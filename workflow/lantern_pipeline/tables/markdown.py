@@ -121,7 +121,7 @@ def method_cells(table: pd.DataFrame, columns: Sequence[str] = COLUMNS, plain: S
     published step costs on GPUs.
 
     Args:
-        table: rows, as `results_table` returns them.
+        table: main results of a run and the rows of real images, from `results_table`.
         columns: metrics to show. Metrics without any value are left out.
         plain: metrics to show without intervals.
     """
@@ -164,8 +164,8 @@ def best_cells(claims: Mapping[str, Any]) -> Cells:
     out.
 
     Args:
-        claims: claims of a run, as `find_claims` returns them. "exact", "relaxed", "exact_fastest", "relaxed_fastest"
-            and "baseline" are used.
+        claims: claims of a run, name -> numbers, from `find_claims`. "exact", "relaxed", "exact_fastest",
+            "relaxed_fastest" and "baseline" are used.
     """
     cells = [["chosen by", "method", "tokens / forward", "speed-up on this machine", "cost"]]
     for name in ("exact", "relaxed"):
@@ -225,7 +225,7 @@ def claim_cells(claims: Mapping[str, object]) -> Cells:
     `exact`, and its interval.
 
     Args:
-        claims: claims of a run, as `find_claims` returns them.
+        claims: claims of a run, name -> numbers, from `find_claims`.
     """
     return [["claim", "value"], *_flatten(claims, "")]
 

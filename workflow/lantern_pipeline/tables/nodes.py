@@ -35,7 +35,7 @@ def node_rows(table: pd.DataFrame, trees: Trees | None = None) -> pd.DataFrame:
     The prediction divides a method's tokens per forward pass by published relative step costs of eager steps.
 
     Args:
-        table: table with one row per method, as `markdown.results_table` returns it.
+        table: table with one row per method, from `markdown.results_table`.
         trees: config key `trees`, the static trees that the config defines, by name.
 
     Returns:
@@ -59,7 +59,7 @@ def node_cells(table: pd.DataFrame) -> Cells:
     """Make a table with one line per method that `node_rows` selects.
 
     Args:
-        table: table with one row per method, as `markdown.results_table` returns it.
+        table: table with one row per method, from `markdown.results_table`.
     """
     cells = [["drafts", "tree", "nodes", "tokens / forward", "speed-up on GPUs (predicted)", "equal to autoregressive"]]
     for _, row in node_rows(table).iterrows():

@@ -98,7 +98,7 @@ def build_summary(
         latency: timings at batch 1, from `measure_latency`.
         total_variation: one row per method, from `measure_methods`.
         cross_entropy: training seed -> cross-entropy of the target on held-out images, in nats per token.
-        settings: config section `metrics`.
+        settings: keys of config section `metrics`.
         seed: random seed of the bootstrap.
 
     Returns:
