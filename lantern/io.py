@@ -66,7 +66,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         if isinstance(error, OSError) and error.filename not in (None, str(temporary), temporary):
             raise
         number, reason = _cause_of(error)
-        raise OSError(number, f"could not write {path}: {reason}; nothing was left behind") from error
+        raise OSError(number, f"could not write {path}: {reason}; no incomplete file was left") from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -43,4 +43,4 @@ with job_log(snakemake) as log, partial_records(snakemake) as partial:
         save_tensors(
             snakemake.output[split], {"codes": torch.stack([codes[id] for id in ids])}, {"split": split, "ids": ids}
         )
-        log.info("drew %d images of %s", len(shard), split)
+        log.info("generated %d images of %s", len(shard), split)

@@ -135,7 +135,7 @@ def refuse_own_classes(found: object, where: str) -> None:
         elif key in ("drafts", "acceptance") and ":" in str(value):
             raise ValueError(
                 f"{where}: {key} must be one of Lantern's own, got {value!r:.100}; images of a user's class, which "
-                "would be imported, are not drawn again: verify with --images 0"
+                "would be imported, are not generated again: verify with --images 0"
             )
 
 

@@ -332,4 +332,4 @@ def _read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"caption file {file} is not UTF-8 text (byte {error.start}); save it so") from error
+        raise ValueError(f"caption file {file} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error

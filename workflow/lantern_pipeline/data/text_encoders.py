@@ -86,7 +86,7 @@ def make_text_encoder(text: TextSettings, data_source: str, features: str | Sequ
     if files:
         file = files[0]
     elif text.checkpoint is None:
-        raise ValueError(f"text.checkpoint must name the target's tokenizer.json where text.encoder is {text.encoder}")
+        raise ValueError(f"text.checkpoint must name the target's tokenizer.json if text.encoder is {text.encoder}")
     else:
         file = text.checkpoint if Path(text.checkpoint).exists() else Resource(text.checkpoint).manifest
     large, small = text.grids

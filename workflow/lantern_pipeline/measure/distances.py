@@ -130,7 +130,7 @@ def measure_precision_recall(generated: Tensor, reference: Tensor, *, neighbours
     if neighbours >= min(len(generated), len(reference)):
         raise ValueError(
             f"metrics.prc_neighbours must be less than the number of images, {len(generated)} generated and "
-            f"{len(reference)} reference, got {neighbours}; draw more prompts"
+            f"{len(reference)} reference, got {neighbours}; use more prompts"
         )
     # float64: torch.cdist of wide float32 features is too imprecise to order near neighbours
     generated, reference = generated.to(reference.device).double(), reference.double()
@@ -157,7 +157,7 @@ def _check_features(generated: Tensor, reference: Tensor) -> None:
     if min(len(generated), len(reference)) < FEWEST:
         raise ValueError(
             f"each set must have at least {FEWEST} images, got {len(generated)} generated and {len(reference)} "
-            "reference images; draw more prompts"
+            "reference images; use more prompts"
         )
     for name, features in (("generated", generated), ("reference", reference)):
         if not torch.isfinite(features).all():

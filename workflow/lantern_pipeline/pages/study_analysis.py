@@ -253,7 +253,7 @@ def last_of_each_reader(files: Sequence[Reader]) -> list[Reader]:
         other = last.setdefault(file.reader, file)
         if file.download == other.download and file.is_baseline != other.is_baseline:
             raise ValueError(
-                f"{other.path} and {file.path} come from one reader's one save but hold different answers; remove the "
+                f"{other.path} and {file.path} have the same reader and download number, but other answers; remove the "
                 "one that was edited"
             )
         if file.download > other.download:

@@ -55,7 +55,7 @@ def hold_job(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
     path = Path(".snakemake", "lantern_jobs", hashlib.sha256(str(log).encode()).hexdigest()[:16])
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+", encoding="utf-8") as file:
-        left = "which a killed run left at the same job; kill or scancel it to go on"
+        left = "which a killed run left working on the same job; kill or scancel it to continue"
         _wait_until(lambda: try_lock(file), lambda: f"{rule}: waiting for {_read_holder(file)}, {left}", terminal)
         _write_holder(file)
         yield

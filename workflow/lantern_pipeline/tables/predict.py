@@ -242,7 +242,7 @@ def table_of(model: str, gpu: str, methods: Iterable[tuple[str, float, str]]) ->
         f"{_range(row.speedup):>19}"
         for row in rows
     ]
-    lines.append("Speed-ups compare with one-by-one decoding that steps alike. Sources:")
+    lines.append("Speed-ups are over autoregressive decoding with the same kind of steps. Sources:")
     eager, graph = (step_ms(model, gpu, stepping) for stepping in (EAGER, GRAPH))
     kernels = KERNELS[model]
     lines.append(
