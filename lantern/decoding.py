@@ -291,7 +291,7 @@ class Decoder:
                     step(state)
 
     def _limit_slots(self, state: DecodingState, tokens_per_step: int) -> int:
-        """Restrict attention to the used slots of the cache, and to the slots that the next steps will fill.
+        """Restrict attention to the used slots of the cache and those that the next steps will fill, which saves time.
 
         Args:
             state: the state, changed in place.

@@ -37,10 +37,11 @@ class ChiSquare:
 
 
 def chi_square(counts: torch.Tensor, probs: torch.Tensor) -> ChiSquare:
-    """Test whether counts have given distributions.
+    """Test whether counts have given distributions, by Pearson's chi-square test.
 
-    The test is inexact for rare cells. Within a group, all cells whose expected count is below FEWEST_EXPECTED are
-    therefore added up to one cell.
+    Shapes: cells = possible outcomes, such as sequences of tokens; groups = distributions over them, such as one per
+    prompt. The test is inexact for rare cells. Within a group, all cells whose expected count is below FEWEST_EXPECTED
+    are therefore added up to one cell.
 
     Args:
         counts: number of times that each cell occurred, (groups, cells).
@@ -142,7 +143,10 @@ class Interval:
 
 
 def total_variation(counts: torch.Tensor, probs: torch.Tensor) -> Interval:
-    """Estimate the total variation between counted cells and given distributions, averaged over groups.
+    """Estimate the total variation between the distribution of samples and a given one, averaged over groups.
+
+    Shapes: cells = possible outcomes, such as sequences of tokens; groups = distributions over them, such as one per
+    prompt; folds = parts of the samples.
 
     The distance between frequencies and probabilities is above 0 for exact samplers, too, since counts are random. The
     expectation of this estimate is 0 for them, see `_held_out_excess`.
@@ -168,10 +172,10 @@ def total_variation(counts: torch.Tensor, probs: torch.Tensor) -> Interval:
 def _held_out_excess(counts: np.ndarray, probs: np.ndarray) -> float:
     """Estimate the total variation from the cells that are too frequent.
 
-    A cell is too frequent if its frequency exceeds its probability. The total variation is the sum of the excesses of
-    these cells. Chance makes some cells of an exact sampler too frequent, so the cells are chosen on other samples than
-    those on which their excess is measured. Each fold is held out once. The other folds together choose the cells, and
-    the held-out fold measures their excess.
+    A cell is a possible outcome. It is too frequent if its frequency exceeds its probability. The total variation is
+    the sum of the excesses of these cells. Chance makes some cells of an exact sampler too frequent, so the cells are
+    chosen on other samples than those on which their excess is measured. Each fold is held out once. The other folds
+    together choose the cells, and the held-out fold measures their excess.
 
     The expectation of the estimate is 0 for an exact sampler. It never exceeds the total variation. It is close to the
     total variation if there are enough samples to choose the right cells.

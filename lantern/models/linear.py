@@ -67,8 +67,8 @@ class PreparedLinear(nn.Module):
             num_rows: number of rows of the input, which determines the kernel.
 
         Returns:
-            (function that maps x, (num_rows, inputs), to x W^T; function of `total` and x that adds x W^T to `total` in
-                place).
+            Two functions. The first maps x, (num_rows, inputs), to x W^T. The second takes `total` and x, and adds x
+            W^T to `total` in place.
         """
         columns, packed = self.columns, self.packed
         if columns is not None and not self.is_packed(num_rows):

@@ -1,4 +1,4 @@
-"""One point of an ablation: a method with the sampling settings and the draft model that it is measured with.
+"""One point of an ablation: a method, the sampling settings and the draft model with which it is measured.
 
 Snakemake imports this module while it plans the jobs. The module therefore does not import torch.
 """
