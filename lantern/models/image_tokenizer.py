@@ -125,7 +125,9 @@ class ImageTokenizer(StoredModel):
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Return the nearest codes of images, int64 (images, grid * grid).
+        """Encode images as codes, int64 (images, grid * grid).
+
+        Each position gets the code nearest to the encoder's vector.
 
         Args:
             images: float32 (images, 3, size, size) in [-1, 1].

@@ -135,7 +135,9 @@ class VQ16(StoredModel):
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Return the nearest codes of images, int64 (images, grid * grid). Ties go to the first code.
+        """Encode images as codes, int64 (images, grid * grid).
+
+        Each position gets the code nearest to the encoder's vector. Of several nearest codes, the first is taken.
 
         Args:
             images: (images, 3, size, size) in [-1, 1].

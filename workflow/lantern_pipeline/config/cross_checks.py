@@ -111,12 +111,12 @@ def _resources(config: RunConfig) -> Iterator[str]:
 
 
 def metric_checkpoints(config: RunConfig) -> dict[str, str | None]:
-    """Return the value of config key `checkpoint` of each metric model that a run needs.
+    """Return the weights file (config key `checkpoint`) of each metric model that a run needs.
 
     The attribute classifier is also needed if the run trains an image tokenizer, for the perceptual loss.
 
     Returns:
-        Config section of the metric model, "attribute_classifier" or "clip" -> its checkpoint, None if the run trains
+        Config section of the metric model, "attribute_classifier" or "clip" -> its weights file, None if the run trains
         the model.
     """
     needed = set(trained_models(config.metrics))

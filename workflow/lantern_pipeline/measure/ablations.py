@@ -164,7 +164,13 @@ class AblationStudy:
         return values | mean_with_interval("substitution_rate", rate, **options)
 
     def _identity(self, point: AblationPoint) -> dict[str, Any]:
-        """Return the columns that identify the row of a point. drafter_steps is empty for the run's draft model."""
+        """Return the columns that identify the row of a point: the method, its parameters and the sampling settings.
+
+        drafter_steps is empty for the draft model of the run.
+
+        Args:
+            point: a method with sampling settings and a draft model.
+        """
         return {
             **method_columns(point.spec.to_dict()),
             "temperature": point.temperature,

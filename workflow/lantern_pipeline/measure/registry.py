@@ -208,14 +208,14 @@ CHOICES: dict[str, dict[str | bool, Choice]] = {
 
 
 def chosen(metrics: MetricChoices) -> dict[str, Choice]:
-    """Return the `Choice` of each metric that is on and needs models.
+    """Return how each metric that is on and needs models is loaded, and which files it needs.
 
     Args:
         metrics: config section `metrics`.
 
     Returns:
-        Key of config section `metrics` -> the `Choice` for the key's value. A metric that is always measured has no
-        key in the config. Its entry has the name of its column instead.
+        Key of config section `metrics` -> the `Choice` for the key's value. A metric that is always measured has no key
+        in the config. Its entry has the name of its column instead.
     """
     found = {}
     for key, choices in CHOICES.items():

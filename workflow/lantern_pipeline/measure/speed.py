@@ -54,7 +54,7 @@ def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed:
     The time of a prompt is its time in the fastest round.
 
     Args:
-        latency: a table as `pair_latency` takes it.
+        latency: timings at batch 1, one row per method, prompt and round, with the columns that `pair_latency` needs.
         num_resamples: number of bootstrap resamples of the intervals.
         seed: random seed of the bootstrap.
 

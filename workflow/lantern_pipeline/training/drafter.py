@@ -1,7 +1,7 @@
 """Training of the draft model. The target is frozen.
 
-The order of images is a pure function of the seed and the number of the batch. Other random numbers also depend on the
-position of an image in the batch.
+An interrupted training can resume with the same data: the order of images is a pure function of the seed and the number
+of the batch. Other random numbers also depend on the position of an image in the batch.
 """
 
 from __future__ import annotations

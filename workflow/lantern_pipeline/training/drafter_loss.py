@@ -97,7 +97,8 @@ def compare(
         recipe: settings of the training, which choose the loss.
 
     Returns:
-        (scalar loss, overlaps), float32. overlaps are as in `DraftLoss.forward`, (passes,).
+        (scalar loss, overlaps), float32. overlaps, (passes,), is the mean over positions of sum_x min(t(x), p(x)) in
+        each pass, for target distribution t and draft distribution p.
     """
     captions = 2 if recipe.is_guided and recipe.cfg_scale > 1 else 1
 
