@@ -278,7 +278,7 @@ class Side:
         print(json.dumps(line), file=self.process.stdin, flush=True)
         answer = self.process.stdout.readline()
         if not answer:
-            raise RuntimeError(f"the process of {self.checkout} ended; its message stands above")
+            raise RuntimeError(f"the process of {self.checkout} ended; its message is above")
         return json.loads(answer)
 
 

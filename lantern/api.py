@@ -54,10 +54,10 @@ class Images:
         pixels: the images, uint8 (images, height, width, 3). If Lantern has no image decoder for the model, they show
             the codes as colours, see `CodeColours`.
         records: tokens of the images, and how they were decoded.
-        grids: codes of the images by line and column, int32 (images, lines, columns). They are the tokens without line
-            ends, and without those of a smaller image that comes first.
+        grids: codes of the images by line and column, int32 (images, lines, columns). Line ends and the tokens of a
+            smaller first image, which some models generate, are left out.
         log_probs: log-probability of each token under the target, float32 (images, tokens), see `token_log_probs`. None
-            unless `generate` was asked for them.
+            unless `generate` was called with `with_log_probs`.
     """
 
     pixels: np.ndarray
@@ -117,7 +117,7 @@ class Model:
         sampling: default temperature, filters and guidance of `generate`.
         parts: defaults of a method. The keys are "static" (name of a static tree), "dynamic" (options of a dynamic
             tree), and "neighbours" (measure of distance by which nearest codes are found).
-        family: key of `lantern.models.families.FAMILIES`. None for models without one, such as LlamaGen.
+        family: key of `lantern.models.families.FAMILIES` for a transformers model. None for others, such as LlamaGen.
     """
 
     models: DecodingModels
@@ -146,8 +146,9 @@ class Model:
     ) -> Images:
         """Generate an image for each prompt.
 
-        The noise depends only on the seed, on the index of the prompt, and on the number of the image if a prompt
-        has several. Images of different methods can therefore be compared one by one.
+        The noise depends only on the seed, on the index of the prompt, and on the number of the image if a prompt has
+        several. It does not depend on the method. An exact method such as "jacobi" therefore generates the same image
+        as "autoregressive", and images of other methods can be compared one by one.
 
         Args:
             prompts: one text or several.
@@ -224,9 +225,10 @@ class Model:
         return self._resized[shape]
 
     def _take_decoder(self, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Decoder | None:
-        """Return a kept decoder of an earlier call with the same models, method and sampling. None if there is none.
+        """Return the decoder of an earlier call with the same models, method and sampling, or None if none is kept.
 
-        It is removed from the kept decoders, so that no other thread can get the same one.
+        A kept decoder saves the time to capture CUDA graphs. It is removed from the kept ones, so that no other thread
+        can get it at the same time.
         """
         with _taking:
             for index, decoder in enumerate(self._decoders):
@@ -250,7 +252,7 @@ class Model:
         raise AttributeError("Model.draw is now called generate; its arguments are the same")
 
     def make_decoder(self, method: str, temperature: float | None = None, **parts: Any) -> Decoder:
-        """Make the decoder that `generate` would use, for measurements.
+        """Make the decoder that `generate` would use, for a caller that measures its steps.
 
         Args:
             method: name of a preset.
@@ -266,7 +268,10 @@ class Model:
         return make_decoder(replace(self.models, nearest_codes=self._table(spec)), spec, sampling)
 
     def limited_threads(self) -> AbstractContextManager[None]:
-        """Return a context manager that limits the number of CPU threads as `generate` does."""
+        """Return a context manager within which PyTorch uses as few CPU threads as in `generate`.
+
+        Small models are faster with few threads.
+        """
         return _threads.limited(self.models.target.config)
 
     def _method(self, name: str, parts: Mapping[str, object]) -> MethodSpec:

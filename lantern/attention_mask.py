@@ -7,7 +7,9 @@ import torch.nn.functional as F
 
 
 def prefix_mask(text_mask: torch.Tensor, length: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return a causal mask that hides padding of the prompts. A padded position still sees itself.
+    """Return a causal mask that hides padding of the prompts.
+
+    A padded position sees itself, so that no row of the mask is all -inf.
 
     Args:
         text_mask: bool (sequences, num_text_tokens), True for prompt tokens and False for padding.
@@ -34,11 +36,11 @@ def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def window_table(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the attention mask of new tokens, the nodes of a draft tree, among one another.
+    """Return the attention mask of the nodes of a draft tree among one another.
 
-    `KVCache.mask` expands the result to all slots of a cache. The first column represents all earlier slots, which are
-    visible (0). The last column represents all later slots, which are hidden (-inf). The columns between them are the
-    slots of the nodes.
+    The nodes are new tokens whose slots in the key/value cache are next to each other. `KVCache.mask` expands the
+    result to all slots of a cache. The first column represents all earlier slots, which are visible (0). The last
+    column represents all later slots, which are hidden (-inf). The columns between them are the slots of the nodes.
 
     Args:
         visible: whether a node sees the slot of another one, bool (batch or 1, nodes, slots of the nodes).

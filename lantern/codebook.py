@@ -44,10 +44,10 @@ def add_line_ends(codes: torch.Tensor, grid: int, line_end: int) -> torch.Tensor
 
 
 def with_line_end(table: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Pad a table of nearest codes with a row for each token that is not a code, such as the line-end token.
+    """Add a row to a table of nearest codes for each token that is not a code, such as the line-end token.
 
-    These rows hold code 0 in all columns. This has no effect: wherever a line-end token is drafted, the target
-    gives code 0 the probability 0.
+    These rows hold code 0 in all columns. This has no effect: wherever a line-end token is drafted, the target gives
+    code 0 the probability 0.
 
     Args:
         table: nearest codes, (codes, columns).

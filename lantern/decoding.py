@@ -57,8 +57,9 @@ def make_decoder(
             method does not need them.
         spec: the method.
         sampling: temperature, filters and guidance.
-        records_margins: whether to record the margin of each token, the gap between the scores of its two best codes.
-            This is slower. Only autoregressive decoding needs it, if other methods are compared with it.
+        records_margins: whether to record the margin of each token, the difference between the scores of its two best
+            codes. This is slower. It serves to tell rounding errors from mistakes: if another method emits other tokens
+            than autoregressive decoding, the margin there states how close the choice was.
         stepping: how steps are run: "auto", "eager" or "graph", see `StepRunner`.
 
     Raises:
@@ -132,11 +133,15 @@ class Decoder:
         self.runner = StepRunner(stepping, self.device, spec.name)
 
     def step(self, state: DecodingState) -> None:
-        """Run the target once and emit tokens. Changes the state in place."""
+        """Run the target once and emit tokens.
+
+        Args:
+            state: the state, changed in place.
+        """
         raise NotImplementedError
 
     def stepped(self, stepping: str) -> Decoder:
-        """Return a copy of this decoder that runs steps in another way.
+        """Return a copy of this decoder that runs its steps eagerly or as CUDA graphs.
 
         Args:
             stepping: the mode of `StepRunner`: "auto", "eager" or "graph".
@@ -286,7 +291,7 @@ class Decoder:
                     step(state)
 
     def _limit_slots(self, state: DecodingState, tokens_per_step: int) -> int:
-        """Restrict attention to the used slots of the cache, and to the slots that the next steps will fill.
+        """Restrict attention to the used slots of the cache and those that the next steps will fill, which saves time.
 
         Args:
             state: the state, changed in place.
@@ -498,7 +503,9 @@ def _make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingCo
 
 
 def margins_of(keys: torch.Tensor) -> torch.Tensor:
-    """Return the gap between the two largest keys of each node, (batch, nodes).
+    """Return how close the sampled token of each node was to another one, (batch, nodes).
+
+    This is the difference between the two largest keys.
 
     Args:
         keys: log-probabilities plus the target's noise, whose argmax is the sampled token, (batch, nodes, vocab).

@@ -59,8 +59,9 @@ class Generation:
         accepted_nodes: number of the deepest accepted node of the draft tree in each step, int64 (batch, steps). 0 is
             the root. -1 if the image was complete before the step.
         is_substituted: whether a token differs from the target's sample at its node, bool (batch, tokens).
-        margins: for each token, the gap between the two largest sums of log-probability and sampling noise, in nats,
-            float32 (batch, tokens). (batch, 0) unless margins were recorded.
+        margins: for each token, how close the sample was: the difference between the two largest scores, in nats,
+            float32 (batch, tokens). The score of a code is its log-probability plus the sampling noise. (batch, 0)
+            unless margins were recorded.
     """
 
     codes: torch.Tensor
@@ -74,7 +75,7 @@ class Generation:
 
 @dataclass
 class DecodingState:
-    """All data of a batch of images while it is decoded. A decoder may alternate between several states.
+    """All data of a batch of images while it is decoded.
 
     Steps and new prompts change the tensors in place. The token buffers are longer than an image, since the last step
     may emit tokens past its end.
@@ -86,7 +87,7 @@ class DecodingState:
         lengths: number of tokens emitted so far, int64 (batch,), at most the number of tokens of an image. A batch row
             without a prompt counts as complete.
         is_substituted: whether a token differs from the target's sample, bool, shaped like `tokens`.
-        margins: gaps as in `Generation`, float32, shaped like `tokens`. None unless margins are recorded.
+        margins: as in `Generation`, float32, shaped like `tokens`. None unless margins are recorded.
         num_steps: number of steps of each image, int64 (batch,).
         step_log: three values per step, int64 (batch, tokens, 3): number of accepted drafts, deepest accepted node, and
             whether the logits after that node were finite (1 or 0). Entries from `num_steps` on have no meaning.

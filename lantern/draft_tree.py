@@ -1,9 +1,10 @@
 """Draft trees: the drafts that are verified together in one forward pass.
 
 Node 0 is the root, the last emitted token. Every other node is a draft for the position after its parent. A parent
-comes before its children, and siblings are numbered in drafting order. A *static* tree is defined by a list of choices,
-which are paths from the root, and never changes. A *dynamic* tree (EAGLE-2) is chosen in every step from the draft
-model's probabilities.
+comes before its children, and siblings are numbered in drafting order. A *static* tree never changes. It is defined by
+a list of choices, which are paths of ranks from the root. For example, the choices (0,), (1,) and (0, 0) give the root
+two children, and its first child one child. A *dynamic* tree (EAGLE-2) is chosen in every step from the draft model's
+probabilities.
 
 Axes: rows = batch for a dynamic tree, 1 for a static one; inner = nodes that may have children; m = largest number of
 children of a node.
@@ -99,16 +100,18 @@ def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) 
 
 @dataclass
 class StaticTree(DraftTree):
-    """A tree that a list of choices defines, with the indices by which the draft model fills it.
+    """The tree that a list of choices defines, with the indices by which the draft model fills it.
 
-    The draft model fills it level by level. A *level* consists of the inner nodes of one depth. Level 0 is the root.
+    The draft model fills it level by level. A *level* consists of the inner nodes of one depth, that is, of the nodes
+    that have children. Level 0 is the root. For example, the choices (0,), (1,) and (0, 0) define the nodes 1, 2 and 3
+    and two levels, [0] and [1].
 
     Attributes:
         levels: for each level, its inner nodes, int64 (inner nodes,).
-        level_children: for each level, the largest number of children of a node. The draft model makes this number of
-            drafts for every inner node of the level.
-        drafted: for each level, the indices of the drafts that become nodes, int64 (nodes of the next depth,). Draft j
-            of the level's inner node i has the index i * `level_children` + j.
+        level_children: for each level, the largest number of children of a node, in the example [2, 1]. The draft model
+            makes this number of drafts for every inner node of the level.
+        drafted: for each level, the indices of the drafts that become nodes, int64 (nodes of the next depth,). In the
+            example [0, 1] and [0]. Draft j of the level's inner node i has the index i * `level_children` + j.
         inner_ordinal: index of each node among the inner nodes without the root, int64 (nodes,). 0 for all other nodes.
     """
 
@@ -136,7 +139,7 @@ def static_structure(parents: Sequence[int], device: torch.device | str = "cpu")
 
 
 def first_ranks(tree: DraftTree) -> torch.Tensor:
-    """Return the numbers of the nodes on the path of first children: the root, its first child, and so on, int64 (n,).
+    """Return the nodes on the path of first children: root, first child, its first child, and so on, int64 (n,).
 
     Args:
         tree: a static tree.
@@ -235,9 +238,9 @@ def longest_path(
 def first_leaf(tree: DraftTree) -> torch.Tensor:
     """Return for each node the lowest-numbered leaf among the node and its descendants.
 
-    Of several longest accepted paths, the one whose last node has the lowest leaf is emitted. This follows LANTERN's
-    public code, which orders the paths of a dynamic tree by their leaves and takes the first of the longest. There are
-    several only in greedy relaxed decoding, in which all siblings may be accepted.
+    It serves as a tie-break: of several longest accepted paths, the one whose last node has the lowest leaf is emitted.
+    LANTERN's public code does the same, since it orders the paths of a dynamic tree by their leaves. There are several
+    such paths only in greedy relaxed decoding, in which more than one sibling may be accepted.
 
     Returns:
         int64 (batch or 1, nodes).
@@ -249,7 +252,7 @@ def first_leaf(tree: DraftTree) -> torch.Tensor:
 
 
 def of_all_nodes(values: torch.Tensor, tree: DraftTree, fill: int) -> torch.Tensor:
-    """Extend values of the inner nodes, which may have children, to all nodes.
+    """Extend values of the inner nodes to all nodes of a tree. Inner nodes are nodes that may have children.
 
     Args:
         values: values of the inner nodes, (batch or 1, inner, ...).

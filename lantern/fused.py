@@ -45,7 +45,7 @@ def _make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool)
 
 @torch.library.register_fake("lantern::rotate_and_write")
 def _rotate_and_write_of_shapes(*_: torch.Tensor) -> None:
-    """Return nothing. PyTorch calls this for tensors that have no values, to know the operation's result."""
+    """Do nothing. PyTorch calls this instead of the kernel for tensors without values, as in `torch.compile`."""
 
 
 @torch.library.register_fake("lantern::silu_times")
@@ -109,7 +109,7 @@ def is_usable(device: torch.device) -> bool:
 
 
 def _passes_check(device: torch.device) -> bool:
-    """Return whether `check` passes on a device. Log the reason if it does not."""
+    """Return whether `check` passes on a device. If it does not, log the reason."""
     try:
         with torch.cuda.device(device):
             check(_kernels(), device)

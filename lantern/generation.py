@@ -129,11 +129,11 @@ def generate_records(
     """Generate the tokens of an image for each prompt, and record how they were decoded.
 
     When an image is complete, the next prompt takes its row of the batch, so that no row waits for the slowest image.
-    The tokens do not depend on this.
+    The tokens of an image are the same in any batch.
 
     The recorded time of an image is its share of the decoding time in seconds. Images that run at the same time share
-    the time equally, including prefills. The times of all images add up to the decoding time. Text encoding and waiting
-    for noise are excluded. Threads make noise ahead of time, during decoding.
+    the time equally, including prefills. For example, if two images run together for 3 s, each gets 1.5 s. The times of
+    all images add up to the decoding time, without text encoding and without waiting for noise.
 
     The first call in a process also allocates memory and chooses kernels. For a fair time, call `decode_timed` once
     before.
@@ -241,13 +241,13 @@ def _refills(num_prompts: int, device: torch.device) -> list[slice]:
 def _with_noise(
     decoder: Decoder, prompts: Sequence[Prompt], run_seed: int, num_ahead: int
 ) -> Generator[tuple[Prompt, ImageNoise], None, None]:
-    """Yield prompts with their noise, which threads make ahead of time.
+    """Yield prompts with their noise, which threads make while earlier images are decoded.
 
     Args:
         decoder: decoder that will read the noise.
         prompts: the prompts.
         run_seed: seed of the noise.
-        num_ahead: number of prompts whose noise is made before the caller asks for it.
+        num_ahead: number of prompts whose noise is made before the caller needs it.
     """
     pool = ThreadPoolExecutor(torch.get_num_threads())
     coming: deque[tuple[Prompt, Future[ImageNoise]]] = deque()

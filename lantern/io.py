@@ -43,9 +43,10 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
 
     On success the temporary file replaces `path`. On any error it is removed.
 
-    The temporary file is in the folder of `path`, so that the replacement is atomic. Its name starts with "." and has
-    the suffix of `path`, from which some writers choose the format. Parent folders are created. A file may have only
-    one writer at a time. Temporary files that a killed writer left are therefore removed.
+    The temporary file is in the folder of `path`, so that the replacement is atomic: other programs find either the old
+    file or the complete new one. Its name starts with "." and has the suffix of `path`, from which some writers choose
+    the format. Parent folders are created. A file may have only one writer at a time. Other temporary files of `path`
+    were therefore left by a killed writer and are removed.
 
     Raises:
         OSError: the write failed, for example because the disk is full. The message names `path`.
@@ -65,7 +66,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         if isinstance(error, OSError) and error.filename not in (None, str(temporary), temporary):
             raise
         number, reason = _cause_of(error)
-        raise OSError(number, f"could not write {path}: {reason}; nothing was left behind") from error
+        raise OSError(number, f"could not write {path}: {reason}; no incomplete file was left") from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -90,7 +91,7 @@ def write_text(path: Path | str, text: str) -> None:
 def save_tensors(
     path: Path | str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, object] | None = None
 ) -> None:
-    """Write tensors and metadata into one safetensors file, atomically, with a checksum of both.
+    """Write tensors and metadata into one safetensors file, with a checksum of both. The file is written atomically.
 
     Args:
         path: the file.

@@ -4,7 +4,7 @@ A slot holds the keys and values of one token. The slots of an image are the pro
 then the nodes of the draft tree that is being verified. After verification the accepted path is moved to the first
 slots of the nodes. The next step overwrites the slots after it.
 
-Axes: branches = 2 with classifier-free guidance (prompts, then null prompts), else 1; rows = branches * batch.
+Axes: branches = 1, or 2 with classifier-free guidance (prompts, then null prompts); rows = branches * batch.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class LayerCache:
         """Store the keys and values of new tokens.
 
         Args:
-            flat_slots: where to write, indices along the first axis of attribute `vectors`, from `KVCache.flat_slots`,
-                int64 (branches * batch * nodes, 2 * heads).
+            flat_slots: indices along the first axis of the attribute `vectors` at which to write, from
+                `KVCache.flat_slots`, int64 (branches * batch * nodes, 2 * heads).
             new: keys of all heads, then values of all heads, (branches * batch * nodes, 2 * heads, head_dim).
         """
         self.vectors.index_put_((flat_slots,), new)
@@ -132,7 +132,7 @@ class KVCache:
     def mask(self, window: torch.Tensor, begin: torch.Tensor) -> torch.Tensor:
         """Return the attention mask of a pass over new nodes of a draft tree.
 
-        Nodes see all earlier slots, except hidden prompt positions. Among the slots of the nodes, they see those that
+        Nodes see all earlier slots, except padding of the prompt. Among the slots of the nodes, they see those that
         `window` allows. They see no later slots.
 
         Args:
@@ -170,7 +170,7 @@ class KVCache:
         vectors.index_copy_(1, self.flat_slots(target).flatten(), moved)
 
     def copy_rows(self, rows: torch.Tensor, other: KVCache) -> None:
-        """Replace images in place by those of another cache: keys, values, and the prompt positions that are masked.
+        """Replace images in place by those of another cache: keys, values, and the mask of the prompts.
 
         If the other cache has fewer slots, the remaining slots keep their contents. They are masked until they are
         overwritten.

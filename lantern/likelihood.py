@@ -1,4 +1,7 @@
-"""Logits and log-probabilities of given images under the target, by teacher forcing: one plain forward pass."""
+"""Logits and log-probabilities of the tokens of given images under the target.
+
+They are computed by teacher forcing: one forward pass over a whole image, without sampling.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from lantern.text_encoders.base import TextEncoder
 def teacher_forced_logits(
     target: Target, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor, cfg_scale: float
 ) -> torch.Tensor:
-    """Compute the target's guided logits at every position of given images, by teacher forcing.
+    """Compute the target's logits at every position of given images, after classifier-free guidance.
 
     Position i is conditioned on the prompt and on codes 0 to i - 1. The logits are those at temperature 1, without
     top-k and top-p. Tokens that are not allowed at a position have logit -inf.
@@ -44,7 +47,7 @@ def token_log_probs(
 ) -> torch.Tensor:
     """Compute the log-probability of every token of images under the target, after guidance, temperature and filters.
 
-    Temperature 0 counts as 1. A token that the filters remove has -inf.
+    Temperature 0 counts as 1. A token that top-k or top-p filtering removes has -inf.
 
     Args:
         target: the target.

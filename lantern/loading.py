@@ -176,7 +176,7 @@ def find_shipped(name: str | Path) -> Path | None:
 
 
 def _find_card(source: str | Path) -> tuple[ModelCard, dict[str, Path]]:
-    """Find the card of a model: its sizes, its files, its prompts and its sampling settings.
+    """Find the card of a model, which describes its sizes, its files, its prompts and its sampling settings.
 
     Args:
         source: "embedded", the name of a published model, or the folder of a finished run.

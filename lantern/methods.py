@@ -1,9 +1,10 @@
 """Table of all methods. This is a good file to start reading.
 
-A method consists of a drafter, an acceptance and their parameters. An *acceptance* decides how drafts are accepted,
-exactly or relaxed. DRAFTS and ACCEPTANCE declare each of these parts once: its class, its parameters, its paper, and
-whether it is exact. PRESET_ROWS declares the published combinations, with their labels. Error messages, the config's
-schema and tables are made from these declarations.
+A method consists of a drafter, an acceptance and their parameters. A *drafter* proposes tokens, and an *acceptance*
+determines which of them are accepted: exact acceptance keeps the target's distribution, relaxed acceptance accepts
+more. The tables DRAFTS and ACCEPTANCE declare each part once: its class, its parameters, its paper, and whether it is
+exact. PRESET_ROWS declares the published combinations, with their labels. Error messages, the config's schema and
+tables are made from these declarations.
 
 A custom part is an import string such as "my_module:Capped". Its class declares the same data as attributes.
 
@@ -51,8 +52,8 @@ class DraftsRow:
             so, they are verified by rejection sampling above temperature 0.
         is_coupled: whether drafts are sampled with the target's noise.
         has_twins: whether two siblings may hold the same token.
-        is_exact: whether decoding with exact acceptance has the target's distribution. If False, the drafts are not
-            distributed as `Proposal.draft_probs` states either, so total variation is not measured.
+        is_exact: whether decoding with exact acceptance has the target's distribution. If False, total variation is not
+            measured, since `Proposal.draft_probs` is not the distribution of the drafts either.
         loop: class of the decoder, "module:Class".
         paper: source of the method.
     """
@@ -148,9 +149,9 @@ class AcceptanceRow:
     Attributes:
         path: class of the acceptance, "module:Class".
         parameters: parameters by name. An acceptance with the parameter k reads the table of nearest codes.
-        drafts: keys of DRAFTS that the acceptance supports. None for all.
-        reason: end of the error message if a method has drafts of another kind.
-        exact_at: parameter values at which no other code adds to s(x), so that decoding is exact.
+        drafts: keys of DRAFTS that can be combined with the acceptance. None for all.
+        reason: why other drafts are refused, the end of the error message.
+        exact_at: parameter values that make decoding exact, such as delta = 0.
         has_official: whether LANTERN's public code has this acceptance. If not, the residuals "official" and
             "official_lumina" are not allowed.
         residuals: residual distributions that the acceptance supports, see `MethodSpec`.
@@ -240,8 +241,8 @@ class PresetRow:
 
     Attributes:
         label: name in tables and figures.
-        parts: tree, drafts, acceptance, residual and parameters. The tree "static" means the static tree that the
-            config or the model names.
+        parts: tree, drafts, acceptance, residual and parameters. The tree "static" means the default static tree of the
+            config or of the model.
         colour: colour in figures, "#rrggbb". If empty, figures choose a colour that no preset has.
         marker: matplotlib marker in figures. If empty, figures choose one.
         is_peer: whether the method was published by authors other than those of EAGLE, LANTERN and this project.
@@ -355,11 +356,11 @@ def import_object(path: str, wanted: str) -> object:
 
 
 def drafts_of(name: object) -> DraftsRow:
-    """Return the declaration of a kind of drafts.
+    """Return the declaration of a kind of drafts: its class, its parameters and its properties.
 
     Args:
-        name: key of DRAFTS, or "module:Class" of a custom drafter. None for no drafts. nan means
-            the same, since pandas reads an empty cell of a table as nan.
+        name: key of DRAFTS, or "module:Class" of a custom drafter. None for no drafts. nan means the same, since pandas
+            reads an empty cell of a table as nan.
 
     Raises:
         ValueError: the name is unknown. The message lists the known ones.
@@ -370,7 +371,7 @@ def drafts_of(name: object) -> DraftsRow:
 
 
 def acceptance_of(name: object) -> AcceptanceRow:
-    """Return the declaration of an acceptance.
+    """Return the declaration of an acceptance: its class, its parameters and its properties.
 
     Args:
         name: key of ACCEPTANCE, or "module:Class" of a custom acceptance.
@@ -442,7 +443,7 @@ class MethodSpec:
         method_id: identifier, unique within a config and safe as a file name.
         tree_shape: paths of a static tree, or options of a dynamic one. JSON values are converted. By default the shape
             of the tree that `tree` names. None for autoregressive decoding.
-        code: checksum of the files of custom classes.
+        code: checksum of the files of custom classes, so that images are generated again if such a file is edited.
 
     Raises:
         ValueError: the parts do not fit each other, a parameter is missing, unknown or out of range, or the tree is
@@ -523,12 +524,12 @@ class MethodSpec:
 
     @property
     def drafts_row(self) -> DraftsRow:
-        """The declaration of the method's drafts."""
+        """The declaration of the method's drafts: the entry of DRAFTS, or the one made from a custom class."""
         return drafts_of(self.drafts)
 
     @property
     def acceptance_row(self) -> AcceptanceRow:
-        """The declaration of the method's acceptance."""
+        """The declaration of the method's acceptance: the entry of ACCEPTANCE, or the one made from a custom class."""
         return acceptance_of(self.acceptance)
 
     @property
@@ -709,9 +710,9 @@ def _check_parameters(spec: MethodSpec) -> None:
 def _shape_of(spec: MethodSpec) -> TreeShape | None:
     """Return the shape of a method's tree, or None if the method has no tree.
 
-    The shape of a static tree is its paths. For hybrid drafts it is the paths of two trees. For a dynamic tree it is
-    the tree's options. If `spec.tree_shape` is set, it is converted from JSON values. Otherwise `spec.tree` names the
-    tree.
+    The shape of a static tree is its paths. For hybrid drafts it is the paths of two trees. The shape of a dynamic tree
+    is its options. If `spec.tree_shape` is set, its JSON values are converted to this form. Otherwise the tree is found
+    by its name, `spec.tree`.
 
     Raises:
         ValueError: the given shape does not fit the kind of tree, or the name of the tree is unknown.
@@ -749,7 +750,10 @@ def is_chain(shape: object) -> bool:
 
 
 def _code_of(spec: MethodSpec) -> str:
-    """Return a checksum of the files of a method's custom classes, or "" if it has none."""
+    """Return a checksum of the files of a method's custom classes, or "" if it has none.
+
+    The workflow compares it, so that images are generated again if such a file is edited.
+    """
     custom = [part for part in (spec.drafts, spec.acceptance) if part is not None and ":" in part]
     if not custom:
         return ""

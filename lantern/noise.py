@@ -8,9 +8,8 @@ Values are computed in float64 by a counter-based generator, and rounded to floa
 on the batch, or on the method that reads them.
 
 A GPU makes the noise of its images itself, see `lantern.philox`. This takes milliseconds per image, and nothing is
-copied from the host. On a CPU, numpy makes the noise in threads during decoding. Both use the same random bits. If a
-device rounds a logarithm differently, a Gumbel value may differ in its last bit, which happens about once in 10^9
-values.
+copied from the host. On a CPU, numpy makes the noise in threads during decoding. Both use the same random bits. Devices
+may round a logarithm differently. A Gumbel value may therefore differ in its last bit, about once in 10^9 values.
 """
 
 from __future__ import annotations
@@ -119,9 +118,9 @@ def _key_of(run_seed: int, prompt_id: str, stream: str) -> tuple[int, int]:
 def choose_window(num_positions: int, vocab_size: int, device: torch.device | str = "cpu") -> int:
     """Return the number of positions whose noise a `NoiseField` keeps in memory per image.
 
-    It is the number of all positions, unless their noise takes more than WHOLE_BYTES on a CPU or DEVICE_BYTES on a GPU.
-    In that case it is WINDOW on a CPU. On a GPU it is the number of positions that fit into DEVICE_BYTES, but at least
-    WINDOW.
+    If the noise of all positions fits into the limit of the device, the result is `num_positions`. The limit is
+    WHOLE_BYTES on a CPU and DEVICE_BYTES on a GPU. Otherwise the result is WINDOW on a CPU. On a GPU it is then the
+    number of positions that fit into DEVICE_BYTES, but at least WINDOW.
 
     Args:
         num_positions: number of positions of an image.
@@ -134,7 +133,7 @@ def choose_window(num_positions: int, vocab_size: int, device: torch.device | st
 
 
 def is_made_by(device: torch.device | str) -> bool:
-    """Return whether PyTorch makes the noise on the device that reads it. True for GPUs.
+    """Return whether a device makes the noise that it reads. True for GPUs, where PyTorch makes it.
 
     For a CPU, numpy makes the noise in threads.
     """

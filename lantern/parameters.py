@@ -1,4 +1,4 @@
-"""Parameters of methods, with their bounds and meanings.
+"""Declarations of the parameters of methods: what a parameter means, and which values it may have.
 
 Snakemake imports this module to plan the workflow, so it must not import torch.
 """
@@ -14,7 +14,7 @@ ParameterValue = float | str  # an integer counts as a float
 
 @dataclass(frozen=True)
 class Parameter:
-    """Bounds of a parameter, whose value is a number or a word.
+    """The meaning and the allowed values of a parameter, which is a number or a word.
 
     Attributes:
         symbol: short name in labels.
@@ -78,10 +78,10 @@ class Parameter:
 
 
 def check_sides(name: str, value: object) -> tuple[int, int]:
-    """Return height and width from a value that is the side of a square or a pair (height, width).
+    """Return the (height, width) of an image from a value that a user gave: a pair, or the side of a square.
 
     Args:
-        name: name of the argument.
+        name: name of the argument, for the error message.
         value: the value.
 
     Raises:

@@ -1,6 +1,7 @@
 """Random bits of numpy's Philox generator, and noise made from them, by PyTorch operations on any device.
 
-PyTorch cannot multiply unsigned 64-bit integers. Products and sums of int64 have the same bits, so int64 is used.
+PyTorch cannot multiply unsigned 64-bit integers. The module therefore uses int64, whose sums and products have the same
+lowest 64 bits.
 
 Source: Philox 4x64 with 10 rounds (Salmon et al. 2011), as in numpy.random.Philox.
 """

@@ -12,7 +12,7 @@ _FORBIDDEN_IN_IDS = ("Cc", "Cs", "Zl", "Zp")  # Unicode's control characters, lo
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt. Its id and its text never become a path or a part of a command.
+    """One prompt. Its id and its text are never used as a path or as a part of a command.
 
     Attributes:
         id: identifier, unique in its prompt set. It is the key of the noise, the records and the image. At most

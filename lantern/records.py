@@ -34,8 +34,9 @@ class GenerationRecords:
         is_substituted: whether a token differs from the target's sample at its node, bool (images, tokens). All False
             if drafts are verified by rejection sampling, in which the target takes no such sample.
         seconds: each image's share of the decoding time, float32 (images,). See `generate_records`.
-        margins: for each token, the gap between the two largest sums of log-probability and sampling noise, in nats,
-            float32 (images, tokens). (images, 0) unless decoding was autoregressive.
+        margins: for each token, how close the sample was: the difference between the two largest scores, in nats,
+            float32 (images, tokens). The score of a code is its log-probability plus the sampling noise. (images, 0)
+            unless decoding was autoregressive.
         metadata: method, tree_shape, temperature, cfg_scale, batch_size, run_seed, device, and further settings of the
             run.
     """
@@ -65,7 +66,7 @@ class GenerationRecords:
 
     @property
     def substitutions(self) -> torch.Tensor:
-        """Number of tokens that differ from the target's sample, float64 (images,).
+        """Number of emitted tokens per image that differ from the target's sample, float64 (images,).
 
         nan if drafts are verified by rejection sampling, in which the target takes no such sample.
         """
@@ -75,7 +76,7 @@ class GenerationRecords:
 
 
 def save_records(path: Path, records: GenerationRecords) -> None:
-    """Write records into one safetensors file, atomically."""
+    """Write records into one safetensors file. An interrupted call leaves no incomplete file."""
     tensors = {name: getattr(records, name).cpu().contiguous() for name in _TENSORS}
     save_tensors(path, tensors, {"kind": "records", "prompt_ids": records.prompt_ids, **records.metadata})
 

@@ -26,7 +26,8 @@ class Prefill:
     """The target's outputs for new prompts, from which a drafter starts.
 
     Attributes:
-        hidden: hidden states of the target at the prompts, (branches, prompts, num_text_tokens, dim).
+        hidden: hidden states of the target at the prompt tokens, (branches, prompts, num_text_tokens, dim). branches =
+            1, or 2 with classifier-free guidance.
         mask: bool (branches, prompts, num_text_tokens), True for tokens of a prompt, False for padding.
         first: image token 0, sampled after the last prompt position, int64 (prompts, 1).
         ids: token ids of the prompts, int64, shaped like `mask`. None if prompts are caption features.
@@ -74,7 +75,7 @@ class Scores:
 
     Attributes:
         hidden: hidden states of the target, (branches, batch, nodes, dim). None if `at` made these scores.
-        logits: logits after guidance, before temperature and filters, float32 (batch, nodes, vocab).
+        logits: logits after classifier-free guidance, before temperature and filters, float32 (batch, nodes, vocab).
         positions: image position that each node predicts, int64 (batch, nodes).
         noise: noise of the images.
         sampling: temperature and filters.
@@ -157,11 +158,11 @@ class Outcome:
 
 
 def pick_rows(values: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
-    """Return the values of some nodes, (batch, n, width).
+    """Select the values of some nodes, (batch, n, width).
 
     Args:
         values: values of all nodes, (batch, nodes, width).
-        nodes: numbers of the nodes to return, int64 (batch, n).
+        nodes: numbers of the nodes to select, int64 (batch, n).
     """
     batch, num_nodes, _ = values.shape
     rows = nodes + torch.arange(batch, device=nodes.device)[:, None] * num_nodes

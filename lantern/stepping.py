@@ -143,14 +143,15 @@ def capture(step: Step, state: DecodingState, limits: Sequence[int]) -> dict[int
 
 
 def slot_limits(num_slots: int, num_least: int) -> list[int]:
-    """Return the numbers of cache slots to which attention may be restricted. A step is captured once per number.
+    """Return the numbers of cache slots to which attention may be restricted.
 
-    There are at most `MAX_GRAPHS` such limits. They are multiples of `GRAPH_SLOTS`, or of a larger number for very long
-    images. The last limit is the number of all slots.
+    Attention is faster if it reads only the slots that are in use, but a CUDA graph has fixed shapes. One graph is
+    therefore captured per number. There are at most `MAX_GRAPHS` numbers. They are multiples of `GRAPH_SLOTS`, or of a
+    larger number for very long images. The last one is the number of all slots.
 
     Args:
         num_slots: number of slots of an image in the key/value cache.
-        num_least: number of slots that the first steps read. Smaller limits are left out.
+        num_least: number of slots that the first steps read. Smaller numbers are left out.
     """
     unit = max(GRAPH_SLOTS, round_slots(-(-num_slots // MAX_GRAPHS)))
     return [*(limit for limit in range(unit, num_slots, unit) if limit >= num_least), num_slots]

@@ -91,7 +91,7 @@ Choices = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class JointTree:
-    """Two static trees below one root, for hybrid drafts.
+    """Two static trees that share their root. One holds Jacobi drafts, the other the drafts of a draft model.
 
     A tree is given by its choices, the path from the root of each node.
 
@@ -112,10 +112,9 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
 
     Args:
         tree: name of the tree. "chain3" is a chain of three drafts; any other length is allowed. "chain9k3d2" is a
-            tree in which the root and every node of depth 1 have 3 children, so that the first 2 depths are complete.
-            A chain through first children extends it to depth 9. "chain11x2" is two chains of eleven drafts below one
-            root. "naive_extend_57", "mc_sim_7b_63", "jacobi_50", the other names of this module and the keys of
-            `named` are lists of paths.
+            chain of nine drafts (9) in which the root and every node of depth 1 have 3 children (k3), so that the first
+            2 depths are complete (d2). "chain11x2" is two chains of eleven drafts below one root. "naive_extend_57",
+            "mc_sim_7b_63", "jacobi_50", the other names of this module and the keys of `named` are lists of paths.
         named: further trees, from the config.
 
     Raises:
@@ -158,7 +157,8 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
 def _complete(length: int, words: str) -> Choices:
     """Return the smallest static tree that contains some paths.
 
-    It also contains the parents and the siblings of lower rank that these paths need.
+    A tree that contains a path also contains the parents of its nodes, and their siblings of lower rank. For example,
+    the path "02" needs the nodes "0", "00" and "01".
 
     Args:
         length: length of a path through first children, which the tree contains.
@@ -172,9 +172,7 @@ def _complete(length: int, words: str) -> Choices:
 
 
 def _check_depth(tree: str, depth: int) -> None:
-    """Check the depth of a tree before its paths are listed.
-
-    The total length of all paths grows with the square of the depth.
+    """Check the depth of a tree before its paths are listed. Their total length grows with the square of the depth.
 
     Args:
         tree: name of the tree, for the error message.

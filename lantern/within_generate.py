@@ -1,6 +1,6 @@
-"""Generation inside the `generate` of a transformers model, which takes a function as its argument `custom_generate`.
+"""A function for the argument `custom_generate` of a transformers model's `generate`, which then decodes with Lantern.
 
-Every argument of `generate` is either applied, or refused before a token is sampled. The message then names it.
+Every argument of `generate` is either applied, or refused by an error that names it, before a token is sampled.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def custom_generate(
     ids of the prompt, of the image's tokens with line ends, and of the tokens after an image. If `max_new_tokens` does
     not allow all tokens after the image, the remaining ones are left out.
 
-    Tokens that are impossible at a position are never sampled. A `streamer` and an `assistant_model` are ignored, since
-    transformers does not pass them on.
+    Tokens that are impossible at a position, such as a word within an image, are never sampled. A `streamer` and an
+    `assistant_model` are ignored, since transformers does not pass them to the function.
 
     Args:
         method: name of a preset.
@@ -73,7 +73,7 @@ def custom_generate(
 
     Returns:
         The function to pass as `custom_generate`. It raises a ValueError for each argument of `generate` that it does
-            not support.
+        not support.
 
     Raises:
         ValueError: the method or a part is unknown.

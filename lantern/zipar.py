@@ -1,8 +1,8 @@
 """ZipAR: a decoder that samples one token of each of several image lines in parallel, without drafts.
 
-A line begins when the previous line has `window` tokens. Every token is sampled from the target given those earlier
-tokens that exist. The right ends of the previous lines are still missing then. If `window` is at least the length of a
-line, nothing is missing, and this is autoregressive decoding.
+A line begins when the previous line has `window` tokens. Every token is sampled from the target given the earlier
+tokens that exist, while the right ends of the previous lines are still missing. If `window` is at least the length of a
+line, nothing is missing. This is then autoregressive decoding.
 
 The first token of a line needs its left neighbour, the last token of the previous line, which may not exist yet. Then a
 *placeholder* is fed instead: the newest token of the line before the previous one (of the first line if there is no
@@ -46,7 +46,7 @@ class Feed:
 def line_schedule(lines: tuple[int, int], window: int, small: tuple[int, int] = (0, 0)) -> list[list[Feed]]:
     """Return the tokens that are fed in each forward pass after the prefill. The prefill samples position 0.
 
-    A smaller image that comes first is complete before the lines of the image begin.
+    Some models generate a smaller image before the image. It is complete before the lines of the image begin.
 
     Args:
         lines: number of lines of the image, and number of tokens of a line.
@@ -175,7 +175,11 @@ class LinesDecoder(Decoder):
 
     @torch.inference_mode()
     def step(self, state: DecodingState) -> None:
-        """Run the target once and emit a token of every unfinished line. Changes the state in place."""
+        """Run the target once and emit a token of every unfinished line.
+
+        Args:
+            state: the state, changed in place.
+        """
         tables = self._tables
         now = state.num_steps.clamp(max=len(tables.counts) - 1)
         positions = tables.positions[now]  # (batch, cells)

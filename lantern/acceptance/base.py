@@ -31,11 +31,13 @@ MANY_LOGITS = 2**16  # if a step on a CPU has more logits, only the nodes of the
 
 @dataclass
 class Merged:
-    """The relaxed probabilities s(x) of drafts x, and the codes whose probabilities are added up in them.
+    """The relaxed probabilities s(x) of drafts x, and the codes that count for each draft.
+
+    s(x) is the sum of the target probabilities of these codes, each counted once.
 
     Attributes:
-        taken: codes whose target probabilities add up to s(x), int64 (..., n). x is the last one. Codes that do not
-            count are replaced by x.
+        taken: the codes that count for x, with x itself last, int64 (..., n). If fewer than n codes count, the other
+            entries repeat x. For example, [3, 7, 7] means that codes 3 and 7 count for the draft 7.
         relaxed_prob: s(x), (..., 1).
     """
 
@@ -44,7 +46,7 @@ class Merged:
 
 
 class Readings(NamedTuple):
-    """The inputs from which an acceptance is made.
+    """The inputs of `Acceptance.make`, in addition to the parameters of the method.
 
     Attributes:
         sampling: temperature and filters.
@@ -121,16 +123,16 @@ class Acceptance:
         Args:
             probs: target distribution t, (..., vocab).
             draft_probs: distribution p that x was sampled from, (..., vocab). None for deterministic drafts.
-            codes: codes that determine s(x), then x, from `codes_of`, int64 (..., n).
+            codes: result of `codes_of` for the drafts x, int64 (..., n). The last code is x.
         """
         return Merged(codes, self.relaxed_prob(probs, draft_probs, codes))
 
     def move_mass(self, probs: torch.Tensor, merged: Merged | None) -> torch.Tensor:
         """Move the target probabilities that count for a draft x onto x.
 
-        These probabilities add up to the relaxed probability s(x). The result replaces the target distribution when the
-        residual distribution of a rejected draft is computed. By default only t(x) itself counts, so that `probs` is
-        returned unchanged.
+        For example, if only code c counts for x, the result has the probability 0 at c and t(x) + t(c) at x. If x is
+        rejected, the residual distribution is computed from this result instead of t. By default only t(x) itself
+        counts, so that `probs` is returned unchanged.
 
         Args:
             probs: target distribution t, (..., vocab).
@@ -150,7 +152,7 @@ class Acceptance:
         return True
 
     def at(self, depths: torch.Tensor) -> Acceptance:
-        """Return the acceptance that applies at some nodes of the tree.
+        """Return the acceptance for the children of some nodes.
 
         A class whose acceptance depends on the depth of the node overrides this function. By default the result is
         `self`.
@@ -192,9 +194,9 @@ class Choice:
         chosen: token that a child of each node must hold to be accepted, int64 (batch, n). All children that hold it
             are accepted. If no child holds it, none is accepted.
         bonus: token that is emitted after the node if no child is accepted, int64 (batch, n).
-        best: score of `bonus`, the code with the largest score at the node, (batch, n). The score of a code is its
-            log-probability under the target or the residual distribution. Above temperature 0, Gumbel noise is added.
-            `best` is not finite if the target's logits are not finite, so that callers can detect broken logits.
+        best: largest score at the node, (batch, n). The score of a code is its log-probability under the target or the
+            residual distribution, plus Gumbel noise above temperature 0. `bonus` is the code with this score. `best`
+            serves to detect broken models: it is not finite if the target's logits are not.
     """
 
     chosen: torch.Tensor
@@ -289,7 +291,7 @@ class Verifier:
         raise NotImplementedError
 
     def order_of_nodes(self, tree: DraftTree) -> torch.Tensor | None:
-        """Return a number per node, by which one of several longest accepted paths is chosen.
+        """Return a number per node that decides which of several longest accepted paths is emitted.
 
         The path whose last node has the smallest number wins.
 
@@ -297,7 +299,7 @@ class Verifier:
             tree: structure of the tree.
 
         Returns:
-            int64 (batch or 1, nodes). None, the default, for the indices of the nodes in the tree.
+            int64 (batch or 1, nodes). None, the default, means the indices of the nodes in the tree.
         """
         return None
 
@@ -406,13 +408,12 @@ class ByEquality(Verifier):
 
 
 def token_of(rank: torch.Tensor, children: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """Return the tokens of the children with given ranks, int64 (...).
+    """Return the token of one child per node, or another token if no child is selected, int64 (...).
 
     Args:
-        rank: index of the child among the m children of its node, int64 (...). m selects `otherwise` instead of a
-            child.
+        rank: index of the selected child among the m children of its node, int64 (...). m if none is selected.
         children: tokens of the children, int64 (..., m).
-        otherwise: token that is returned where the rank is m, int64 (...).
+        otherwise: token that is returned if the rank is m, int64 (...).
     """
     tokens = torch.cat([children, otherwise[..., None]], dim=-1)
     return tokens.gather(-1, rank[..., None]).squeeze(-1)

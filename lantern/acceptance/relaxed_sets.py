@@ -2,7 +2,8 @@
 
 The relaxed set A(x) of a draft x consists of the first n of its k nearest codes. It does not contain x. The relaxed
 probability s(x) is the total target probability of x and of the codes in A(x). A *bound* determines n. It is an upper
-limit of the total target probability of A(x), which is called the mass of A(x).
+limit of the total target probability of A(x), which is called the mass of A(x). For example, if the nearest codes have
+the probabilities 0.06, 0.03 and 0.05, a bound of 0.1 gives n = 2.
 
 The docstrings of some bounds also state an upper limit of the total variation (TV) between the distribution of the
 emitted token and the target's.
@@ -30,16 +31,16 @@ MASSES_AT_ONCE = 2**22  # number of nearest codes that are in memory at the same
 
 @dataclass
 class MergedSet:
-    """The relaxed sets A(x) of some drafts x. This class has the attributes of `Merged`.
+    """The relaxed sets A(x) of some drafts x, with all attributes of `Merged`.
 
-    A(x) consists of the first n of the k nearest codes of x, whose target probabilities count for x. Its members are
-    called *merged* codes. Sums of probabilities are computed when they are first read.
+    A(x) consists of the first n of the k nearest codes of x. Their target probabilities count for x. Sums of
+    probabilities are computed when they are first read.
 
     Attributes:
-        taken: the codes of A(x), then x, int64 (..., k + 1). Codes that are not in A(x) are replaced by x.
+        taken: the codes of A(x), then x, int64 (..., k + 1). Nearest codes that are not in A(x) are replaced by x.
         codes: the k nearest codes of x, nearest first, int64 (..., k).
         is_member: whether each of `codes` is in A(x), bool (..., k). After the first False all are False.
-        cumulative: total target probability of the nearest codes up to each one, (..., k).
+        cumulative: total target probability of the nearest codes up to and including each one, (..., k).
         token_probs: target probability t(x), (..., 1).
     """
 
@@ -111,11 +112,11 @@ class RelaxedSets(Acceptance):
         return cls(table[:, :columns].contiguous(), **spec.parameters)
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
-        """Return which sets of the nearest codes of a draft x are within the bound, bool (..., sets).
+        """Return which sets of nearest codes may count for a draft x, bool (..., sets).
 
-        Entry i, counted from 0, is about the set of the i + 1 nearest codes. After the first False all entries are
-        False. There may be one more entry after these k, for the set of the k nearest codes and x itself. Callers
-        ignore it.
+        Entry i, counted from 0, is about the set of the i + 1 nearest codes of x. After the first False all entries are
+        False. A caller may pass one more set, of the k nearest codes and x itself. It then ignores the entry of this
+        set.
 
         Args:
             mass: total target probability of each set, (..., sets).
@@ -160,22 +161,22 @@ class RelaxedSets(Acceptance):
         return MergedSet(taken, codes[..., :-1], is_member[..., :-1], cumulative[..., :-1], token_probs)
 
     def merge(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, codes: torch.Tensor) -> MergedSet:
-        """Return the relaxed set A(x) of one draft x per node.
+        """Return the relaxed set A(x) of one draft x per node: the nearest codes that count for x.
 
         For the arguments see `Acceptance.merge`.
         """
         return self.grow(codes, probs.gather(-1, codes))
 
     def move_mass(self, probs: torch.Tensor, merged: Merged) -> torch.Tensor:
-        """Move the target probability of the relaxed set A(x) onto the draft x.
+        """Move the target probability of the codes that count for a draft x onto x.
 
-        For arguments and result see `Acceptance.move_mass`.
+        These codes form the relaxed set A(x). For arguments and result see `Acceptance.move_mass`.
         """
         moved = probs.scatter(-1, merged.taken, 0.0)
         return moved.scatter_(-1, merged.taken[..., -1:], merged.relaxed_prob)
 
     def has_one_residual(self) -> bool:
-        """Return False, since the residual distribution after a rejection depends on the relaxed set of the draft."""
+        """Return False: the residual distribution after a rejection depends on the codes that count for the draft."""
         return False
 
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
@@ -190,8 +191,8 @@ class RelaxedSets(Acceptance):
     def relaxed_prob_of_all(self, probs: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:
         """Return the relaxed probability s(x) of every code x, (..., vocab).
 
-        For the arguments see `Acceptance.relaxed_prob_of_all`. The function gathers vocab * (k + 1) probabilities per
-        node.
+        For the arguments see `Acceptance.relaxed_prob_of_all`. The function reads vocab * (k + 1) probabilities per
+        node, which takes much time for a large vocabulary.
         """
         vocab = probs.shape[-1]
         rows = probs.reshape(-1, vocab)
@@ -208,7 +209,8 @@ class RelaxedSets(Acceptance):
     ) -> Iterator[tuple[torch.Tensor, MergedSet, torch.Tensor]]:
         """Yield the relaxed sets of the m deterministic drafts of each node, one sibling after the other.
 
-        A code that is in the set of one sibling has probability 0 for later siblings.
+        The relaxed set of a draft holds the nearest codes that count for it. A code that is in the set of one sibling
+        has probability 0 for later siblings.
 
         Args:
             probs: target distribution, (..., vocab).
@@ -255,11 +257,11 @@ class RelaxedSets(Acceptance):
 
 
 class AdditiveBound(RelaxedSets):
-    """LANTERN's bound: the relaxed set A(x) takes the nearest codes of x while their total probability is <= delta.
+    """LANTERN's bound: the nearest codes of a draft x count for x while their total probability is at most delta.
 
-    The output distribution differs from the target's. With one deterministic draft per node, the total variation (TV)
-    is at most delta. With m deterministic drafts it is at most 1 - (1 - delta)^m. With sampled drafts there is no such
-    bound.
+    These codes form the relaxed set A(x). The output distribution differs from the target's. With one deterministic
+    draft per node, the total variation (TV) is at most delta. With m deterministic drafts it is at most 1 - (1 -
+    delta)^m. With sampled drafts there is no such bound.
 
     Attributes:
         delta: upper bound of the total target probability of A(x).
@@ -275,12 +277,12 @@ class AdditiveBound(RelaxedSets):
 
 
 class JensenShannonBound(RelaxedSets):
-    """LANTERN's bound with another distance: A(x) grows while a Jensen-Shannon divergence is at most delta bits.
+    """LANTERN's bound with another distance: codes count for a draft up to a Jensen-Shannon divergence of delta bits.
 
-    A(x) takes the nearest codes of x, without x itself, nearest first. Let c be their total target probability. Let t~
-    be the target distribution t after c has moved onto the draft x. The divergence is taken between t and t~. It
-    therefore depends only on t(x) and c. It grows with c, is at most c and is at least c / 2. A(x) is therefore at
-    least as large as with `AdditiveBound` and the same delta, and c is at most 2 delta.
+    The relaxed set A(x) holds the nearest codes of a draft x that count for x, without x itself. Let c be their total
+    target probability. Let t~ be the target distribution t after c has moved onto the draft x. The divergence is taken
+    between t and t~. It therefore depends only on t(x) and c. It grows with c, is at most c and is at least c / 2. A(x)
+    is therefore at least as large as with `AdditiveBound` and the same delta, and c is at most 2 delta.
 
     The output distribution differs from the target's. With one deterministic draft per node, the total variation (TV)
     is c, and thus at most 2 delta. With m deterministic drafts it is at most 1 - (1 - 2 delta)^m, if delta <= 1/2. With
@@ -309,10 +311,11 @@ class JensenShannonBound(RelaxedSets):
 
 
 class MultiplicativeBound(RelaxedSets):
-    """LANTERN++'s bound: the relaxed set A(x) may have a total probability of at most (lambda - 1) t(x).
+    """LANTERN++'s bound: the codes that count for a draft x have a total probability of at most (lambda - 1) t(x).
 
-    A(x) takes the nearest codes of a draft x up to this bound. t(x) is the target probability of x. No parameter bounds
-    the distance of the output distribution from the target's, since the bound is wider for more probable drafts.
+    t(x) is the target probability of x. The codes that count for x are its first nearest codes, which form its relaxed
+    set A(x). No parameter bounds the distance of the output distribution from the target's, since the bound is wider
+    for more probable drafts.
 
     Attributes:
         lambda_: lambda, an upper bound of the factor s(x) / t(x) by which relaxation raises the probability of x.
@@ -334,9 +337,10 @@ class MultiplicativeBound(RelaxedSets):
 class BudgetBound(RelaxedSets):
     """A bound that Lantern adds to the papers' bounds: all children of a node share one budget of probability.
 
-    The relaxed sets of the children have a total target probability of at most delta. They use up this budget in
-    drafting order. With deterministic drafts, at most the probability delta moves to other codes. At every node, the
-    total variation (TV) between the distribution of the emitted token and the target's is then at most delta.
+    The relaxed set of a child is the set of its nearest codes that count for it. The relaxed sets of all children
+    together have a target probability of at most delta. They use up this budget in drafting order. With deterministic
+    drafts, at most the probability delta moves to other codes. At every node, the total variation (TV) between the
+    distribution of the emitted token and the target's is then at most delta.
 
     This does not hold at temperature 0. The target then emits one token with certainty. If another token is emitted,
     the TV is 1. At temperature 0 every draft has a separate budget, see `GreedyWithinBound`.
@@ -360,9 +364,9 @@ class BudgetBound(RelaxedSets):
 class Proximity(RelaxedSets):
     """Proximity acceptance, which Lantern adds: all k nearest codes count for a draft, whatever their probability.
 
-    A substitution is an emitted token that differs from the token that the target sampled. Substitutions are counted.
-    Their rate is an upper limit of the total variation from the target. Codes that top-k or top-p filtering removed are
-    never emitted.
+    A *substitution* is an emitted token that differs from the token that the target sampled. The share of substitutions
+    among the emitted tokens is an upper limit of the total variation from the target. Codes that top-k or top-p
+    filtering removed are never emitted.
     """
 
     renormalises = False
@@ -412,11 +416,11 @@ class ByProximity(Verifier):
 
 
 class WithinBound(Verifier):
-    """The verifier of relaxed sets: a draft x is accepted if the target samples x or a code of its relaxed set A(x).
+    """The verifier of relaxed sets: a draft x is accepted if the target samples x or a code that counts for x.
 
-    The drafts are deterministic. The output distribution is the same as if the children were tried one by one: x is
-    accepted with probability s(x), the total target probability of x and A(x), and a rejection removes x and A(x) from
-    the target distribution.
+    The codes that count for x form its relaxed set A(x). The drafts are deterministic. The output distribution is the
+    same as if the children were tried one by one. Then x would be accepted with probability s(x), the total target
+    probability of x and A(x). A rejection would remove x and A(x) from the target distribution.
 
     With the bounds of the LANTERN papers, drafts that top-k or top-p filtering removed may be accepted. With
     `BudgetBound` they are not.
@@ -429,7 +433,7 @@ class WithinBound(Verifier):
         self.sets = sets
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """Accept the first child x such that the target samples x or a code of the relaxed set of x.
+        """Accept the first child x such that the target samples x or one of the nearest codes that count for x.
 
         If there is no such child, the sampled token is emitted. For the arguments see `Verifier.verify_nodes`.
         """

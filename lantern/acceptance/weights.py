@@ -51,8 +51,8 @@ class DraftWeights(Acceptance):
         For the arguments see `Acceptance.relaxed_prob`.
 
         Returns:
-            (..., nodes, n). The axis `nodes` holds all nodes of the chain that have a draft after them, in order. If
-            the acceptance was made by `at`, it holds the nodes that `at` was called with.
+            (..., nodes, n). The axis `nodes` is the chain: entry i is the node before draft i, which has the weight
+            omega_i. If the acceptance was made by `at`, the axis holds the nodes that `at` was called with.
         """
         return self.weights[:, None] * probs.gather(-1, tokens)
 

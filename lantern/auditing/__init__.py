@@ -1,1 +1,1 @@
-"""Audits of samplers: does a sampler have the distribution of its target? See docs/audit.md."""
+"""Audits of samplers. An audit tests whether the samples have the distribution of the target, see docs/audit.md."""

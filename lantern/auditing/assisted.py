@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def assisted_generation(world: World, prompts: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
-    """Sample sequences by the `generate` of transformers with an `assistant_model`, one sequence at a time.
+    """Sample sequences by the `generate` of transformers, with the draft model as its `assistant_model`.
+
+    Sequences are sampled one at a time.
 
     Args:
         world: the target and the draft model.
@@ -48,10 +50,11 @@ def assisted_generation(world: World, prompts: torch.Tensor, seeds: torch.Tensor
 
 
 def language_model(world: World, table: torch.Tensor) -> Any:
-    """Return a language model of transformers that reads its probabilities from a table.
+    """Return a language model of transformers that reads its probabilities from a table instead of computing them.
 
-    The input is a prompt, which is one id, and the tokens after it. These ids are the context, and the number of the
-    context is a row of the table. It is a sum of one term per id. The key/value cache holds these terms.
+    The input is a prompt, which is one id, and the tokens after it. Together they are the context. Each context is a
+    row of the table, and the number of the row is a sum of one term per id. The key/value cache holds these terms, as
+    it would hold the values of a transformer.
 
     Args:
         world: the world that the table belongs to.
@@ -64,7 +67,7 @@ def language_model(world: World, table: torch.Tensor) -> Any:
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
     class TableLM(PreTrainedModel, GenerationMixin):
-        """A language model without layers: the ids so far select a row of `table`, which gives the logits."""
+        """A language model without layers. The ids so far select a row of `table`, whose logarithm is the logits."""
 
         config_class = PretrainedConfig
 

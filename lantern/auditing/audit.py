@@ -39,7 +39,8 @@ class Audit:
         total_variation: estimate of the total variation between the distributions of whole sequences, averaged over
             prompts, with a 95 % interval. See `lantern.auditing.statistics.total_variation`.
         p_value: p-value of a chi-square test of whole sequences.
-        detectable: smallest total variation that the test finds with a probability of at least POWER.
+        detectable: smallest total variation that the test would find with a probability of at least POWER. Smaller
+            differences may be missed.
     """
 
     name: str
@@ -147,7 +148,7 @@ def audit(
 def _count(sampler: Sampler, name: str, world: World, num: int, seed: int, batch_size: int) -> torch.Tensor:
     """Return how often each sequence was sampled, int64 (folds, prompts, sequences).
 
-    The samples are divided into NUM_FOLDS folds. The estimate of the total variation needs them.
+    The samples are divided into NUM_FOLDS folds of the same size, which the estimate of the total variation needs.
 
     Args:
         sampler: the sampler.

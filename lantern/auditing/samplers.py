@@ -30,7 +30,7 @@ _TREES = {"static": "static", "dynamic": "dynamic", "chains": "chain3x2", "joint
 
 @dataclass(frozen=True)
 class MethodSampler:
-    """The sampler of a method of Lantern.
+    """A sampler that decodes with a method of Lantern.
 
     Attributes:
         spec: the method.
@@ -48,11 +48,11 @@ class MethodSampler:
 
 
 def make_sampler(name: str, parts: Mapping[str, object]) -> Sampler:
-    """Make the sampler that a name stands for.
+    """Make the sampler that a name describes.
 
     Args:
-        name: a preset, "transformers" for its assisted generation, "module:function" of a sampler, or "module:Class"
-            of an acceptance or a drafter.
+        name: a preset, "transformers" for its assisted generation, "module:function" of a sampler, or "module:Class" of
+            an acceptance or a drafter.
         parts: parts and parameters that replace those of the preset or complete the class, such as k=4.
 
     Raises:
@@ -98,7 +98,9 @@ def _custom_method(path: str, kind: type, parts: Mapping[str, object]) -> Method
 
 
 def _with_small_tree(known: Mapping[str, object], given: Mapping[str, object]) -> dict[str, Any]:
-    """Return a method's parts, with the shape of a small tree if its tree is "static" or "dynamic".
+    """Return a method's parts with a small tree if the method has a default tree, "static" or "dynamic".
+
+    A world is too small for the usual trees.
 
     Args:
         known: all parts of the method, including a preset's. Only its "tree" is read.

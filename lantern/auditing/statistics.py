@@ -37,9 +37,11 @@ class ChiSquare:
 
 
 def chi_square(counts: torch.Tensor, probs: torch.Tensor) -> ChiSquare:
-    """Test whether counts have given distributions.
+    """Test whether counts have given distributions, by Pearson's chi-square test.
 
-    Within a group, all cells whose expected count is below FEWEST_EXPECTED are added up to one cell.
+    Shapes: cells = possible outcomes, such as sequences of tokens; groups = distributions over them, such as one per
+    prompt. The test is inexact for rare cells. Within a group, all cells whose expected count is below FEWEST_EXPECTED
+    are therefore added up to one cell.
 
     Args:
         counts: number of times that each cell occurred, (groups, cells).
@@ -93,7 +95,7 @@ def upper_tail(statistic: float, df: int) -> float:
 def noncentral_upper_tail(value: float, df: int, noncentrality: float) -> float:
     """Return the probability that a noncentral chi-square variable exceeds a value.
 
-    It is a Poisson mixture of central chi-square variables.
+    The distribution of the variable is a Poisson mixture of central chi-square distributions.
     """
     mean = noncentrality / 2
     most = int(mean + 12 * math.sqrt(mean)) + 30
@@ -104,7 +106,10 @@ def noncentral_upper_tail(value: float, df: int, noncentrality: float) -> float:
 
 
 def detectable_noncentrality(df: int, level: float, power: float) -> float:
-    """Return the noncentrality at which a chi-square test finds a difference with a given probability.
+    """Return how large a difference must be for a chi-square test to find it with a given probability.
+
+    The difference is measured by the noncentrality of the test statistic, which is the number of samples times the sum
+    of (difference of probabilities)^2 / probability.
 
     Args:
         df: degrees of freedom.
@@ -138,10 +143,13 @@ class Interval:
 
 
 def total_variation(counts: torch.Tensor, probs: torch.Tensor) -> Interval:
-    """Estimate the total variation between counted cells and given distributions, averaged over groups.
+    """Estimate the total variation between the distribution of samples and a given one, averaged over groups.
 
-    The distance between counts and probabilities is above 0 for exact samplers too, since counts are random. This
-    estimate has no such bias, see `_held_out_excess`.
+    Shapes: cells = possible outcomes, such as sequences of tokens; groups = distributions over them, such as one per
+    prompt; folds = parts of the samples.
+
+    The distance between frequencies and probabilities is above 0 for exact samplers, too, since counts are random. The
+    expectation of this estimate is 0 for them, see `_held_out_excess`.
 
     Args:
         counts: number of times that each cell occurred, (folds, groups, cells). Each sample is in one fold.
@@ -162,10 +170,12 @@ def total_variation(counts: torch.Tensor, probs: torch.Tensor) -> Interval:
 
 
 def _held_out_excess(counts: np.ndarray, probs: np.ndarray) -> float:
-    """Estimate the total variation as the excess frequency of cells that other samples have chosen.
+    """Estimate the total variation from the cells that are too frequent.
 
-    A cell is too frequent if its frequency exceeds its probability. Each fold is held out once. The other folds
-    together choose the cells that are too frequent in them. The excess of these cells is measured in the held-out fold.
+    A cell is a possible outcome. It is too frequent if its frequency exceeds its probability. The total variation is
+    the sum of the excesses of these cells. Chance makes some cells of an exact sampler too frequent, so the cells are
+    chosen on other samples than those on which their excess is measured. Each fold is held out once. The other folds
+    together choose the cells, and the held-out fold measures their excess.
 
     The expectation of the estimate is 0 for an exact sampler. It never exceeds the total variation. It is close to the
     total variation if there are enough samples to choose the right cells.

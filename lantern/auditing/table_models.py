@@ -1,9 +1,10 @@
 """The target and the draft model of a world, as models that every method of Lantern can decode with.
 
 A world has a table of distributions, with one row per context: a prompt and the tokens so far. The number of a row is
-the sum of one term for the prompt and one term for each token. The target writes these terms into its cache, like the
-values of a transformer. The hidden state of a node is the sum of the terms that the attention mask admits, and thus the
-number of a row. A wrong slot, mask or position therefore leads to the wrong row.
+the sum of one term for the prompt and one term for each token. The models do not compute with weights. Instead, the
+target stores the terms in its key/value cache, like the values of a transformer. "Attention" adds up the terms that the
+mask admits, and the sum is the number of the row. A wrong slot, mask or position therefore leads to the wrong row, so
+that an audit also finds errors in the handling of the cache.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ class TableTarget(Target):
 
     @property
     def is_head_linear(self) -> bool:
-        """Implement `Target.is_head_linear`."""
+        """False, since the head looks up a row of a table. Guidance is therefore applied after the head."""
         return False
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
-        """Implement `Target.cache_shape`."""
+        """Sizes of a key/value cache with one layer, one head and one channel, see `Target.cache_shape`."""
         return 1, 1, 1
 
     def values_of(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -67,13 +68,13 @@ class TableTarget(Target):
 
         Args:
             tokens: tokens, int64 (batch, nodes).
-            positions: their positions in the image, int64 (batch, nodes). A token past the end adds nothing. Positions
-                before the image occur only in complete images, whose values are not read.
+            positions: their positions in the image, int64 (batch, nodes). A token after the end of the image adds
+                nothing. Negative positions occur only in rows of complete images, whose results are not used.
         """
         return (tokens + 1) * self.place_values[positions.clamp(0, len(self.place_values) - 1)]
 
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Implement `Target.read_logits`."""
+        """Look up the log-probabilities of the next token, see `Target.read_logits`."""
         context, is_draft = hidden.long().unbind(-1)
         return self.log_probs[is_draft, context.clamp(max=self.log_probs.shape[1] - 1)]  # a wrong mask adds too much
 
@@ -93,14 +94,14 @@ class TableTarget(Target):
         rotary_positions: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Implement `Target.extend`."""
+        """Store the terms of new tokens and return their hidden states, see `Target.extend`."""
         values = self.values_of(tokens, rotary_positions - self.config.num_text_tokens)
         return self.run_nodes(repeat_rows(values[..., None], len(mask)), slots, rotary_positions, mask, cache)
 
     def run_nodes(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """Implement `Target.run_nodes`."""
+        """Add up the terms of each new token's context, see `Target.run_nodes`."""
         (layer,) = cache.layers
         layer.write(cache.flat_slots(slots), x.view(-1, 1, 1).expand(-1, 2, -1))
         _, values = layer.read()
@@ -128,7 +129,7 @@ class TableDraft(DraftModel):
         rotary_positions: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Implement `DraftModel.extend`."""
+        """Add each token to the context in its hidden state, see `DraftModel.extend`."""
         contexts = hidden[..., 0] + self.values_of(tokens, rotary_positions)
         return torch.stack([contexts, torch.ones_like(contexts)], dim=-1)
 

@@ -66,8 +66,9 @@ class World:
     def place_values(self) -> torch.Tensor:
         """Factor of the token at each position in the number of a context, int64 (num_tokens,).
 
-        The number is the sum of (token + 1) times factor over the tokens so far, plus the number of the prompt's first
-        context. The factor of the last position is 0, since no token follows it.
+        The number of a context is the number of the prompt's first context, plus (token + 1) times the factor of its
+        position for each token so far. The factor of the last position is 0, since no distribution follows the last
+        token.
         """
         values = (self.vocab_size + 1) ** torch.arange(self.num_tokens)
         values[-1] = 0
@@ -107,7 +108,7 @@ class World:
         return torch.stack(found)
 
     def numbers_of(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the number of each sequence, int64 (batch,). It is the column in the result of `sequence_probs`.
+        """Return the number of each sequence, int64 (batch,). It is the column of the sequence in `sequence_probs`.
 
         Args:
             tokens: whole sequences, int64 (batch, num_tokens).

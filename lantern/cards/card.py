@@ -137,7 +137,7 @@ class ModelCard:
 
 
 def card_from(known: Mapping[str, Any]) -> ModelCard:
-    """Make a card from the JSON values that `ModelCard.to_dict` returned.
+    """Restore a card from the JSON values that `ModelCard.to_dict` returned.
 
     Raises:
         TypeError: a required value is missing, or there is an unknown one.

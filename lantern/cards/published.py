@@ -19,7 +19,7 @@ _C2I = "FoundationVision/LlamaGen"
 
 
 def _unhashed(*names: str) -> dict[str, None]:
-    """Return the attribute `files` of a `HubFiles`: each file name with None, since no SHA-256 is known.
+    """Return the value of `HubFiles.files` for files whose SHA-256 is not known: each file name with None.
 
     Args:
         names: names of the files.

@@ -103,8 +103,9 @@ def fill_draft(model: DraftModel, tensors: Mapping[str, torch.Tensor], path: Pat
 def map_draft_parameters(model: DraftModel, has_bias: bool) -> dict[str, torch.Tensor]:
     """Map each tensor name of a published draft model to the parameter that the tensor fills.
 
-    The published fc.weight consists of two parameters of the model side by side. It is therefore mapped to a
-    concatenated copy of them. After filling the copy, the caller must split it, as `fill_draft` does.
+    The published fc.weight holds two parameters of the model, `from_token` and `from_hidden`, side by side. It is
+    therefore mapped to a concatenated copy of them. After filling the copy, the caller must split it, as `fill_draft`
+    does.
 
     Args:
         model: the draft model.
@@ -124,10 +125,10 @@ def map_draft_parameters(model: DraftModel, has_bias: bool) -> dict[str, torch.T
 
 
 def find_embedding(model: DraftModel, target: Path | str) -> str | None:
-    """Find out which matrix of the target was copied as the draft model's token embedding.
+    """Find out which matrix of the target the draft model uses as its token embedding, to check that the two fit.
 
-    The copy may differ from the matrix by rounding to a half-precision dtype. The LANTERN authors' training copies the
-    head if the target is in one file, and the token embedding if it is in several files.
+    The draft model stores a copy, which may be rounded to a half-precision dtype. The LANTERN authors' training copies
+    the head if the target is in one file, and the token embedding if it is in several files.
 
     Args:
         model: the draft model.

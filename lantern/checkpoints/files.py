@@ -84,7 +84,7 @@ class WeightFile:
             raise FileNotFoundError(
                 2,
                 f"there is no file {self.settings_path}: {self.path.name} needs the config.json of its repository "
-                "beside it, which states the sizes and the norms' eps",
+                "in the same folder, which states the sizes and the norms' eps",
             )
         value = self.settings.get(key, default)
         if value is None:
@@ -220,7 +220,7 @@ def load_pickle(path: Path) -> object:
 
 
 class _Inert:
-    """A placeholder for an object in a pickle that Lantern does not need.
+    """A stand-in for objects in a pickle whose class must not be imported, and whose content Lantern does not need.
 
     It ignores the arguments of its constructor and the stored state, so that no code of the object's class runs.
     """

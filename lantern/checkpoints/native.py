@@ -78,8 +78,8 @@ def load_model(
 def _without_storage() -> Iterator[None]:
     """Context manager: within its `with` block, new parameters of modules get no storage (device "meta").
 
-    This applies only to modules that this thread makes. It is done by a hook that PyTorch calls for every new parameter
-    in every thread. In other threads the hook changes nothing.
+    Making a large model is then fast. PyTorch calls a hook for every new parameter in every thread. The hook acts only
+    on parameters that this thread makes.
     """
     thread = threading.get_ident()
 
@@ -100,8 +100,8 @@ def _without_storage() -> Iterator[None]:
 class _NoInitialisation(TorchFunctionMode):
     """A mode in which calls of the functions in torch.nn.init do nothing.
 
-    On parameters without storage these functions have no effect anyway. But they would import PyTorch's compiler, which
-    takes 1.3 s and 150 MB.
+    On parameters without storage these functions have no effect, but they would import PyTorch's compiler. That takes
+    1.3 s and 150 MB.
     """
 
     def __torch_function__(
@@ -157,7 +157,7 @@ def read_metadata(path: Path | str) -> dict[str, Any] | None:
 
 
 def read_report(path: Path | str) -> dict[str, Any]:
-    """Return the argument `metadata` of the call of `save_model` that wrote a file: JSON values by name.
+    """Return the values that the caller of `save_model` stored in a file, in its argument `metadata`.
 
     The result is empty if the file has another layout.
     """

@@ -53,8 +53,8 @@ log = logging.getLogger(__name__)
 def read_target(path: Path, expected: TargetConfig, dtype: torch.dtype = torch.float32, family: str = "") -> Target:
     """Read a target in any layout, in evaluation mode. The layout is recognised from the files.
 
-    `expected` need not have the right eps of the norms, base of the rotary embedding and width of the feed-forward
-    layers. If the file or its config.json states these values, they replace the values in `expected`.
+    Three values of `expected` may be wrong: the eps of the norms, the base of the rotary embedding, and the width of
+    the feed-forward layers. If the file or its config.json states these values, they replace the values in `expected`.
 
     Args:
         path: the file or folder.

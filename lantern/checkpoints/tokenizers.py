@@ -20,7 +20,7 @@ _PREFIXES = ("model.vqmodel.", "vqmodel.")  # of the names of a tokenizer's tens
 
 
 class _Sizes(TypedDict):
-    """Config values that the configs of VQ-16 and of Emu3's image tokenizer have in common, by field name."""
+    """The config values that VQ-16 and Emu3's image tokenizer have in common, by field name."""
 
     grid: int
     codebook_size: int

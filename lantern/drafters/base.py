@@ -30,8 +30,8 @@ class Drafter(Generic[State]):
 
     Attributes:
         tree: the static tree, or the options of the dynamic one.
-        max_depth: length of the longest path of drafts. 0 if only the root is proposed. A step emits at most one token
-            more.
+        max_depth: number of drafts on the longest path. 0 if only the root is proposed. A step emits at most
+            `max_depth` + 1 tokens.
         noise_streams: names of the streams of random numbers that the drafter reads, in addition to the stream
             "target".
         keeps_probs: whether proposals hold the distributions `draft_probs` even if the verifier does not need them.

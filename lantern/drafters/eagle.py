@@ -317,11 +317,11 @@ class EagleDrafter(Drafter[EagleState]):
     def _select(
         self, root: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor, parents: torch.Tensor
     ) -> Proposal:
-        """Return a tree of the candidates that have the most probable paths.
+        """Return the tree of the candidates that have the most probable paths.
 
-        Its nodes are in the order in which the candidates were found. The score of a candidate is the log-probability
-        of its path. It never exceeds the score of its parent, and the parent is found first. Candidates are ranked by a
-        stable sort of the scores. Every parent is therefore kept if one of its children is.
+        The nodes are in the order in which the candidates were found, so that parents come before their children. The
+        parent of every kept candidate is kept, too: its path is at least as probable, and of equally probable
+        candidates the earlier one is preferred.
 
         Args:
             root: last emitted token of each image, int64 (batch, 1).
@@ -421,13 +421,13 @@ class _LevelRun:
 class _LevelPlan:
     """The indices that are needed to draft the children of one level of a static tree.
 
-    A level holds the inner nodes of one depth, which are the nodes that have children.
+    A level holds the inner nodes of one depth, which are the nodes that have children. The draft model drafts `width`
+    tokens for each of them, although a node may have fewer children. For example, if two nodes have two children and
+    one child, then `width` is 2 and `drafted` is [0, 1, 2].
 
     Attributes:
         width: largest number of children of a node of the level.
-        drafted: indices that select the children's tokens, int64 (children of the level,). `width` tokens are drafted
-            for each node of the level, but a node may have fewer children. Entry i is the index of child i's token
-            among all drafted tokens.
+        drafted: index of each child's token among all drafted tokens of the level, int64 (children of the level,).
         run: pass of the draft model over the level. None for the root, which the first pass of the step has already
             processed.
     """

@@ -1,9 +1,11 @@
 """Hybrid drafts in one static tree: Jacobi drafts, which a draft model improves near the root.
 
-`lantern.drafters.jacobi_tree` ranks drafts by a mixture of the pool's results, which the target computed in earlier
-steps. At the first depths of the tree, the mixture has one more result: the best codes of a draft model, which uses the
-target's noise and the drafts on the path from the root. The draft model knows the last emitted tokens. The pool also
-knows later positions. The two therefore err at different positions.
+`lantern.drafters.jacobi_tree` ranks drafts by the target's results of earlier steps, which it keeps in a *pool*. Near
+the root, the ranking also counts the best codes of a draft model, given the drafts on the path from the root. The draft
+model uses the target's noise.
+
+The two sources complement each other. The pool's results were computed before the last tokens were emitted, but also
+cover distant positions. The draft model has seen the last tokens, but its predictions become worse with each depth.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ NUM_DEPTHS = 3  # depths of the tree whose drafts know the draft model's
 
 
 class HybridTreeDrafter(HybridDrafter):
-    """The drafter that ranks the drafts of one tree by the pool, and at the first depths by a draft model as well.
+    """The drafter that ranks drafts near the root by a draft model and the pool, and all other drafts by the pool.
+
+    The pool holds the target's results of earlier steps, see `lantern.drafters.jacobi_tree`.
 
     Args:
         jacobi: keeps the pool, and drafts the nodes below the first depths.
@@ -67,7 +71,8 @@ class HybridTreeDrafter(HybridDrafter):
     def _children(self, results: Results, parents: torch.Tensor, keys: torch.Tensor, num_siblings: int) -> torch.Tensor:
         """Return the drafts below the parents of one depth, int64 (batch, parents, num_siblings).
 
-        They are the best codes of a mixture of the pool's results and one result of the draft model.
+        They are the most probable codes of a mixture of distributions: one per result of the pool, and one of the draft
+        model.
 
         Args:
             results: the pool's results of the children's position, repeated for every parent, see `Results.at`.

@@ -7,8 +7,9 @@ target samples. The image therefore equals the image of autoregressive decoding,
 draft model is needed.
 
 After a rejection, the drafts that follow were sampled after a wrong token. The *pool* therefore keeps the last results
-of every position: the preceding token, and the best tokens after it. A draft comes from the newest result whose
-preceding token is the current one. If there is none, it comes from the newest result.
+of every position. A *result* is the preceding token and the best tokens after it. For example, position 12 may have the
+results 5 -> 8 (newest) and 3 -> 9. If the token at position 11 is now 3, the draft of position 12 is 9. If it is
+neither 5 nor 3, the draft comes from the newest result and is 8.
 
 Source: predictive sampling (Wiggers and Hoogeboom, ICML 2020, arXiv 2002.09928) fixes the noise of a sample first, so
 that sampling is a deterministic function whose fixed point is the image, and iterates this function on forecasts.
@@ -41,13 +42,16 @@ NUM_KEPT = 6  # results per position in the pool
 
 @dataclass
 class JacobiState:
-    """The state of a Jacobi drafter.
+    """The state of a Jacobi drafter: the pool of results of earlier steps.
+
+    A *result* of a position is what the target computed for it in one step: the preceding token, and the best codes
+    after it.
 
     Attributes:
-        pool: the last results of every position, newest first, int64 (batch, 1 + siblings, tokens + window, kept). A
-            result extends along the second axis: first the preceding token, then the best codes after it, best first.
-            -1 marks a missing code. An empty result has the preceding token -2, which matches no token, and the first
-            token of the image as every code. Positions that are already emitted are not read.
+        pool: the last results of every position, newest first, int64 (batch, 1 + siblings, tokens + window, kept). The
+            second axis holds the parts of a result: first the preceding token, then the best codes after it, best
+            first. -1 marks a missing code. An empty result has the preceding token -2, which matches no token, and the
+            first token of the image as every code. Positions that are already emitted are not read.
         probs: the target's distributions of these results, (batch, tokens + window, kept, vocab), 0 for empty ones.
             None unless the drafter keeps them.
     """
@@ -57,11 +61,11 @@ class JacobiState:
 
 
 class JacobiDrafter(Drafter[JacobiState]):
-    """The drafter whose drafts are the target's samples of earlier steps.
+    """The drafter whose drafts are the target's samples of earlier steps, which are kept in a pool.
 
-    The child of rank r is the r-th best code of one result in the pool. This is the newest result of the child's
-    position whose preceding token equals the newest draft of the parent's position. If there is no such result, it is
-    the newest result of the child's position.
+    The pool has several results for every position. A *result* is a preceding token and the best codes after it. All
+    children of a node come from one result: the child of rank r is its r-th best code. This is the newest result whose
+    preceding token equals the newest draft of the node's position, or else the newest result.
 
     Args:
         tree: the static tree. Its depth is the window, the number of positions that are drafted in a step.
@@ -116,8 +120,8 @@ class JacobiDrafter(Drafter[JacobiState]):
     def propose(self, state: JacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         """Return the drafts of the positions after the root. The arguments are those of `Drafter.propose`.
 
-        All drafts are looked up at once. For every node, the preceding tokens of the results of its position are
-        compared with the newest draft of the parent's position.
+        All drafts are looked up at once, before the parents have tokens. The newest draft of the parent's position is
+        therefore compared with the preceding tokens of the results, in place of the parent's token.
         """
         index = lengths[:, None] * self.num_kept + self._read.flatten()
         left, drafts = state.pool.flatten(1).gather(1, index).view(-1, *self._read.shape).unbind(1)
@@ -134,7 +138,8 @@ class JacobiDrafter(Drafter[JacobiState]):
     def _draft_probs(self, probs: torch.Tensor, newest: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Return the distributions that the children of inner nodes were sampled from, (batch, inner, vocab).
 
-        All siblings come from the same result of the pool.
+        All siblings come from the same result of the pool, that is, from one distribution of the target in an earlier
+        step.
 
         Args:
             probs: `JacobiState.probs`.
@@ -146,10 +151,11 @@ class JacobiDrafter(Drafter[JacobiState]):
         return pick_rows(probs.flatten(1, 2), (lengths[:, None] + ahead) * self.num_kept + rows)
 
     def observe(self, state: JacobiState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Put the results of all nodes into the pool. The arguments are those of `Drafter.observe`.
+        """Put the target's best codes after each node into the pool. The arguments are those of `Drafter.observe`.
 
-        The result of a node belongs to the position after it. Positions that no node predicts get the codes of the
-        first node of the deepest level in place of the codes of their newest result.
+        A node's token and the best codes after it are a *result*, which belongs to the position after the node.
+        Positions beyond the tree have no new result. Since the last position of the tree is the nearest guess for them,
+        the codes of their newest result are replaced by the codes at the first node of the deepest level.
         """
         num_nodes = self.tree.num_nodes  # a hybrid tree has more nodes
         tokens = outcome.proposal.tokens[:, :num_nodes, None]
@@ -182,12 +188,13 @@ class JacobiDrafter(Drafter[JacobiState]):
 def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int) -> torch.Tensor:
     """Return the indices that select the results of one image's pool after a step, int64 (n,).
 
-    The positions are those that a step changes: from the next token to twice the depth of the tree after it. The
-    indices point into a list of the results of all nodes, followed by the old results of these positions.
+    The indices point into a list: the results of all nodes of the tree, then the old results of the positions that
+    change. These are the positions from the next token to twice the depth of the tree after it. A position gets two
+    kinds of results:
 
-    A position first gets the results of the nodes that predict it, then its newest old results. A position that no node
-    predicts keeps its preceding tokens. The codes of its newest result are replaced by the codes of the first node of
-    the deepest level.
+    - A position that nodes predict gets the results of these nodes, then its newest old results.
+    - A position beyond the tree keeps its results. Only the codes of the newest one are replaced, by the codes at the
+      first node of the deepest level.
 
     Args:
         tree: the static tree.
@@ -231,8 +238,8 @@ class HybridDrafter(Drafter[HybridState]):
 
     Args:
         jacobi: fills the nodes of the first tree.
-        eagle: fills the nodes of the second tree. Its `most_pending` must be large enough for the longer of the two
-            paths.
+        eagle: fills the nodes of the second tree. Its `most_pending` must be at least 1 plus the depth of the deeper
+            tree, since a step may emit this number of tokens.
         tree: both trees below one root.
     """
 

@@ -44,10 +44,12 @@ DRAFTED = 4 * (OLDEST + 1)  # kind of a draft model's result
 
 @dataclass(frozen=True)
 class PoolMixture:
-    """The coefficients that decide how the results of a position are mixed. For the terms see the module.
+    """The coefficients that decide how much each result of earlier steps counts for a draft.
 
-    `weight`, `sharpness` and `other` are coefficients of three linear functions of a result. Their inputs are, in this
-    order:
+    A *result* is a preceding token and the target's best codes after it, each with its *key*: log-probability plus
+    noise. Results are more reliable if they are new, and if their preceding token is the token of the draft's parent.
+    `weight`, `sharpness` and `other` are the coefficients of three linear functions of a result. The inputs of each
+    function are, in this order:
 
     1. 1 if the preceding token equals the parent's token, else 0
     2. 1 if the result is from the previous step, else 0
@@ -58,12 +60,12 @@ class PoolMixture:
     Source: maximum likelihood on images of training captions (benchmarks/jacobi_trees.py).
 
     Attributes:
-        weight: coefficients of a logit. The softmax over all results of a position gives their weights.
-        sharpness: coefficients of the logarithm of a factor. The codes of the result have the logits key times factor.
-        other: coefficients of one more logit, for all codes that the result does not hold. The softmax over all these
-            logits is the distribution of the result.
-        drafted: values for a result of a draft model: the logit of its weight, the logarithm of the factor, and the
-            logit of all other codes.
+        weight: coefficients of a logit. The softmax of these logits over all results of a position gives their weights.
+        sharpness: coefficients of the logarithm of a factor f. A code of the result has the logit f times its key.
+        other: coefficients of one more logit, which represents all codes that the result does not hold. The softmax
+            over the logits of the codes and this logit is the distribution of the result.
+        drafted: values for a result of a draft model: the logit of its weight, the logarithm of f, and the logit of all
+            other codes.
     """
 
     weight: tuple[float, ...] = (2.49, 0.84, 0.52, -4.56)
@@ -75,9 +77,11 @@ class PoolMixture:
         """Return three values for every kind of result, float32 (kinds, 3).
 
         They are the logit of the weight, the factor of the keys, and the logit of all codes that the result does not
-        hold. The kind of a result is its age (at most OLDEST). OLDEST + 1 is added if it is the newest of its position,
-        and 2 (OLDEST + 1) if its preceding token equals the parent's token. DRAFTED, the last kind, is a draft model's
-        result.
+        hold.
+
+        The number of a kind is the age of the result in steps, at most OLDEST. To this are added OLDEST + 1 if the
+        result is the newest of its position, and 2 (OLDEST + 1) if its preceding token equals the parent's token.
+        DRAFTED, the last kind, is a draft model's result.
         """
         age = torch.arange(OLDEST + 1)
         fits, is_newest = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]]).repeat_interleave(OLDEST + 1, dim=0).unbind(1)
@@ -91,14 +95,14 @@ class PoolMixture:
 
 @dataclass
 class JacobiTreeState:
-    """The state of a `JacobiTreeDrafter`: the pool of results.
+    """The state of a `JacobiTreeDrafter`: the pool of results of earlier steps.
 
     Attributes:
         tokens: the last results of every position, newest first, int64 (batch, positions, NUM_RESULTS, 1 + codes). A
             result is the preceding token, then the best codes after it, best first. -1 marks a missing code. An empty
             result has the preceding token -2, which matches no token.
-        keys: numbers of the same results, float32, shaped like `tokens`. The first is the number of the step that the
-            result is from. Then follow the keys of the codes, minus the best code's key.
+        keys: values of the same results, float32, shaped like `tokens`. The first value is the number of the step that
+            the result is from. Then follow the keys of the codes, minus the best code's key.
         num_steps: number of steps that each image has had so far, float32 (batch,).
     """
 
@@ -109,16 +113,17 @@ class JacobiTreeState:
 
 @dataclass
 class Results:
-    """The pool's results for the positions after the root, NUM_RESULTS for each position.
+    """The pool's results for the drafted positions, NUM_RESULTS for each position.
 
-    All nodes of one depth of the tree are drafts of the same position. The axis `depths` begins with depth 1.
+    A *result* is a preceding token and the target's best codes after it, from an earlier step. All nodes of one depth
+    of the tree are drafts of the same position. The axis `depths` begins with depth 1.
 
     Attributes:
         left: preceding token of each result, int64 (batch, depths, NUM_RESULTS).
-        ages: kind that each result has after a parent whose token is not the preceding one, shaped like `left`. For
-            kinds see `PoolMixture.table`.
+        ages: kind of each result as far as it does not depend on the parent, shaped like `left`. It combines the age
+            and whether the result is the newest, see `PoolMixture.table`.
         codes: best codes after the preceding token, best first, int64 (batch, depths, NUM_RESULTS, codes).
-        keys: keys of the codes, minus the best code's key, shaped like `codes`.
+        keys: keys of the codes (log-probability plus noise), minus the best code's key, shaped like `codes`.
     """
 
     left: torch.Tensor
@@ -131,7 +136,7 @@ class Results:
         return Results(*(part[:, num_depths:] for part in (self.left, self.ages, self.codes, self.keys)))
 
     def at(self, depth: int, num_parents: int) -> Results:
-        """Return the results of one position, repeated for every parent.
+        """Return the pool's results of one position, repeated for every parent.
 
         Args:
             depth: index on the axis `depths`, which is the depth of the parents.
@@ -146,7 +151,8 @@ class Results:
     def kinds(self, parents: torch.Tensor) -> torch.Tensor:
         """Return the kind that each result has after each parent, int64 (batch, depths, inner, NUM_RESULTS).
 
-        The kind depends on the parent, since it states whether the preceding token equals the parent's token.
+        The kind states how reliable a result is. It combines the age of the result, whether it is the newest, and
+        whether its preceding token equals the parent's token, see `PoolMixture.table`.
 
         Args:
             parents: tokens of the parents, int64 (batch, depths, inner), with inner parents for each position.
@@ -156,13 +162,17 @@ class Results:
 
 
 class JacobiTreeDrafter(Drafter[JacobiTreeState]):
-    """The drafter of trees that ranks drafts by all results of their position in the pool.
+    """The drafter of trees that ranks drafts by all that the target computed for their position in earlier steps.
+
+    Each earlier step gave a *result* per position: the preceding token, and the target's best codes after it. The
+    results are kept in a pool. Together they rank the drafts better than the newest one does.
 
     Args:
         tree: the static tree. Its depth is the number of positions that are drafted in a step.
         config: sizes of the target.
         mixture: coefficients of the mixture of results. None for the default ones.
-        num_given: number of depths of the tree, from depth 1 on, whose drafts the caller of `extend` supplies.
+        num_given: number of depths of the tree, from depth 1 on, whose drafts the caller of `extend` supplies. 0 if all
+            drafts come from the pool.
     """
 
     tree: StaticTree
@@ -191,7 +201,7 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         self.num_siblings = int(tree.ranks.max()) + 1
 
     def use(self, mixture: PoolMixture) -> None:
-        """Replace the coefficients of the mixture."""
+        """Replace the coefficients by which the drafter weights the results of earlier steps."""
         self._table = mixture.table().to(self.tree.parents.device)
 
     @classmethod
@@ -232,11 +242,10 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return self.extend(self.recall(state, lengths), root, lengths)
 
     def extend(self, results: Results, given: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return the tree with the tokens in `given`, and with drafts from the pool at all other nodes.
+        """Complete a tree whose first depths are given. The drafts of all later depths come from the pool.
 
-        All drafts are chosen at once, so that most parents are still without a token. The token of such a parent is
-        assumed to be a code of the newest result of its position: the code whose rank is the parent's rank among its
-        siblings.
+        All drafts are chosen at once, before most parents have a token. In place of its token, a parent counts as a
+        code of the newest result of its position: the r-th best code if the parent is the r-th of its siblings.
 
         Args:
             results: results of the positions after the root.
@@ -267,15 +276,18 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return Results(tokens[..., 0], ages + self._newest, tokens[..., 1:], keys[..., 1:])
 
     def mix(self, kinds: torch.Tensor, codes: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mix the distributions of the results of each position, separately for every parent.
+        """Compute how probable each code is according to each result of earlier steps, for every parent.
 
-        Each code of each result is a *candidate*. Its *share* is the weight of the result times the probability of the
-        code in the result. If several results hold the same code, there are several candidates with this code.
+        A *result* is a preceding token and the target's best codes after it. It has a weight and a distribution over
+        codes, which depend on its kind. Each code of each result is a *candidate*. Its *share* is the weight of the
+        result times the probability of the code in the result. For example, if a result has weight 0.6 and gives code 7
+        the probability 0.5, the share is 0.3. If several results hold the same code, there are several candidates with
+        this code.
 
         Args:
-            kinds: kind of each result after each parent, int64 (batch, depths, inner, results).
+            kinds: kind of each result after each parent, from `Results.kinds`, int64 (batch, depths, inner, results).
             codes: codes of the results, int64 (batch, depths, results, codes).
-            keys: keys of the codes, minus the best code's key, shaped like `codes`.
+            keys: keys of the codes (log-probability plus noise), minus the best code's key, shaped like `codes`.
 
         Returns:
             Two tensors: the codes of the candidates, int64 (batch, depths, candidates), and their shares, (batch,
@@ -287,14 +299,18 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return codes.flatten(2), shares.flatten(3)
 
     def choose(self, codes: torch.Tensor, shares: torch.Tensor, num_siblings: int) -> torch.Tensor:
-        """Return the codes with the highest scores after every parent, int64 (batch, depths, inner, num_siblings).
+        """Choose the drafts below every parent: the codes that are most probable in the mixture of results.
 
-        The score of a code is the sum of the shares of all candidates with this code. -1 marks a missing code.
+        A *candidate* is a code of one result, and its *share* is its probability in the mixture, see `mix`. The
+        probability of a code is the sum of the shares of all candidates with this code.
 
         Args:
             codes: codes of the candidates, from `mix`.
             shares: shares of the candidates, from `mix`.
             num_siblings: number of codes to return for each parent.
+
+        Returns:
+            int64 (batch, depths, inner, num_siblings), best first. -1 marks a missing code.
         """
         is_equal = codes[:, :, :, None] == codes[:, :, None, :]
         scores = shares @ is_equal.to(shares.dtype)
@@ -305,10 +321,11 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return tokens.masked_fill(best.values < 0, -1)
 
     def observe(self, state: JacobiTreeState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Put the results of all nodes into the pool, see `Drafter.observe`.
+        """Put the target's best codes after each node into the pool, see `Drafter.observe`.
 
-        The result of a node belongs to the position after it. Positions that no node predicts get the result of
-        the first node of the deepest level instead of their newest one.
+        A node's token and the best codes after it are a *result*, which belongs to the position after the node.
+        Positions beyond the tree have no new result. Since the last position of the tree is the nearest guess for them,
+        their newest result is replaced by the result of the first node of the deepest level.
         """
         num_nodes = self.tree.num_nodes  # a hybrid tree has more nodes
         codes, keys = result_codes(outcome.scores.keys[:, :num_nodes], self.num_codes)
@@ -372,13 +389,17 @@ def _pick(kept: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def _renewed_results(tree: StaticTree) -> torch.Tensor:
-    """Return the indices that select the results of the pool after a step, int64 (positions * NUM_RESULTS,).
+    """Return the indices that select the results of one image's pool after a step, int64 (positions * NUM_RESULTS,).
 
-    The positions are those that a step changes: from the next token to twice the depth of the tree after it. The
-    indices point into a list of the results of all nodes, followed by the old results of these positions.
+    The indices point into a list: the results of all nodes of the tree, then the old results of the positions that
+    change. These are the positions from the next token to twice the depth of the tree after it.
 
-    A position first gets the results of the nodes that predict it, then its newest old results. A position that no node
-    predicts gets the result of the first node of the deepest level instead of its newest result.
+    - A position that nodes predict gets the results of these nodes, then its newest old results.
+    - A position beyond the tree keeps its results, except the newest one. That is replaced by the result of the first
+      node of the deepest level.
+
+    Args:
+        tree: the static tree.
     """
     depths = tree.depths[0].tolist()
     renewed = []
@@ -394,7 +415,7 @@ def _renewed_results(tree: StaticTree) -> torch.Tensor:
 
 
 def _layout(tree: StaticTree, num_codes: int, num_given: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the indices with which `JacobiTreeDrafter.extend` finds the tokens of parents and the drafts of nodes.
+    """Return the indices by which `JacobiTreeDrafter.extend` finds the tokens of parents and the drafts of nodes.
 
     Args:
         tree: the tree.
@@ -402,10 +423,9 @@ def _layout(tree: StaticTree, num_codes: int, num_given: int) -> tuple[torch.Ten
         num_given: number of depths of the tree, from depth 1 on, whose drafts are given.
 
     Returns:
-        Two tensors. The first is about the parents of drafted nodes, int64 (depths, inner). It holds the index of each
-        parent's token in a list. The list consists of the given tokens, then the codes of the newest result of each
-        position. Depths with fewer than `inner` parents are padded with 0. The second tensor is about the drafted
-        nodes, int64 (drafted nodes,). It holds the index of each node's draft in the flattened result of `choose`.
+        Two int64 tensors. The first, (depths, inner), holds the index of each parent's token in a list: the given
+        tokens, then the codes of the newest result of each position. Depths with fewer than `inner` parents are padded
+        with 0. The second, (drafted nodes,), holds the index of each node's draft in the flattened result of `choose`.
     """
     depths, ranks, of_nodes = (part[0].tolist() for part in (tree.depths, tree.ranks, tree.parents))
     num_nodes_given = sum(depth <= num_given for depth in depths)

@@ -30,8 +30,9 @@ from lantern.tree_shapes import MAX_SIBLINGS, tree_choices
 class ChainNoise:
     """Noise for a batch in which every row is a chain of drafts, and several chains belong to one image.
 
-    Its values are read from the noise of the images. A position of an image has several random numbers, and a *slot* is
-    the index of one of them. Each chain of an image reads separate slots.
+    The values are those of the image's noise. A position of an image has several random numbers, which are numbered by
+    *slots*. Each chain of an image reads separate slots. With 12 slots per chain, for example, the second chain reads
+    the slots 12 to 23.
 
     Attributes:
         noise: random numbers of the images, from which new drafts are sampled.
@@ -49,7 +50,7 @@ class ChainNoise:
         Args:
             stream: name of the stream.
             positions: image positions, int64 (chains, n), with the chains of all images in order.
-            slots: index of the value among those that a chain may read, int64 (1, n).
+            slots: slot of each value, counted from the first slot of the chain, int64 (1, n).
         """
         image_positions, image_slots = self._of_images(positions, slots)
         return self.noise.fresh(stream, image_positions, image_slots).view_as(positions)
@@ -61,7 +62,7 @@ class ChainNoise:
             stream: name of the stream.
             probs: distributions, (chains, n, vocab).
             positions: image positions, int64 (chains, n), with the chains of all images in order.
-            slots: index of the value among those that a chain may read, int64 (1, n).
+            slots: slot of each random number, counted from the first slot of the chain, int64 (1, n).
         """
         image_positions, image_slots = self._of_images(positions, slots)
         image_probs = probs.view(*image_positions.shape, -1)
@@ -105,8 +106,8 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
         """Make the drafter of a method, see `Drafter.make`.
 
-        At temperature 0 the result is a Jacobi drafter with the same tree. It drafts the same tokens as this class
-        would: those that were most probable in the previous step.
+        At temperature 0 the result is a Jacobi drafter with the same tree. It drafts the tokens that were most probable
+        in the previous step, as this class would.
         """
         tree = static_tree(spec.static_choices, models.target.device)
         if sampling.is_greedy:
@@ -131,9 +132,9 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
     def propose(self, state: SpeculativeJacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         """Return the drafts of all chains, see `Drafter.propose`.
 
-        In this proposal `draft_probs` has one distribution per draft, (batch, nodes - 1, vocab), since the root's
-        children are sampled from different distributions. In proposals of other drafters, all children of a node are
-        sampled from the same distribution. There `draft_probs` has one distribution per node with children.
+        In this proposal `draft_probs` has one distribution per draft, (batch, nodes - 1, vocab). In proposals of other
+        drafters it has one distribution per node with children, because all children of a node are sampled from the
+        same distribution. Here the root's children are sampled from different ones.
         """
         chains = self.chain.propose(state, self._repeat(root), self._repeat(lengths))
         assert chains.draft_probs is not None

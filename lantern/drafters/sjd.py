@@ -5,10 +5,9 @@ The *window* is a fixed number of positions after the last emitted token. Every 
 position in the previous step, given the drafts of that step. Since it is known, the draft can be verified by rejection
 sampling, like a draft of a draft model.
 
-The decoding is exact. The noise that verifies a draft depends only on the position. It is independent of the noise that
-samples the draft, which depends on the position and, except with the coupling "gumbel", on the step. Given all tokens
-on which the target's distribution depends, a draft therefore follows its draft distribution. Hence the emitted tokens
-follow the target's distribution.
+The decoding is exact: the emitted tokens follow the target's distribution. The reason is that the noise that verifies a
+draft is independent of the noise that sampled it. A draft therefore follows its draft distribution, whatever tokens
+were emitted before its position.
 
 Sources: speculative Jacobi decoding, SJD (arXiv 2410.01699; tyshiwo1/Accelerating-T2I-AR-with-SJD@b389cfb); speculative
 coupled decoding, SCD or MC-SJD (arXiv 2510.24211; junhyukso/SCD@7322379); SJD++ (arXiv 2512.07503), as in
@@ -167,12 +166,11 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
     def _begin(self, state: SpeculativeJacobiState, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a random first draft for each position, and the distributions of these drafts.
 
-        The window consists of the positions that are drafted, from the one after the last emitted token on. At the end
-        of a line the line-end token is drafted, since the target allows no other token there.
+        At the end of a line, the line-end token is drafted, since the target allows no other token there.
 
         Args:
             state: the state of the drafter.
-            positions: image positions of the window, int64 (batch, window).
+            positions: image positions of the window, which are the positions that are drafted, int64 (batch, window).
 
         Returns:
             Two tensors. The first holds the drafts, int64 (batch, window). The second holds their draft distributions,

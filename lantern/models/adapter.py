@@ -1,6 +1,6 @@
-"""Targets whose layers are those of a transformers model.
+"""Targets that run the layers of a transformers model.
 
-The model's code is not patched. The key/value cache, draft trees, guidance and noise are Lantern's.
+The code of the model is not changed. Lantern supplies the key/value cache, draft trees, guidance and noise.
 """
 
 from __future__ import annotations
@@ -99,26 +99,26 @@ class TransformersTarget(Target):
         return self.config.head_width == 0
 
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Implement `Target.read_logits`."""
+        """Compute the logits of hidden states, see `Target.read_logits`."""
         return self.head(hidden.float())
 
     def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
-        """Implement `Target.embed_prompts`."""
+        """Embed the ids of prompts, see `Target.embed_prompts`."""
         return self.layers.get_input_embeddings()(features)
 
     def null_prompt(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Implement `Target.null_prompt`."""
+        """Return the negative prompts if they are set, or else the null prompts, see `Target.null_prompt`."""
         return super().null_prompt(mask) if self.negative is None else self.negative
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
-        """Implement `Target.cache_shape`."""
+        """Sizes of a key/value cache, see `Target.cache_shape`."""
         text = self.layers.config
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         return text.num_hidden_layers, text.num_key_value_heads, head_dim
 
     def forward(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """Implement `Target.forward`."""
+        """Compute the hidden states of whole images, see `Target.forward`."""
         x = torch.cat([self.embed_prompts(features), self.token_embedding(codes)], dim=1)
         rows = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
         return self._call(x, rows, prefix_mask(mask, x.shape[1], x.dtype), None)
@@ -126,7 +126,7 @@ class TransformersTarget(Target):
     def run_nodes(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """Implement `Target.run_nodes`."""
+        """Run the layers on the embeddings of new tokens, see `Target.run_nodes`."""
         rows = rotary_positions.repeat(len(x) // len(rotary_positions), 1)
         return self._call(x, rows, mask, _Slots(cache, slots)).view(-1, *slots.shape, x.shape[2])
 

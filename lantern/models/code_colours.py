@@ -1,4 +1,4 @@
-"""Coloured squares in place of images, for codes that only another program can decode."""
+"""Images of coloured squares, one square per code, for tokenizers whose image decoder Lantern does not have."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ class CodeColoursConfig:
 
 
 class CodeColours(StoredModel):
-    """A codebook that decodes each code to a square of one colour. It has the interface of `VQ16`.
+    """An image tokenizer that shows each code as a square of one colour. It has the interface of `VQ16`.
 
-    The result does not show what the prompt describes. Red, green and blue are the codebook's three principal
-    directions, so that similar codes have similar colours.
+    It serves models whose codes only another program can decode to an image. The squares do not show what the prompt
+    describes. Red, green and blue are the codebook's three principal directions, so that similar codes have similar
+    colours.
 
     Args:
         config: the sizes.

@@ -46,14 +46,14 @@ def pick(cls: type[T], settings: Mapping[str, object], **more: object) -> T:
 
 
 def shape_fields(shape: tuple[int, int], small_shape: tuple[int, int] = (0, 0)) -> dict[str, int]:
-    """Return the fields of a `TargetConfig` that state the height and width of images, by name.
+    """Return the fields of a `TargetConfig` that state the height and width of images, as a dict.
 
-    For a square image the field `columns` is 0, which means the same number as `grid`. Older versions of Lantern had no
-    such field, so a square still has the same config as in their files.
+    For a square image, the field `columns` is 0, which means the value of `grid`. For example, 8 lines of 12 codes give
+    {"grid": 8, "columns": 12}, and 8 lines of 8 codes give {"grid": 8, "columns": 0}.
 
     Args:
         shape: height and width of an image, in codes.
-        small_shape: height and width of the smaller image whose tokens come first. (0, 0) if there is none.
+        small_shape: height and width of the smaller image that some models generate first. (0, 0) if there is none.
     """
     (height, width), (small_height, small_width) = shape, small_shape
     return {
@@ -65,7 +65,7 @@ def shape_fields(shape: tuple[int, int], small_shape: tuple[int, int] = (0, 0)) 
 
 
 class CommonSizes:
-    """Properties of both target and draft model that follow from their sizes."""
+    """Base class of the configs of targets and draft models, with properties that follow from their sizes."""
 
     dim: int
     num_heads: int
@@ -99,7 +99,7 @@ class CommonSizes:
 
     @property
     def small_shape(self) -> tuple[int, int]:
-        """Height and width, in codes, of the smaller image whose tokens come first. (0, 0) if there is none."""
+        """Height and width, in codes, of the smaller image that some models generate first. (0, 0) if there is none."""
         return self.small_grid, self.small_columns or self.small_grid
 
     @property
@@ -114,7 +114,7 @@ class CommonSizes:
 
     @property
     def num_image_tokens(self) -> int:
-        """Number of tokens of an image."""
+        """Number of tokens of an image, including line ends and the smaller image that some models generate first."""
         small_height, small_width = self.small_shape
         return small_height * small_width + self.grid * self.line_width
 
@@ -127,13 +127,13 @@ class CommonSizes:
         return self.image_codes(tokens).unflatten(-1, self.shape)
 
     def image_codes(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Remove line ends and the smaller first image, if any, from the tokens of images.
+        """Return the codes of the images themselves: the tokens without line ends and without the smaller first image.
 
         Args:
             tokens: tokens of images, (..., num_image_tokens).
 
         Returns:
-            The codes of the image, (..., codes).
+            (..., codes).
         """
         lines = tokens[..., -self.grid * self.line_width :].unflatten(-1, self.lines)
         return lines[..., : self.columns or self.grid].flatten(-2)
@@ -164,7 +164,7 @@ class TargetConfig(CommonSizes):
         num_text_tokens: number of prompt positions.
         caption_dim: channels of a caption feature. A caption has one feature per word or token.
         ffn_multiple: the width of the feed-forward network is rounded up to a multiple of this number.
-        norm_eps: number that norms add to the mean square.
+        norm_eps: small number that an RMS norm adds to the mean square, so that it never divides by 0.
         rope_base: base of the rotary table.
         num_prompt_ids: number of rows of the embedding of prompt ids. 0 if prompts are caption features.
         null_ids: ids of the null prompt, which is padded on the left. Empty if prompts are caption features.
@@ -177,9 +177,9 @@ class TargetConfig(CommonSizes):
         has_qk_norm: whether queries and keys of each head are normalised.
         has_mlp_head: whether the head has a hidden layer.
         columns: number of codes per line if the image is not a square. 0 for `grid`.
-        line_end: id of the token that ends every line of codes, in the vocabulary of the prompts. As a sampled token it
-            is number `vocab_size` - 1. None if there is no such token.
-        small_grid: number of lines of a smaller image whose tokens come first. 0 for none.
+        line_end: id of the token that ends every line of codes, in the vocabulary of the prompts. Among the sampled
+            tokens it has the number `vocab_size` - 1. None if there is no such token.
+        small_grid: number of lines of the smaller image that some models generate first. 0 for none.
         small_columns: number of codes per line of the smaller image if it is not a square. 0 for `small_grid`.
     """
 
@@ -267,9 +267,13 @@ def target_parameters(config: TargetConfig) -> int:
     """Return the number of parameters of a target.
 
     Let d be the width, V the vocabulary, t the number of prompt positions, and c the channels of caption features. The
-    number is the sum of the layers, the code embedding (V d), the head, the last norm (d), and the prompt embedding.
-    The prompt embedding has i d parameters for i prompt ids. For caption features it has d^2 + (d + t) c, including the
-    null caption.
+    result is the sum of these numbers:
+
+    - the layers, see `_layer_parameters`
+    - the code embedding, V d
+    - the head, see `head_parameters`
+    - the last norm, d
+    - the prompt embedding: i d for i prompt ids, or d^2 + (d + t) c for caption features, including the null caption
     """
     c = config
     prompt = c.num_prompt_ids * c.dim or (c.dim + c.num_text_tokens) * c.caption_dim + c.dim**2
@@ -287,8 +291,11 @@ def head_parameters(config: TargetConfig) -> int:
 def draft_parameters(config: DraftConfig) -> int:
     """Return the number of parameters of a draft model.
 
-    Let d be the width. The embeddings of V tokens and i prompt ids have (V + i) d parameters. The linear map of
-    embedding and hidden state has 2 d^2 + d parameters. Those of the transformer layer are added.
+    Let d be the width. The result is the sum of these numbers:
+
+    - the embeddings of V tokens and i prompt ids, (V + i) d
+    - the linear map of embedding and hidden state, 2 d^2 + d
+    - the transformer layer, see `_layer_parameters`
     """
     c = config
     return (c.vocab_size + c.num_embedded_ids + 2 * c.dim + 1) * c.dim + _layer_parameters(c, 1 + c.has_attention_norm)

@@ -18,9 +18,10 @@ from lantern.models.transformer import DecodingLayer, Layer, gather_rotary, grou
 
 
 class DraftModel(StoredModel):
-    """A linear map `fc` of token embedding and hidden state, then one decoder layer without input norm.
+    """The draft model of EAGLE.
 
-    The inputs of `fc` are concatenated. The map is stored in two parts, `from_token` with the bias, and `from_hidden`.
+    It consists of a linear map `fc` of token embedding and hidden state, and one decoder layer without input norm. The
+    two inputs of `fc` are concatenated. The map is stored in two parts, `from_token` with the bias, and `from_hidden`.
     The head of the target computes logits from the output.
 
     Args:
@@ -78,23 +79,20 @@ class DraftModel(StoredModel):
         return draft.to(target.device)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Embed tokens, and apply the part of the linear map `fc` that reads token embeddings.
+        """Return the part of the output of `fc` that depends on the tokens, (..., dim).
 
-        `fc` maps the concatenation of token embedding and hidden state. The caller adds the result of the other part,
-        `from_hidden`, to get the output of `fc`.
+        `fc` is a linear map of token embedding and hidden state. The other part is `from_hidden` of the hidden state,
+        and the caller adds it.
 
         Args:
             tokens: image tokens, int64 (...).
-
-        Returns:
-            (..., dim).
         """
         if self.token_table is not None:
             return F.embedding(tokens, self.token_table)
         return self.from_token(self.token_embedding(tokens))
 
     def forward(self, tokens: torch.Tensor, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Run a teacher-forced pass over whole images.
+        """Predict the target's next hidden states at all positions of whole images (teacher forcing).
 
         Args:
             tokens: the token that follows each hidden state, int64 (sequences, n). 0 at the first num_text_tokens - 1
@@ -110,11 +108,12 @@ class DraftModel(StoredModel):
     def prefill(
         self, hidden: torch.Tensor, mask: torch.Tensor, num_slots: int, ids: torch.Tensor | None = None
     ) -> KVCache:
-        """Run the prompts of a batch and return the cache, with which `extend` continues.
+        """Run the prompts of a batch and return their key/value cache, with which `extend` continues.
 
         Args:
-            hidden: hidden states of the target at all prompt positions except the last,
-                (branches, batch, num_text_tokens - 1, dim). The last one enters a later pass, with image token 0.
+            hidden: hidden states of the target at all prompt positions except the last, (branches, batch,
+                num_text_tokens - 1, dim). The last one enters a later pass, with image token 0. branches = 1, or 2 with
+                classifier-free guidance.
             mask: True for prompt tokens, at the positions of `hidden`, bool (branches, batch, num_text_tokens - 1).
             num_slots: number of slots of the cache per image.
             ids: for each hidden state, the prompt id at the next position, int64, shaped like `mask`. Read only if

@@ -54,7 +54,7 @@ class PromptForm:
 
     @property
     def states_size(self) -> bool:
-        """True if a prompt states the height of its image."""
+        """True if the text of a prompt contains the height of the image. Each image size then needs other prompts."""
         return any("{height}" in part for part in (*self.start, self.text, *self.end))
 
 
@@ -90,7 +90,7 @@ class Family:
         take_apart: function that returns the `Parts` of a model. Its arguments are the model, and the id of the line
             end or None.
         target: fields of a `TargetConfig` that all models of the family share, by name.
-        uses_grid_rope: whether the rotary embedding rotates by time, row and column.
+        uses_grid_rope: whether the rotary embedding rotates channels by three numbers per token: time, row and column.
     """
 
     model_class: str
@@ -142,7 +142,7 @@ def family_of(model_class: str) -> str:
 
 
 def family_named(name: str | None, model_class: str) -> str:
-    """Return a family by its name, or by the model's class.
+    """Return the name of a family: the given one if it is known, or that of the model's class.
 
     Args:
         name: key of FAMILIES, or None.
@@ -184,7 +184,7 @@ def weight_of(model: nn.Module, name: str) -> torch.Tensor:
 def _words(
     model: PreTrainedModel, layers: PreTrainedModel, name: str, ids: torch.Tensor, ends: tuple[int, ...] = ()
 ) -> Parts:
-    """Return the parts of a language model whose image tokens are in its vocabulary.
+    """Return the parts of a language model whose vocabulary contains the image tokens, next to the words.
 
     Args:
         model: the model.

@@ -42,7 +42,7 @@ class TokenizerConfig:
 
 
 class ImageTokenizer(StoredModel):
-    """A VQ autoencoder with an l2-normalised codebook.
+    """A VQ autoencoder whose code vectors have unit length.
 
     It works at two resolutions. The finer one has 2 * grid positions per side, one for each patch of image_size / (2 *
     grid) pixels. The coarser one has grid positions per side, one for each token.
@@ -125,7 +125,9 @@ class ImageTokenizer(StoredModel):
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Return the nearest codes of images, int64 (images, grid * grid).
+        """Encode images as codes, int64 (images, grid * grid).
+
+        Each position gets the code nearest to the encoder's vector.
 
         Args:
             images: float32 (images, 3, size, size) in [-1, 1].

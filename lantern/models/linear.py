@@ -1,7 +1,7 @@
 """Fast linear maps for decoding.
 
-Each matrix product runs on a kernel that is chosen by its size. Measured times have no influence on the choice, so that
-the same call always gives the same digits.
+The size of a matrix product determines the kernel that computes it. Kernels are not chosen by timing them, since the
+choice could then differ from run to run, and with it the last digits of the result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AddProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class PreparedLinear(nn.Module):
-    """Linear map for inference, which cannot be trained, cast or moved.
+    """A linear map for inference that is faster than `nn.Linear` on a CPU. It cannot be trained, cast or moved.
 
     On a CPU in float32 there are two kernels. The first is `torch.mm` on column-major weights, which it reads up to
     twice as fast as row-major weights. The second is oneDNN's product on weights that are converted once to its packed
@@ -36,7 +36,7 @@ class PreparedLinear(nn.Module):
 
     Args:
         linear: the map to replace.
-        is_view: whether to use the original weights without a copy on a CPU, too.
+        is_view: whether to use the original weights on a CPU, too, without a copy. This is slower but saves memory.
     """
 
     def __init__(self, linear: nn.Linear, is_view: bool = False) -> None:
@@ -67,8 +67,8 @@ class PreparedLinear(nn.Module):
             num_rows: number of rows of the input, which determines the kernel.
 
         Returns:
-            (function that maps x, (num_rows, inputs), to x W^T; function of `total` and x that adds x W^T to `total` in
-                place).
+            Two functions. The first maps x, (num_rows, inputs), to x W^T. The second takes `total` and x, and adds x
+            W^T to `total` in place.
         """
         columns, packed = self.columns, self.packed
         if columns is not None and not self.is_packed(num_rows):

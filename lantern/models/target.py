@@ -147,25 +147,28 @@ class Target(StoredModel):
         return logits.masked_fill(F.embedding(self.config.ends_line(positions).long(), self.forbidden), -torch.inf)
 
     def null_prompt(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the null prompts for guidance, one per prompt.
+        """Return the null prompts for classifier-free guidance, one per prompt.
 
-        There are three kinds. Without `null_ids` in the config, it is the learned null caption with the mask of the
-        prompt. With `null_ids`, it is these ids after masked padding. With `null_filler`, it is as long as the prompt:
-        visible fillers are put between the first and the last of the `null_ids`.
+        There are three kinds, depending on the config:
+
+        - Without `null_ids`, the learned null caption with the mask of the prompt.
+        - With `null_ids`, these ids after masked padding.
+        - With `null_ids` and `null_filler`, a prompt of the same length as the given one: the first of the `null_ids`,
+          then fillers, then the last of the `null_ids`.
 
         Args:
             mask: True for prompt tokens, bool (..., num_text_tokens).
 
         Returns:
             (caption features (..., num_text_tokens, caption_dim) or ids (..., num_text_tokens); their mask, shaped like
-                `mask`).
+            `mask`).
 
         Raises:
             ValueError: the target has no null prompt.
         """
         ids = self.config.null_ids
         if not ids and not hasattr(self, "null_caption"):
-            raise ValueError("this target has no prompt of no caption: set cfg_scale, the guidance, to 1")
+            raise ValueError("this target has no null prompt: set cfg_scale, the guidance, to 1")
         if not ids:
             return self.null_caption.expand(*mask.shape, -1), mask
         if self.config.null_filler is not None:
@@ -191,7 +194,7 @@ class Target(StoredModel):
         return torch.stack([features, null.to(features.dtype)]), torch.stack([mask, null_mask])
 
     def forward(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """Run a teacher-forced pass over whole images.
+        """Compute the hidden states at all positions of whole images, given their tokens (teacher forcing).
 
         Args:
             features: caption features (images, num_text_tokens, caption_dim), or ids, int64 (images, num_text_tokens).
@@ -199,7 +202,7 @@ class Target(StoredModel):
             codes: image tokens, int64 (images, n).
 
         Returns:
-            Hidden states of all positions after the final norm, (images, num_text_tokens + n, dim).
+            Hidden states after the final norm, (images, num_text_tokens + n, dim).
         """
         raise NotImplementedError
 
@@ -218,10 +221,11 @@ class Target(StoredModel):
         return self(both, masks, repeat_rows(codes, len(both)))
 
     def prefill(self, features: torch.Tensor, mask: torch.Tensor, num_slots: int) -> tuple[torch.Tensor, KVCache]:
-        """Run the prompts of a batch and fill a new cache, with which `extend` continues.
+        """Run the prompts of a batch, and store their keys and values in a new cache, with which `extend` continues.
 
         Args:
-            features: caption features or ids, (branches, batch, ...), see `with_null`.
+            features: caption features or ids, (branches, batch, ...), see `with_null`. branches = 1, or 2 with
+                guidance.
             mask: bool (branches, batch, num_text_tokens), True for prompt tokens.
             num_slots: number of slots of the cache per image.
 
@@ -325,11 +329,11 @@ class TargetModel(Target):
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
-        """Implement `Target.cache_shape`."""
+        """Sizes of a key/value cache, see `Target.cache_shape`."""
         return len(self.layers), self.layers[0].num_kv_heads, self.layers[0].head_dim
 
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Implement `Target.read_logits`."""
+        """Compute the logits of hidden states, see `Target.read_logits`."""
         if isinstance(self.head, nn.Linear):  # a prepared head is float32, and so is what it reads
             hidden = hidden.to(self.head.weight.dtype)
         if self.head_in is not None:
@@ -337,13 +341,13 @@ class TargetModel(Target):
         return self.head(hidden).float()
 
     def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
-        """Implement `Target.embed_prompts`."""
+        """Embed prompts, see `Target.embed_prompts`."""
         if self.config.num_prompt_ids:
             return self.prompt_embedding(features)
         return self.caption_out(F.gelu(self.caption_in(features.to(self.dtype)), approximate="tanh"))
 
     def forward(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """Implement `Target.forward`. The result is differentiable."""
+        """Compute the hidden states of whole images, see `Target.forward`. The result is differentiable."""
         x = torch.cat([self.embed_prompts(features), self.token_embedding(codes)], dim=1)
         rotary = self.rotary[: x.shape[1], None]
         attention_mask = prefix_mask(mask, x.shape[1], x.dtype)
@@ -354,7 +358,7 @@ class TargetModel(Target):
     def run_nodes(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """Implement `Target.run_nodes`. This changes x."""
+        """Run the layers on the embeddings x of new tokens, see `Target.run_nodes`. This changes x in place."""
         x, rotary, flat_slots = x.flatten(0, 1), gather_rotary(self.rotary, rotary_positions), cache.flat_slots(slots)
         layers = self.decoding_layers or [DecodingLayer(layer) for layer in self.layers]
         mask = group_mask(mask, layers[0].num_heads // layers[0].num_kv_heads)
@@ -363,7 +367,7 @@ class TargetModel(Target):
         return self.final_norm(x).view(-1, *slots.shape, x.shape[1])
 
     def prepare_for_decoding(self) -> TargetModel:
-        """Implement `Target.prepare_for_decoding` and `prepare_layers`."""
+        """Make decoding faster by `prepare_layers`, and return the model. It can then no longer be trained."""
         self.decoding_layers = prepare_layers(self, self.layers)
         return self
 

@@ -32,10 +32,10 @@ def rotary_table(
 ) -> torch.Tensor:
     """Return the rotary table of a prompt and an image.
 
-    Each entry rotates a pair of neighbouring channels. Kind "2d" rotates the first half of the channels by the row in
-    the image, and the second half by the column. Its entries at prompt positions are zeros. There, queries and keys
-    become zero, so that attention among prompt positions is uniform. Kind "1d", as in language models, rotates all
-    channels by the position in the sequence, including prompt positions.
+    Each entry rotates a pair of neighbouring channels. Kind "1d", as in language models, rotates all channels by the
+    position in the sequence. Kind "2d" rotates the first half of the channels by the row in the image, and the second
+    half by the column. Its entries at prompt positions are zeros, as in LlamaGen. Queries and keys there become zero,
+    so that attention among prompt positions is uniform.
 
     Args:
         num_text_tokens: number of prompt positions.
@@ -67,9 +67,9 @@ def rotary_table(
 class RMSNorm(nn.Module):
     """Root-mean-square norm of the last axis, computed in float32.
 
-    On a CPU, the result is cast back to the dtype of x before it is multiplied by the weight, as in LlamaGen. On a GPU,
-    one kernel does everything, and the product with the weight is cast back. bfloat16 outputs of CPU and GPU therefore
-    differ by rounding.
+    On a CPU, x is normalised, cast back to its dtype, and multiplied by the weight, as in LlamaGen. On a GPU, one
+    kernel multiplies by the weight first and casts afterwards. Outputs of CPU and GPU in bfloat16 therefore differ by
+    rounding.
 
     Args:
         dim: size of the last axis.
@@ -210,11 +210,10 @@ class Layer(nn.Module):
 
 
 class DecodingLayer:
-    """A `Layer` for decoding, with few kernels and no module calls.
+    """A `Layer` for decoding, with few kernels and no calls of modules.
 
-    Looking up the attributes of modules would take a quarter of a short pass.
-
-    The object keeps references to the weights of the layer. If they are cast, moved or folded, create a new object.
+    Looking up the attributes of modules would take a quarter of the time of a short pass. The object keeps references
+    to the weights of the layer. If they are cast, moved or folded, create a new object.
 
     Args:
         layer: the layer.
@@ -274,9 +273,9 @@ class DecodingLayer:
 def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Compute attention of new tokens to a cache, with an additive mask.
 
-    If several query heads share a key/value head, their queries are put one after the other along the axis of the new
-    tokens. There is then one query head per key/value head. Every attention kernel supports this, and keys and values
-    are read only once.
+    Several query heads may share a key/value head (grouped-query attention). Their queries are then put one after the
+    other along the axis of the new tokens, so that one query head per key/value head remains. Every attention kernel
+    supports this, and keys and values are read only once.
 
     With one new token per row and many rows, a CPU in float32 uses two batched products. They take a third of the time
     of the fused kernel.

@@ -72,7 +72,7 @@ class _Codes(nn.Module):
 
 
 class VQ16(StoredModel):
-    """A tokenizer that turns images into codes, and codes into images.
+    """The image tokenizer: it turns images into codes, and codes into images.
 
     Args:
         config: the sizes.
@@ -135,7 +135,9 @@ class VQ16(StoredModel):
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Return the nearest codes of images, int64 (images, grid * grid). Ties go to the first code.
+        """Encode images as codes, int64 (images, grid * grid).
+
+        Each position gets the code nearest to the encoder's vector. Of several nearest codes, the first is taken.
 
         Args:
             images: (images, 3, size, size) in [-1, 1].
@@ -344,10 +346,10 @@ def check_images(images: Tensor, size: int) -> None:
 
 
 def by_lines(latents: Tensor, grid: int) -> Tensor:
-    """Return the vectors of images by line and column, (images, height, width, dim).
+    """Arrange the vectors of images by line and column, (images, height, width, dim).
 
     Args:
-        latents: vectors of that shape, or of square images, (images, grid * grid, dim).
+        latents: vectors in this shape, which is returned unchanged, or of square images, (images, grid * grid, dim).
         grid: side of a square image in codes.
     """
     return latents.unflatten(1, (grid, grid)) if latents.ndim == 3 else latents

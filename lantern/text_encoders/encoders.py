@@ -68,10 +68,11 @@ def make_text_encoder(
 
 
 def describe_features(encoder: str) -> dict[str, str | int]:
-    """Return the settings that determine the features of a prompt.
+    """Return the settings that determine the features of a prompt, to be stored in the file of a target.
 
-    These are the name of the text encoder and, for the encoder "words", its arguments `seed` and `phrase_words`.
-    They are stored in the file of a target, so that `compare_features` can check them.
+    A target understands only the features with which it was trained. `compare_features` therefore checks these settings
+    when the target is used. They are the name of the text encoder and, for the encoder "words", its arguments `seed`
+    and `phrase_words`.
 
     Args:
         encoder: name of the text encoder.

@@ -109,7 +109,7 @@ def _read_config(folder: Path, caption_dim: int | None) -> dict[str, Any]:
     if caption_dim is not None and config.get("d_model") != caption_dim:
         raise ValueError(
             f"{path}: d_model should be {caption_dim} to fit the model (caption_dim), found {config.get('d_model')}; "
-            "LlamaGen's is 2048, flan-t5-xl's"
+            "LlamaGen needs 2048, the d_model of flan-t5-xl"
         )
     return config
 
@@ -117,7 +117,8 @@ def _read_config(folder: Path, caption_dim: int | None) -> dict[str, Any]:
 def _load_tokenizer(folder: Path, max_tokens: int) -> Tokenizer:
     """Load the tokenizer in a tokenizer.json with the package tokenizers.
 
-    transformers 5 would not use the file as it is, but build a different tokenizer from its vocabulary.
+    The package transformers, version 5, is not used, since it would build a different tokenizer from the vocabulary in
+    the file.
 
     Args:
         folder: folder of the file.

@@ -35,9 +35,9 @@ class NullPrompt(TypedDict):
 class TokenPromptEncoder:
     """The encoder that turns prompts into ids with the tokenizer in a `tokenizer.json`.
 
-    It is a `TextEncoder`. A prompt is a caption with fixed text and tokens around it, the *form*. It is padded on the
-    left to `max_tokens`. If a prompt is too long, the end of the caption is cut, but the text after the caption is
-    kept. A warning is logged.
+    It is a `TextEncoder`. A prompt is a caption with fixed text and tokens around it, the *form*. For example, Emu3's
+    form states the size of the image after the caption. A prompt is padded on the left to `max_tokens`. If it is too
+    long, the end of the caption is cut, a warning is logged, and the text after the caption is kept.
 
     Args:
         form: the text and tokens around a caption, with placeholders.

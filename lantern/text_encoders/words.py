@@ -18,8 +18,8 @@ class WordEmbeddingEncoder:
     S[position] * (E[the word] + E[the last two words] + ...) / sqrt(number of terms). It has a term for every phrase of
     at most `phrase_words` words that ends with the word. These terms encode which words belong together.
 
-    LlamaGen's attention is uniform over text tokens, so that it sees the mean of their features. The signs keep the
-    order of the words visible in this mean: "red left of blue" differs from "blue left of red".
+    LlamaGen's attention is uniform over text tokens, so that it sees only the mean of their features. Without the
+    signs, "red left of blue" and "blue left of red" would have almost the same mean.
 
     Args:
         vocabulary: known words. None allows any word.

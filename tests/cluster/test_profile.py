@@ -13,7 +13,7 @@ PROFILE = ROOT / "profiles" / "slurm"
 ENTRIES = yaml.safe_load((PROFILE / "config.yaml").read_text())
 PARTITIONS = yaml.safe_load((PROFILE / "partitions.yaml").read_text())["partitions"]
 DECODING = ("generate_images", "measure_latency", "measure_total_variation", "run_ablation")
-# Jobs of all shards ask for the same.
+# Jobs of all shards request the same.
 ONE_SHARD = ["shards=1", "text_shards=1", "image_shards=1"]
 
 
@@ -73,7 +73,7 @@ def test_a_job_that_fits_no_partition_ends_the_run_before_any_job(finished, tmp_
     profile = ("--workflow-profile", str(PROFILE), "--slurm-partition-config", str(tmp_path / "partitions.yaml"))
     code, output = run.run(*profile, str(table.relative_to(run.folder)))
     assert code != 0 and "job measure_latency fits no partition of" in output.splitlines()[-1], output
-    assert "asks for 2 cores, 2000 MB, 60 minutes and 0 GPUs; correct the limits" in output
+    assert "requests 2 cores, 2000 MB, 60 minutes and 0 GPUs; correct the limits" in output
 
 
 def test_jobs_that_time_have_a_node_of_their_own(tmp_path):

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 SMALL = Path(__file__).parent / "small.yaml"
 CANCELLED = "generation/bounded-k4-delta0.3/seen/T1/s0n0/1-of-1.safetensors"
 UNSEEN = CANCELLED.replace("0.3", "0.4")
-# The config says cpu, so that the rule computes on it; it asks for the toy's GPU all the same.
+# The config says cpu, so that the rule computes on it; it requests the toy's GPU all the same.
 RESOURCES = {"generate_images": {"gpu": 1}, "measure_total_variation": {"gpu": 1}}
 # What a test on a toy Slurm says differently on the command line: no patience.
 OVERRIDES = [

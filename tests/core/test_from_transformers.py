@@ -81,7 +81,7 @@ def test_glm_image_draws_two_grids_and_colours_for_its_codes(tmp_path, small_gri
     squares = torch.from_numpy(images.pixels)[0, ::32, ::32].flatten(0, 1)
     same = (squares[:, None] == squares).all(-1)
     assert torch.equal(same, images.codes[0, 4:, None] == images.codes[0, 4:])  # a colour a code
-    with pytest.raises(ValueError, match="no prompt of no caption: set cfg_scale, the guidance, to 1"):
+    with pytest.raises(ValueError, match="no null prompt: set cfg_scale, the guidance, to 1"):
         drawn.generate("a red cat", cfg_scale=3.0)
 
 

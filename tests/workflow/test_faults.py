@@ -121,7 +121,7 @@ def test_damaged_shards_are_named_set_aside_and_made_again(unmeasured, finished)
         assert code != 0 and "Traceback" not in output
         place = f"{shard.relative_to(run.folder)}"
         assert f"measure_quality: {place} {words}" in output, output
-        assert "it was set aside as 1-of-1.safetensors.damaged: run again to make a new one" in output
+        assert "it was renamed to 1-of-1.safetensors.damaged: run again to make a new one" in output
         assert os.listdir(shard.parent) == ["1-of-1.safetensors.damaged"]
     assert jobs_of(go_on(run)) == dict.fromkeys({"generate_images", *FOLLOWERS}, 1)
     check_table(run, finished)

@@ -127,11 +127,11 @@ def test_the_results_of_a_run_are_verified_as_a_folder_and_as_a_zip_file_and_dra
     folder = finished.folder / "results" / "tiny"
     file = shutil.make_archive(tmp_path / "tiny", "zip", finished.folder, "results/tiny")
     code, output = verify(file, "--images", len(METHODS))
-    assert code == 0 and f"images drawn again: {len(METHODS)} equal" in output, output
+    assert code == 0 and f"images generated again: {len(METHODS)} equal" in output, output
     for method in METHODS:
         assert f"equal: {method} seen T1 " in output
     code, output = verify(folder, "--images", 0)
-    assert code == 0 and "images drawn again: none" in output, output
+    assert code == 0 and "images generated again: none" in output, output
 
 
 def test_a_table_edited_by_hand_is_named_and_once_deleted_made_again(copy_of_finished):
@@ -173,6 +173,6 @@ def test_the_commands_work_from_a_wheel(finished, wheel, tmp_path):
         return result.stdout
 
     results = finished.folder / "results"
-    assert "images drawn again: 1 equal" in lantern("verify", results / "tiny", "--images", 1)
+    assert "images generated again: 1 equal" in lantern("verify", results / "tiny", "--images", 1)
     assert "wrote sample.png" in lantern("sample", "a red circle on grass", "--results", results)
     assert (tmp_path / "sample.png").read_bytes().startswith(b"\x89PNG")

@@ -151,7 +151,7 @@ def test_results_without_published_models_are_verified_with_the_models_at_hand(f
     assert alone.exit_code == 1 and "target/s0/model.safetensors" in alone.output, alone.output
     verified = CliRunner().invoke(app, ["verify", str(shared), "--images", "3", "--models", str(whole)])
     assert verified.exit_code == 0, verified.output
-    assert re.search(r"verified: sums; images drawn again: \d", verified.output)
+    assert re.search(r"verified: checksums; images generated again: \d", verified.output)
 
 
 def test_a_second_run_and_the_report_need_no_network(finished):

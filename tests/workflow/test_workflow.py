@@ -305,7 +305,7 @@ def test_interrupted_training_goes_on_from_its_checkpoint(tmp_path):
         ("sampling: {topk: 3}\n", ["config key sampling.topk is unknown; did you mean top_k?"]),
         (
             "prompts:\n  seen:\n    num: 4\n  seen:\n    num: 5\n",
-            ["overlay.yaml, line 4: not valid YAML", "the key seen stands twice", "first in line 2"],
+            ["overlay.yaml, line 4: not valid YAML", "the key seen occurs twice", "first in line 2"],
         ),
     ],
     ids=["misspelt", "twice"],

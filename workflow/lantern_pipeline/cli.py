@@ -59,7 +59,7 @@ def sample(
         sides = None if size is None else read_size(size)
         has_run = experiment or results != RESULTS or any(results.glob(f"*/{FILE_NAME}"))
         if not has_run and (weights := find_shipped(EMBEDDED)):
-            typer.echo(f"nothing has run yet: drawing from {weights}")
+            typer.echo(f"no experiment is finished yet: generating images with {weights}")
             model = lantern.load("embedded")
         else:
             model = lantern.load(_finished_experiment(results, experiment))
@@ -72,7 +72,7 @@ def sample(
 def pack() -> None:
     """Raise an error that names the commands which replaced `pack`."""
     with _one_sentence():
-        raise ValueError("pack is gone: `zip -r FILE results/NAME` makes what `lantern verify FILE` checks")
+        raise ValueError("pack was removed: `zip -r FILE results/NAME` writes what `lantern verify FILE` checks")
 
 
 @app.command()
@@ -102,9 +102,9 @@ def verify(
         provenance = read_provenance(folder)
         num_files = check_files(folder, provenance)
         sha256 = describe_file(folder / FILE_NAME)["sha256"]
-        typer.echo(f"sums: {num_files} files are those of {FILE_NAME} (its own SHA-256: {sha256})")
+        typer.echo(f"checksums: {num_files} files are those of {FILE_NAME} (SHA-256 of that file: {sha256})")
         if outside := files_outside(folder, provenance):
-            typer.echo(f"not named in {FILE_NAME}, hence not compared: {_printable(shorten(outside))}")
+            typer.echo(f"not listed in {FILE_NAME}, therefore not compared: {_printable(shorten(outside))}")
         typer.echo(f"code: {compare_code(provenance, 'generate_images.py')}")
         is_exact = provenance["config"].get("generation", {}).get("dtype") == "float32"
         options = {"seed": seed, "models": models, "device": resolve_device(device)}
@@ -116,11 +116,11 @@ def verify(
             typer.echo(f"{outcome}: {_printable(name)}: {int(is_same.sum())} of {len(is_same)} tokens{where}")
         if outcomes["differs"]:
             raise ValueError(
-                f"{outcomes['differs']} of {images} images drawn again differ from those of {results}; where another "
-                "kind of CPU or GPU drew them, a near-tie of two tokens may fall the other way"
+                f"{outcomes['differs']} of {images} images generated again differ from those of {results}; on "
+                "another kind of CPU or GPU, rounding may decide otherwise between two almost equal tokens"
             )
     found = ", ".join(f"{num} {outcome}" for outcome, num in outcomes.items())
-    typer.echo(f"verified: sums; images drawn again: {found or 'none'}")
+    typer.echo(f"verified: checksums; images generated again: {found or 'none'}")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -184,7 +184,7 @@ def predict(
         given = None if tokens_per_forward is None else ("given", tokens_per_forward)
         methods = []
         for name in method or ["jacobi", "eagle1"]:
-            source, tokens = given or ("the embedded data set, docs/results.csv", published_tokens(table, name))
+            source, tokens = given or ("the shapes dataset, docs/results.csv", published_tokens(table, name))
             methods.append((name, tokens, source))
         typer.echo(table_of(model, gpu, methods))
 

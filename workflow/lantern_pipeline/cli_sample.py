@@ -89,7 +89,9 @@ def sample_prompt(
         raise ValueError(f"give a prompt, for example {EXAMPLE!r}{known}")
     model.encoder.encode([prompt])  # raises an error if a word is unknown
     if vocabulary and scene_of(prompt) is None:
-        log.warning("%r is no caption that the target has learnt, such as %r: it may draw anything", prompt, EXAMPLE)
+        log.warning(
+            "%r is no caption that the target has learnt, such as %r: the image may show anything", prompt, EXAMPLE
+        )
     samples, baseline = [], None
     few = WITH_DRAFT_MODEL if model.models.draft is not None else WITHOUT_DRAFT_MODEL
     for method in dict.fromkeys([BASELINE, *(methods or few)]):

@@ -44,7 +44,7 @@ rule compare_published:
     input:
         summary=rules.summarise.output.summary,
     output:
-        result_table("<results>/published.csv", "published", "Published numbers beside this run's"),
+        result_table("<results>/published.csv", "published", "Published numbers next to this run's"),
     log:
         "<logs>/compare_published.log",
     conda:

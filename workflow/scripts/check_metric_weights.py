@@ -8,4 +8,4 @@ from lantern_pipeline.settings.run_config import MetricChoices
 with job_log(snakemake) as log:
     hashes = check_metric_weights(MetricChoices(**snakemake.params.metrics), dict(snakemake.input.items()))
     write_json(snakemake.output[0], hashes)
-    log.info("what images are measured with can be loaded: %s", hashes)
+    log.info("the metric models can be loaded: %s", hashes)

@@ -1,6 +1,6 @@
 """Convert a draft model of another run, or a published one, to Lantern's file layout.
 
-It is checked that the model fits the target.
+The script also checks that the draft model fits the target.
 """
 
 import torch

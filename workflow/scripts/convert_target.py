@@ -1,6 +1,6 @@
 """Convert a target model of another run, or a published one, to Lantern's file layout.
 
-It is checked that the model fits the config.
+The script also checks that the model fits the config.
 """
 
 from dataclasses import replace

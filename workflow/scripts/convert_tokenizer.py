@@ -1,6 +1,6 @@
 """Convert an image tokenizer of another run, or the published VQ-16, to Lantern's file layout.
 
-It is checked that the tokenizer fits the config.
+The script also checks that the tokenizer fits the config.
 """
 
 from lantern.cards.card import ImageSettings

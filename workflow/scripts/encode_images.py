@@ -1,4 +1,7 @@
-"""Encode one shard of the images of a split as codes, for the target model, the draft model and the metrics."""
+"""Encode one shard of the images of a split as codes, for the target model, the draft model and the metrics.
+
+A shard is a part of the images, which one job processes.
+"""
 
 import torch
 from tqdm import tqdm

@@ -1,4 +1,7 @@
-"""Encode one shard of a prompt set with T5 and store the features. No other script loads T5."""
+"""Encode one shard of a prompt set with T5 and store the features.
+
+A shard is a part of the prompts, which one job processes. No other script loads T5, which is a large model.
+"""
 
 from lantern.text_encoders.t5 import T5TextEncoder
 from lantern_pipeline.data.prompt_files import read_prompts

@@ -1,4 +1,8 @@
-"""Generate the images of one method, prompt set, temperature and shard, and write their codes and statistics."""
+"""Generate the images of one method, prompt set, temperature and shard, and write their records.
+
+A shard is a part of the prompts, which one job processes. Records are the codes of the images, and how they were
+decoded.
+"""
 
 from pathlib import Path
 

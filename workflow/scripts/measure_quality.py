@@ -1,4 +1,7 @@
-"""Compute the quality table of one prompt set and temperature from the scores of all methods' images."""
+"""Join the scores of all methods' images into the quality table of one prompt set and temperature.
+
+The script also computes the metrics of sets of images, such as FID.
+"""
 
 from lantern.records import load_shards
 from lantern_pipeline.data.image_sources import make_source

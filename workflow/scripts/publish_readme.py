@@ -1,4 +1,4 @@
-"""Write the tables and figures of a run, and the sentences that state its numbers, into README.md and docs/."""
+"""Write the tables, the figures and the claims (numbers of conclusions) of a run into README.md and docs/."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Generate images for one shard of the training captions with the target model, to train a draft model on them."""
+"""Generate images of one shard of the training captions with the target model, to train a draft model on them.
+
+A shard is a part of the captions, which one job processes.
+"""
 
 import torch
 
@@ -40,4 +43,4 @@ with job_log(snakemake) as log, partial_records(snakemake) as partial:
         save_tensors(
             snakemake.output[split], {"codes": torch.stack([codes[id] for id in ids])}, {"split": split, "ids": ids}
         )
-        log.info("drew %d images of %s", len(shard), split)
+        log.info("generated %d images of %s", len(shard), split)

@@ -1,4 +1,4 @@
-"""Evaluate the images of one method, prompt set and temperature.
+"""Measure the images of one method, prompt set and temperature with the metrics of single images.
 
 An image is left out if its codes equal those of the autoregressive image, because both have the same scores.
 """

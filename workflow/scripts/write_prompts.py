@@ -26,7 +26,7 @@ with job_log(snakemake) as log:
     if text.encoder == "words" and source and source.vocabulary is None:
         words = unknown_words(texts, source.captions("train", range(source.num_train)))
         if words:
-            log.warning("no training caption has the words %s: what they mean is not drawn", ", ".join(words)[:500])
+            log.warning("no training caption has the words %s: the target has not learnt them", ", ".join(words)[:500])
     # Only checks read the rest of the config. It is not a parameter, because then every change of the config would
     # generate all images again.
     check_prompt_count(snakemake.wildcards.prompt_set, len(prompts), RunConfig(**snakemake.config))

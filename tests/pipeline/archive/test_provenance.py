@@ -198,7 +198,7 @@ def test_a_line_names_who_made_something(monkeypatch, commit, is_modified, words
 def test_code_is_compared_by_what_a_script_runs(monkeypatch):
     monkeypatch.setattr(provenance, "describe_code", lambda: {"fingerprints": {"work.py": "1" * 16}})
     theirs = {"version": "1.0", "commit": None, "fingerprints": {"work.py": "1" * 16}}
-    assert "is the same" in compare_code({"code": theirs}, "work.py")
+    assert "work.py runs the code" in compare_code({"code": theirs}, "work.py")
     theirs["fingerprints"] = {"work.py": "0" * 16}
-    assert "is not the same" in compare_code({"code": theirs}, "work.py")
-    assert "no other.py beside this installation" in compare_code({"code": theirs}, "other.py")
+    assert "does not run the code" in compare_code({"code": theirs}, "work.py")
+    assert "this installation has no other.py" in compare_code({"code": theirs}, "other.py")

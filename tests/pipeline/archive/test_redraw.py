@@ -98,11 +98,11 @@ def change(path, edit, metadata=None):
 def test_untouched_results_are_verified(experiment):
     code, output = verify(experiment, "--images", "3")
     assert code == 0, output
-    assert "sums: 6 files are those of provenance.json" in output and "not compared" not in output
-    assert "what generate_images.py runs is the same as behind the results" in output
+    assert "checksums: 6 files are those of provenance.json" in output and "not compared" not in output
+    assert "generate_images.py runs the code of the results" in output
     assert output.count("equal: ") == 3 and "16 of 16 tokens" in output
     assert "equal: autoregressive seen T1 s0n0 seen-" in output and "equal: coupled seen T1 s0n0 seen-" in output
-    assert "verified: sums; images drawn again: 3 equal" in output
+    assert "verified: checksums; images generated again: 3 equal" in output
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -117,7 +117,7 @@ def test_a_code_that_the_models_do_not_draw_is_found_though_all_hashes_fit(tmp_p
     code, output = verify(folder, "--images", "2")
     assert "15 of 16 tokens, the first difference at token 5" in output and "equal: autoregressive" in output
     if dtype == "float32":
-        assert code == 1 and "differs: coupled" in output and "1 of 2 images drawn again differ" in output
+        assert code == 1 and "differs: coupled" in output and "1 of 2 images generated again differ" in output
     else:  # which rounds differently on each device
         assert code == 0 and "not comparable: coupled" in output
 
@@ -171,7 +171,7 @@ def test_what_is_beside_the_provenance_is_named(experiment, config):
         (experiment / f"note{number}.txt").write_text("anything")
     code, output = verify(experiment, "--images", "0")
     names = "note0.txt, note1.txt, note2.txt"
-    assert code == 0 and f"not named in provenance.json, hence not compared: {names} and 2 more" in output, output
+    assert code == 0 and f"not listed in provenance.json, therefore not compared: {names} and 2 more" in output, output
 
 
 def test_a_sample_has_as_many_methods_as_it_can(tmp_path):

@@ -33,7 +33,7 @@ def check(config, **options):
         ("empty.txt", "\n", "empty.txt: the prompt file is empty; give at least one prompt"),
         ("words.txt", "a red hippopotamus on grass\n", "holds the unknown word 'hippopotamus'"),
         ("long.txt", "red " * 17, "has 17 words; between 1 and 16 are possible"),
-        ("twice.csv", "id,text\n1,a red circle\n1,a blue circle\n", "the id 1 stands for two texts"),
+        ("twice.csv", "id,text\n1,a red circle\n1,a blue circle\n", "the id 1 has two texts"),
         ("odd.docx", "a red circle\n", "prompt files end in .txt"),
     ],
 )

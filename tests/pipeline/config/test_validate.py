@@ -74,9 +74,9 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_the_default
         ("sampling.top_p", 0, ["sampling.top_p must be greater than 0, got 0"]),
         ("sampling.cfg_scale", 0.5, ["sampling.cfg_scale", "at least 1", "0.5"]),
         ("sampling.cfg_scale", float("nan"), ["sampling.cfg_scale", "finite"]),
-        ("target.num_layers", "six", ["target.num_layers", "whole number", "'six'"]),
+        ("target.num_layers", "six", ["target.num_layers", "an integer", "'six'"]),
         ("target.learning_rate", "2e-3", ["target.learning_rate", "write 0.002 without quotes"]),
-        ("target.num_steps", "2e2", ["target.num_steps must be a whole number, got '2e2'; write 200 without quotes"]),
+        ("target.num_steps", "2e2", ["target.num_steps must be an integer, got '2e2'; write 200 without quotes"]),
         ("target.num_heads", 3, ["target.num_heads", "divisor of target.dim"]),
         ("experiment", "../elsewhere", ["experiment", "letters, digits"]),
         ("device", "tpu", ["device", "auto, cpu, cuda", "'tpu'"]),
@@ -92,12 +92,20 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_the_default
         ("prompts.seen", {"split": "seen"}, ["prompts.seen.num"]),
         ("prompts.seen", {"split": "seen", "num": 192, "copies": 2}, ["prompts.seen.copies goes with a file only"]),
         ("repeats.training_seeds", [0, 1], ["training_seeds must be one seed where target.checkpoint", "got 2 seeds"]),
-        ("tokenizer.checkpoint", None, ["tokenizer.checkpoint is missing: a finished target speaks its own codes"]),
-        ("target.checkpoint", None, ["target.checkpoint is missing: a finished drafter belongs to one target"]),
+        (
+            "tokenizer.checkpoint",
+            None,
+            ["tokenizer.checkpoint is missing: a finished target needs its tokenizer"],
+        ),
+        (
+            "target.checkpoint",
+            None,
+            ["target.checkpoint is missing: a finished drafter fits only its own target"],
+        ),
         ("target.num_kv_heads", 3, ["target.num_kv_heads must be a divisor of target.num_heads = 4, or 0, got 3"]),
         ("codebook.num_neighbours", 1023, ["at most tokenizer.codebook_size - 2 = 1022, got 1023"]),
         ("draft_tree.dynamic.num_nodes", 21, ["at most top_k + depth * top_k ** 2 = 20, got 21"]),
-        ("text.encoder", "t5", ["text.checkpoint must name T5's weights where text.encoder is t5"]),
+        ("text.encoder", "t5", ["text.checkpoint must name T5's weights if text.encoder is t5"]),
         ("prompts.seen", {"file": "nowhere.txt"}, ["prompts.seen.file", "nowhere.txt"]),
         ("prompts.seen.num", 3, ["prompt set seen has 3 prompts", "metrics.prc_neighbours"]),
         ("latency.prompt_sets", ["sene"], ["latency.prompt_sets", "did you mean seen?"]),
@@ -118,7 +126,7 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_the_default
         ("drafter.warmup_share", 1, ["drafter.warmup_share", "less than 1"]),
         ("trees", {1: [[0]]}, ["config key trees: the name 1 must be text; put it into quotes"]),
         ("trees.mine", [[0, 0], [1]], ["trees.mine: tree choice [0, 0] lacks its parent [0]; list it too"]),
-        ("trees.dynamic", [[0]], ["trees.dynamic: methods know another tree by that name; choose a new one"]),
+        ("trees.dynamic", [[0]], ["trees.dynamic: Lantern has another tree of this name; choose a new name"]),
         ("trees.a/b", [[0]], ["trees may hold only letters, digits, '_' and '-', got 'a/b'"]),
     ],
 )
@@ -264,7 +272,7 @@ def test_an_ablation_may_be_null():
 def test_graphs_need_a_gpu():
     config = changed("generation.stepping", "graph")
     validate_config({**config, "device": "cuda"})
-    assert "generation.stepping must be auto or eager where device is cpu" in sentence_for({**config, "device": "cpu"})
+    assert "generation.stepping must be auto or eager if device is cpu" in sentence_for({**config, "device": "cpu"})
 
 
 def test_a_greedy_headline_needs_something_else_that_is_sampled():
@@ -334,7 +342,7 @@ def test_a_folder_is_described_by_what_it_holds(tmp_path):
         ("a: [1", "not valid YAML"),
         ("- 1", "must hold keys"),
         ("a: b: c", "line 1"),
-        ("a: 1\nb: {c: 2,\n  c: 3}", "line 3: not valid YAML (the key c stands twice in one section, first in line 2;"),
+        ("a: 1\nb: {c: 2,\n  c: 3}", "line 3: not valid YAML (the key c occurs twice in one section, first in line 2;"),
     ],
 )
 def test_a_file_that_is_no_config_is_named(tmp_path, text, words):
@@ -395,7 +403,7 @@ def test_a_folder_has_no_unseen_prompts():
     config = changed("data.source", "folder")
     config["data"]["folder"] = "images"
     sentence = sentence_for(config)
-    assert "prompts.unseen.split must be seen where data.source is folder, got 'unseen'" in sentence
+    assert "prompts.unseen.split must be seen if data.source is folder, got 'unseen'" in sentence
     assert "set prompts.unseen to null" in sentence
     config["prompts"]["unseen"] = None
     validate_config(config)
@@ -404,7 +412,7 @@ def test_a_folder_has_no_unseen_prompts():
 def test_t5_goes_with_published_fidelity_only():
     config = changed("text.encoder", "t5")
     config["text"]["checkpoint"] = "flan_t5_xl"
-    assert "metrics.fidelity must be inception or null where text.encoder is t5" in sentence_for(config)
+    assert "metrics.fidelity must be inception or null if text.encoder is t5" in sentence_for(config)
 
 
 def test_a_value_of_sixty_characters_is_shown_whole_and_a_longer_one_cut():
@@ -441,7 +449,7 @@ def test_copies_of_prompts_count_as_images_of_their_set():
 def test_only_the_words_of_the_embedded_data_set_have_numbers():
     config = changed("data.source", "folder", changed("text.encoder", "word_ids"))
     config["data"]["folder"], config["prompts"]["unseen"] = "images", None
-    assert "data.source must be scenes where text.encoder is word_ids" in sentence_for(config)
+    assert "data.source must be scenes if text.encoder is word_ids" in sentence_for(config)
 
 
 def test_a_dynamic_tree_is_one_draft_deeper_than_its_passes():
@@ -453,7 +461,7 @@ def test_a_dynamic_tree_is_one_draft_deeper_than_its_passes():
 def test_what_needs_images_or_files_says_so():
     classes = changed("text.encoder", "classes", changed("data.source", "folder", changed("prompts.unseen", None)))
     classes["data"]["folder"] = "images"
-    assert "metrics.fidelity must be inception or null where text.encoder is classes" in sentence_for(classes)
+    assert "metrics.fidelity must be inception or null if text.encoder is classes" in sentence_for(classes)
     captions = changed("data.captions", {"file": "nowhere.txt"}, changed("data.source", "captions"))
     assert "data.captions.file names no entry of resources" in sentence_for(captions)
     published = changed("prompts", {"seen": {"file": "parti_prompts", "num": 96}}, changed("data.source", "none"))
@@ -520,7 +528,7 @@ def test_temperatures_are_named_in_their_order():
     [
         ({"preset": ["jacobi"], "temperatures": [0.5]}, None),
         ({"preset": "jacobi", "temperatures": [100.5]}, "methods[1].temperatures[0] must be at most 100, got 100.5"),
-        ({"preset": "proximity", "k": [5.5]}, "methods[1].k[0] must be a whole number, got 5.5"),
+        ({"preset": "proximity", "k": [5.5]}, "methods[1].k[0] must be an integer, got 5.5"),
     ],
 )
 def test_a_list_may_hold_one_value_within_its_bounds(entry, words):

@@ -61,7 +61,7 @@ def test_a_tenth_is_held_out_and_its_captions_are_prompts_once_each_in_no_order_
     texts = [prompt.text for prompt in asked]
     assert texts == source.captions("val", range(20)) and texts != sorted(texts)
     assert source.prompts("seen", 96) == asked and len({prompt.id for prompt in asked}) == 20
-    assert "96 captions of split seen asked for, but there are 20: these" in caplog.text
+    assert "96 captions of split seen were requested, but there are 20: these" in caplog.text
     captions = training_captions({"source": "folder", "folder": folder, "image_size": 24, "max_words": 9}, 96, seed=1)
     assert [prompt.text for prompt in captions["val"]] == texts and len(captions["train"]) == 180
 
@@ -73,7 +73,7 @@ def test_images_that_come_again_are_said_aloud_once(folder, caplog):
     assert torch.equal(source.images("val", [2, 6])[0], source.images("val", [0])[0])
     source.images("seen", [8])
     assert caplog.text.count("come again") == 1
-    assert "image 7 of split val was asked for, but there are 2" in caplog.text
+    assert "image 7 of split val was requested, but there are 2" in caplog.text
 
 
 def test_folder_images_are_scaled_and_cropped_at_the_centre(tmp_path):

@@ -116,7 +116,7 @@ def test_rows_without_text_and_repeated_rows_are_left_out_and_counted(tmp_path, 
         ("a.csv", "id,text\n", "the prompt file is empty"),
         ("a.csv", "", "the prompt file is empty"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', "line 2: not JSON"),
-        ("a.jsonl", '{"id": "x", "text": "a"}\n{"id": "x", "text": "b"}', "the id x stands for two texts, 'a' and 'b'"),
+        ("a.jsonl", '{"id": "x", "text": "a"}\n{"id": "x", "text": "b"}', "the id x has two texts, 'a' and 'b'"),
         ("a.csv", 'id,text\nx,"' + 200_000 * "a", "line 2: no CSV .* quote that never ends"),
         (
             "a.csv",
@@ -211,7 +211,7 @@ def test_a_prompt_set_takes_the_first_or_draws(tmp_path, caplog):
     assert few != load_prompt_set(file, PromptSet(file="a", num=10, draw=True), 6)
     assert load_prompt_set(file, PromptSet(file="a", num=100, draw=True), 5) == everything and not caplog.text
     assert load_prompt_set(file, PromptSet(file="a", num=101, draw=True), 5) == everything
-    assert "only 100 of the 101 prompts asked for" in caplog.text
+    assert "only 100 of the 101 requested prompts" in caplog.text
 
 
 def test_copies_of_a_prompt_have_ids_of_their_own(tmp_path):

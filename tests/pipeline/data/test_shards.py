@@ -13,5 +13,5 @@ def test_shards_part_the_items():
 
 
 def test_more_shards_than_items_are_refused():
-    with pytest.raises(ValueError, match=r"6 shards for 5 prompts or images; ask for fewer"):
+    with pytest.raises(ValueError, match=r"6 shards for 5 prompts or images; use fewer"):
         select_shard(ITEMS, "1-of-6")

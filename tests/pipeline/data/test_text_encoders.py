@@ -90,7 +90,7 @@ def test_a_class_of_the_embedded_world_is_a_background_and_the_first_object():
     ids, mask = encoder.encode([*texts, *others])
     assert mask.all() and ids[0] == ids[1] and len(set(ids[1:].flatten().tolist())) == 4 and ids.min() >= 0
     assert ids.max() < 180
-    with pytest.raises(ValueError, match=r"text\.num_classes must be 180 in the embedded world"):
+    with pytest.raises(ValueError, match=r"text\.num_classes must be 180 for the shapes dataset"):
         encoder_of_classes(10, "scenes")
 
 

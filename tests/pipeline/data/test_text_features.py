@@ -86,6 +86,6 @@ def test_nothing_is_written_with_bad_features(tmp_path):
             features[texts.index("night")] = float("nan")
             return features, mask
 
-    with pytest.raises(ValueError, match=r"prompt p-2 \('night'\) has features that are no numbers"):
+    with pytest.raises(ValueError, match=r"prompt p-2 \('night'\) has features that are not finite"):
         write_text_features(path, PROMPTS[:3], Broken(None, 8, 6), {}, 3)
     assert not path.exists()

@@ -109,7 +109,7 @@ def test_a_transfer_cut_off_in_the_middle_goes_on_where_it_stopped(server):
 def test_the_next_run_goes_on_where_a_broken_one_stopped_if_it_is_the_same_file(server, ranges, content, second):
     server.ranges = ranges
     url = server.add("model.pt", CONTENT, Fault(), Fault(cut_after=4000), *NOTHING)
-    refused(plain(url), ConnectionError, "run again to go on where it stopped", url, str(MODEL))
+    refused(plain(url), ConnectionError, "run again to resume it", url, str(MODEL))
     assert not MODEL.exists()
     if ranges:
         assert MODEL.with_name("model.pt.part").stat().st_size == 4000
@@ -122,7 +122,7 @@ def test_the_next_run_goes_on_where_a_broken_one_stopped_if_it_is_the_same_file(
 
 def test_a_server_that_falls_silent_is_given_up_and_a_busy_one_asked_again(server):
     url = server.add("model.pt", CONTENT, Fault(), Fault(stall_after=3000), *[Fault(stall_after=0)] * 10)
-    refused(plain(url), ConnectionError, "127.0.0.1 sends nothing any more; run again to go on")
+    refused(plain(url), ConnectionError, "127.0.0.1 stopped sending; run again to go on")
     assert MODEL.with_name("model.pt.part").stat().st_size == 3000
     server.add("model.pt", CONTENT, Fault(status=503), Fault(status=429), Fault(), Fault(status=502))
     assert fetch_resource(plain(url))["sha256"] == sha256(CONTENT)
@@ -135,8 +135,8 @@ def test_a_server_that_falls_silent_is_given_up_and_a_busy_one_asked_again(serve
         (401, PermissionError, "the server refuses it (status 401)"),
         (403, PermissionError, "the server refuses it (status 403)"),
         (410, FileNotFoundError, "there is no such file (status 410); correct config key resources.weights"),
-        (500, ConnectionError, "the server is in trouble (status 500); run again later"),
-        (503, ConnectionError, "the server is in trouble (status 503); run again later"),
+        (500, ConnectionError, "the server reports an error (status 500); run again later"),
+        (503, ConnectionError, "the server reports an error (status 503); run again later"),
     ],
 )
 def test_an_answer_that_is_no_file(server, status, error, words):
@@ -177,7 +177,7 @@ def test_a_full_disk_is_one_sentence(server, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(fetching, "http_get", write)
-    words = "No space left on device; see to the folder resources/weights and run again"
+    words = "No space left on device; check the folder resources/weights and run again"
     refused(plain(server.add("model.pt", CONTENT)), OSError, words)
 
 
@@ -203,7 +203,7 @@ def test_without_network_one_sentence_says_what_to_do(server, monkeypatch, kind)
     refused(
         resource,
         ConnectionError,
-        "127.0.0.1 is out of reach (Connection refused)",
+        "127.0.0.1 cannot be reached (Connection refused)",
         *(resource.download_url(file), nowhere, f"download it by hand to resources/weights/{file}"),
         "set config key resources.weights.path",
     )
@@ -220,7 +220,7 @@ def test_a_network_that_swallows_everything_is_given_up_in_time(server, monkeypa
 
     monkeypatch.setattr(socket, "create_connection", swallow)
     monkeypatch.setenv("HF_ENDPOINT", "https://example.invalid")
-    words = ("example.invalid is out of reach (no answer within 3 s)", "download it by hand to resources/weights/")
+    words = ("example.invalid cannot be reached (no answer within 3 s)", "download it by hand to resources/weights/")
     refused(entry_of(kind, "https://example.invalid"), ConnectionError, *words)
     assert tried == [(("example.invalid", 443), 3)]
 
@@ -251,7 +251,7 @@ def test_a_server_that_accepts_and_stays_silent_is_asked_once(server, monkeypatc
 
 def test_where_large_files_lie_must_be_in_reach(server, monkeypatch):
     monkeypatch.setattr(HubServer, "cdn", closed_port())
-    refused(on_hub(), ConnectionError, "127.0.0.1 is out of reach (Connection refused)")
+    refused(on_hub(), ConnectionError, "127.0.0.1 cannot be reached (Connection refused)")
     assert not (FOLDER / "model.safetensors").exists()
 
 

@@ -41,7 +41,7 @@ def test_a_job_gets_from_the_manifest_to_the_file(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=words):
         resource_path(path)
     file.unlink()
-    with pytest.raises(FileNotFoundError, match=r"weights/model\.pt is gone; delete weights\.json and run again"):
+    with pytest.raises(FileNotFoundError, match=r"weights/model\.pt is missing; delete weights\.json and run again"):
         resource_path(path)
 
 

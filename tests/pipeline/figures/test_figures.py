@@ -145,14 +145,14 @@ def test_the_legend_names_what_some_panel_shows():
     summary.loc[2, "prompt_accuracy"] = np.nan
     (legend,) = draw("tradeoff", summary=summary).legends
     curves = ["autoregressive", "LANTERN chain: k 20, δ 0.1", "proximity: k 5"]
-    lines = ["the target's own (autoregressive)", "within 2 points of autoregressive"]
+    lines = ["autoregressive decoding", "within 2 points of autoregressive"]
     assert texts(legend.get_texts()) == [*lines, *curves]
 
 
 def test_likelihood_has_no_better_direction_but_the_line_of_the_targets_own():
     upper = draw("tradeoff").axes[0]
     assert upper.get_ylabel().endswith("nearer the line is closer)")
-    (line,) = (line for line in upper.lines if line.get_label() == "the target's own (autoregressive)")
+    (line,) = (line for line in upper.lines if line.get_label() == "autoregressive decoding")
     assert set(line.get_ydata()) == {1.0}  # autoregressive decoding's
 
 
@@ -206,7 +206,7 @@ def test_the_legend_of_methods_names_one_mark_if_all_have_the_same(dropped, firs
     methods = tables.method_table()
     figure = draw("total_variation", methods=methods[methods["method_id"] != dropped])
     (legend,) = (legend for legend in figure.findobj(Legend) if legend.axes is None)
-    bound = ["bound δ asked for"] if first == "measured TV" else []  # proximity has none
+    bound = ["parameter δ"] if first == "measured TV" else []  # proximity has none
     assert texts(legend.get_texts()) == [first, *bound]
 
 
@@ -216,7 +216,7 @@ def test_a_method_without_a_bound_has_no_mark_of_one_and_the_legend_names_what_i
     assert texts(legend.get_texts()) == [
         "measured TV",
         "share of substituted tokens, which TV is at most",
-        "bound δ asked for",
+        "parameter δ",
     ]
     axes = figure.axes[2]
     marks = [line.get_ydata()[0] for line in axes.lines if line.get_marker() == "|" and line.get_markersize() == 10]

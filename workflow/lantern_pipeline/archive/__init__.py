@@ -1,5 +1,5 @@
-"""Provenance of results: a description of how they were made.
+"""Provenance of results: a description of how they were made, and checks of results against it.
 
-The package also checks the files of results. It generates some of their images again and compares the codes with the
-stored ones.
+A check compares the files with their checksums. It also generates some of the images again and compares their codes
+with the stored ones.
 """

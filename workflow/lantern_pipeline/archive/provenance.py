@@ -157,26 +157,26 @@ def describe_code(root: Path = ROOT) -> Code:
 
 
 def describe_maker() -> str:
-    """Return one line that names the code and this machine, for files that state how they were made."""
+    """Return one line that names Lantern's version and this machine, for a file that states how it was made."""
     code = describe_code()
     commit = f"commit {(code['commit'] or 'unknown')[:7]}" + ", modified" * bool(code["is_modified"])
     return f"Lantern {code['version']}, {commit}, on {name_machine(describe_machine())}"
 
 
 def compare_code(provenance: Provenance, script: str) -> str:
-    """Return a sentence that says whether this installation runs the same code as the one that made some results.
+    """Return a sentence that states whether this installation has the code with which some results were made.
 
     Args:
         provenance: provenance of the results.
-        script: name of the script to compare.
+        script: name of the script whose code is compared.
     """
     theirs, ours = provenance["code"], describe_code()
     commit = f"version {theirs['version']}, commit {theirs['commit'] or 'unknown'}"
     if script not in ours["fingerprints"]:
-        return f"no {script} beside this installation to compare with the one behind the results ({commit})"
+        return f"this installation has no {script} to compare with the code of the results ({commit})"
     if ours["fingerprints"][script] == theirs["fingerprints"].get(script):
-        return f"what {script} runs is the same as behind the results ({commit})"
-    return f"what {script} runs is not the same as behind the results ({commit}): check that commit out to compare"
+        return f"{script} runs the code of the results ({commit})"
+    return f"{script} does not run the code of the results ({commit}): check out that commit to compare"
 
 
 def describe_environment() -> Environment:

@@ -71,7 +71,7 @@ def redraw(
             image = f"{method_id} {prompt_set} T{temperature} {seeds} {record.prompt_ids[0]}"
             yield image, _redraw(folder, provenance, config, name, record, models, device)
         except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
-            raise ValueError(f"{name} cannot be drawn again ({type(error).__name__}: {error})") from error
+            raise ValueError(f"{name} cannot be generated again ({type(error).__name__}: {error})") from error
 
 
 def choose_records(folder: Path, num: int, draw: random.Random) -> list[str]:
@@ -98,7 +98,7 @@ def choose_records(folder: Path, num: int, draw: random.Random) -> list[str]:
 
 
 def _parts_of(name: str) -> tuple[str, ...]:
-    """Return method id, prompt set, temperature, training seed and noise seed from the name of a record file.
+    """Read method id, prompt set, temperature, training seed and noise seed from the name of a record file.
 
     Args:
         name: name of a file of generated images, relative to the folder of the results.

@@ -135,7 +135,7 @@ def refuse_own_classes(found: object, where: str) -> None:
         elif key in ("drafts", "acceptance") and ":" in str(value):
             raise ValueError(
                 f"{where}: {key} must be one of Lantern's own, got {value!r:.100}; images of a user's class, which "
-                "would be imported, are not drawn again: verify with --images 0"
+                "would be imported, are not generated again: verify with --images 0"
             )
 
 
@@ -167,9 +167,9 @@ def _unpack(path: Path, workplace: Path) -> Path:
 
 
 def _foreign_models(config: Mapping[str, Any]) -> str:
-    """Return a regular expression for the files of those models that a run converted from published weights.
+    """Return a regular expression for the names of those model files that a run converted from published weights.
 
-    `check_files` lets these files be missing, since their licence may forbid distribution.
+    `check_files` accepts that these files are missing, since their licence may forbid distribution.
 
     Args:
         config: config of the run.

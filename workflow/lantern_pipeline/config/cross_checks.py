@@ -97,26 +97,26 @@ def _resources(config: RunConfig) -> Iterator[str]:
         yield f"text.encoder must be one of {', '.join(ENCODERS)}, got {encoder!r}; {closest(encoder, list(ENCODERS))}"
     if encoder in FROM_FILES and config.text.checkpoint is None:
         what = "T5's weights" if encoder == "t5" else "the target's tokenizer.json"
-        yield f"text.checkpoint must name {what} where text.encoder is {encoder}"
+        yield f"text.checkpoint must name {what} if text.encoder is {encoder}"
     for section in ("target", "drafter"):
         if checkpoints[section] and num_seeds > 1:
             yield (
-                f"repeats.training_seeds must be one seed where {section}.checkpoint is set: a finished model has one "
+                f"repeats.training_seeds must be one seed if {section}.checkpoint is set: a finished model has one "
                 f"training, got {num_seeds} seeds"
             )
     if checkpoints["target"] and not checkpoints["tokenizer"]:
-        yield "tokenizer.checkpoint is missing: a finished target speaks its own codes"
+        yield "tokenizer.checkpoint is missing: a finished target needs its tokenizer"
     if checkpoints["drafter"] and not checkpoints["target"]:
-        yield "target.checkpoint is missing: a finished drafter belongs to one target"
+        yield "target.checkpoint is missing: a finished drafter fits only its own target"
 
 
 def metric_checkpoints(config: RunConfig) -> dict[str, str | None]:
-    """Return the value of config key `checkpoint` of each metric model that a run needs.
+    """Return the weights file (config key `checkpoint`) of each metric model that a run needs.
 
     The attribute classifier is also needed if the run trains an image tokenizer, for the perceptual loss.
 
     Returns:
-        Config section of the metric model, "attribute_classifier" or "clip" -> its checkpoint, None if the run trains
+        Config section of the metric model, "attribute_classifier" or "clip" -> its weights file, None if the run trains
         the model.
     """
     needed = set(trained_models(config.metrics))
@@ -136,13 +136,13 @@ def _source(config: RunConfig) -> Iterator[str]:
     reads_captions = encoder in ("words", "word_ids") or (encoder == "classes" and source == "scenes")
     if not reads_captions and config.metrics.fidelity == "attribute_classifier":
         yield (
-            f"metrics.fidelity must be inception or null where text.encoder is {encoder}: the attribute classifier "
-            "compares with held-out images of the embedded data set or of a folder whose captions are read word by word"
+            f"metrics.fidelity must be inception or null if text.encoder is {encoder}: the attribute classifier "
+            "compares with held-out images of the shapes dataset or of a folder whose captions are read word by word"
         )
     for name, entry in config.prompt_sets.items():
         if source == "folder" and entry.split == "unseen":
             yield (
-                f"prompts.{name}.split must be seen where data.source is folder, got 'unseen': a folder knows no "
+                f"prompts.{name}.split must be seen if data.source is folder, got 'unseen': a folder has no "
                 f"combinations held out of training; set prompts.{name} to null"
             )
     if source in ("captions", "none"):
@@ -159,7 +159,7 @@ def _without_images(config: RunConfig, source: str) -> Iterator[str]:
         if checkpoint is None:
             yield (
                 f"{section}.checkpoint must be set: with data.source {source} there are no images to train on"
-                + ("; a drafter learns from captions alone with drafter.codes samples" if section == "drafter" else "")
+                + ("; drafter.codes samples needs captions only" if section == "drafter" else "")
             )
     for name, entry in config.prompt_sets.items():
         if entry.split:
@@ -192,20 +192,20 @@ def _sizes(config: RunConfig) -> Iterator[str]:
         yield f"target.num_heads must be a divisor of target.dim = {dim}, got {num_heads}"
     if config.text.encoder == "word_ids" and source != "scenes":
         yield (
-            "data.source must be scenes where text.encoder is word_ids: only the embedded data set's words have "
+            "data.source must be scenes if text.encoder is word_ids: only the words of the shapes dataset have "
             f"numbers, got {source!r}"
         )
 
 
 def _stepping(config: RunConfig) -> Iterator[str]:
     if config.generation.stepping == "graph" and config.device == "cpu":
-        yield "generation.stepping must be auto or eager where device is cpu, got 'graph': CUDA graphs need a GPU"
+        yield "generation.stepping must be auto or eager if device is cpu, got 'graph': CUDA graphs need a GPU"
 
 
 def _trees(config: RunConfig) -> Iterator[str]:
     for name, choices in config.trees.items():
         if _is_known_tree(name):
-            yield f"trees.{name}: methods know another tree by that name; choose a new one"
+            yield f"trees.{name}: Lantern has another tree of this name; choose a new name"
         try:
             check_choices(choices)
         except ValueError as error:
@@ -260,8 +260,9 @@ def _methods(config: RunConfig) -> Iterator[str]:
 def _sizes_of_methods(key: str, specs: list[MethodSpec], config: RunConfig) -> Iterator[str]:
     """Check that k and the tree depth of methods are not too large.
 
-    A method cannot use more nearest codes per code (k) than the table of nearest codes has. The last drafts of an image
-    may reach beyond its end, where the target's rotary table has OVERSHOOT positions. No draft tree may be deeper.
+    k, the number of nearest codes per code, may not exceed the columns of the table of nearest codes. A draft tree may
+    not be deeper than OVERSHOOT, since the last drafts of an image reach beyond its end, where the target's rotary
+    table has this number of positions.
 
     Args:
         key: config key with the methods, for the error message.

@@ -30,7 +30,7 @@ _LAST = ("description", "propertyNames", "additionalProperties", "items", "prope
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML writer that puts innermost mappings and all lists on one line and uses no aliases."""
+    """YAML writer that puts the innermost mappings and all lists on one line, and writes repeated values in full."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -54,7 +54,7 @@ def schema_text() -> str:
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the JSON schema of a pydantic model, with every section written out and no key required."""
+    """Return the JSON schema of a pydantic model. Every section is written out, and no key is required."""
     schema = model.model_json_schema()
     return _expand(schema, schema.pop("$defs", {}))
 

@@ -45,7 +45,7 @@ class Figure:
 
 
 def figure_table(plan: RunPlan) -> dict[str, Figure]:
-    """Return the figures of a run, keyed by name. A figure is left out if the run does not produce its data."""
+    """Return the figures of a run, by name. A figure is left out if the run does not produce its data."""
     config = plan.config
     of_rows = {"settings": config.metrics.model_dump(include={"headline_prompt_set", "headline_temperature"})}
     of_samples = {"settings": config.figures.model_dump(include={"sample_prompts", "sample_methods"})}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MethodRun:
-    """A method and a temperature at which it runs. Result tables have one line per such pair and prompt set."""
+    """A method and a temperature at which it runs. Result tables have one row per such pair and prompt set."""
 
     spec: MethodSpec
     temperature: float
@@ -124,10 +124,10 @@ def _expand_entry(entry: dict[str, Any], config: RunConfig) -> Iterator[MethodRu
 
 
 def _check_name(spec: MethodSpec) -> None:
-    """Check that the name of a method is not the name of another line in the result tables.
+    """Check that the name of a method is not one that the result tables use for something else.
 
     Raises:
-        ValueError: the name is "real" or "reconstruction" (lines of images that no method generated), or it is
+        ValueError: the name is "real" or "reconstruction" (rows of images that no method generated), or it is
             "autoregressive" although the method has drafts.
     """
     if spec.name in CEILINGS:

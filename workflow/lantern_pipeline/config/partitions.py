@@ -26,8 +26,8 @@ def check_partitions(workflow: Any) -> None:
         if not job.is_local and all(partition.score_job_fit(job) is None for partition in partitions):
             asked = job.resources
             raise ValueError(
-                f"job {job.rule.name} fits no partition of {file}: it asks for {job.threads} cores, "
+                f"job {job.rule.name} fits no partition of {file}: it requests {job.threads} cores, "
                 f"{asked.get('mem_mb')} MB, {asked.get('runtime')} minutes and {asked.get('gpu', 0)} GPUs; correct the "
-                "limits there, ask for less (set-resources in the profile), or set config key device to cpu if no "
+                "limits there, request less (set-resources in the profile), or set config key device to cpu if no "
                 "partition has GPUs"
             )

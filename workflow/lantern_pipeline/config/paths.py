@@ -1,7 +1,7 @@
 """Plan of a run, computed from its config: methods, repeats and file paths.
 
-Paths begin with Snakemake's path variable <results>, which Snakemake replaces by results/<experiment>.
-Snakemake reads this module while it builds the workflow, so it imports neither torch nor pandas.
+Paths begin with Snakemake's path variable <results>, which Snakemake replaces by results/<experiment>. Snakemake reads
+this module while it builds the workflow, so it imports neither torch nor pandas.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def drafter_of(training_seed: int | str, num_steps: int | None = None) -> str:
 
 
 def drafter_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | list[str]:
-    """Return the path of the draft model's weights if one of the methods needs a draft model, else an empty list.
+    """Return the path of the draft model's weights if one of the methods needs it, else an empty list (no input).
 
     Args:
         specs: the methods.
@@ -85,12 +85,12 @@ def nearest_codes_of(neighbours: str) -> str:
 
 
 def table_of(spec: MethodSpec) -> str | list[str]:
-    """Return the path of the nearest-code table that a method reads, or an empty list if it reads none."""
+    """Return the path of the table of nearest codes that a method reads, or an empty list if it reads none."""
     return nearest_codes_of(spec.neighbours) if spec.neighbours else []
 
 
 def tables_of(specs: Iterable[MethodSpec]) -> list[str]:
-    """Return the paths of the nearest-code tables that some methods read, without repetition."""
+    """Return the paths of the tables of nearest codes that some methods read, without repetition."""
     return sorted({nearest_codes_of(spec.neighbours) for spec in specs if spec.neighbours})
 
 
@@ -142,7 +142,7 @@ class RunPlan:
         return [spec.method_id for spec, found in self.runs if found == temperature]
 
     def run_params(self, temperature: str | None = None) -> list[tuple]:
-        """Return the methods and temperatures of the run, as plain values for the parameters of a rule.
+        """Return the methods and temperatures of the run, as plain values that Snakemake can store and compare.
 
         Args:
             temperature: a temperature as text, to return only the methods that run at it; None returns all.
@@ -236,7 +236,7 @@ class RunPlan:
         return metric_files(metrics, trained, self.resources, "<results>/reference/features.safetensors")
 
     def model_files(self) -> list[str]:
-        """Return the paths of all weights and nearest-code tables that the run trains, computes or converts."""
+        """Return the paths of all weights and tables of nearest codes that the run trains, computes or converts."""
         specs = [*self.specs.values(), *(point.spec for points in self.ablations.values() for point in points)]
         files = [TOKENIZER, *map(model_of, trained_models(self.config.metrics))]
         for seed in self.config.repeats.training_seeds:
@@ -253,8 +253,9 @@ class RunPlan:
     def files_from_elsewhere(self) -> list[str]:
         """Return the paths of files that the run uses but does not make, such as published weights.
 
-        If a config value names an entry of section `resources`, the result has the path of the entry's manifest. A
-        manifest is written when the files are downloaded.
+        If a config value names an entry of section `resources`, the result has the path of the entry's manifest instead
+        of the files. A manifest is a small JSON file that names the files, and that is written when they are
+        downloaded.
         """
         config = self.config
         values = [config.tokenizer.checkpoint, config.target.checkpoint]

@@ -1,7 +1,8 @@
 """Check of the number of prompts in a prompt set.
 
-The check is not in `config.cross_checks`, because the script that writes prompts uses it. If a module that a script
-imports changes, Snakemake runs the script again. An edit of other checks must not make it write the prompts again.
+This check is in a separate file for one reason: the script that writes prompts uses it. Snakemake runs a script again
+if a module that it imports changes. If all checks were in one file, an edit of any check would make the script write
+the prompts again.
 """
 
 from __future__ import annotations

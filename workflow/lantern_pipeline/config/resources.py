@@ -31,12 +31,12 @@ SCORED_LOGITS, SCORED_ARRAYS = 2**27, 6
 NOISE_BYTES = 2**25  # largest size of the noise of an image, per stream; see lantern/noise.py
 
 
-# Upper limits of a repeated attempt, from profiles/slurm/partitions.yaml. A first attempt may ask for more.
+# Upper limits of a repeated attempt, from profiles/slurm/partitions.yaml. A first attempt may request more.
 MOST_MB, MOST_MINUTES = 128_000, 2880
 
 
 def growing(first: int, most: float = math.inf) -> Callable[..., int]:
-    """Return a function with which Snakemake computes how much memory or time a job requests.
+    """Return a function from which Snakemake learns how much memory or time a job may use.
 
     The function doubles the amount with every attempt.
 
@@ -124,8 +124,9 @@ class JobSizes:
     def converting_mb(self) -> Callable[..., int]:
         """Return the host memory of a job that converts a target into Lantern's file layout.
 
-        The job reads the memory-mapped file tensor by tensor. It also checks a large embedding table in float32. For
-        this check, one byte per parameter of target and draft model is added.
+        The job reads the memory-mapped file tensor by tensor, so that it never holds the whole model. It also checks a
+        large embedding table in float32. For this check, the estimate adds one byte per parameter of target and draft
+        model.
 
         Returns:
             Function for a rule's `mem_mb`: MB, doubled with every attempt.

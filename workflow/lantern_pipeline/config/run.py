@@ -20,7 +20,9 @@ from lantern_pipeline.settings.run_config import RunConfig
 
 @dataclass(frozen=True)
 class Run:
-    """A run, or a variant of one: a repetition of the run with some config keys changed.
+    """A run as rules need it: its checked config, and the values that follow from it.
+
+    The object may also describe a *variant*: a repetition of the run with some config keys changed.
 
     Attributes:
         config: the checked config.
@@ -40,7 +42,7 @@ class Run:
 
     @property
     def is_variant(self) -> bool:
-        """True if this object is a variant, that is, the run repeated with some config keys changed.
+        """True if this is a variant: a repetition of the run with some config keys changed.
 
         The results of variants are compared with those of the run. The report has no sections about a single variant.
         """
@@ -66,8 +68,8 @@ class Run:
     def has_held_out_images(self) -> bool:
         """True if the run has captioned images that no model was trained on.
 
-        Metrics of these images show the best values that a model can reach. The target's distributions at their tokens
-        show how many codes it finds plausible (its ambiguity).
+        They serve two purposes. Their metrics show the best values that a model can be expected to reach. The target's
+        distributions at their tokens show how many codes it finds plausible (its ambiguity).
         """
         reads_captions = self.config.text.encoder in ("words", "word_ids", "classes")
         return reads_captions and self.config.data.source in ("scenes", "folder")
@@ -95,7 +97,8 @@ class Run:
             name: name of an entry of `resources`, a path, or None.
 
         Returns:
-            The path of the entry's manifest, the path itself, or an empty list for None.
+            The path of the entry's manifest (JSON file that names the downloaded files), the path itself, or an empty
+            list for None.
         """
         return [] if name is None else resource_of(name, self.resources)
 
@@ -121,8 +124,8 @@ def load_run(config: dict[str, object], files: Sequence[Path | str], *, is_main:
     Args:
         config: the merged config. It is changed in place; see `validate_config`.
         files: the config files, for errors that are not visible in the merged config.
-        is_main: whether this is the process that the user started. Only this process checks the user's files. Snakemake
-            starts further processes, which run one job each.
+        is_main: whether this is the process that the user started, not one of the further processes that Snakemake
+            starts for single jobs. Only the main process checks the user's files.
         is_remote: whether jobs run on other machines, such as a cluster's nodes.
 
     Raises:

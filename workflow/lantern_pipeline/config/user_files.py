@@ -32,7 +32,7 @@ def check_user_files(config: RunConfig, resources: Mapping[str, Resource], is_lo
             from the config, or a prompt file is unusable. The message names the config key.
     """
     if is_local and config.device == "cuda" and not has_gpu():
-        raise ValueError("config key device must be auto or cpu on this machine, got 'cuda': it shows no GPU")
+        raise ValueError("config key device must be auto or cpu on this machine, got 'cuda': it has no GPU")
     if config.data.source == "folder" and not Path(config.data.folder or "").is_dir():
         raise ValueError(
             f"config key data.folder: {config.data.folder} is not a folder; give one of name.png and name.txt files"

@@ -58,7 +58,7 @@ RENAMED_PARTS = {
 }
 
 _TYPE_NAMES = {
-    "integer": "a whole number",
+    "integer": "an integer",
     "number": "a number",
     "string": "text",
     "boolean": "true or false",
@@ -110,7 +110,7 @@ class _StrictLoader(_SafeLoader):
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in lines:
                 problem = (
-                    f"the key {key.value} stands twice in one section, first in line {lines[key.value]}; remove one"
+                    f"the key {key.value} occurs twice in one section, first in line {lines[key.value]}; remove one"
                 )
                 raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
             lines[key.value] = key.start_mark.line + 1
@@ -318,7 +318,7 @@ def _keys_named(name: str) -> list[str]:
 
 
 def _number_hint(problem: ErrorDetails) -> str:
-    """Return advice on a number that YAML reads as text, such as 1e-3; empty for any other error."""
+    """Return advice on a number that was given as text, such as "write 3 without quotes". Empty for any other error."""
     try:
         number = float(problem["input"]) if isinstance(problem["input"], str) else math.nan
     except ValueError:

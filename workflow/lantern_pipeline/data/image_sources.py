@@ -152,7 +152,11 @@ class FolderSource:
         files = self._files(split)
         if num > len(files):
             logger.warning(
-                "%s: %d captions of split %s asked for, but there are %d: these", self.folder, num, split, len(files)
+                "%s: %d captions of split %s were requested, but there are %d: these",
+                self.folder,
+                num,
+                split,
+                len(files),
             )
         prompts = []
         for file in files[:num]:
@@ -180,7 +184,7 @@ class FolderSource:
         for file in files:
             text_file = file.with_suffix(".txt")
             if not text_file.is_file():
-                raise ValueError(f"image {file} has no caption file {text_file.name} beside it")
+                raise ValueError(f"image {file} has no caption file {text_file.name} in its folder")
             text = " ".join(_read_text(text_file).split())
             words = split_words(text)
             if not words:
@@ -199,7 +203,7 @@ class FolderSource:
         if not self._has_repeated and max(indices, default=0) >= len(files):
             self._has_repeated = True
             logger.warning(
-                "%s: image %d of split %s was asked for, but there are %d: they come again from the first; add images",
+                "%s: image %d of split %s was requested, but there are %d: they come again from the first; add images",
                 self.folder,
                 *(int(max(indices)) + 1, split, len(files)),
             )
@@ -328,4 +332,4 @@ def _read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"caption file {file} is not UTF-8 text (byte {error.start}); save it so") from error
+        raise ValueError(f"caption file {file} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error

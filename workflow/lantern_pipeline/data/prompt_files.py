@@ -71,7 +71,7 @@ def load_prompt_set(path: str | Path, settings: PromptSet | Captions, seed: int)
     """
     prompts, num = load_prompts(path, settings.member), settings.num
     if num is not None and num > len(prompts):
-        logger.warning("%s: only %d of the %d prompts asked for", path, len(prompts), num)
+        logger.warning("%s: only %d of the %d requested prompts", path, len(prompts), num)
     elif num is not None and settings.draw:
         order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(prompts))
         prompts = [prompts[index] for index in sorted(order[:num])]
@@ -116,8 +116,8 @@ def load_prompts(path: str | Path, member: str | None = None) -> list[Prompt]:
             empty.append(number)
         elif kept.setdefault(prompt.id, prompt).text != prompt.text:
             raise ValueError(
-                f"{path}: the id {prompt.id} stands for two texts, {kept[prompt.id].text!r:.80} and "
-                f"{prompt.text!r:.80}; every prompt needs an id of its own"
+                f"{path}: the id {prompt.id} has two texts, {kept[prompt.id].text!r:.80} and "
+                f"{prompt.text!r:.80}; give each prompt a different id"
             )
         else:
             num_repeated += kept[prompt.id] is not prompt

@@ -21,7 +21,7 @@ def select_shard(items: Sequence[T], scatteritem: str) -> list[T]:
     number, total = (int(word) for word in scatteritem.split("-of-"))
     if total > len(items):
         raise ValueError(
-            f"there are {total} shards for {len(items)} prompts or images; ask for fewer (config keys "
+            f"there are {total} shards for {len(items)} prompts or images; use fewer (config keys "
             "generation.num_shards, text.num_shards, data.num_shards)"
         )
     return list(items[number - 1 :: total])

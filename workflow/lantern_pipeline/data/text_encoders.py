@@ -53,7 +53,7 @@ def scene_prompts(text: PromptReading, data_source: str) -> PromptSettings:
     num_classes = prod(map(len, CLASS_WORDS))
     if prompts.encoder == "classes" and prompts.num_classes != num_classes:
         raise ValueError(
-            f"config key text.num_classes must be {num_classes} in the embedded world: backgrounds times colours "
+            f"config key text.num_classes must be {num_classes} for the shapes dataset: backgrounds times colours "
             f"times shapes, got {prompts.num_classes}"
         )
     return replace(
@@ -86,7 +86,7 @@ def make_text_encoder(text: TextSettings, data_source: str, features: str | Sequ
     if files:
         file = files[0]
     elif text.checkpoint is None:
-        raise ValueError(f"text.checkpoint must name the target's tokenizer.json where text.encoder is {text.encoder}")
+        raise ValueError(f"text.checkpoint must name the target's tokenizer.json if text.encoder is {text.encoder}")
     else:
         file = text.checkpoint if Path(text.checkpoint).exists() else Resource(text.checkpoint).manifest
     large, small = text.grids

@@ -60,7 +60,7 @@ def write_text_features(
         if not is_finite.all():
             bad = batch[int(is_finite.int().argmin())]
             raise ValueError(
-                f"prompt {bad.id} ({bad.text!r:.80}) has features that are no numbers; check the encoder's weights"
+                f"prompt {bad.id} ({bad.text!r:.80}) has features that are not finite; check the encoder's weights"
             )
         valid_features.append(features[mask].bfloat16())  # (valid tokens, dim)
         lengths.append(mask.sum(1, dtype=torch.int32))

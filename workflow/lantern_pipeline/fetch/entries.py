@@ -205,6 +205,6 @@ def resource_of(value: str, resources: Mapping[str, Resource]) -> str:
         resources: name -> entry.
 
     Returns:
-        The path of the entry's manifest, or `value` if it is a path.
+        The path of the entry's manifest (JSON file that names the downloaded files), or `value` if it is a path.
     """
     return resources[value].manifest.as_posix() if value in resources else value

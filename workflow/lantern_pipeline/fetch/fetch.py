@@ -99,7 +99,7 @@ def fetch_resource(resource: Resource) -> Manifest:
 
 
 def _shards_beside(resource: Resource) -> dict[str, None]:
-    """Return the weight files that a resource needs in addition to the files in its config entry.
+    """Return the weight files that a resource needs but that its config entry does not list.
 
     If a file of the resource is an index of sharded weights (*.index.json), these are the files that the index names.
 
@@ -177,9 +177,10 @@ def _check_content(resource: Resource, file: str, where: Path, expected: str | N
 
 
 def _pin_commit(resource: Resource, file: str) -> Resource:
-    """Return a copy of a resource that has the newest commit of its repository on the hub.
+    """Return a copy of a resource whose `revision` is the newest commit of its repository on the hub.
 
-    A resource that already has a commit, or does not come from the hub, is returned unchanged.
+    All files then come from the same commit, even if the repository changes during the download. A resource that
+    already has a revision, or does not come from the hub, is returned unchanged.
 
     Args:
         resource: the resource.
@@ -332,27 +333,27 @@ def _explain(
     """Return the exception to raise for a failed transfer: its type, and a message with the cause and what to do."""
     key = f"config key resources.{resource.name}"
     by_hand = f"download it by hand to {resource.folder / file}, or set {key}.path to a copy that you have"
-    goes_on = f"run again to go on where it stopped, or {by_hand}"
+    goes_on = f"run again to resume it, or {by_hand}"
     match error:
         case HfHubHTTPError():
             return _explain_answer(error, resource, key, by_hand)
         case httpx2.ConnectTimeout():
             silence = f"no answer within {error.request.extensions['timeout']['connect']} s"
-            return ConnectionError, f"{error.request.url.host} is out of reach ({silence}); {by_hand}"
+            return ConnectionError, f"{error.request.url.host} cannot be reached ({silence}); {by_hand}"
         case httpx2.ConnectError():
             reason = str(error).rpartition("] ")[2]  # without the error's number
-            return ConnectionError, f"{error.request.url.host} is out of reach ({reason}); {by_hand}"
+            return ConnectionError, f"{error.request.url.host} cannot be reached ({reason}); {by_hand}"
         case httpx2.TimeoutException() if _size(_part(resource, file)):
-            return ConnectionError, f"{error.request.url.host} sends nothing any more; {goes_on}"
+            return ConnectionError, f"{error.request.url.host} stopped sending; {goes_on}"
         case httpx2.TimeoutException():
             silence = f"accepts connections but gives no answer within {ANSWER_S} s"
             return ConnectionError, f"{error.request.url.host} {silence}; {by_hand}"
         case httpx2.HTTPError():
-            return ConnectionError, f"the connection broke off ({error}); {goes_on}"
+            return ConnectionError, f"the connection was interrupted ({error}); {goes_on}"
         case OSError(errno=None):  # huggingface_hub found that the size is wrong
-            return ConnectionError, f"it was cut off in the middle; {goes_on}"
+            return ConnectionError, f"the transfer was interrupted; {goes_on}"
         case OSError():
-            return OSError, f"{error.strerror}; see to the folder {resource.folder} and run again"
+            return OSError, f"{error.strerror}; check the folder {resource.folder} and run again"
 
 
 def _explain_answer(error: HfHubHTTPError, resource: Resource, key: str, by_hand: str) -> tuple[type[OSError], str]:
@@ -380,7 +381,7 @@ def _explain_answer(error: HfHubHTTPError, resource: Resource, key: str, by_hand
         return PermissionError, f"the server refuses it (status {status}); {by_hand}"
     if status in (404, 410):
         return FileNotFoundError, f"there is no such file (status {status}); correct {key}, or {by_hand}"
-    return ConnectionError, f"the server is in trouble (status {status}); run again later, or {by_hand}"
+    return ConnectionError, f"the server reports an error (status {status}); run again later, or {by_hand}"
 
 
 def _read_record(resource: Resource) -> tuple[dict[str, FileDescription], str | None]:

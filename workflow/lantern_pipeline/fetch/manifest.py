@@ -101,7 +101,7 @@ def resource_path(given: Path | str) -> Path:
     for file, expected in manifest["files"].items():
         path = place / file if place.is_dir() else place
         if not path.is_file():
-            raise FileNotFoundError(f"{path} is gone; delete {given} and run again to have it back")
+            raise FileNotFoundError(f"{path} is missing; delete {given} and run again to fetch it")
         if _stamp(path) == (expected["size"], expected["mtime_ns"]):
             continue
         found = describe_file(path)["sha256"]

@@ -1,4 +1,8 @@
-"""Figure (n): ablations, with one panel per ablation that shows tokens per forward pass and change of NLL."""
+"""Figure (n): ablations, with one panel per ablation that shows tokens per forward pass and change of NLL.
+
+A *variant* is here one point of an ablation: a method with certain settings, which has one row in the ablation's table.
+NLL is the negative log-likelihood of the tokens under the target.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ Panel = tuple[str, pd.DataFrame]  # name of an ablation, and the rows of its var
 
 
 def draw_ablations(table: pd.DataFrame) -> Figure:
-    """Draw one panel per ablation, with one line per variant.
+    """Draw one panel per ablation, with one line per variant (a method with certain settings).
 
     A panel has tokens per forward pass on the left and the change of NLL on the right. The panels are in two columns of
     a figure of page width, and share their scales. Bars are 95 % intervals.
@@ -53,10 +57,10 @@ def draw_ablations(table: pd.DataFrame) -> Figure:
 
 
 def _label(rows: pd.DataFrame) -> pd.DataFrame:
-    """Sort the variants of one ablation by method and parts, and add column `label`.
+    """Sort the variants of one ablation by method and parts, and add the column `label`.
 
-    The label has the parts and numbers in which variants of the same method differ. The method's name comes first if
-    there are several methods.
+    A label names only what distinguishes variants of the same method, such as "top_k 100". The method's name comes
+    first if there are several methods.
 
     Args:
         rows: one row per variant.
@@ -101,7 +105,7 @@ def _height(rows: pd.DataFrame) -> float:
     All rows of a panel have the same height, which fits the label with the most lines of text.
 
     Args:
-        rows: the variants of the ablation, with column `label`.
+        rows: one row per method and settings of the ablation, with the column `label`.
     """
     return ROW_HEIGHT * len(rows) * (int(rows["label"].str.count("\n").max()) + 1)
 
@@ -134,7 +138,7 @@ def _limits(rows: pd.DataFrame, name: str) -> tuple[float, float]:
     """Return the ends of an axis that shows every value, every interval, and the value of autoregressive decoding.
 
     Args:
-        rows: the variants of all ablations.
+        rows: one row per method and settings of all ablations.
         name: key of MEASURES, the column that the axis shows.
     """
     values = [MEASURES[name][1], *rows[[name, f"{name}_low", f"{name}_high"]].stack()]

@@ -34,8 +34,8 @@ def draw_frontier(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
     axis has a square-root scale. The figure has page width.
 
     Args:
-        summary: table of results, as `build_summary` returns it.
-        settings: config section `metrics`.
+        summary: table of results, one row per method and repeat, from `build_summary`.
+        settings: keys of config section `metrics`.
     """
     rows = split_curves(add_distance(select_headline(summary, settings)))
     distance = rows["distance"]

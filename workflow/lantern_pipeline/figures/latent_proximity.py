@@ -37,7 +37,7 @@ def draw_latent_proximity(
         prompts: prompts of the images, in the order of the records.
         tokenizer: image tokenizer, which decodes codes to images.
         nearest_codes: table of nearest codes, (vocab, columns), nearest first.
-        settings: config section `metrics`. Key proximity_prompts is the number of rows.
+        settings: keys of config section `metrics`. Key proximity_prompts is the number of rows.
         seed: random seed of the random codes.
     """
     codes, num_rows = records[BASELINE].codes, settings["proximity_prompts"]

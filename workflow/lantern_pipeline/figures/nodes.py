@@ -1,4 +1,4 @@
-"""Figure (s): tokens per forward of exact methods against the number of nodes of their draft tree."""
+"""Figure (s): tokens per forward pass of exact methods against the number of nodes of their draft tree."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
 
 def draw_nodes(summary: pd.DataFrame, settings: MetricsSection, trees: Trees) -> Figure:
-    """Draw tokens per forward (left) and the predicted speed-up on GPUs (right) against the size of the draft tree.
+    """Draw tokens per forward pass (left) and predicted speed-up on GPUs (right) against the size of the draft tree.
 
     There is one line per kind of drafts. Its markers are open if the drafts need no draft model. Bars are 95 %
     intervals. A band spans the speed-ups that are predicted from the highest and from the lowest published step cost.
     The figure has page width.
 
     Args:
-        summary: table of results, as `build_summary` returns it.
-        settings: config section `metrics`.
-        trees: config key `trees`, the run's own trees by name.
+        summary: table of results, one row per method and repeat, from `build_summary`.
+        settings: keys of config section `metrics`.
+        trees: config key `trees`, the static trees that the config defines, by name.
     """
     rows = node_rows(select_headline(summary, settings), trees)
     with style.paper_style():

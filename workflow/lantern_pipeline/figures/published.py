@@ -38,7 +38,7 @@ def draw_published(summary: pd.DataFrame, settings: MetricsSection, published: p
 
     Args:
         summary: table of results.
-        settings: config section `metrics`.
+        settings: keys of config section `metrics`.
         published: table of published numbers. None for the table of `read_published`.
     """
     table = read_published() if published is None else published

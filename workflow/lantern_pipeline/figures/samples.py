@@ -22,7 +22,10 @@ def draw_samples(
     tokenizer: ImageModel,
     settings: MetricsSection,
 ) -> Figure:
-    """Draw images of the first prompts by several methods. `select_samples` chooses them and explains the arguments."""
+    """Draw images of the first prompts by several methods, one row per prompt.
+
+    The arguments are those of `select_samples`, which chooses and decodes the images.
+    """
     return draw_pictures(**select_samples(records, prompts, tokenizer, settings))
 
 
@@ -40,8 +43,8 @@ def select_samples(
         records: method id -> records of one prompt set and temperature, in the order of `prompts`.
         prompts: prompts of the images.
         tokenizer: image tokenizer, which decodes codes to images.
-        settings: config section `metrics`. Keys sample_prompts (number of prompts) and sample_methods (ids of the
-            methods) are used. If sample_methods is None, the first method of each preset is shown.
+        settings: keys of config section `metrics`. Keys sample_prompts (number of prompts) and sample_methods (ids of
+            the methods) are used. If sample_methods is None, the first method of each preset is shown.
     """
     num_prompts = settings["sample_prompts"]
     chosen = settings["sample_methods"] or first_of_each_preset(records)

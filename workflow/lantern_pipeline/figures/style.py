@@ -88,9 +88,9 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, paths: Sequence[Path | str], dpi: int = 200) -> None:
-    """Write a figure that was made within `paper_style` to files, atomically.
+    """Write a figure that was made within `paper_style` to files. An interrupted call leaves no incomplete file.
 
-    The files contain no date and no software version. So the same figure always gives the same bytes.
+    The files contain no date and no software version, so that the same figure always gives the same bytes.
 
     Args:
         figure: the figure.
@@ -147,7 +147,7 @@ def name_rows(axes: Axes, labels: Iterable[str], **options: Any) -> None:
 
 
 def draw_rows(axes: Axes, rows: pd.DataFrame, name: str, **look: Any) -> None:
-    """Draw the value and the interval of each row on a line of its own, with the first row on top.
+    """Draw one line per table row, with the row's value and interval, the first row on top.
 
     Each row has the colour and the marker of its method.
 

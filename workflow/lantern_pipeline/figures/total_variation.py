@@ -41,15 +41,15 @@ def draw_total_variation(
     """Draw the total variation (TV) from the target against delta (top), and of each relaxed method (bottom).
 
     The TV is between the distributions of the emitted token and of the target's token. The top has two lines per
-    acceptance. The line with markers is the mean TV over nodes of draft trees, the thin line the 95th percentile.
-    (An acceptance states the probability with which a draft is accepted.) Bands and bars are 95 % intervals. The figure
-    has page width.
+    acceptance. The line with markers is the mean TV over nodes of draft trees, the thin line the 95th percentile. (An
+    acceptance states the probability with which a draft is accepted.) Bands and bars are 95 % intervals. The figure has
+    page width.
 
     Args:
         curves: total_variation/curves.csv, with one row per acceptance and delta, all at the same nodes.
         methods: total_variation/methods.csv, with one row per method, prompt set, temperature and repeat.
         summary: table of results.
-        settings: config section `metrics`.
+        settings: keys of config section `metrics`.
     """
     relaxed = _select_relaxed(methods, select_headline(summary, settings))
     positive = curves[curves["delta"] > 0]
@@ -69,11 +69,11 @@ def draw_total_variation(
 
 
 def _select_relaxed(methods: pd.DataFrame, headline: pd.DataFrame) -> pd.DataFrame:
-    """Select the relaxed headline methods whose TV, or an upper bound of it, was measured.
+    """Select the relaxed methods of the main results whose TV, or an upper bound of it, was measured.
 
     Args:
         methods: total_variation/methods.csv, see `draw_total_variation`.
-        headline: headline rows, as `select_headline` returns them.
+        headline: main results of the run, one row per method, see `select_headline`.
 
     Returns:
         Rows of `methods`, with the columns label, method and delta (the parameter) of `headline`.
@@ -112,7 +112,7 @@ def _set_scales(axes: Axes, everything: pd.DataFrame) -> float:
     """
     deltas, distances = np.sort(everything["delta"].unique()), everything["tv_mean"].to_numpy()
     floor = max(LOWEST, 0.5 * min(deltas.min(), distances[distances > 0].min(initial=1.0)))
-    axes.set(xscale="log", yscale="log", xlabel="bound δ asked for")
+    axes.set(xscale="log", yscale="log", xlabel="parameter δ")
     axes.set(xlim=(deltas.min() / 1.15, deltas.max() * 1.15), ylim=(floor, max(1.05, deltas.max())))
     axes.set_xticks(deltas, [f"{value:g}" for value in deltas])
     axes.set_xticks([], minor=True)
@@ -156,6 +156,6 @@ def _method_marks(methods: pd.DataFrame) -> list[Line2D]:
     )
     measured.set_label("measured TV")
     bound.set(label="share of substituted tokens, which TV is at most", markerfacecolor="white")
-    delta.set(label="bound δ asked for", markersize=9, markeredgewidth=1.6)
+    delta.set(label="parameter δ", markersize=9, markeredgewidth=1.6)
     known = [(~is_coupling, measured), (is_coupling, bound), (methods["delta"].notna(), delta)]
     return [line for is_drawn, line in known if is_drawn.any()]

@@ -20,7 +20,7 @@ QUALITIES = {
     "nll": ("NLL under the target\n(nats / token;\nnearer the line is closer)", 1.0),
     "prompt_accuracy": ("prompt accuracy (%)", 100.0),
 }
-LINE_LABEL = "the target's own (autoregressive)"
+LINE_LABEL = "autoregressive decoding"
 BAND_LABEL = f"within {100 * ACCURACY_TOLERANCE:g} points of autoregressive"
 LINES = ("-", "--", ":", "-.")
 FILLS = ("full", "open", "bottom", "left")  # fills of the markers, one per curve of a method
@@ -34,8 +34,8 @@ def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
     figure has page width.
 
     Args:
-        summary: table of results, as `build_summary` returns it.
-        settings: config section `metrics`.
+        summary: table of results, one row per method and repeat, from `build_summary`.
+        settings: keys of config section `metrics`.
     """
     rows = select_headline(summary, settings)
     curves = split_curves(rows)
@@ -61,14 +61,15 @@ def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
 
 
 def split_curves(rows: pd.DataFrame) -> pd.DataFrame:
-    """Divide the headline rows into curves: lists of rows that a line connects, because only one parameter differs.
+    """Divide the main results into curves: lists of rows that a line connects, because only one parameter differs.
 
     The rows of a curve have the same method, tree, drafts and acceptance. One parameter varies along the curve: the
     first in the order of SYMBOLS that has several values. Parameter k is used only if no other parameter has several
-    values. If a second parameter varies too, each of its values gets a curve of its own.
+    values. If a second parameter varies too, there is one curve per value of it. For example, LANTERN with k 20 and k
+    100 and five values of delta gives two curves of five points.
 
     Args:
-        rows: headline rows, as `select_headline` returns them.
+        rows: main results of the run, one row per method, see `select_headline`.
 
     Returns:
         The rows, sorted by curve and along each curve, with two more columns. `curve` is the name of the curve, such as
@@ -132,7 +133,7 @@ def _draw_baseline(axes: Axes, rows: pd.DataFrame, quality: str, factor: float) 
 
     Args:
         axes: the panel.
-        rows: headline rows, as `select_headline` returns them.
+        rows: main results of the run, one row per method, see `select_headline`.
         quality: column of the vertical axis.
         factor: factor by which the quality is multiplied.
     """

@@ -1,4 +1,4 @@
-"""One point of an ablation: a method with the sampling settings and the draft model that it is measured with.
+"""One point of an ablation: a method, the sampling settings and the draft model with which it is measured.
 
 Snakemake imports this module while it plans the jobs. The module therefore does not import torch.
 """
@@ -13,12 +13,12 @@ from lantern.methods import MethodSpec
 
 @dataclass(frozen=True)
 class AblationPoint:
-    """A method with changed sampling settings or another draft model. It is one row in the table of an ablation.
+    """A method with changed sampling settings or another draft model, which is one row in the table of an ablation.
 
     Attributes:
         spec: the method.
         temperature: sampling temperature.
-        sampling: config section `sampling` with the changes of this point.
+        sampling: config section `sampling`, in which this point has changed some values, for example top_k.
         drafter_steps: number of training steps of the draft model. None for the draft model of the run.
     """
 

@@ -1,6 +1,7 @@
-"""Ablations: methods with changed sampling or a changed draft model.
+"""Ablations: how results change if one setting changes, such as the training steps of the draft model.
 
-Each point is compared with autoregressive decoding at the same sampling settings and with the same noise.
+A *point* of an ablation is a method with one combination of sampling settings and draft model. It is compared with
+autoregressive decoding at the same sampling settings and with the same noise.
 """
 
 from __future__ import annotations
@@ -109,10 +110,13 @@ class AblationStudy:
         return make_decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=self.stepping)
 
     def _total_variation(self, point: AblationPoint) -> dict[str, float]:
-        """Measure column tv_mean of `run` and its interval over images.
+        """Measure the total variation of a point of an ablation, as the column tv_mean with its interval over images.
 
-        The images of the first `total_variation.num_images` prompts are generated for it. The values are nan for exact
-        methods, at temperature 0, and if `knows_drafts` is False for the method.
+        The images of the first `total_variation.num_images` prompts are generated again for it. The values are nan for
+        exact methods, at temperature 0, and for methods whose draft distributions cannot be recorded (`knows_drafts`).
+
+        Args:
+            point: the method, with its sampling settings and draft model.
         """
         if not (not point.spec.is_exact and point.temperature > 0 and knows_drafts(point.spec)):
             return dict.fromkeys(("tv_mean", "tv_mean_low", "tv_mean_high"), np.nan)
@@ -160,7 +164,13 @@ class AblationStudy:
         return values | mean_with_interval("substitution_rate", rate, **options)
 
     def _identity(self, point: AblationPoint) -> dict[str, Any]:
-        """Return the columns that identify a row. An empty drafter_steps means the draft model of the run."""
+        """Return the columns that identify the row of a point: the method, its parameters and the sampling settings.
+
+        drafter_steps is empty for the draft model of the run.
+
+        Args:
+            point: a method with sampling settings and a draft model.
+        """
         return {
             **method_columns(point.spec.to_dict()),
             "temperature": point.temperature,

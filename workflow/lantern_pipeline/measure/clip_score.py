@@ -1,9 +1,9 @@
 """CLIP score and Human Preference Score (HPS): how well images fit their prompts.
 
-A CLIP model that the run has trained, or a published model, computes the scores. Published models have an architecture
-of open_clip and are loaded from a local file of weights. open_clip's function `create_model` is not used. If the
-weights are missing, it only warns and continues with random weights, whose scores look plausible. Here the architecture
-comes from open_clip's table and every tensor from the file. An error is raised if the two do not fit together.
+A CLIP model that the run has trained, or a published model, computes the scores. For a published model, the
+architecture comes from open_clip's table and every tensor from a local file. An error is raised if the two do not fit
+together. open_clip's function `create_model` is not used, because it continues with random weights if the weights are
+missing, and their scores look plausible.
 
 HPS v2.1 is the cosine similarity of a fine-tuned ViT-H-14. It compares the generated image with the prompt, without a
 prefix. Good images score near 0.28. Its authors print 100 times that value in their tables. They compute it in half
@@ -50,7 +50,7 @@ class ClipScore:
         self.scorer, self.sha256, self.metric, self.column = scorer, sha256, metric, column
 
     def describe(self) -> dict[str, str | None]:
-        """Return two columns that identify the CLIP model: its name, and the SHA-256 of its weights."""
+        """Return two columns that identify the CLIP model in the results: its name, and the SHA-256 of its weights."""
         prefix = f', prefix "{self.scorer.prompt_prefix}"' if self.scorer.prompt_prefix else ""
         return describe_weights(self.metric, f"{self.scorer.name}{prefix}", self.sha256)
 
@@ -71,8 +71,8 @@ def load_own(metrics: MetricChoices, files: Mapping[str, str], device: torch.dev
     """Load the CLIP model that the run has trained, for config value `metrics.clip: own`.
 
     Args:
-        metrics: config section `metrics`. Not used.
-        files: name -> path, as from `registry.metric_files`. "clip" is used.
+        metrics: config section `metrics`, which is not used here.
+        files: files of the metric models, name -> path, see `registry.metric_files`. "clip" is used.
         device: device of the model.
     """
     return ClipScore(ClipScorer.from_checkpoint(files["clip"], device=device), resource_sha256(files["clip"]))
@@ -83,7 +83,7 @@ def load_openai(metrics: MetricChoices, files: Mapping[str, str], device: torch.
 
     Args:
         metrics: config section `metrics`.
-        files: name -> path, as from `registry.metric_files`. "clip_weights" is used.
+        files: files of the metric models, name -> path, see `registry.metric_files`. "clip_weights" is used.
         device: device of the model.
     """
     published = metrics.published
@@ -97,7 +97,7 @@ def load_hps(metrics: MetricChoices, files: Mapping[str, str], device: torch.dev
 
     Args:
         metrics: config section `metrics`.
-        files: name -> path, as from `registry.metric_files`. "hps_weights" is used.
+        files: files of the metric models, name -> path, see `registry.metric_files`. "hps_weights" is used.
         device: device of the model.
     """
     scorer = load_open_clip(metrics.published.hps_architecture, files["hps_weights"], device=device)

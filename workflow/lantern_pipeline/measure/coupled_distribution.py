@@ -1,13 +1,13 @@
 """Distribution of the emitted token if the target's noise selects the drafts: coupled and Jacobi drafts.
 
-At a node of the draft tree, the draft is x = argmax(log p + g). The token that the target samples is y = argmax(log t +
-g). g is the Gumbel noise of the position that the node predicts. p and t do not depend on g, and no earlier decision
-has used g. So the distribution over g is the distribution of the emitted token given all earlier tokens.
+At a node of the draft tree, let t be the target's distribution, p the distribution of the draft, and g the Gumbel noise
+of the position that the node predicts. The draft is x = argmax(log p + g). The token that the target samples is y =
+argmax(log t + g). Since p and t do not depend on g, averaging over g gives the distribution of the emitted token given
+all earlier tokens.
 
-t is the target's distribution at the node. For coupled drafts, p is the distribution of the draft model. Jacobi drafts
-are tokens that the target sampled for this position in earlier steps and that were kept in a pool. For them, p is the
-distribution that the target had in that earlier step. Which draft is taken from the pool does not depend on the noise
-of its own position.
+For coupled drafts, p is the distribution of the draft model. Jacobi drafts are tokens that the target sampled for this
+position in earlier steps, and that were kept in a pool. For them, p is the target's distribution in that earlier step.
+Which of the pool's tokens becomes the draft does not depend on the noise of its position.
 
 Shapes: nodes = verified nodes.
 """
@@ -36,9 +36,10 @@ from lantern_pipeline.measure.output_distribution import (
 
 
 def knows_drafts(spec: MethodSpec) -> bool:
-    """Return whether the target's noise selects a method's drafts, from distributions that can be recorded.
+    """Return whether the target's noise selects a method's drafts from distributions that can be recorded.
 
-    This is true for coupled drafts in a tree of fixed shape, and for Jacobi drafts in a chain. It is false for:
+    Only then can this module compute the distribution of the emitted token. It is true for coupled drafts in a tree of
+    fixed shape, and for Jacobi drafts in a chain. It is false for:
 
     - Jacobi drafts in a tree with siblings: the siblings come from many distributions.
     - hybrid drafts: drafts below the root come from two distributions.
@@ -78,10 +79,12 @@ def measure_coupled_drafts(
 
 
 def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the joint distribution of draft x and target sample y, as two tables F and M.
+    """Compute two numbers F_i and M_i per code i, from which the joint distribution of draft x and sample y follows.
 
-    F_i and M_i are values per code i, explained below. From them follows P(x = i, y = j) = p_i t_j max(0, F_i - F_j)
-    for i != j, and P(x = y = i) = p_i / M_i if t_i > 0.
+    x is the draft, and y is the token that the target samples with the same noise:
+
+    - P(x = i, y = j) = p_i t_j max(0, F_i - F_j) for i != j
+    - P(x = y = i) = p_i / M_i if t_i > 0
 
     Derivation: let E_v = exp(-g_v), which is exponentially distributed. For x = i and y = j let a = E_i / p_i and s =
     (E_j / t_j) / a. The event x = i, y = j is E_v >= a max(p_v, s t_v) for all v. Its probability is the integral of
@@ -89,8 +92,8 @@ def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[to
     s between the sorted ratios p_v / t_v. M_i is M(p_i / t_i). F_i is the integral of 1 / M(s)^2 from 0 to p_i / t_i.
 
     Args:
-        target_probs: t, (nodes, vocab).
-        draft_probs: p, (nodes, vocab).
+        target_probs: the target's distribution t, (nodes, vocab).
+        draft_probs: distribution p of the draft, (nodes, vocab).
 
     Returns:
         (F, M), float64 (nodes, vocab) each.
@@ -170,10 +173,10 @@ def distribution_of_coupled_siblings(
 ) -> OutputDistribution:
     """Estimate the output distribution with several drafts per node, by Monte Carlo over the noise.
 
-    In each sample, the method's verifier decides which token is emitted. The estimate is the target's distribution plus
-    the mean difference between the emitted token and the target's sample, as one-hot vectors. The two tokens differ
-    only if the verifier substitutes one for the other. Monte Carlo noise makes the estimated total variation (TV) too
-    large. But the estimated TV never exceeds the share of substitutions.
+    In each sample of the noise, the method's verifier decides which token is emitted. The estimate is the target's
+    distribution plus the mean difference between the emitted token and the target's sample, as one-hot vectors. The two
+    tokens differ only if the verifier substitutes one for the other. Monte Carlo noise makes the estimated total
+    variation (TV) too large, but never larger than the share of substitutions.
 
     Args:
         nodes: nodes of the method. The drafts are sampled from `nodes.drawn_from`. If its values at a node are all 0,
@@ -183,7 +186,7 @@ def distribution_of_coupled_siblings(
         seed: random seed of the noise.
 
     Returns:
-        The estimate. Its `error` is half the TV between the means over even and over odd samples.
+        The estimate. Its `error` is half the TV between two estimates, each from half of the samples.
     """
     generator = torch.Generator(nodes.target_probs.device).manual_seed(seed)
     sums = [torch.zeros_like(nodes.target_probs) for _ in range(2)]  # sums over even and over odd samples

@@ -1,9 +1,9 @@
 """FID, KID, precision and recall of two sets of image features, computed by torch-fidelity.
 
-All values depend on the number of images and on the features, so compare only rows of one table. The values have no
-intervals, because a bootstrap repeats some images, which biases these metrics. Distances between all pairs of images
-are computed block by block, because the whole matrix would need too much memory. torch-fidelity is imported inside the
-functions, because the import takes seconds, and ablations do not need it.
+All values depend on the number of images and on the features. Compare only values that were computed with the same
+numbers and features. The values have no intervals, because a bootstrap repeats some images, which biases these metrics.
+Distances between all pairs of images are computed block by block, because the whole matrix would need too much memory.
+torch-fidelity is imported inside the functions, because the import takes seconds, and ablations do not need it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DISTANCE_BLOCK = 4096  # images whose distances to all others are in memory at o
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Mean and covariance of a set of features, which FID compares.
+    """Mean and covariance of a set of image features, which FID compares.
 
     Attributes:
         mean: float64 (width,).
@@ -130,7 +130,7 @@ def measure_precision_recall(generated: Tensor, reference: Tensor, *, neighbours
     if neighbours >= min(len(generated), len(reference)):
         raise ValueError(
             f"metrics.prc_neighbours must be less than the number of images, {len(generated)} generated and "
-            f"{len(reference)} reference, got {neighbours}; draw more prompts"
+            f"{len(reference)} reference, got {neighbours}; use more prompts"
         )
     # float64: torch.cdist of wide float32 features is too imprecise to order near neighbours
     generated, reference = generated.to(reference.device).double(), reference.double()
@@ -157,7 +157,7 @@ def _check_features(generated: Tensor, reference: Tensor) -> None:
     if min(len(generated), len(reference)) < FEWEST:
         raise ValueError(
             f"each set must have at least {FEWEST} images, got {len(generated)} generated and {len(reference)} "
-            "reference images; draw more prompts"
+            "reference images; use more prompts"
         )
     for name, features in (("generated", generated), ("reference", reference)):
         if not torch.isfinite(features).all():

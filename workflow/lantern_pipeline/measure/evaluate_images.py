@@ -1,7 +1,7 @@
 """Scores of single images: likelihood under the target, chosen metrics, and distance from the autoregressive image.
 
-The autoregressive image has the same prompt and noise. Exact methods emit the same codes as autoregressive decoding. So
-only images that differ from the autoregressive ones are scored.
+The *autoregressive image* of an image was decoded autoregressively, with the same prompt and noise. Exact methods emit
+the same codes, so their images equal it. Only images that differ from it are scored, which saves time.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class ImageScores:
     """Measurements of a set of images.
 
     Attributes:
-        features: raw features for metrics of whole sets, such as FID, float32 (images, width). (images, 0) if these
-            metrics are off.
-        columns: name of a column (`Metric.per_image`) -> values, float32 (images,). Column nll is the
-            negative log-likelihood, a mean over the tokens of an image. It is nan for images without codes. Only images
-            that a method generated have column pixel_mse.
+        features: features of a network such as Inception, from which FID and similar metrics are computed, float32
+            (images, width). (images, 0) if these metrics are off.
+        columns: name of a column (`Metric.per_image`) -> values, float32 (images,). Column nll is the negative
+            log-likelihood, a mean over the tokens of an image. It is nan for images without codes. Column pixel_mse,
+            the distance from the autoregressive image, is there only for images that a method generated.
     """
 
     features: Tensor
@@ -50,7 +50,7 @@ class ImageScores:
 
 @dataclass(frozen=True)
 class MethodScores:
-    """Scores of those images of a method that differ from the autoregressive images of the same prompts.
+    """Scores of the images of a method, without those images that equal the autoregressive image of the same prompt.
 
     For autoregressive decoding itself, these are the scores of all images.
 
@@ -81,7 +81,7 @@ class MethodScores:
 
 
 def save_scores(path: Path, found: MethodScores) -> None:
-    """Write the scores of a method to one safetensors file, atomically."""
+    """Write the scores of a method to one safetensors file. An interrupted call leaves no incomplete file."""
     columns = {f"columns.{name}": column for name, column in found.scores.columns.items()}
     tensors = {"prompts": found.prompts, "features": found.scores.features, **columns}
     metadata = {"kind": "image_scores", "method_id": found.method_id, "columns": [*found.scores.columns]}
@@ -140,7 +140,9 @@ def score_method(
 def score_records(
     records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt], models: MetricModels
 ) -> dict[str, ImageScores]:
-    """Score the images of several methods, as `score_method` does, and return the scores of all images.
+    """Measure the images of several methods by the metrics of single images, and return the scores of all images.
+
+    An image that equals the autoregressive one is not measured again, see `score_method`.
 
     Args:
         records: method -> records of its images. Autoregressive decoding must be among the methods.
@@ -199,7 +201,7 @@ def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:
 
 
 def chunks(first: int, last: int, size: int, name: str) -> tqdm:
-    """Split the integers from `first` to `last` - 1 into ranges, with a progress bar.
+    """Split the integers from `first` to `last` - 1 into ranges of equal length, and show a progress bar.
 
     Args:
         first: first integer.

@@ -1,8 +1,8 @@
 """Feature extractors: torch-fidelity's Inception and VGG16, and the attribute classifier.
 
 Inception's features are used for FID and KID, VGG16's for precision and recall. torch-fidelity itself would download
-missing weights, and would unpickle a file together with any code in it. Here published weights are first read without
-running code, and then passed to torch-fidelity.
+missing weights, and would run code that a pickle contains. Here published weights are first read without running code,
+and then passed to torch-fidelity.
 """
 
 from __future__ import annotations

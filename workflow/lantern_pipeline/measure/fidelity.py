@@ -37,10 +37,10 @@ from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 
 
 class ClassifierFidelity:
-    """Comparison of sets of images by standardised features of the attribute classifier.
+    """Comparison of sets of images by features of the attribute classifier, each scaled to mean 0 and deviation 1.
 
-    The reference is held-out images that the tokenizer has encoded and decoded again, not the images themselves.
-    Otherwise errors of the tokenizer would count as errors of the decoding method.
+    Generated images are compared with held-out images that the tokenizer has encoded and decoded again. If they were
+    compared with the held-out images themselves, errors of the tokenizer would count as errors of the decoding method.
     """
 
     def __init__(self, classifier: AttributeClassifier, sha256: str | None = None) -> None:
@@ -128,8 +128,8 @@ def load_classifier(metrics: MetricChoices, files: Mapping[str, str], device: to
     """Load the attribute classifier, for config value `metrics.fidelity: attribute_classifier`.
 
     Args:
-        metrics: config section `metrics`. Not used.
-        files: name -> path, as from `registry.metric_files`. "attribute_classifier" is used.
+        metrics: config section `metrics`, which is not used here.
+        files: files of the metric models, name -> path, see `registry.metric_files`. "attribute_classifier" is used.
         device: device of the classifier.
     """
     classifier = load_model(files["attribute_classifier"], AttributeClassifier).to(device)

@@ -1,6 +1,6 @@
-"""Goodness-of-fit test of whole images: a chi-square test of the emitted tokens against the target's distribution.
+"""Test of whole images: do the emitted tokens have the target's distribution?
 
-The test does not need the distribution of the drafts, so it applies to any method.
+It is a chi-square test. It does not need the distribution of the drafts, so it applies to any method.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NUM_BINS = 20
 
 
 class ImageTest:
-    """Goodness-of-fit test of images of given prompts. If several methods have identical images, it runs only once.
+    """Test of images of given prompts. If several methods have identical images, these are tested only once.
 
     Each token is mapped to a point in [0, 1], see `points_of`. A chi-square test checks whether the points are uniform.
     A float32 target is run in float64. Otherwise rounding in the CPU's kernels would decide which of two almost equally
@@ -70,8 +70,9 @@ class ImageTest:
 def points_of(probs: torch.Tensor, tokens: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Map tokens to [0, 1] by a randomised probability integral transform.
 
-    Codes, most probable first, partition [0, 1] into intervals of length `probs`. The point of a token is uniform in
-    its interval. Codes of equal probability share one interval.
+    Codes, most probable first, partition [0, 1] into intervals whose lengths are their probabilities. The point of a
+    token is uniform in its interval. For example, if the probabilities are 0.7 and 0.3, the second code gets a point
+    between 0.7 and 1. Codes of equal probability share one interval.
 
     If each token is sampled from `probs` given the tokens before it, the points are uniform and independent (Rosenblatt
     1952). If a method prefers probable or improbable codes, its points are not uniform.

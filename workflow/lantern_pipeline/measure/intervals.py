@@ -1,10 +1,10 @@
 """Intervals of 95 %: a bootstrap over prompts and repeats, and an exact interval of shares.
 
-The prompt is the unit that is resampled. All columns of one call are resampled together. A statistic of two columns of
-the same prompts is therefore paired: a speed-up, or a difference between methods that share their noise.
+The prompt is the unit that is resampled. All columns of one call get the same resampled prompts. Statistics of two
+columns, such as a speed-up or a difference between two methods, are therefore paired by prompt.
 
-If a run was repeated with other seeds, repeats are resampled as well. An interval over prompts only would be valid for
-these seeds only. Metrics of a whole set of images (FID, KID, precision, recall) have no interval.
+If a run was repeated with other seeds, repeats are resampled as well, so that the interval also covers the choice of
+the seeds. Metrics of a whole set of images (FID, KID, precision, recall) have no interval.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Compute the 95 % percentile interval of a statistic over prompts, or over repeats and prompts.
 
-    The same seed gives the same interval on every machine. Repeats and prompts are resampled independently. A resample
-    has every combination of its repeats and its prompts. This counts the noise of a single image more than once, which
-    makes the interval wider than necessary. On the other hand, two or three repeats tell little about the variation
-    between repeats. In simulations, a nominal 95 % interval contains the true value in only 84 % of cases with two
+    The same seed gives the same interval on every machine. Repeats and prompts are resampled independently, and a
+    resample has every combination of its repeats and its prompts.
+
+    With repeats, the interval is not exact. On the one hand, the noise of a single image counts more than once,
+    which makes the interval wider than necessary. On the other hand, two or three repeats tell little about the
+    variation between repeats. In simulations, a nominal 95 % interval contains the true value in 84 % of cases with two
     repeats, and in 91 % with three. An interval over prompts only would contain it in 66 and 76 % of cases.
 
     Source: Efron and Tibshirani (1993), An Introduction to the Bootstrap, section 13.3; with repeats, Owen (2007), The
@@ -61,10 +63,10 @@ def bootstrap_interval(
 def crossed_resamples(
     num_repeats: int, num_prompts: int, num_resamples: int, seed: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Sample repeats and prompts with replacement, independently of each other.
+    """Sample repeats and prompts with replacement, independently of each other, for a bootstrap.
 
-    The resamples come in blocks, to bound memory. They do not depend on the size of a block. The sampled prompts do not
-    depend on the number of repeats.
+    The resamples are yielded in blocks, to bound memory, and do not depend on the size of a block. The sampled prompts
+    do not depend on the number of repeats.
 
     Args:
         num_repeats: number of repeats to choose from, and of repeats per resample.

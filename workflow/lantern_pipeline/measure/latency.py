@@ -61,7 +61,7 @@ def measure_latency(
     num_warmup: int,
     num_rounds: int = 1,
 ) -> tuple[pd.DataFrame, list[TimedImage]]:
-    """Time several decoders at batch 1, as `time_rounds` does.
+    """Time several decoders at batch 1 in several rounds. The decoders take turns image by image, see `time_rounds`.
 
     Args:
         decoders: the decoders.
@@ -72,7 +72,7 @@ def measure_latency(
         num_rounds: number of rounds.
 
     Returns:
-        (rows, images). `rows` has the rows of all rounds. `images` has the image of each decoder and prompt from its
+        (rows, images). `rows` has the timings of all rounds. `images` has the image of each decoder and prompt from its
         fastest round.
     """
     options = {"run_seed": run_seed, "num_warmup": num_warmup, "num_rounds": num_rounds}
@@ -153,7 +153,7 @@ class _Watch:
     """Times of the decoding of one image.
 
     Attributes:
-        marks: start of each forward pass, as `_now` returns it, prefill first.
+        marks: start of each forward pass, prefill first: a time in seconds, or a CUDA event on a GPU.
         core_seconds: core-seconds from the first forward pass to the end, as (this process, whole machine).
     """
 
@@ -211,7 +211,7 @@ def _step_seconds(marks: Sequence[float | torch.cuda.Event], seconds: float) -> 
     """Return the seconds of each forward pass of an image. The last pass lasts to the end of the image.
 
     Args:
-        marks: start of each forward pass, as `_now` returns it.
+        marks: start of each forward pass: a time in seconds, or a CUDA event on a GPU.
         seconds: seconds of the whole image.
     """
     events = [mark for mark in marks if isinstance(mark, torch.cuda.Event)]

@@ -4,8 +4,8 @@ The likelihood of the tokens shows how far relaxed decoding deviates from the ta
 is unsure of the next token. It is measured by the probability of the most probable token, and of the ten most probable
 tokens together.
 
-A language model is nearly certain of most tokens. A visual model spreads its probability over many similar codes.
-Therefore few drafts are accepted, which is the reason for relaxed decoding.
+A language model is nearly certain of most tokens. A visual model spreads its probability over many similar codes, so
+that exact verification accepts few drafts. This is the reason for relaxed decoding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IMAGES_ON_CPU = 16  # largest batch on a CPU: the activations of more images do 
 
 
 def select_codes(target_model: Target, tokens: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Remove the positions at which a line ends.
+    """Remove the line-end tokens, which are certain, from tokens and logits.
 
     Some targets emit a line-end token after each line of codes. Other targets have none, and their tensors are returned
     unchanged.
@@ -58,7 +58,7 @@ def walk_logits(
     cfg_scale: float,
     batch_size: int,
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Compute the target's guided logits of many images, batch by batch, as in `teacher_forced_logits`.
+    """Compute the target's logits of many images batch by batch, after guidance, as in `teacher_forced_logits`.
 
     A batch has at most `batch_size` images and at most LOGITS_AT_ONCE logits, but at least one image. On a CPU it also
     has at most IMAGES_ON_CPU images.

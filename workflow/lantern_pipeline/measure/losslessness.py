@@ -1,7 +1,7 @@
-"""Comparison of emitted tokens with tokens of the target.
+"""Comparison of the emitted tokens of a method with tokens of the target.
 
-*Exactness*: are the tokens equal to those of autoregressive decoding with the same noise? *Substitutions*: which tokens
-did relaxed decoding emit instead of the token that the target sampled at that position?
+There are two questions. *Exactness*: are the tokens equal to those of autoregressive decoding with the same noise?
+*Substitutions*: which tokens did relaxed decoding emit instead of the token that the target sampled at that position?
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ NEAR_TIE_MARGIN = 1e-4  # nats; if the gap between two tokens is smaller, roundi
 class Equality:
     """Comparison of each image with the autoregressive image of the same prompt and noise.
 
-    A *near-tie* is a difference that rounding explains. At the first different token, autoregressive decoding had two
-    best candidates whose log-probabilities plus Gumbel noise differed by less than NEAR_TIE_MARGIN.
+    A *near-tie* is a difference that rounding explains: at the first different token, the scores of the two best
+    candidates of autoregressive decoding differed by less than NEAR_TIE_MARGIN. A score is a log-probability plus
+    Gumbel noise.
 
     Attributes:
         is_equal: whether all codes are equal, bool (images,).
         is_near_tie: whether codes differ, and the first difference is a near-tie, bool (images,).
         first_difference: position of the first difference, int64 (images,). The number of tokens if there is none.
-        margin_at_difference: gap between these two candidates at the first difference, in nats, float (images,). nan if
-            there is no difference.
+        margin_at_difference: difference between the scores of these two candidates, in nats, float (images,). nan if
+            all codes are equal.
     """
 
     is_equal: torch.Tensor
@@ -47,12 +48,12 @@ class Equality:
 
     @property
     def num_near_ties(self) -> int:
-        """Number of images whose first difference is a near-tie. `share_equal` leaves them out."""
+        """Number of images that differ only because of rounding, by a near-tie. `share_equal` leaves them out."""
         return int(self.is_near_tie.sum())
 
     @property
     def share_equal(self) -> float:
-        """Share of equal images among the images without a near-tie. nan if there are no such images."""
+        """Share of equal images, without images that differ because of rounding. nan if no image remains."""
         counted = int((~self.is_near_tie).sum())
         return float(self.is_equal.sum()) / counted if counted else float("nan")
 
@@ -69,8 +70,8 @@ def compare_with_autoregressive(
     Args:
         codes: codes of a method, (images, tokens).
         autoregressive_codes: codes of autoregressive decoding, (images, tokens).
-        margins: gap between the two largest perturbed log-probabilities of autoregressive decoding at each token, in
-            nats, (images, tokens).
+        margins: difference between the two largest scores (log-probability plus noise) of autoregressive decoding at
+            each token, in nats, (images, tokens).
     """
     num_tokens = codes.shape[1]
     differs = codes.long() != autoregressive_codes.long()  # (images, tokens)
@@ -92,7 +93,8 @@ def drawn_tokens(
 ) -> torch.Tensor:
     """Sample the target's token at every position of given images, with the noise of those images.
 
-    If the two best candidates are equal up to rounding, a token may differ from the one sampled during decoding.
+    A relaxed method may have emitted another token at a position, and the comparison finds these substitutions. If the
+    two best candidates are equal up to rounding, a token may differ from the one sampled during decoding.
 
     Args:
         target_model: the target.

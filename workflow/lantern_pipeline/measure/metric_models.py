@@ -33,7 +33,7 @@ class ImageScore(Protocol):
     """Interface of a metric of single images, such as `ClipScore`."""
 
     def describe(self) -> dict[str, str | None]:
-        """Return two columns that identify the metric's model: its name, and the SHA-256 of its weights."""
+        """Return two columns that identify the model in the results: its name, and the SHA-256 of its weights."""
         ...
 
     def score(self, images: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
@@ -138,11 +138,12 @@ def load_parts(metrics: MetricChoices, files: Mapping[str, str], device: Device)
 
     Args:
         metrics: config section `metrics`.
-        files: name -> path, as from `registry.metric_files`.
+        files: files of the metric models, name -> path, see `registry.metric_files`.
         device: device of the models.
 
     Returns:
-        Key of config section `metrics` -> loaded metric. For a metric that is always measured, the key is its column.
+        Key of config section `metrics` -> loaded metric. A metric that is always measured has no config key, so its
+        column is the key.
     """
     return {key: load_part(choice.loader, metrics, files, device) for key, choice in chosen(metrics).items()}
 
@@ -153,7 +154,7 @@ def load_part(loader: str, metrics: MetricChoices, files: Mapping[str, str], dev
     Args:
         loader: "<module of this package>:<function>", as in `Choice.loader`.
         metrics: config section `metrics`.
-        files: name -> path, as from `registry.metric_files`.
+        files: files of the metric models, name -> path, see `registry.metric_files`.
         device: device of the models.
     """
     module, name = loader.split(":")
@@ -186,8 +187,8 @@ def read_metric_model(path: Path, name: str, sizes: Mapping[str, int]) -> nn.Mod
     Args:
         path: file or folder of the model.
         name: "attribute_classifier" or "clip".
-        sizes: config key -> required value. The last part of the key is a field of the model's config. Keys without
-            such a field are ignored.
+        sizes: config key -> required value, such as "data.image_size" -> 48. The last part of the key is a field of the
+            model's config. Keys without such a field are ignored.
 
     Raises:
         ValueError: a size of the model differs from `sizes`.

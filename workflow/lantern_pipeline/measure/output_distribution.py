@@ -1,9 +1,9 @@
 """Distribution of the emitted token at verified nodes, and its distance from the target's distribution.
 
-At a node of the draft tree, the target has a distribution t and the draft model has a distribution p. The drafts are
-the children of the node. Verification emits a random token. Its distribution is called the *output distribution*. This
-module computes it and compares it with t in total variation (TV). Some rules of acceptance limit the probability mass
-that a relaxation may move to a draft. This limit does not bound the TV, see docs/methods.md.
+At a node of the draft tree, let t be the target's distribution and p the draft model's. The drafts are the children of
+the node. Verification emits a random token, whose distribution is called the *output distribution*. This module
+computes it and compares it with t in total variation (TV). Some acceptances limit the probability that a relaxation may
+move to a draft. This limit does not bound the TV, see docs/methods.md.
 
 Shapes: nodes = verified nodes, m = largest number of children of a node.
 """
@@ -98,8 +98,8 @@ class NodeRecorder:
     Args:
         num_images: number of images of the whole measurement.
         config: config of the target.
-        max_nodes: largest number of chosen positions, spread evenly over the images. However, at least one position of
-            each image is chosen.
+        max_nodes: largest number of chosen positions, spread evenly over the images. At least one position of each
+            image is chosen, even if there are more images.
         seed: random seed of the choice of positions.
 
     Attributes:
@@ -256,8 +256,8 @@ def distribution_given_children(
 ) -> OutputDistribution:
     """Compute the exact output distribution of rejection sampling for given children.
 
-    The first child may be accepted; if not, the second may be accepted, and so on. The result is a sum over these
-    cases, weighted by their probabilities.
+    There is one case per child, in which this child is the first one to be accepted, and one case in which none is. The
+    result is the sum over these cases, weighted by their probabilities.
 
     Args:
         target_probs: the target's distribution t, (nodes, vocab).
@@ -313,14 +313,14 @@ def distribution_of_sampled_siblings(
 ) -> OutputDistribution:
     """Estimate the output distribution with several sampled drafts per node, by Monte Carlo over the drafts.
 
-    Each sample replaces the children of a node by the same number of newly sampled drafts. For given drafts, the
-    distribution is computed exactly, with the method's acceptance and with exact acceptance. Averaged over all drafts,
-    exact acceptance gives the target's distribution. The estimate is therefore the target's distribution plus the mean
-    difference of the method's distribution from the exact one. If the method itself is exact, the difference is 0 in
-    every sample, and the estimate has no Monte Carlo noise.
+    Each sample replaces the children of a node by the same number of newly sampled drafts. For these drafts, the output
+    distribution is computed twice: with the method's acceptance and with exact acceptance. The estimate is the target's
+    distribution plus the mean difference of the two. This is correct, because exact acceptance gives the target's
+    distribution on average over all drafts. It also has little noise. If the method itself is exact, the difference is
+    0 in every sample.
 
-    Monte Carlo noise makes the estimated TV too large by about `error`, which is half the TV between the means over
-    even and over odd samples.
+    Monte Carlo noise makes the estimated TV too large by about `error`. This is half the TV between two estimates, each
+    from half of the samples.
 
     Args:
         nodes: nodes of the method.
@@ -347,7 +347,7 @@ def distribution_of_sampled_siblings(
 def distribution_of_relaxed_sets(
     target_probs: torch.Tensor, children: torch.Tensor, sets: RelaxedSets
 ) -> OutputDistribution:
-    """Compute the exact output distribution if drafts are deterministic and relaxed sets decide on acceptance.
+    """Compute the exact output distribution of deterministic drafts that are accepted by relaxed sets.
 
     A draft x is accepted if the target's sample is x or is in x's relaxed set A(x), the codes that x may replace. So
     the target probability of {x} and A(x) moves to x. Siblings are processed in order. If a code is in the sets of

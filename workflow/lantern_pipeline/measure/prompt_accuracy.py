@@ -58,8 +58,8 @@ def load_accuracy(metrics: MetricChoices, files: Mapping[str, str], device: torc
     """Load the attribute classifier, for config key `metrics.prompt_accuracy`.
 
     Args:
-        metrics: config section `metrics`. Not used.
-        files: name -> path, as from `registry.metric_files`. "attribute_classifier" is used.
+        metrics: config section `metrics`, which is not used here.
+        files: files of the metric models, name -> path, see `registry.metric_files`. "attribute_classifier" is used.
         device: device of the classifier.
     """
     classifier = load_model(files["attribute_classifier"], AttributeClassifier).to(device)

@@ -53,10 +53,10 @@ def measure_quality(
     them. Each kind has one image per prompt, or fewer if the source has fewer. The captions of these images serve as
     their prompts.
 
-    FID and other metrics of sets of images need a reference set. If they use Inception's features, `models` has the
-    reference set. If they use the attribute classifier's features, the reference set consists of reconstructions of
-    further held-out images of `split`, which belong to no prompt. If an image folder has too few of these images, they
-    are repeated.
+    FID and other metrics of sets of images compare generated images with a reference set. If they use Inception's
+    features, `models` has the reference set. If they use the attribute classifier's features, the reference set
+    consists of reconstructions of further held-out images of `split`, which belong to no prompt. If an image folder has
+    too few of these images, they are repeated.
 
     Args:
         records: method id -> records, at one temperature and guidance scale, in the order of `prompts`.
@@ -124,7 +124,8 @@ def _make_reference(
 ) -> Reference | None:
     """Return the reference set of FID and other metrics of sets of images, or None if these metrics are off.
 
-    If these metrics use the attribute classifier, the reference set consists of reconstructions of held-out images.
+    Generated images are compared with the reference set. If the metrics use the attribute classifier, it consists of
+    held-out images that the tokenizer has encoded and decoded again.
 
     Args:
         source: source of the held-out images. None if the run has no such images.
@@ -223,7 +224,7 @@ def _parameters(record: GenerationRecords) -> dict[str, object]:
 def _speed_columns(record: GenerationRecords) -> dict[str, Tensor]:
     """Return columns with one value per image: numbers of tokens, forward passes and substitutions, and the time.
 
-    Column seconds_in_batch is the image's share of the decoding time of its batch.
+    Column seconds_in_batch is the image's share of the decoding time of its batch, not its latency at batch 1.
     """
     return {
         "num_tokens": torch.full((len(record),), record.codes.shape[1]),

@@ -1,8 +1,8 @@
-"""Reference sets: features or statistics of the real images that FID, KID, precision and recall compare with.
+"""Reference sets: the real images with which generated images are compared, as features or as statistics of features.
 
 A reference set is one file, which also stores hashes of the images and of the feature extractors. Its features are
 extracted once from a folder of images. Alternatively, it is a published .npz file with a mean (mu) and a covariance
-(sigma). Such a file suffices for FID, but not for the other metrics.
+(sigma). Such a file suffices for FID, but not for KID, precision and recall.
 """
 
 from __future__ import annotations

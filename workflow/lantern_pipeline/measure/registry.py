@@ -61,7 +61,7 @@ class Metric:
         digits: number of decimals in tables. If `title` contains "%", they are decimals of the percentage.
         key: key of config section `metrics` that switches the metric on. None if it is always measured.
         is_share: whether values are in [0, 1].
-        is_yes_no: whether the value of an image is 0 or 1.
+        is_yes_no: whether the value of an image is either 0 or 1, such as "all attributes of the prompt are correct".
         is_distance: whether the metric is a distance from the autoregressive image of the same prompt. Then it is 0 for
             autoregressive decoding, and the quality table with one row per method does not have it.
         image_column: name of the column in the quality table with one row per image. Empty if it equals `column`.
@@ -176,7 +176,7 @@ def metrics_over(what: str) -> tuple[Metric, ...]:
 
 @dataclass(frozen=True)
 class Choice:
-    """The needs of a metric if a key of config section `metrics` has a certain value, see CHOICES.
+    """One allowed value of a key of config section `metrics`: how the metric is loaded, and which files it needs.
 
     Attributes:
         loader: "<module of measure>:<function>". The function loads the metric from three arguments: config section
@@ -208,14 +208,14 @@ CHOICES: dict[str, dict[str | bool, Choice]] = {
 
 
 def chosen(metrics: MetricChoices) -> dict[str, Choice]:
-    """Return the `Choice` of each metric that is on and needs models.
+    """Return how each metric that is on and needs models is loaded, and which files it needs.
 
     Args:
         metrics: config section `metrics`.
 
     Returns:
-        Key of config section `metrics` -> the `Choice` for the key's value. A metric that is always measured has no
-        key in the config. Its entry has the name of its column instead.
+        Key of config section `metrics` -> the `Choice` for the key's value. A metric that is always measured has no key
+        in the config. Its entry has the name of its column instead.
     """
     found = {}
     for key, choices in CHOICES.items():

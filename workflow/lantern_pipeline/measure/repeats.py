@@ -19,12 +19,12 @@ POOLED = "pooled"
 
 
 def training_seed(repeat: str) -> int:
-    """Return the training seed that a repeat's name states: 3 for "s3n0"."""
+    """Return the training seed that the name of a repeat states: 3 for "s3n0", training seed 3 and noise seed 0."""
     return int(repeat.removeprefix("s").partition("n")[0])
 
 
 def repeat_groups(table: pd.DataFrame) -> Iterator[tuple[tuple[str, str, float, str], pd.DataFrame]]:
-    """Split a table into groups of rows. A summary computes one row from each group.
+    """Split a table into groups of rows, from each of which one row of a summary is computed.
 
     A group has the rows of one method, prompt set, temperature and repeat. If there are several repeats, a group with
     the rows of all repeats comes before these groups.
@@ -33,7 +33,8 @@ def repeat_groups(table: pd.DataFrame) -> Iterator[tuple[tuple[str, str, float, 
         table: a table with the columns that KEYS lists.
 
     Yields:
-        (values of KEYS, rows of the group). In a group with all repeats, the value of key "repeat" is POOLED.
+        (values of KEYS (method, prompt set, temperature, repeat), rows of the group). In a group with all repeats, the
+        value of key "repeat" is POOLED.
     """
     for key, rows in table.groupby(list(RUN_KEYS), sort=False):
         if rows["repeat"].nunique() > 1:
@@ -42,10 +43,10 @@ def repeat_groups(table: pd.DataFrame) -> Iterator[tuple[tuple[str, str, float, 
 
 
 def stack_prompts(rows: pd.DataFrame, name: str) -> np.ndarray:
-    """Arrange a column as an array, for the rows of one method, prompt set and temperature.
+    """Arrange a column as an array with one line per repeat (run with other seeds) and one column per prompt.
 
     Args:
-        rows: one row per repeat and prompt.
+        rows: rows of one method, prompt set and temperature, one per repeat and prompt.
         name: name of the column.
 
     Returns:
@@ -55,11 +56,11 @@ def stack_prompts(rows: pd.DataFrame, name: str) -> np.ndarray:
 
 
 def combine_repeats(values: np.ndarray, lows: np.ndarray, highs: np.ndarray) -> tuple[float, float, float]:
-    """Combine shares and their 95 % intervals over repeats, for shares that have no values per prompt.
+    """Combine shares and their 95 % intervals over repeats (runs with other seeds), if there are no values per prompt.
 
     The squared standard error is mean(se_i^2) / R + (variance between the repeats) / R for R repeats, where se_i is the
-    standard error of repeat i. The variance between repeats already includes the variance within them, so the interval
-    is wider than necessary. On the other hand, two or three repeats tell little about the variance between them.
+    standard error of repeat i. This interval is too wide, since the variance between repeats already includes the
+    variance within them. The excess is kept, since two or three repeats tell little about the variance between them.
 
     Args:
         values: shares, (repeats,). nan for repeats without a value.

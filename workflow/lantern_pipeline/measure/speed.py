@@ -5,8 +5,8 @@ drafting and verification, divided by the time of an autoregressive step. Tokens
 machines. Step cost and speed-up are not, because machines differ in how much longer a step takes if it has more tokens.
 
 In this project, `mean_accepted_length` is always the number of tokens emitted per forward pass of the target, including
-the bonus token. The prefill counts as a forward pass. For autoregressive decoding, the number is exactly 1. The
-wall-clock speed-up cannot exceed this number. Some papers count the accepted drafts only, which gives one less.
+the bonus token. Some papers count only the accepted drafts, which gives one less. The prefill counts as a forward pass,
+so that autoregressive decoding has exactly 1. The wall-clock speed-up cannot exceed this number.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SPEEDS = ("latency_s", "relative_step_cost", "speedup")
 def mean_accepted_length(
     num_tokens: np.ndarray, target_forwards: np.ndarray, *, num_resamples: int = 1000, seed: int = 0
 ) -> dict[str, float]:
-    """Compute the tokens per forward pass of the target, with a 95 % interval over prompts and repeats.
+    """Compute the tokens per forward pass of the target, with a 95 % interval over prompts and repeats of the run.
 
     The value is the total number of tokens, divided by the total number of forward passes, including prefill. It equals
     the mean number of tokens that a forward pass emits.
@@ -54,13 +54,14 @@ def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed:
     The time of a prompt is its time in the fastest round.
 
     Args:
-        latency: a table as `pair_latency` takes it.
+        latency: timings at batch 1, one row per method, prompt and round, with the columns that `pair_latency` needs.
         num_resamples: number of bootstrap resamples of the intervals.
         seed: random seed of the bootstrap.
 
     Returns:
-        One row per combination of KEYS (method, prompt set, temperature, repeat), and a pooled row if there are several
-        repeats. The first three columns have 95 % intervals (`_low`, `_high`) over prompts, rounds and repeats.
+        One row per combination of KEYS (method, prompt set, temperature, repeat), and one row that pools all repeats if
+        the run was repeated with other seeds. The first three columns have 95 % intervals (`_low`, `_high`) over
+        prompts, rounds and repeats.
 
         - latency_s: mean time of an image in seconds.
         - relative_step_cost: time per forward pass, divided by the time per forward pass of autoregressive decoding.
@@ -94,7 +95,7 @@ def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed:
 
 
 def _stack_rounds(rows: pd.DataFrame, name: str) -> np.ndarray:
-    """Arrange a column of timings as an array.
+    """Arrange a column of timings as an array. A repeat is the run with one pair of seeds.
 
     Args:
         rows: timings of one method, prompt set and temperature.
@@ -129,8 +130,8 @@ def _speeds(
 def pair_latency(latency: pd.DataFrame) -> pd.DataFrame:
     """Join each timing at batch 1 with the timing of autoregressive decoding for the same prompt and round.
 
-    Methods took turns, so both timings were made under the same load. If a method was timed both with eager steps and
-    as a CUDA graph, only the timing of the graph is kept.
+    Methods took turns image by image, so both timings were made under the same load of the machine. If a method was
+    timed both with eager steps and as a CUDA graph, only the timing of the graph is kept.
 
     Args:
         latency: a table with the columns prompt_id, round, seconds, cpu_seconds and target_forwards, and those that

@@ -1,7 +1,7 @@
 """Total variation (TV) between the distribution of the emitted token and the target's distribution.
 
-Each method is measured at the nodes of the draft trees that it visits. *Acceptances*, which state the probability of
-accepting a draft, are also compared with each other, all at the same nodes.
+There are two measurements. Each method is measured at the nodes of the draft trees that it visits. *Acceptances*, which
+determine the probability that a draft is accepted, are also compared with each other at the same nodes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class TotalVariationStudy:
         tested_prompts: prompts of the images that `ImageTest` tests as a whole.
         codebook: code vectors as the tokenizer decodes them, (vocab, code_dim).
         settings: settings of the measurement.
-        options: num_resamples and seed of the bootstrap. The noise and the choice of nodes use the same seed.
+        options: num_resamples and seed of the bootstrap. The seed also determines the noise and the choice of nodes.
         batch_size: number of images that are decoded together.
     """
 
@@ -119,10 +119,10 @@ class TotalVariationStudy:
 
     @torch.inference_mode()
     def common_nodes(self, decoder: Decoder) -> VerifiedNodes:
-        """Record the nodes at which all acceptances are compared.
+        """Record the nodes at which all acceptances are compared with each other.
 
-        The nodes come from exact decoding with one sampled draft per node, so contexts follow the target's
-        distribution.
+        The nodes come from exact decoding with one sampled draft per node. The tokens before a node are therefore
+        samples of the target, whichever acceptance is measured there.
 
         Args:
             decoder: any decoder of the run. Its models and sampling settings are used.
@@ -252,7 +252,7 @@ def tv_curves(
     num_children: int,
     options: Mapping[str, int],
 ) -> pd.DataFrame:
-    """Compute the total variation of the acceptances in RULES as a function of delta, all at the same nodes.
+    """Compute the total variation of several acceptances, those in RULES, as a function of delta, at the same nodes.
 
     Args:
         nodes: recorded nodes, as from `common_nodes`.

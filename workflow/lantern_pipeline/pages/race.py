@@ -35,7 +35,7 @@ def build_page(timed: TimedImages, prompts: Sequence[Prompt], draw: Callable[[Te
     Args:
         timed: images of all methods, with the time of each forward pass.
         prompts: their prompts.
-        draw: decodes codes, integer (images, tokens), to pixels, uint8 (images, S, S, 3).
+        draw: function that decodes codes, integer (images, tokens), to pixels, uint8 (images, S, S, 3).
 
     Returns:
         HTML.

@@ -28,13 +28,14 @@ def draw_race(
 ) -> None:
     """Write an animated PNG in which several methods generate the same prompt.
 
-    For each prompt, the speed-up of the fastest method shown is computed. The prompt with the median speed-up is drawn.
+    It shows a typical prompt. The speed-up of a prompt is that of the fastest of the shown methods, and the prompt with
+    the median speed-up is drawn.
 
     Args:
         path: file to write.
         timed: images of all methods, with the time of each forward pass.
         prompts: their prompts.
-        draw: decodes codes, integer (images, tokens), to pixels, uint8 (images, S, S, 3).
+        draw: function that decodes codes, integer (images, tokens), to pixels, uint8 (images, S, S, 3).
     """
     methods = _choose_methods(timed)
     place = {key: row for row, key in enumerate(zip(timed.prompt_ids, timed.method_ids, strict=True))}
@@ -61,9 +62,10 @@ def draw_race(
 
 
 def _choose_methods(timed: TimedImages) -> list[str]:
-    """Return the ids of the methods to show: for each name in SHOWN, the method that took the least total time.
+    """Return the ids of the methods to show: one per name in SHOWN.
 
-    Methods of the same name differ in their parameters. A name that was not run is left out.
+    Several methods may have the same name and differ in their parameters. The one that took the least total time is
+    shown. A name that was not run is left out.
     """
     total = dict.fromkeys(timed.method_ids, 0.0)
     for method, seconds in zip(timed.method_ids, timed.step_seconds.double().sum(1).tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""Page of the preference study, and its key.
+"""Page of the preference study, and the study's key, which states the correct answers.
 
 Readers of the page choose between two images of a prompt: one by autoregressive decoding, one by a relaxed method. The
 page is one HTML file, which needs no network. It does not name a method: pairs have numbers in a shuffled order. Only
@@ -70,14 +70,14 @@ def select_trials(
 ) -> tuple[list[Trial], list[StudyMethod]]:
     """Choose and decode the pairs of images of a study, and then the attention checks.
 
-    The first method gets the first `num_trials` prompts, and each further method the prompts that follow. After the
-    last prompt comes the first again. Every pair shows the image that autoregressive decoding makes of its prompt.
-    Participants would recognise this image, so it appears twice only if there are too few prompts. A pair whose two
-    images are equal in every token is not shown, but counted in `num_ties` of its method.
+    Each method gets `num_trials` prompts: the first method the first ones, the next method the prompts that follow, and
+    so on. After the last prompt comes the first again. Methods get different prompts because every pair also shows the
+    autoregressive image of its prompt, which participants would recognise. If the two images of a pair are equal in
+    every token, the pair is not shown, but counted in `num_ties` of its method.
 
     Args:
         records: method id -> codes of its images, in the order of `prompts`.
-        prompts: all prompts of the headline prompt set.
+        prompts: all prompts of the prompt set that the config names for the main results.
         tokenizer: image tokenizer, which decodes codes to images.
         settings: config section `study`.
 

@@ -1,6 +1,7 @@
 """Analysis of the preference study: answer files, preference rates with intervals, and conclusions.
 
-The preference rate of a method is the share of choices of the autoregressive image. Its interval regards both readers
+Readers of the study choose between two images of a prompt, one by autoregressive decoding and one by a relaxed method.
+The *preference rate* of a method is the share of choices of the autoregressive image. Its interval regards both readers
 and prompts as random samples, so it also holds for readers and prompts that are not in the study. If the interval
 excludes one half, readers prefer one of the two kinds of images.
 
@@ -252,7 +253,7 @@ def last_of_each_reader(files: Sequence[Reader]) -> list[Reader]:
         other = last.setdefault(file.reader, file)
         if file.download == other.download and file.is_baseline != other.is_baseline:
             raise ValueError(
-                f"{other.path} and {file.path} come from one reader's one save but hold different answers; remove the "
+                f"{other.path} and {file.path} have the same reader and download number, but other answers; remove the "
                 "one that was edited"
             )
         if file.download > other.download:

@@ -4,8 +4,8 @@ Snakemake notices a change of a script, but not of a package that the script imp
 as a parameter. After an edit, Snakemake runs exactly the rules whose scripts use the edited code. Comments, docstrings
 and layout do not change the hash. Files are parsed, never run.
 
-Some modules are left out of the hash (constant LEFT_OUT), because they do not affect numbers. Nearly every script
-imports them, so a change of a message would run everything again.
+Some modules are left out of the hash (constant LEFT_OUT). They do not affect numbers, but nearly every script imports
+them. If they counted, an edit of an error message would run everything again.
 """
 
 from __future__ import annotations

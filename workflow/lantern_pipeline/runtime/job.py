@@ -98,7 +98,7 @@ def job_log(snakemake: Job) -> Iterator[logging.Logger]:
 def _describe(error: Exception) -> str:
     """Return one sentence about the error that stopped a job.
 
-    If the error is a `DamagedFileError` about a file below results/, the file is renamed.
+    If a file below results/ is damaged (`DamagedFileError`), it is renamed, so that the next run makes it again.
     """
     if isinstance(error, DamagedFileError):
         return _set_aside(error)
@@ -119,7 +119,7 @@ def _set_aside(error: DamagedFileError) -> str:
     aside = error.path.with_name(f"{error.path.name}.damaged")
     with suppress(FileNotFoundError):  # another job may have renamed it already
         error.path.replace(aside)
-    return f"{error.path} {error.damage}; it was set aside as {aside.name}: run again to make a new one"
+    return f"{error.path} {error.damage}; it was renamed to {aside.name}: run again to make a new one"
 
 
 def _warnings_for(terminal: TextIO, rule: str) -> logging.Handler:

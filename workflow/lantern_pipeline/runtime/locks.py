@@ -1,7 +1,7 @@
-"""Locks of jobs and of GPUs. The operating system holds them, so a lock ends with its process in every case.
+"""Locks of jobs and of GPUs. The operating system holds them, so a lock ends with its process even if that is killed.
 
-Snakemake's own lock is a file. It remains after a run is killed, and does not show whether jobs of that run are still
-active.
+Snakemake's lock is not enough. It is a file, which remains after a run is killed, and does not show whether jobs of
+that run are still active.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def hold_job(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
     path = Path(".snakemake", "lantern_jobs", hashlib.sha256(str(log).encode()).hexdigest()[:16])
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+", encoding="utf-8") as file:
-        left = "which a killed run left at the same job; kill or scancel it to go on"
+        left = "which a killed run left working on the same job; kill or scancel it to continue"
         _wait_until(lambda: try_lock(file), lambda: f"{rule}: waiting for {_read_holder(file)}, {left}", terminal)
         _write_holder(file)
         yield

@@ -91,7 +91,7 @@ def find_own_classes(config: object, configfiles: Iterable[Path | str]) -> None:
 
     The folders are written to the environment variable that CLASS_FOLDERS names. This is done only if a method in the
     config names a custom class. Otherwise a file next to a config file could replace a library, and code would run that
-    the user did not ask for.
+    the user does not expect.
 
     Args:
         config: the config.

@@ -65,7 +65,7 @@ def _keep_integer(value: object, check: ValidatorFunctionWrapHandler) -> object:
 
 
 def broken_rule(words: str, key: str | None = None) -> PydanticCustomError:
-    """Return the error to raise if several keys of one config section contradict each other.
+    """Return the error to raise if keys of one config section contradict each other.
 
     Args:
         words: the error message after the name of the key.

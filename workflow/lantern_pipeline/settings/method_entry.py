@@ -41,7 +41,10 @@ _KEYS = {
 
 
 class _OpenSection(Section):
-    """A section that also accepts unknown keys. Such a key may have a single value or a list of values."""
+    """A section that also accepts unknown keys, as the parameters of custom classes are.
+
+    Such a key may have a single value or a list of values.
+    """
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, OneOrList[Any]]

@@ -112,7 +112,7 @@ class PromptSet(Section):
 
 
 class PromptReading(Section):
-    """Keys of config section `text` that decide how prompts are encoded."""
+    """Keys of config section `text` that determine how prompts are encoded, but not how many jobs do it."""
 
     encoder: str = Field(description="words, word_ids, classes, t5, or a family of models that read tokens")
     num_classes: Count = Field(description="number of classes, if encoder is classes")
@@ -367,7 +367,7 @@ class PublishedMetrics(Section):
 
     inception: str | None = Field(description="weights of Inception")
     vgg16: str | None = Field(description="weights of VGG16")
-    vgg16_layer: Literal["fc2_relu", "fc2"] = Field(description="layer behind precision and recall")
+    vgg16_layer: Literal["fc2_relu", "fc2"] = Field(description="layer from which precision and recall are computed")
     clip: str | None = Field(description="weights of CLIP")
     clip_architecture: str = Field(description="open_clip's name, or a JSON file")
     clip_prefix: str = Field(description="text before every prompt")
@@ -412,7 +412,7 @@ class Metrics(TableSettings, FidelitySettings, MetricChoices):
     """Config section `metrics`: evaluation of the generated images."""
 
     batch_size: Count = Field(description="images per forward pass")
-    num_ambiguity: Count = Field(description="held-out images behind the histograms of ambiguity")
+    num_ambiguity: Count = Field(description="held-out images from which ambiguity is measured")
 
 
 class Figures(Section):

@@ -1,7 +1,9 @@
 """Claims: the conclusions of a run's tables, in numbers.
 
 They state which methods are exact, which one emits the most tokens per forward pass of the target, which one is
-fastest, and at what cost. Tokens per forward pass are the same on other machines; speed-ups are not.
+fastest, and at what cost. Tokens per forward pass are the same on other machines, but speed-ups are not. Most claims
+are about the run's main results: one row per method, at the prompt set and temperature that the config names for
+conclusions (`select_headline`).
 
 README.md and docs/results.md have sentences about the claims, which are written by hand. A test compares the numbers in
 these sentences with the claims.
@@ -57,11 +59,11 @@ def find_claims(
     """Compute all claims of a run.
 
     Args:
-        summary: table of results, as `build_summary` returns it.
+        summary: table of results, one row per method and repeat, from `build_summary`.
         curves: total variation as a function of delta, from total_variation/curves.csv.
         images: one row per method and image.
         reports: model -> its training report.
-        settings: config section `metrics`.
+        settings: keys of config section `metrics`.
         seed: random seed of the bootstrap.
 
     Returns:
@@ -86,10 +88,10 @@ def find_claims(
 
 
 def claims_of_rows(rows: pd.DataFrame) -> dict[str, object]:
-    """Compute the claims that follow from the headline rows: which methods are exact, and which are the best.
+    """Compute the claims that follow from the main results: which methods are exact, and which are the best.
 
     Args:
-        rows: headline rows, as `select_headline` returns them.
+        rows: main results of the run, one row per method, see `select_headline`.
 
     Returns:
         A dict with nine claims. "Longest" means with the most tokens per forward pass, "fastest" with the highest
@@ -123,10 +125,10 @@ def claims_of_rows(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def describe_setting(rows: pd.DataFrame) -> dict[str, str]:
-    """Describe how the headline rows were measured, as texts for the captions of figures and tables.
+    """Describe how the main results were measured, as texts for the captions of figures and tables.
 
     Args:
-        rows: headline rows, as `select_headline` returns them.
+        rows: main results of the run, one row per method, see `select_headline`.
 
     Returns:
         Name -> text: number of prompts, prompt set, temperature, guidance scale, numbers of methods and of timed
@@ -201,7 +203,7 @@ def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
 
     - The method uses rejection sampling, which keeps the distribution, but not the tokens.
     - The dtype is bfloat16. A forward pass over several nodes then rounds differently from a pass over a single node.
-      If the gap between the two best candidates of a token is smaller than the rounding error, the tokens may differ.
+      If the two best candidates of a token are closer than the rounding error, the tokens may differ.
     """
     return _keeps_tokens(rows) & (rows["dtype"] == "float32")
 
@@ -224,18 +226,18 @@ def _keeps_tokens(rows: pd.DataFrame) -> pd.Series:
 
 
 def _longest(rows: pd.DataFrame) -> dict[str, object] | None:
-    """Return the columns CLAIM_COLUMNS of the row with the most tokens per forward pass, or None without rows."""
+    """Return the numbers (CLAIM_COLUMNS) of the method with the most tokens per forward pass, or None without rows."""
     return None if rows.empty else _numbers_of_row(rows.loc[rows["mean_accepted_length"].idxmax()])
 
 
 def _fastest(rows: pd.DataFrame) -> dict[str, object] | None:
-    """Return the columns CLAIM_COLUMNS of the row with the highest speed-up, or None if no row is timed."""
+    """Return the numbers (CLAIM_COLUMNS) of the method with the highest speed-up, or None if no method is timed."""
     timed = rows[rows["speedup"].notna()]
     return None if timed.empty else _numbers_of_row(timed.loc[timed["speedup"].idxmax()])
 
 
 def _numbers_of_row(row: pd.Series) -> dict[str, object]:
-    """Return the values of a row in the columns CLAIM_COLUMNS. An empty cell gives None."""
+    """Return the values that a claim about one method contains, the columns CLAIM_COLUMNS. An empty cell gives None."""
     cells = ((name, row.get(name, np.nan)) for name in CLAIM_COLUMNS)
     return {name: None if pd.isna(cell) else cell if isinstance(cell, str) else float(cell) for name, cell in cells}
 
@@ -281,7 +283,7 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
     For relaxed methods, the claim states for how many the test of whole images detects a difference from the target.
 
     Args:
-        rows: headline rows, as `select_headline` returns them.
+        rows: main results of the run, one row per method, see `select_headline`.
 
     Returns:
         An empty dict if no row was tested. Otherwise:
@@ -291,7 +293,8 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
         - not_measured: labels of the exact methods that are not refuted, but that the test of whole images left out.
         - num_tests, level: number of tests of whole images, and significance level of each.
         - baseline_p: p-value of autoregressive decoding.
-        - num_relaxed, num_told: number of tested relaxed methods, and of those for which a difference was detected.
+        - num_relaxed, num_told: number of tested relaxed methods, and number of those for which a difference was
+          detected.
         - not_told: label of a relaxed method for which no difference was detected -> p-value.
     """
     others = rows[rows["method_id"] != BASELINE]
@@ -325,7 +328,7 @@ def _frontier(rows: pd.DataFrame) -> dict[str, object]:
     `add_distance` explains the distance.
 
     Args:
-        rows: headline rows, as `select_headline` returns them.
+        rows: main results of the run, one row per method, see `select_headline`.
 
     Returns:
         An empty dict if the distance of fewer than two methods is known. Otherwise:
@@ -390,15 +393,16 @@ def _compare_acceptance(
     drafts and tree these are.
 
     Args:
-        rows: headline rows, as `select_headline` returns them.
+        rows: main results of the run, one row per method, see `select_headline`.
         images: one row per method and image.
         first: acceptance that is compared with the others.
         others: the other acceptances.
         options: num_resamples and seed of the bootstrap.
 
     Returns:
-        `first` -> other acceptance -> result of `compare_at_equal_length`. If that is not None, the mean total
-        variations tv_first and tv_second are added. The dict is empty if `first` or all others did not run.
+        `first` -> other acceptance -> result of `compare_at_equal_length`, to which the mean total variations tv_first
+        and tv_second are added. The result is None if the two have no common range of tokens per forward pass. The dict
+        is empty if `first` or all others did not run.
     """
     # the acceptance "weighted" has three variants, by its parameter `fall`
     falls = rows["fall"].map({0.7: "annealed", 0.0: "constant", -0.7: "reversed"})

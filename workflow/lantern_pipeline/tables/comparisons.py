@@ -1,10 +1,10 @@
 """Comparisons of methods with autoregressive decoding, with each other at equal length, and with published numbers.
 
-*Length* is the number of tokens per forward pass. Methods use the same noise, so their difference on the same prompts
-is known much more precisely than the two means.
+*Length* is the number of tokens per forward pass. Methods are compared prompt by prompt, with the same noise. The
+difference of two methods is therefore known much more precisely than their two means.
 
-Each conclusion is drawn from its own 95 % interval, without a correction for the number of comparisons. If there is no
-true difference, about one interval in twenty still excludes 0.
+Each conclusion uses a separate 95 % interval, without a correction for the number of comparisons. If there is no true
+difference, about one interval in twenty still excludes 0.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def build_paired(images: pd.DataFrame, latency: pd.DataFrame, *, settings: Metri
     Args:
         images: one row per method and image.
         latency: timings at batch 1.
-        settings: config section `metrics`.
+        settings: keys of config section `metrics`.
         seed: random seed of the bootstrap.
 
     Returns:
@@ -55,7 +55,7 @@ def build_paired(images: pd.DataFrame, latency: pd.DataFrame, *, settings: Metri
 
 
 def conclude(low: float, high: float, num_prompts: int, num_repeats: int = 1, *, metric: Metric) -> str:
-    """Write the conclusion from the 95 % interval of a difference, such as "better at n = 192".
+    """Write what the 95 % interval of a difference shows, in words such as "better at n = 192".
 
     Args:
         low: lower end of the interval; nan if there is no interval.
@@ -116,12 +116,12 @@ def _row(
     """Build a row of the table that `build_paired` returns.
 
     Args:
-        key: values of KEYS.
+        key: values of KEYS (method, prompt set, temperature, repeat).
         metric: the metric.
         counts: (number of repeats, number of prompts).
         interval: values of the columns INTERVAL: difference from autoregressive decoding, lower end and upper end.
-        shown: (lower end, upper end) from which the conclusion is drawn. For most metrics they equal the ends of
-            `interval`. If the metric is a distance between two images, both are the largest distance of all images.
+        shown: (lower end, upper end) that `conclude` gets. For most metrics they equal the ends of `interval`. If the
+            metric is a distance between two images, both are the largest distance of all images.
     """
     num_repeats, num_prompts = counts
     conclusion = conclude(*shown, num_prompts, num_repeats, metric=metric)
@@ -134,9 +134,10 @@ def compare_at_equal_length(
 ) -> dict[str, float] | None:
     """Compare the NLL of two families of methods at equal lengths.
 
-    Length means tokens per forward pass. The methods of a family differ in one parameter, such as delta. Each method
-    has one length and one NLL, and is thus a point of a piecewise linear curve: NLL as a function of length. The
-    curves of the two families are compared at the lengths that both reach.
+    Length means tokens per forward pass, and NLL is the negative log-likelihood of the tokens under the target. The
+    methods of a family differ in one parameter, such as delta. Each method is one point (length, NLL), and the points
+    of a family are joined to a piecewise linear curve. The curves of the two families are compared at the lengths that
+    both reach.
 
     Args:
         first: table with one row per image of every method in the first family.
@@ -184,8 +185,7 @@ def _read_off(
 ) -> tuple[float, float, float, float]:
     """Compute the mean NLL of two curves over the lengths that both reach.
 
-    A curve is the NLL as a function of length (tokens per forward pass). It is piecewise linear, with one point per
-    method of a family (see `compare_at_equal_length`).
+    For the terms see `compare_at_equal_length`.
 
     Args:
         curves: for each of the two families, the arrays that `_stack` returns.
@@ -219,7 +219,7 @@ def compare_with_published(
     Args:
         published: table of published numbers, as `read_published` returns it.
         summary: table of results of this run.
-        settings: config section `metrics`.
+        settings: keys of config section `metrics`.
         model: name of this run's model as in column model of `published`, or None if it has none.
 
     Returns:

@@ -94,7 +94,7 @@ def claim_tables(claims: Mapping[str, Any], names: Sequence[str]) -> list[Cells]
     """Make the tables of some claims.
 
     Args:
-        claims: claims of a run, as `find_claims` returns them.
+        claims: claims of a run, name -> numbers, from `find_claims`.
         names: names of the claims to show: "distribution", "delta" or "equal_length". Names that `claims` lacks are
             left out.
     """
@@ -109,7 +109,7 @@ def distribution_cells(found: Mapping[str, Any]) -> Cells:
     methods, and for how many of them the test of whole images detects a difference from the target.
 
     Args:
-        found: the claim, as `find_claims` returns it.
+        found: numbers of the claim, from `find_claims`.
     """
     refuted = ", ".join(f"{label} (p {p:.4f})" for label, p in found["refuted"].items())
     return [
@@ -134,7 +134,7 @@ def bound_cells(found: Mapping[str, Any]) -> Cells:
     total variation ever exceeds delta.
 
     Args:
-        found: the claim, as `find_claims` returns it.
+        found: numbers of the claim, from `find_claims`.
     """
     rows = [[title, with_interval(found["published"][rule], "tv_mean")] for rule, title in _RULES.items()]
     bounded = "above" if found["ours_is_above"] else "never above"
@@ -167,8 +167,9 @@ def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
 def trend_cells(claims: Mapping[str, Mapping[str, Any]]) -> Cells:
     """Make the table that shows whether methods gain more on more ambiguous targets, with one line per method.
 
-    A line shows the range of the method's measure over all targets, and how the measure correlates with the ambiguity
-    of the target. The measure is the gain, or tokens per forward pass if the method has no gain.
+    A line shows how the method's gain varies over all targets, and how it correlates with the ambiguity of the target.
+    The gain is the tokens per forward pass of a relaxed method divided by those of the exact method with the same
+    drafts. For other methods, the line is about tokens per forward pass instead.
 
     Args:
         claims: method id -> claim, as `find_generality_claims` returns them.

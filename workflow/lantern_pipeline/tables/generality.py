@@ -1,8 +1,8 @@
 """Tokens per forward pass of each method on many targets, and whether they grow with the ambiguity of a target.
 
-The ambiguity is 1 minus the target's top-10 probability. Every target is decoded by the same methods with the same
-settings. The *gain* of a relaxed method is its tokens per forward pass divided by those of the exact method with the
-same drafts and tree.
+A target is *ambiguous* if it is unsure of the next token. Its ambiguity is measured as 1 minus the total probability of
+its ten most probable tokens. Every target is decoded by the same methods with the same settings. The *gain* of a
+relaxed method is its tokens per forward pass divided by those of the exact method with the same drafts and tree.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ COLUMNS = (
 def target_rows(
     summary: pd.DataFrame, paired: pd.DataFrame, images: pd.DataFrame, settings: MetricsSection, seed: int
 ) -> pd.DataFrame:
-    """Select the headline rows of one target's run (see `select_headline`), and add the columns nll_change and gain.
+    """Select the main results of one target (see `select_headline`), and add the columns nll_change and gain.
 
-    nll_change is the NLL minus that of autoregressive decoding. `measure_gains` explains the gain. Both columns have
-    an interval.
+    nll_change is the NLL minus that of autoregressive decoding. `measure_gains` explains the gain. Both columns have an
+    interval.
 
     Args:
         summary: table of results.
         paired: comparisons with autoregressive decoding, as `build_paired` returns them.
-        images: table with one row per image of every method in the headline rows.
-        settings: config section `metrics`.
+        images: table with one row per image of every method in the main results.
+        settings: keys of config section `metrics`.
         seed: random seed of the bootstrap.
     """
     place = ["method_id", "prompt_set", "temperature", "repeat"]
@@ -89,7 +89,7 @@ def measure_gains(rows: pd.DataFrame, images: pd.DataFrame, options: Mapping[str
     The gain is the method's tokens per forward pass divided by those of the exact method.
 
     Args:
-        rows: headline rows, as `select_headline` returns them.
+        rows: main results of the run, one row per method, see `select_headline`.
         images: one row per method and image, with target_forwards.
         options: num_resamples and seed of the bootstrap.
 

@@ -85,9 +85,10 @@ Cells = list[list[str]]  # titles, then rows of texts
 
 
 def results_table(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
-    """Return the rows that readers see: the headline rows of `select_headline`, then the ceilings.
+    """Return the rows that readers see: the run's main results, one row per method, and two rows for comparison.
 
-    Ceilings are real images and their reconstructions by the tokenizer.
+    The main results are those of `select_headline`. The two other rows, the *ceilings*, are real images and their
+    reconstructions by the tokenizer.
     """
     return pd.concat([select_headline(summary, settings), select_ceilings(summary, settings)], ignore_index=True)
 
@@ -120,7 +121,7 @@ def method_cells(table: pd.DataFrame, columns: Sequence[str] = COLUMNS, plain: S
     published step costs on GPUs.
 
     Args:
-        table: rows, as `results_table` returns them.
+        table: main results of a run and the rows of real images, from `results_table`.
         columns: metrics to show. Metrics without any value are left out.
         plain: metrics to show without intervals.
     """
@@ -163,8 +164,8 @@ def best_cells(claims: Mapping[str, Any]) -> Cells:
     out.
 
     Args:
-        claims: claims of a run, as `find_claims` returns them. "exact", "relaxed", "exact_fastest", "relaxed_fastest"
-            and "baseline" are used.
+        claims: claims of a run, name -> numbers, from `find_claims`. "exact", "relaxed", "exact_fastest",
+            "relaxed_fastest" and "baseline" are used.
     """
     cells = [["chosen by", "method", "tokens / forward", "speed-up on this machine", "cost"]]
     for name in ("exact", "relaxed"):
@@ -224,7 +225,7 @@ def claim_cells(claims: Mapping[str, object]) -> Cells:
     `exact`, and its interval.
 
     Args:
-        claims: claims of a run, as `find_claims` returns them.
+        claims: claims of a run, name -> numbers, from `find_claims`.
     """
     return [["claim", "value"], *_flatten(claims, "")]
 
@@ -328,7 +329,7 @@ def predicted_cell(row: pd.Series) -> str:
     CUDA graphs).
 
     Args:
-        row: row of a method or of a ceiling, which has no prediction.
+        row: row of a method, or of real images or reconstructions, which have no prediction.
     """
     if not isinstance(row["drafts"], str):  # autoregressive decoding, or a ceiling
         return EMPTY

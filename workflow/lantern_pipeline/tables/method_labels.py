@@ -54,7 +54,7 @@ def method_name(method: str) -> str:
 
 
 def method_colour(method: str) -> str:
-    """Return the colour of a method. Methods without a colour of their own get one that depends on their name."""
+    """Return the colour of a method. If no preset declares it, the colour follows from the method's name."""
     own = _ROWS[method].colour if method in _ROWS else ""
     return own or SPARE_COLOURS[sum(method.encode()) % len(SPARE_COLOURS)]
 
@@ -66,7 +66,7 @@ def method_marker(method: str) -> str:
 
 
 def label_family(method: Mapping[str, object]) -> str:
-    """Write a method's label without parameters, such as "LANTERN (chain9, sjd)" with tree chain9 and drafts sjd.
+    """Write a method's label without parameters, such as "LANTERN (chain9, sjd)" for the tree chain9 and SJD drafts.
 
     Args:
         method: a row of a table.
@@ -124,9 +124,9 @@ def label_rows(table: pd.DataFrame) -> pd.Series:
 
 
 def _base_of(method: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
-    """Return the name with which a method's label begins, and the values that this name implies.
+    """Return the name with which a method's label begins, and the values that the label leaves out.
 
-    The values are tree, drafts, acceptance and parameters. The label does not repeat them.
+    For a preset, these are its tree, drafts, acceptance and parameters: a reader knows them from the name.
 
     Args:
         method: a row of a table.

@@ -1,4 +1,4 @@
-"""Tokens per forward of exact methods by the number of nodes of their static draft tree.
+"""Tokens per forward pass of exact methods, by the number of nodes of their static draft tree.
 
 The methods differ in their drafts: Jacobi drafts need no draft model, hybrid drafts need one.
 """
@@ -24,7 +24,7 @@ def num_nodes(tree: str, trees: Trees | None = None) -> int:
 
     Args:
         tree: name of a static tree, or two names joined by "+" for two trees below one root.
-        trees: config key `trees`, the run's own trees by name.
+        trees: config key `trees`, the static trees that the config defines, by name.
     """
     return sum(len(tree_choices(name, trees)) for name in tree.split("+"))
 
@@ -32,11 +32,11 @@ def num_nodes(tree: str, trees: Trees | None = None) -> int:
 def node_rows(table: pd.DataFrame, trees: Trees | None = None) -> pd.DataFrame:
     """Select the exact methods whose drafts are a key of DRAFTS, and predict their speed-up on a GPU.
 
-    The prediction divides a method's tokens per forward by published relative step costs of eager steps.
+    The prediction divides a method's tokens per forward pass by published relative step costs of eager steps.
 
     Args:
-        table: table with one row per method, as `markdown.results_table` returns it.
-        trees: config key `trees`, the run's own trees by name.
+        table: table with one row per method, from `markdown.results_table`.
+        trees: config key `trees`, the static trees that the config defines, by name.
 
     Returns:
         Rows of `table`, sorted by drafts and then by number of nodes. Column `nodes` is the number of nodes of the
@@ -59,7 +59,7 @@ def node_cells(table: pd.DataFrame) -> Cells:
     """Make a table with one line per method that `node_rows` selects.
 
     Args:
-        table: table with one row per method, as `markdown.results_table` returns it.
+        table: table with one row per method, from `markdown.results_table`.
     """
     cells = [["drafts", "tree", "nodes", "tokens / forward", "speed-up on GPUs (predicted)", "equal to autoregressive"]]
     for _, row in node_rows(table).iterrows():

@@ -29,7 +29,7 @@ BANDWIDTH_SHARE = 0.68
 
 
 class Estimate(NamedTuple):
-    """An uncertain number: its lowest, most likely and highest value."""
+    """An uncertain number, such as a time: its lowest, most likely and highest value."""
 
     low: float
     likely: float
@@ -59,7 +59,7 @@ LAYER_TIMES = {
     "llamagen_stage1": _LLAMAGEN,
     "llamagen_stage2": _LLAMAGEN,
     "janus-pro-7b": LayerTime(
-        1.33, "no times of its own: those of Lumina-mGPT 7B, A100, second-hand by SCD, arXiv 2510.24211"
+        1.33, "no published times; taken from Lumina-mGPT 7B, A100, second-hand by SCD, arXiv 2510.24211"
     ),
     "glm-image": LayerTime(0.96, "GLM-Image 9B, MI300X: vllm-omni issue 4481; its denoising (about 14 s) comes on top"),
 }
@@ -106,11 +106,11 @@ class Prediction:
 def step_ms(model: str, gpu: str, stepping: str) -> Estimate:
     """Estimate the milliseconds of a step of autoregressive decoding.
 
-    A step in a CUDA graph reads the weights, in bfloat16, and runs kernels with little work. An eager step takes as
-    long as the CPU needs to launch its kernels, on any GPU. An eager step is never shorter than a step in a CUDA graph.
+    In a CUDA graph, a step takes the time to read the weights in bfloat16, and a little time per kernel. An eager step
+    takes as long as the CPU needs to launch its kernels, on any GPU, but never less than a step in a CUDA graph.
 
     Args:
-        model: name of the model card.
+        model: name of a published model, a key of KERNELS.
         gpu: key of BANDWIDTH.
         stepping: EAGER or GRAPH.
 
@@ -129,7 +129,7 @@ def weights_ms(model: str, gpu: str) -> float:
     """Estimate the milliseconds in which a GPU reads all weights that one step uses, in bfloat16.
 
     Args:
-        model: name of the model card.
+        model: name of a published model.
         gpu: key of BANDWIDTH.
     """
     config = CARDS[model].target_config()
@@ -143,7 +143,7 @@ def published_ms(model: str) -> float:
     """Return the milliseconds of a step in other projects' eager code: number of layers times published time per layer.
 
     Args:
-        model: name of the model card.
+        model: name of a published model.
     """
     return CARDS[model].target_config().num_layers * LAYER_TIMES[model].milliseconds
 
@@ -152,7 +152,7 @@ def predict(model: str, gpu: str, method: str, tokens_per_forward: float) -> lis
     """Predict time per image and speed-up of a method on a GPU, with eager steps and with CUDA graphs.
 
     Args:
-        model: name of the model card.
+        model: name of a published model, such as "llamagen_stage1".
         gpu: key of BANDWIDTH.
         method: name of a preset.
         tokens_per_forward: tokens per forward pass of the target, at least 1.
@@ -226,7 +226,7 @@ def table_of(model: str, gpu: str, methods: Iterable[tuple[str, float, str]]) ->
     The sources of all numbers follow the table.
 
     Args:
-        model: name of the model card.
+        model: name of a published model.
         gpu: key of BANDWIDTH.
         methods: for each method, (name, tokens per forward pass, words that state where this number is from).
     """
@@ -242,7 +242,7 @@ def table_of(model: str, gpu: str, methods: Iterable[tuple[str, float, str]]) ->
         f"{_range(row.speedup):>19}"
         for row in rows
     ]
-    lines.append("Speed-ups compare with one-by-one decoding that steps alike. Sources:")
+    lines.append("Speed-ups are over autoregressive decoding with the same kind of steps. Sources:")
     eager, graph = (step_ms(model, gpu, stepping) for stepping in (EAGER, GRAPH))
     kernels = KERNELS[model]
     lines.append(

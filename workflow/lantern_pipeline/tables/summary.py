@@ -1,8 +1,10 @@
 """Table of results: one row per method, parameters, prompt set, temperature and repeat, with 95 % intervals.
 
-If the run was repeated with other seeds, rows that pool all repeats come first. Their column repeat is "pooled".
+If the run was repeated with other seeds, each method also has a *pooled* row, which combines all repeats and comes
+first. Its column repeat is "pooled".
 
-The table also has rows of *ceilings*: real images and their reconstructions by the tokenizer. No method generates them.
+The table also has rows for real images and their reconstructions by the tokenizer, which no method generated. They are
+called *ceilings*, because no method can be expected to be better.
 """
 
 from __future__ import annotations
@@ -86,15 +88,17 @@ def build_summary(
     settings: MetricsSection,
     seed: int,
 ) -> pd.DataFrame:
-    """Build the table of results, as this module describes it. Values that were not measured are empty.
+    """Build the table of results: one row per method, parameters, prompt set, temperature and repeat.
+
+    A repeat is the run with one pair of seeds. Values that were not measured are empty.
 
     Args:
-        quality: one row per method and ceiling, from `measure_quality`.
+        quality: one row per method, and for real images and their reconstructions, from `measure_quality`.
         images: one row per method and image, from `measure_quality`.
         latency: timings at batch 1, from `measure_latency`.
         total_variation: one row per method, from `measure_methods`.
         cross_entropy: training seed -> cross-entropy of the target on held-out images, in nats per token.
-        settings: config section `metrics`.
+        settings: keys of config section `metrics`.
         seed: random seed of the bootstrap.
 
     Returns:
@@ -146,9 +150,9 @@ def _steppings(latency: pd.DataFrame) -> pd.DataFrame:
 
 
 def preferred_rows(summary: pd.DataFrame) -> pd.DataFrame:
-    """Select one row per method, prompt set and temperature.
+    """Select one row per method, prompt set and temperature, where the table may have a row for every repeat.
 
-    It is the pooled row if there are several repeats, or else the row of the only repeat.
+    It is the row that pools all repeats (runs with other seeds), or else the row of the only repeat.
     """
     is_pooled = summary["repeat"] == POOLED
     has_pooled = is_pooled.groupby([summary[name] for name in RUN_KEYS], dropna=False).transform("any")
@@ -156,10 +160,11 @@ def preferred_rows(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def select_headline(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
-    """Select the headline rows: those from which conclusions are drawn. Add column `label`.
+    """Select the run's main results, the *headline rows*, and add the column `label`.
 
-    They have the prompt set and the temperature that config keys metrics.headline_* name. There is one row per method,
-    as `preferred_rows` selects it. Ceilings (real images and reconstructions) have no temperature and are left out.
+    They are the rows from which conclusions are drawn: one row per method, at the prompt set and the temperature that
+    the config keys metrics.headline_* name. `preferred_rows` selects among repeats. Ceilings (real images and
+    reconstructions) have no temperature and are left out.
     """
     prompt_set, temperature = settings["headline_prompt_set"], settings["headline_temperature"]
     rows = preferred_rows(summary)
@@ -169,9 +174,9 @@ def select_headline(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataF
 
 
 def select_ceilings(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
-    """Select the rows of ceilings (real images and reconstructions) on the headline prompt set. Add column `label`.
+    """Select the rows of ceilings (real images and reconstructions) on the headline prompt set. Add the column `label`.
 
-    There is one row per ceiling, as `preferred_rows` selects it.
+    There is one row per ceiling. `preferred_rows` selects among repeats.
     """
     rows = preferred_rows(summary)
     rows = rows[rows["method"].isin(CEILINGS) & (rows["prompt_set"] == settings["headline_prompt_set"])]
@@ -179,7 +184,7 @@ def select_ceilings(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataF
 
 
 def _combine_quality(rows: pd.DataFrame) -> dict[str, object]:
-    """Combine the quality of one method over the repeats.
+    """Combine the quality of one method over the repeats of the run with other seeds.
 
     Args:
         rows: rows of the quality table for one method, prompt set and temperature, one per repeat.
@@ -196,7 +201,7 @@ def _combine_quality(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add pooled rows to the table of total variation.
+    """Add rows to the table of total variation that pool the repeats of the run with other seeds.
 
     A method with several repeats gets a pooled row in addition to one row per repeat. The pooled row has the mean of
     each column over the repeats, with two exceptions. tv_max is the maximum, and p-values are combined by Fisher's
@@ -275,8 +280,8 @@ def _share_with_interval(
 ) -> dict[str, float]:
     """Compute the share of images with a property, such as equal tokens, and its 95 % interval.
 
-    The interval is exact for independent images. With several repeats, images are not independent. The bootstrap
-    interval is then computed as well, and the result spans both intervals.
+    The interval is exact for independent images. If the run was repeated with other seeds, the images of a prompt are
+    not independent. The bootstrap interval is then computed as well, and the result spans both intervals.
 
     Args:
         name: name of the share, a column of the table of results.

@@ -1,4 +1,7 @@
-"""Training of the attribute classifier on scenes of the shapes dataset that are rendered during training."""
+"""Training of the attribute classifier, which reads size, colour, shape and background from an image.
+
+It is trained on scenes of the shapes dataset that are rendered during training.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _FAR = 1 << 30  # first index of "unseen" that training uses; prompts use the in
 
 @dataclass(frozen=True)
 class AttributeClassifierTraining:
-    """Training keys of config section `attribute_classifier`, and further settings with defaults.
+    """Settings of the training: keys of config section `attribute_classifier`, and further settings with defaults.
 
     Attributes:
         num_steps: number of optimiser steps.
@@ -47,9 +50,9 @@ class AttributeClassifierTraining:
 class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
     """Trainer of an attribute classifier. The seed determines the initial weights and the images.
 
-    A quarter of each batch is from split "unseen": it shows combinations of shape and colour that the target never sees
-    in training. The classifier needs these images, because it must read such combinations as well as all others. Their
-    indices in the split are much larger than those of the prompts, so no image of a prompt is used.
+    A quarter of each batch is from the split "unseen", whose combinations of shape and colour the target never sees in
+    training. The classifier needs these images, because it must also read images of such combinations. No image of a
+    prompt is used: the indices in the split are much larger than those of the prompts.
 
     A share of the images is blurred and gets noise, so that the classifier can also read reconstructions of the
     tokenizer. Shapes are learnt more slowly than other attributes, so their losses have a larger weight.

@@ -88,8 +88,8 @@ class ClipTrainer(Trainer[ClipModel]):
     def _draw_batch(self, i: int) -> tuple[list[int], list[str]]:
         """Return the indices of the training images of step i, and the captions of these images.
 
-        If several sampled images have the same caption, only the first of them is kept. The contrastive loss would
-        treat the others as wrong matches.
+        If several sampled images have the same caption, only the first of them is kept. For the contrastive loss, the
+        caption of one would otherwise be a wrong match of another, although it fits.
         """
         indices = batch_indices(self.seed, i, self.settings["batch_size"], self.source.num_train)
         first = {}
@@ -157,7 +157,7 @@ def retrieval_accuracy(scorer: ClipScorer, source: ImageSource, split: str, num_
     """Measure how often a caption's image is found among 32 images, and an image's caption among 32 captions.
 
     The first `num_pairs` images of the split are divided into groups of 32. An incomplete last group is left out,
-    unless it is the only one. Choosing another image or caption of the group counts as correct if its caption is equal.
+    unless it is the only one. If two images of a group have the same caption, either of them counts as correct.
 
     Args:
         scorer: the CLIP model.

@@ -1,7 +1,7 @@
 """Training of the draft model. The target is frozen.
 
-The order of images is a pure function of the seed and the number of the batch. Other random numbers also depend on the
-position of an image in the batch.
+An interrupted training can resume with the same data: the order of images is a pure function of the seed and the number
+of the batch. Other random numbers also depend on the position of an image in the batch.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from lantern_pipeline.training.target import drop_prompts
 class DrafterTrainer(Trainer[DraftModel]):
     """Trainer of a float32 draft model. The target and the draft model must be on the same device.
 
-    The trainer freezes the target and casts its weights to the recipe's dtype in place. All settings in epochs or
-    shares of steps must be converted to steps first, by `DrafterTraining.resolve`. The seed determines the order of the
-    images, the noise, and which captions are dropped.
+    The trainer freezes the target and casts its weights to the recipe's dtype in place. The recipe must state all
+    lengths in steps, not in epochs or shares of steps, see `DrafterTraining.resolve`. The seed determines the order of
+    the images, the noise, and which captions are dropped.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class DrafterTrainer(Trainer[DraftModel]):
 
 
 def make_optimiser(draft: DraftModel, recipe: DrafterTraining) -> Optimiser:
-    """Create the optimiser that the recipe names, for the trained parameters of the draft model."""
+    """Create the optimiser that the training's settings name, for the trained parameters of the draft model."""
     if recipe.optimiser == "adamw":
         return make_adamw(draft, recipe.learning_rate, recipe.max_norm, recipe.weight_decay)
     return make_muon(draft, recipe.matrix_learning_rate, recipe.learning_rate, recipe.max_norm, recipe.weight_decay)
@@ -98,7 +98,7 @@ def freeze(target: Target, dtype: torch.dtype) -> Target:
 
 
 def slot_generator(seed: int, i: int, slot: int) -> torch.Generator:
-    """Return the random generator of one image of batch i.
+    """Return the random generator of one image of batch i, so that its noise does not depend on the other images.
 
     Args:
         seed: random seed of the training.

@@ -63,21 +63,21 @@ class DraftLoss(nn.Module):
         return compare(predictions, self.wanted(hidden), self.read, self.recipe)
 
     def predict(self, codes: torch.Tensor, mask: torch.Tensor, hidden: torch.Tensor, passes: int) -> list[torch.Tensor]:
-        """Run `unroll` in the recipe's precision, and return its results in float32. The arguments are the same."""
+        """Run the draft model by `unroll` in the dtype of the training, and return the results in float32."""
         is_lower = self.recipe.dtype != torch.float32
         with torch.autocast(hidden.device.type, self.recipe.dtype) if is_lower else nullcontext():
             predictions = unroll(self.draft, codes, mask, hidden, passes)
         return [part.float() for part in predictions]
 
     def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the hidden states that the draft model must predict.
+        """Return the hidden states that the draft model must predict, that is, the training targets.
 
         Args:
             hidden: the target's hidden states, as in `forward`.
 
         Returns:
-            float32 (sequences, tokens - 1, dim). Entry n is the hidden state from which the target predicts token
-            n + 1.
+            float32 (sequences, tokens - 1, dim). Entry n is the hidden state from which the target predicts token n +
+            1.
         """
         return hidden[:, self.num_text_tokens :].float()
 
@@ -94,10 +94,11 @@ def compare(
         predictions: predicted hidden states of each pass, (sequences, tokens - 1, dim).
         wanted: the target's hidden states, the same shape.
         read: function `Target.guided_logits`, which turns hidden states into logits.
-        recipe: the recipe, which chooses the loss.
+        recipe: settings of the training, which choose the loss.
 
     Returns:
-        (scalar loss, overlaps), float32. overlaps are as in `DraftLoss.forward`, (passes,).
+        (scalar loss, overlaps), float32. overlaps, (passes,), is the mean over positions of sum_x min(t(x), p(x)) in
+        each pass, for target distribution t and draft distribution p.
     """
     captions = 2 if recipe.is_guided and recipe.cfg_scale > 1 else 1
 
@@ -166,9 +167,10 @@ def unroll(
 
 
 def _band(step: torch.Tensor, lowest: int, highest: int | None, dtype: torch.dtype) -> torch.Tensor:
-    """Return an additive attention mask that lets queries attend to keys at certain distances before them.
+    """Return an additive attention mask that admits keys at certain distances before the query.
 
-    The distance of a key is the query's position minus the key's position.
+    The distance of a key is the query's position minus the key's position. For example, lowest = 1 and highest = 2
+    admit the two positions before the query.
 
     Args:
         step: positions of the queries, int64 (n,). The keys have the same positions.
@@ -187,7 +189,7 @@ def _band(step: torch.Tensor, lowest: int, highest: int | None, dtype: torch.dty
 
 
 class _GrowingCache:
-    """Keys and values that the draft model computed in all passes of `unroll` so far.
+    """Keys and values that the draft model computed in the passes of `unroll` so far. Each pass adds its own.
 
     Gradients flow through them, unlike in the cache of decoding.
     """

@@ -43,7 +43,7 @@ FINAL_SHARE = 0.02  # learning rate at the end of the cosine schedule, as a shar
 
 @dataclass(frozen=True)
 class DrafterTraining:
-    """Training keys of config section `drafter`, and the guidance scale of decoding.
+    """Settings of the draft model's training: keys of config section `drafter`, and the guidance scale of decoding.
 
     config.yaml explains the keys.
 

@@ -54,7 +54,7 @@ class Trainer(Generic[Model]):
 
 @dataclass(frozen=True)
 class Pace:
-    """Frequency of logs, checkpoints and validation.
+    """How often a training writes logs and checkpoints, and validates the model.
 
     Attributes:
         log_every: number of steps between two logs.

@@ -15,7 +15,7 @@ from lantern_pipeline.training.optimisers import make_muon
 
 @dataclass(frozen=True)
 class TargetTraining:
-    """Training keys of config section `target`.
+    """Settings of the target's training: keys of config section `target`, and the warm-up.
 
     Attributes:
         num_steps: number of optimiser steps.

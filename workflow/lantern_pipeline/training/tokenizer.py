@@ -1,6 +1,7 @@
 """Training of the image tokenizer: first without quantisation, then with a codebook.
 
-Each code of the codebook is the normalised moving average of the latents that it was nearest to.
+A *latent* is the encoder's vector at one position of an image. Quantisation replaces it by the nearest code vector.
+Code vectors are not trained by gradients: each is the normalised moving average of the latents that it replaced.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _KMEANS_CHUNK = 8192  # number of vectors that are compared with all centres at 
 
 @dataclass(frozen=True)
 class TokenizerTraining:
-    """Training keys of config section `tokenizer`, and further settings with defaults.
+    """Settings of the tokenizer's training: keys of config section `tokenizer`, and further settings with defaults.
 
     Attributes:
         num_steps: number of optimiser steps.
@@ -39,7 +40,7 @@ class TokenizerTraining:
         codebook_decay: decay per step of the moving averages of latents, from which the codes are computed.
         dead_share: a code is moved to a random latent if its use falls below this share of the mean use of all codes.
         commitment_weight: weight of the loss that pulls latents to their codes.
-        gradient_weight: weight of the loss for sharp edges.
+        gradient_weight: weight of the loss on differences between neighbouring pixels, which makes edges sharp.
         perceptual_weight: weight of the distance between the attribute classifier's activations.
     """
 
@@ -173,7 +174,7 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
 
     @torch.no_grad()
     def _update_codebook(self, i: int, latents: Tensor, codes: Tensor) -> None:
-        """Move each code to the moving average of its latents, and rarely used codes to random latents.
+        """Move each code to the moving average of the latents nearest to it, and rarely used codes to random latents.
 
         Args:
             i: number of the step, which determines the random latents.
@@ -210,8 +211,8 @@ def gradient_distance(output: Tensor, images: Tensor) -> Tensor:
 def perceptual_distance(attribute_classifier: AttributeClassifier, output: Tensor, images: Tensor) -> Tensor:
     """Compute the mean squared difference between the classifier's activations of reconstructions and originals.
 
-    The difference of each stage is divided by the mean square of the stage's activations of the originals. The values
-    of all stages are added.
+    Each stage of the classifier has one difference. It is divided by the mean square of the stage's activations of the
+    originals, and the values of all stages are added.
 
     Args:
         attribute_classifier: the classifier.
@@ -250,8 +251,8 @@ def reseed_dead_codes(
 ) -> int:
     """Move rarely used codes to random latents of the batch, in place.
 
-    The use of a moved code is set to ten times the threshold. Otherwise it might be moved again before it can attract
-    latents.
+    The moving average of uses of a moved code is set to ten times the threshold. Otherwise the code might be moved
+    again before latents near it occur.
 
     Args:
         code_use: moving average of uses per step, (codebook_size,).

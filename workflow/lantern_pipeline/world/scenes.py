@@ -227,7 +227,7 @@ def render(scenes: Sequence[Scene], seed: int, indices: Sequence[int], image_siz
 
 
 def _render_chunk(scenes: Sequence[Scene], seed: int, indices: Sequence[int], size: int) -> Tensor:
-    """Render at most RENDER_CHUNK scenes, as `render` does. The arguments are the same; `size` is `image_size`."""
+    """Render at most RENDER_CHUNK scenes. The arguments are those of `render`; `size` is its `image_size`."""
     noise, placement = _draw_noise(seed, indices, size)
     images = paint_backgrounds([scene.background for scene in scenes], noise)
     ordered = [scene.canonical() for scene in scenes]
