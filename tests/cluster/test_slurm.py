@@ -71,7 +71,7 @@ def kill_in_the_middle(slurm, workflow, folder, arguments):
     with held_run(workflow, folder, *arguments, f"results/tiny/{UNSEEN}") as held:
         held.job()
         held.process.kill()
-        held.process.wait()
+        held.wait()
         held.release()
         toy_slurm.wait(lambda: not slurm.run("squeue", "-h").strip(), 120, "the job must end by itself")
 

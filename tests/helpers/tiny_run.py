@@ -46,8 +46,8 @@ TRAINING = {
     "train_drafter",
 }
 
-
 FORK = multiprocessing.get_context("fork")
+PATCH = "LANTERN_TEST_PATCH"  # environment variable with the path of a file that each job runs first
 
 
 @dataclass
@@ -58,23 +58,22 @@ class Workflow:
         folder: the folder.
         overlays: config files that change the tiny config.
         config: config files on which all runs are based.
+        project: the folder of the Snakefile.
     """
 
     folder: Path
     overlays: tuple = ()
     config: tuple = (TINY,)
+    project: Path = ROOT
 
     def command(self, *arguments):
         """Return the command line of Snakemake. `arguments` come last."""
         configs = [str(path) for path in (ROOT / "config.yaml", *self.config, *self.overlays)]
-        snakefile = ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(self.folder)]
+        snakefile = ["--snakefile", str(self.project / "Snakefile"), "--directory", str(self.folder)]
         return [sys.executable, "-m", "snakemake", *snakefile, "--configfile", *configs, "--cores", "2", *arguments]
 
     def run(self, *arguments, env=None, before=None, timeout=900):
         """Run Snakemake in a fork of this process, and each job in another fork.
-
-        A fork has imported torch and Snakemake already. Importing them takes longer than most jobs. Lantern's packages
-        are imported again.
 
         Args:
             arguments: arguments of Snakemake.
@@ -85,11 +84,8 @@ class Workflow:
         Returns:
             (exit code, all output).
         """
-        know_fingerprints()
         with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
-            arguments = (self.command(*arguments)[2:], self.folder, env or {}, before, output)
-            process = FORK.Process(target=run_snakemake, args=arguments)
-            process.start()
+            process = self.start(output, *arguments, env=env, before=before)
             try:
                 process.join(timeout)
                 is_late = process.is_alive()
@@ -101,6 +97,24 @@ class Workflow:
             printed = output.read()
         assert not is_late, f"Snakemake took more than {timeout} s: {printed}"
         return process.exitcode, printed
+
+    def start(self, output, *arguments, env=None, before=None):
+        """Start Snakemake in a fork of this process, and each job in another fork.
+
+        A fork has imported torch and Snakemake already. Importing them takes longer than most jobs. Lantern's packages
+        are imported again.
+
+        Args:
+            output: file that takes all output.
+            arguments, env, before: see `run`.
+
+        Returns:
+            The process of Snakemake. It is the leader of a process group, to which the jobs belong.
+        """
+        know_fingerprints()
+        process = FORK.Process(target=run_snakemake, args=(self, arguments, env or {}, before, output))
+        process.start()
+        return process
 
     def make(self, target, *arguments, **variables):
         """Run a target of the project's Makefile in the run's folder, to which the files of the project are linked.
@@ -149,12 +163,12 @@ class Workflow:
         return "\n".join(f"== {path}\n{path.read_text()}" for path in sorted(self.result("logs").glob("*.log")))
 
 
-def run_snakemake(command, folder, environment, before, output):
-    """Run `python -m snakemake` in the fork of `Workflow.run`. Jobs run in forks of a second process.
+def run_snakemake(workflow, arguments, environment, before, output):
+    """Run `python -m snakemake` in the fork of `Workflow.start`. Jobs run in forks of a second process.
 
     Args:
-        command: the arguments of Snakemake.
-        folder: working folder.
+        workflow: the run.
+        arguments: arguments of Snakemake.
         environment: environment variables to add.
         before: function to call first, or None.
         output: file that takes all output.
@@ -164,16 +178,19 @@ def run_snakemake(command, folder, environment, before, output):
         os.dup2(output.fileno(), number)
     own_output()
     os.environ.update(environment)
-    os.chdir(folder)
+    os.chdir(workflow.folder)
     if before:
         before()
+    if workflow.project != ROOT:
+        forget_packages()
+        sys.path[:0] = [str(workflow.project), str(workflow.project / "workflow")]
     gc.freeze()  # else forks would copy the memory pages that a garbage collection touches
     jobs = Listener(family="AF_UNIX")
     server = os.fork()
     if not server:
         serve_jobs(jobs)
     snakemake.script.PythonScript.execute_script = lambda self, path, edit=False: run_script(jobs.address, path)
-    sys.argv = command
+    sys.argv = workflow.command(*arguments)[2:]
     try:
         snakemake.cli.main()
     finally:
@@ -231,10 +248,18 @@ def run_script(address, path):
 def be_script(path):
     """Run a script as `__main__` in this fork, with Lantern's packages imported again."""
     own_output()
+    forget_packages()
+    sys.orig_argv = [sys.executable, path]
+    if PATCH in os.environ:
+        runpy.run_path(os.environ[PATCH])
+    runpy.run_path(path, run_name="__main__")
+
+
+def forget_packages():
+    """Let Lantern's packages be imported again."""
     for name in [name for name in sys.modules if name.partition(".")[0] in ("lantern", "lantern_pipeline")]:
         if name != "lantern.fused":  # a process registers its operations with PyTorch once
             del sys.modules[name]
-    runpy.run_path(path, run_name="__main__")
 
 
 @cache

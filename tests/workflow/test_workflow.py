@@ -3,13 +3,13 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from results_folder import find_results
 
 from helpers.configs import load_config, typed_config
 from helpers.paths import ROOT
@@ -99,9 +99,8 @@ def test_a_run_reaches_table_figures_and_numbers(finished):
 
 
 def test_make_finds_nothing_to_do_after_a_run_and_writes_no_report_in_a_dry_one(finished):
-    for target, flag in (("reproduce", "--dry-run"), ("reproduce", "-np"), ("resume", "--dry-run")):
-        code, output = finished.make(target, flag)
-        assert code == 0 and "Nothing to be done" in output and "--report" not in output, output
+    code, output = finished.make("reproduce", "-np")
+    assert code == 0 and "Nothing to be done" in output and "--report" not in output, output
     assert not finished.result("report.html").exists()
 
 
@@ -128,10 +127,10 @@ def test_a_config_file_that_is_not_there_is_one_sentence(tmp_path):
     assert not (tmp_path / "results").exists()
 
 
-def test_the_report_stands_alone_and_holds_numbers_and_figures(copy_of_finished):
+def test_make_writes_a_report_that_stands_alone_after_a_run_that_had_nothing_to_do(copy_of_finished):
     finished, report = copy_of_finished, copy_of_finished.result("report.html")
-    code, output = finished.make("report")
-    assert code == 0, output
+    code, output = finished.make("reproduce")
+    assert code == 0 and "Nothing to be done" in output, output
     page = re.sub(r"[A-Za-z0-9+/=]{200,}", "", report.read_text())  # embedded files
     assert not re.search(r"""<(script|link|img)[^>]+(src|href)=["']https?:""", page)
     assert "safe center" in page  # the stylesheet that keeps the beginning of a page in reach
@@ -144,15 +143,27 @@ def test_the_report_stands_alone_and_holds_numbers_and_figures(copy_of_finished)
         assert wrong not in page, wrong
 
 
-def test_make_writes_a_report_after_a_run_that_had_nothing_to_do_or_little(copy_of_finished):
+def test_a_report_is_written_after_a_run_that_had_little_to_do(copy_of_finished):
     report = copy_of_finished.result("report.html")
-    for target in ("reproduce", "resume"):
-        code, output = copy_of_finished.make(target)
-        assert code == 0 and "Nothing to be done" in output and "(b) Speed and quality" in report.read_text(), output
-        report.unlink()
     copy_of_finished.result("figures/fig_b_tradeoff.png").unlink()
-    code, output = copy_of_finished.make("reproduce")
-    assert code == 0 and planned(output)["draw_tradeoff"] == 1 and report.exists(), output
+    code, output = copy_of_finished.run("--report", str(report), "--report-after-run")
+    assert code == 0 and planned(output)["draw_tradeoff"] == 1, output
+    assert "(b) Speed and quality" in report.read_text()
+
+
+@pytest.mark.parametrize("target", ["reproduce", "resume", "report"])
+def test_make_asks_for_a_report_except_in_a_dry_run(target, tmp_path):
+    programs = {"python": f'exec {sys.executable} "$@"', "snakemake": 'echo snakemake "$@"'}
+    (tmp_path / "bin").mkdir()
+    for name, line in programs.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    report = f"--report {tmp_path}/results/tiny/report.html --report-stylesheet workflow/report/stylesheet.css"
+    for arguments, expected in ((["--directory", str(tmp_path)], report), (["-n"], "")):
+        code, output = Workflow(tmp_path).make(target, *arguments, BIN=tmp_path / "bin")
+        *_, last = ["", *re.findall("^snakemake.*", output, re.M)]
+        assert code == 0 and expected in last and bool(expected) == ("--report" in last), output
+        assert ("--report-after-run" in last) == (bool(expected) and target != "report")
 
 
 def test_files_that_a_finished_run_lacks_are_made_again(copy_of_finished):
@@ -180,10 +191,9 @@ def test_two_experiments_in_one_folder_plan_nothing_of_each_other_again(copy_of_
 
 
 def test_a_moved_clone_plans_nothing_again(finished, tmp_path):
-    project = copy_project(tmp_path / "project")
-    command = [str(project / "Snakefile") if part == str(ROOT / "Snakefile") else part for part in finished.command()]
-    result = subprocess.run([*command, "--dry-run"], capture_output=True, text=True)
-    assert "Nothing to be done" in result.stdout + result.stderr, result.stdout + result.stderr
+    moved = replace(finished, project=copy_project(tmp_path / "project"))
+    code, output = moved.run("--dry-run")
+    assert code == 0 and "Nothing to be done" in output, output
 
 
 @pytest.mark.parametrize(
@@ -198,14 +208,15 @@ def test_a_prompt_is_no_command(tmp_path, prompt):
     assert code == 0 and output == f"<sample><--seed><3><--><{prompt}>" and not (tmp_path / "hacked").exists(), output
 
 
-def test_make_understands_what_snakemake_does(copy_of_finished, tmp_path):
+def test_make_understands_what_snakemake_does(tmp_path, monkeypatch):
     """A name on the command line and an overlay in JSON: the report is written where the results are."""
+    monkeypatch.chdir(ROOT)
     (tmp_path / "own.json").write_text('{"experiment": "own"}')
-    other = replace(copy_of_finished, overlays=(tmp_path / "own.json",))
-    for workflow, arguments, folder in ((other, [], "own"), (other, ["--config", "experiment=foo"], "foo")):
-        command = [sys.executable, str(ROOT / "workflow" / "results_folder.py"), *workflow.command(*arguments)[3:]]
-        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=workflow.environment())
-        assert found.stdout.strip() == f"{copy_of_finished.folder}/results/{folder}", found.stderr
+    other = Workflow(tmp_path, (tmp_path / "own.json",))
+    for arguments, folder in (([], "own"), (["--config", "experiment=foo"], "foo")):
+        assert find_results(other.command(*arguments)[3:]) == tmp_path / "results" / folder
+    for flag in ("-n", "-np", "--dry-run"):
+        assert find_results(other.command(flag)[3:]) is None
 
 
 def test_the_command_line_draws_one_prompt_with_the_methods_of_a_run(finished, tmp_path):

@@ -24,15 +24,13 @@ def package(tmp_path):
     (root / "helper.py").write_text("X = 1\n")
     (tmp_path / "run.py").write_text("import os\nimport pack.acceptance\n")
     (tmp_path / "train.py").write_text("from pack.deep import loop\n")
-    fingerprint._parse.cache_clear()
-    fingerprint._code_of.cache_clear()
     return tmp_path
 
 
 def prints(folder):
-    fingerprint._parse.cache_clear()
-    fingerprint._code_of.cache_clear()
-    return {name: code_fingerprint(folder / f"{name}.py", [folder / "pack"]) for name in ("run", "train")}
+    for function in (fingerprint._parse, fingerprint._code_of, code_fingerprint):
+        function.cache_clear()
+    return {name: code_fingerprint(folder / f"{name}.py", (folder / "pack",)) for name in ("run", "train")}
 
 
 def test_imports_are_followed_through_functions_relative_names_and_packages(package):
@@ -116,6 +114,7 @@ def test_a_template_counts_by_its_bytes(tmp_path):
     page.write_text("<html>")
     before = code_fingerprint(page)
     page.write_text("<html lang=en>")
+    code_fingerprint.cache_clear()
     assert code_fingerprint(page) != before
 
 

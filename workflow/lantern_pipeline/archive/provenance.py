@@ -150,7 +150,7 @@ def describe_code(root: Path = ROOT) -> Code:
         "commit": commit,
         "is_modified": is_modified,
         "fingerprints": {
-            script.name: code_fingerprint(script, [root / "lantern", root / "workflow" / "lantern_pipeline"])
+            script.name: code_fingerprint(script, (root / "lantern", root / "workflow" / "lantern_pipeline"))
             for script in sorted(scripts)
         },
     }

@@ -31,7 +31,8 @@ CLASS_PATH = re.compile(r"lantern[\w.]*:\w+")
 _HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def code_fingerprint(script: Path | str, packages: Sequence[Path] = PACKAGES) -> str:
+@cache  # rules ask for it once per job
+def code_fingerprint(script: Path | str, packages: tuple[Path, ...] = PACKAGES) -> str:
     """Return a hash of a script and of the modules that it imports.
 
     Modules in LEFT_OUT are not hashed, because they do not affect numbers. The hash is the same on every machine and
