@@ -76,17 +76,17 @@ readme: arguments $(STAMP)
 
 # Three parallel processes. The outputs of the second and third are printed last. The third runs Slurm on one node and mostly waits.
 # Jobs that are forks of a test process inherit GOMP_SPINCOUNT. `.ci/run` sets SLOW.
-WORKFLOW_TESTS := $(filter-out %/test_families.py,$(wildcard tests/workflow/test_*.py))
+CODE_TESTS := tests/core tests/pipeline
 CLUSTER_TESTS := tests/cluster
 PYTEST := $(BIN)/python -m pytest $(if $(SLOW),,-m "not slow")
 test: $(STAMP)
 	@folder=$$(mktemp -d); trap 'rm -rf $$folder' EXIT; code=0; \
 	export OMP_NUM_THREADS=1 GOMP_SPINCOUNT=2000 LANTERN_TINY_RUN=$$folder; \
-	set -m; $(PYTEST) $(WORKFLOW_TESTS) > $$folder/workflow.log 2>&1 & workflow=$$!; \
+	set -m; $(PYTEST) $(addprefix --ignore=,$(CODE_TESTS) $(CLUSTER_TESTS)) > $$folder/workflow.log 2>&1 & workflow=$$!; \
 	$(PYTEST) $(CLUSTER_TESTS) > $$folder/cluster.log 2>&1 & cluster=$$!; \
-	$(PYTEST) $(addprefix --ignore=,$(WORKFLOW_TESTS) $(CLUSTER_TESTS)) & others=$$!; set +m; \
-	trap 'kill -- -$$others -$$workflow -$$cluster 2>/dev/null; wait; exit 130' INT TERM; \
-	for process in $$others $$workflow $$cluster; do wait $$process || code=1; done; \
+	$(PYTEST) $(CODE_TESTS) & code_tests=$$!; set +m; \
+	trap 'kill -- -$$code_tests -$$workflow -$$cluster 2>/dev/null; wait; exit 130' INT TERM; \
+	for process in $$code_tests $$workflow $$cluster; do wait $$process || code=1; done; \
 	cat $$folder/cluster.log $$folder/workflow.log; exit $$code
 
 # Only drawing rules are allowed. If other files are missing or out of date, the command stops instead of generating them.

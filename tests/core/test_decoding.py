@@ -32,14 +32,14 @@ MODELS_DRAFTS = [(drafts, tree) for drafts in ("top", "coupled") for tree in ("c
 
 
 @pytest.mark.sensitive
-@pytest.mark.parametrize("rows", [[2], range(5)], ids=["alone", "five"])
 @pytest.mark.parametrize(
-    ("drafts", "tree"),
+    ("drafts", "tree", "rows"),
     [
-        *MODELS_DRAFTS,
-        ("coupled", "mc_sim_7b_63"),
-        *(("jacobi", window) for window in ("chain1", "chain6", "chain5k3d2", "jacobi_50")),
-        *(("hybrid", trees) for trees in ("chain6+chain3", "chain3+chain6", "chain4k2d1+mc_sim_7b_63")),
+        *((*row, range(5)) for row in MODELS_DRAFTS),
+        ("coupled", "mc_sim_7b_63", range(5)),
+        *(("jacobi", window, range(5)) for window in ("chain1", "chain6", "chain5k3d2", "jacobi_50")),
+        *(("hybrid", trees, range(5)) for trees in ("chain6+chain3", "chain3+chain6", "chain4k2d1+mc_sim_7b_63")),
+        *((*row, [2]) for row in (("top", "dynamic"), ("jacobi", "chain5k3d2"), ("hybrid", "chain3+chain6"))),
     ],
 )
 def test_exact_decoding_emits_the_autoregressive_tokens(models, drafts, tree, rows):

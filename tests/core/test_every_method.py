@@ -108,10 +108,12 @@ def test_what_holds_of_every_method(models, name, temperature, many_logits, tape
     states = [start(decoder, *batch) for batch in batches]
     before = addresses(states[0])
     assert {"state.tokens", "state.cache.entries", "state.cache.layers.0.vectors"} < set(before)
-    with torch.inference_mode(), NoHostSync() if many_logits else nullcontext():
-        for _ in range(int(forwards.max()) - 1):
-            for state in states:
-                decoder.step(state)
+    with torch.inference_mode():
+        for number in range(int(forwards.max()) - 1):
+            # If two steps read nothing back, no value decides what a step runs, and all steps run the same.
+            with NoHostSync() if many_logits and number < 2 else nullcontext():
+                for state in states:
+                    decoder.step(state)
     assert addresses(states[0]) == before
     for state, part in zip(states, expected, strict=True):
         assert torch.equal(state.tokens[:, :16], part.codes)

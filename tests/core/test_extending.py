@@ -74,36 +74,36 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def project(tmp_path):
-    """Return a copy of Lantern without its tests."""
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """Return a copy of Lantern without its tests, with all examples of additions to Lantern."""
+    folder = tmp_path_factory.mktemp("project")
     for name in ("lantern", "workflow"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("Snakefile", "config.yaml", "environment.yml"):
-        shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "models").symlink_to(ROOT / "models")
-    return tmp_path
+        shutil.copy(ROOT / name, folder)
+    (folder / "models").symlink_to(ROOT / "models")
+    for heading in OURS:
+        apply_example(heading, folder)
+    return folder
 
 
-def run_check(name: str, project: Path) -> None:
-    """Run a function of `extending_checks` on the packages of the copy."""
+@pytest.mark.parametrize("heading", OURS)
+def test_an_example_in_lantern_takes_two_files(heading):
+    assert tuple(path for path, *_ in files_of(heading)) == OURS[heading][:2]
+
+
+def test_the_examples_in_lantern_work(project):
+    """The checks of `extending_checks` run on the packages of the copy."""
     folders = [project, project / "workflow", ROOT / "benchmarks", ROOT / "tests"]
-    code = f"import pathlib; from helpers import extending_checks as c; c.{name}(pathlib.Path({str(project)!r}))"
+    lines = ["import pathlib", "from helpers import extending_checks as c", f"folder = pathlib.Path({str(project)!r})"]
+    code = "; ".join([*lines, *(f"c.{check}(folder)" for *_, check in OURS.values())])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "PYTHONSAFEPATH": "1"}
     found = subprocess.run([sys.executable, "-c", code], cwd=project, env=environment, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
 
 
-@pytest.mark.parametrize("heading", OURS)
-def test_an_example_in_lantern_works_and_takes_two_files(heading, project):
-    *files, check = OURS[heading]
-    assert [path for path, *_ in files_of(heading)] == files
-    apply_example(heading, project)
-    run_check(check, project)
-
-
 def test_the_workflow_draws_the_figure_of_the_page(project):
-    apply_example("A figure", project)
     figure = "results/embedded/figures/fig_s_lengths.png"
     command = [sys.executable, "-m", "snakemake", "--cores", "1", "-n", "--", figure]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

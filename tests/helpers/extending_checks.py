@@ -1,6 +1,6 @@
 """Checks that the examples of docs/extending.md work.
 
-`test_extending.py` copies the project, adds one example to the copy, and runs the check of the example there.
+`test_extending.py` copies the project, adds the examples to the copy, and runs all checks there.
 """
 
 from __future__ import annotations

@@ -70,8 +70,7 @@ def test_the_default_recipe_gives_the_numbers_it_always_gave(target, loss):
     assert losses == pytest.approx(FORMER_LOSSES[loss], rel=2e-5)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("loss", ["guided", "published"])
+@pytest.mark.parametrize(("loss", "precision"), [("guided", "float32"), ("published", "bfloat16")])
 def test_training_raises_the_overlap_with_the_target(target, loss, precision):
     """Overlap of the two distributions at the first draft, in the mean of the first and of the last steps."""
     trainer = make_trainer(target, num_steps=80, warmup=5, loss=loss, learning_rate=0.01, precision=precision)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
@@ -142,3 +143,21 @@ def test_the_command_asks_for_what_it_needs(bare, tmp_path):
         done.stderr.strip()
         == "lantern: the command needs more than the core; install it from a clone: pip install '.[pipeline]'"
     )
+
+
+def test_the_commands_work_from_a_wheel(finished, bare, tmp_path):
+    """The packages that the commands need are those of this Python."""
+    (packages,) = (bare.parents[1]).glob("lib/python*/site-packages")
+
+    def lantern(*arguments):
+        code = f"import lantern_pipeline.cli as cli; assert cli.__file__.startswith({str(packages)!r}); cli.app()"
+        command = [sys.executable, "-c", code, *map(str, arguments)]
+        environment = os.environ | {"PYTHONPATH": str(packages), "PYTHONNOUSERSITE": "1"}
+        result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    results = finished.folder / "results"
+    assert "images generated again: 1 equal" in lantern("verify", results / "tiny", "--images", 1)
+    assert "wrote sample.png" in lantern("sample", "a red circle on grass", "--results", results)
+    assert (tmp_path / "sample.png").read_bytes().startswith(b"\x89PNG")
