@@ -151,19 +151,26 @@ def test_a_report_is_written_after_a_run_that_had_little_to_do(copy_of_finished)
     assert "(b) Speed and quality" in report.read_text()
 
 
-@pytest.mark.parametrize("target", ["reproduce", "resume", "report"])
-def test_make_asks_for_a_report_except_in_a_dry_run(target, tmp_path):
+@pytest.mark.parametrize(
+    ("target", "is_dry", "options"),
+    [
+        ("reproduce", False, ["--report", "--report-stylesheet", "--report-after-run"]),
+        ("resume", False, ["--report", "--report-stylesheet", "--report-after-run"]),
+        ("report", False, ["--report", "--report-stylesheet"]),
+        ("reproduce", True, []),
+    ],
+)
+def test_make_asks_for_a_report_except_in_a_dry_run(target, is_dry, options, tmp_path):
+    """A script in place of Snakemake prints its arguments."""
     programs = {"python": f'exec {sys.executable} "$@"', "snakemake": 'echo snakemake "$@"'}
     (tmp_path / "bin").mkdir()
     for name, line in programs.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
         (tmp_path / "bin" / name).chmod(0o755)
-    report = f"--report {tmp_path}/results/tiny/report.html --report-stylesheet workflow/report/stylesheet.css"
-    for arguments, expected in ((["--directory", str(tmp_path)], report), (["-n"], "")):
-        code, output = Workflow(tmp_path).make(target, *arguments, BIN=tmp_path / "bin")
-        *_, last = ["", *re.findall("^snakemake.*", output, re.M)]
-        assert code == 0 and expected in last and bool(expected) == ("--report" in last), output
-        assert ("--report-after-run" in last) == (bool(expected) and target != "report")
+    code, output = Workflow(tmp_path).make(target, *["--dry-run"] * is_dry, BIN=tmp_path / "bin")
+    last = re.findall("^snakemake.*", output, re.M)[-1]
+    assert code == 0 and re.findall(r"--report\S*", last) == options, output
+    assert is_dry or "--report results/tiny/report.html --report-stylesheet workflow/report/stylesheet.css" in last
 
 
 def test_files_that_a_finished_run_lacks_are_made_again(copy_of_finished):
