@@ -249,8 +249,8 @@ class Model:
         """
         if self.make_source_encoder is None:
             raise ValueError(
-                "images, source pictures, need GLM-Image from lantern.from_transformers(model, processor), got "
-                f"{self.family or 'a model of no family'} without its image processor; leave images out"
+                "images, source pictures, need GLM-Image, made by lantern.from_transformers with the model's processor, "
+                f"got a model of family {self.family}; leave images out"
             )
         if not isinstance(pictures, list | tuple) or not pictures:
             raise ValueError(f"images must be a list of one or more source pictures, got {pictures!r:.60}")

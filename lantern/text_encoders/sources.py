@@ -53,10 +53,11 @@ class SourceEncoder:
             text: processor(text=places + text, images=list(pictures), return_tensors="pt", **sides)
             for text in dict.fromkeys(texts)
         }
-        first = inputs[texts[0]].to(model.device)
-        self._grids = first["image_grid_thw"]
+        first = inputs[texts[0]]
+        self._grids = first["image_grid_thw"].to(model.device)
         with torch.inference_mode():
-            features = model.get_image_features(first["pixel_values"], self._grids[:-1], return_dict=True)
+            pixels = first["pixel_values"].to(model.device)
+            features = model.get_image_features(pixels, self._grids[:-1], return_dict=True)
             self._codes = model.get_image_tokens(features.pooler_output)
         self._ids = {text: prompt["input_ids"][0] for text, prompt in inputs.items()}
         self.max_tokens = max(len(ids) for ids in self._ids.values())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 import lantern
+from helpers.paths import ROOT
 from helpers.tiny_models import generate, make_models
 from helpers.tiny_processors import make_emu3_processor, make_glm_processor, make_janus_processor
 from helpers.tiny_transformers import NUM_CODES, make_tiny
@@ -194,7 +197,7 @@ def test_models_that_take_no_source_pictures_are_one_sentence(glm):
     janus = lantern.from_transformers(make_tiny("janus")[0], make_janus_processor(), grid=4)
     emu3 = lantern.from_transformers(make_tiny("emu3")[0], make_emu3_processor(), grid=4)
     for other in (of_words, janus, emu3, lantern.load("embedded")):
-        with pytest.raises(ValueError, match=r"images, source pictures, need GLM-Image from lantern.from_transformers"):
+        with pytest.raises(ValueError, match="source pictures, need GLM-Image, .* with the model's processor, got a model"):
             other.generate("cat", images=[WIDE])
     for wrong in ([], WIDE, "picture.png"):
         with pytest.raises(ValueError, match="images must be a list of one or more source pictures, got"):
@@ -231,3 +234,39 @@ def test_source_pictures_within_generate_that_do_not_fit_are_refused(glm):
     plain = words(text=["cat"], return_tensors="pt", return_for_image_generation=True, image_area=32 * 32)
     with pytest.raises(ValueError, match="pixel_values, a source picture, are supported for GLM-Image only"):
         emu3.generate(**plain, mm_encoder_outputs={"image": object()}, custom_generate=decode)
+
+
+def block_of(page: str, words: str) -> str:
+    """Return the only Python block of a page that contains these words."""
+    (code,) = [code for code in (ROOT / page).read_text().split("```")[1::2] if words in code]
+    return code.removeprefix("python\n")
+
+
+def test_the_library_pages_lines_edit_a_picture(glm, monkeypatch, tmp_path):
+    for name, loaded in zip(("GlmImageForConditionalGeneration", "AutoProcessor"), glm, strict=True):
+        known = {"from_pretrained": classmethod(lambda cls, name, loaded=loaded, **_: loaded)}
+        monkeypatch.setattr(f"transformers.{name}", type(name, (), known))
+    TALL.save(tmp_path / "fox.png")
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(block_of("docs/library.md", "fox.png"), names)
+    assert names["images"].grids.shape == (1, 36, 24) and names["images"].codes.shape == (1, 36 * 24)
+
+
+def test_the_models_pages_lines_let_the_pipeline_of_diffusers_call_lantern(glm, monkeypatch):
+    model, processor = glm
+    monkeypatch.setattr(model, "generate", model.generate)  # put back when the test ends
+    seen = []
+
+    class Pipeline(SimpleNamespace):
+        """Stand-in for the pipeline of diffusers: it calls `generate` as the pipeline does, with 3 x 2 codes."""
+
+        def __call__(self, prompt, image, height, width):
+            inputs = make_inputs(processor, [prompt], [image])
+            seen.append((inputs["input_ids"].shape[1] + 6, height, width))
+            ids = self.vision_language_encoder.generate(**inputs, max_new_tokens=7, do_sample=True)
+            return SimpleNamespace(images=[ids])
+
+    known = {"pipeline": Pipeline(vision_language_encoder=model), "source": WIDE, "lantern": lantern}
+    exec(block_of("docs/models.md", "encoder.generate"), known)
+    assert seen == [(known["image"].shape[1], 1152, 768)] and known["image"][0, -6:].max() < NUM_CODES
