@@ -249,7 +249,7 @@ class Model:
         """
         if self.make_source_encoder is None:
             raise ValueError(
-                "images, source pictures, need GLM-Image, made by lantern.from_transformers with the model's processor, "
+                "images, source pictures, need GLM-Image from lantern.from_transformers with the model's processor, "
                 f"got a model of family {self.family}; leave images out"
             )
         if not isinstance(pictures, list | tuple) or not pictures:

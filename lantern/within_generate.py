@@ -198,8 +198,8 @@ def _count_sources(
     counts = ((ids == config.image_end_token_id) & mask).sum(1)
     if (counts != counts[0]).any():
         raise ValueError(
-            f"there must be as many source pictures in all prompts of a batch, got {counts.tolist()}; generate them one "
-            "by one"
+            f"all prompts of a batch must have the same number of source pictures, got {counts.tolist()}; generate "
+            "them one by one"
         )
     if not counts[0] and (pictures is not None or (ids == config.image_token_id).any()):
         raise ValueError(

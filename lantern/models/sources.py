@@ -43,8 +43,8 @@ def place_sources(
         id, time, row and column of each token, int64 (batch, tokens, 4).
 
     Raises:
-        ValueError: the number of codes is not the number of placeholders, or the grids of source pictures do not have as
-            many codes as the pictures in a prompt.
+        ValueError: the number of codes is not the number of placeholders, or the grids of source pictures have another
+            number of codes than the pictures in a prompt.
     """
     is_begin, is_end = (ids == id for id in (model.config.image_start_token_id, model.config.image_end_token_id))
     is_code = (is_begin.cumsum(1) > is_end.cumsum(1)) & ~is_begin

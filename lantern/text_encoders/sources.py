@@ -63,7 +63,10 @@ class SourceEncoder:
         self.max_tokens = max(len(ids) for ids in self._ids.values())
 
     def encode(self, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return prompts, int64 (texts, max_tokens, 4), see `place_sources`, and their mask, see `TextEncoder.encode`."""
+        """Return prompts, int64 (texts, max_tokens, 4), and their mask, bool (texts, max_tokens).
+
+        See `place_sources` and `TextEncoder.encode`.
+        """
         rows = [self._ids[text] for text in texts]
         ids = torch.stack([F.pad(row, (self.max_tokens - len(row), 0)) for row in rows])
         begins = torch.tensor([[self.max_tokens - len(row)] for row in rows])
