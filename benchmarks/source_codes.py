@@ -1,6 +1,6 @@
 """Tokens per forward pass if the first Jacobi drafts are the codes of another image, on the embedded model.
 
-    python benchmarks/source_codes.py                        # 48 captions; about a minute on 2 cores
+    python benchmarks/source_codes.py                        # 48 captions
     python benchmarks/source_codes.py --output codes.json    # also writes JSON
 
 The embedded model edits no pictures. The source of an image is therefore an image of a *near* caption, in which the
