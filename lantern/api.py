@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from lantern.models.adapter import TransformersTarget
+    from lantern.text_encoders.sources import SourceEncoder
     from lantern.text_encoders.tokens import TokenPromptEncoder
 
 # Number of parameters -> number of CPU threads that is fastest for targets with fewer parameters. For larger targets
@@ -118,6 +119,8 @@ class Model:
         parts: defaults of a method. The keys are "static" (name of a static tree), "dynamic" (options of a dynamic
             tree), and "neighbours" (measure of distance by which nearest codes are found).
         family: key of `lantern.models.families.FAMILIES` for a transformers model. None for others, such as LlamaGen.
+        make_source_encoder: function that makes the encoder of prompts with source pictures. Its arguments are the last
+            three of `SourceEncoder`. None if the model cannot edit pictures.
     """
 
     models: DecodingModels
@@ -126,6 +129,7 @@ class Model:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     parts: Mapping[str, object] = field(default_factory=dict)
     family: str | None = None
+    make_source_encoder: Callable[[Sequence[str], Sequence[Any], tuple[int, int]], SourceEncoder] | None = None
     _resized: dict[tuple[int, int], tuple[DecodingModels, TextEncoder]] = field(default_factory=dict)  # by shape
     _tables: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
     _decoders: list[Decoder] = field(default_factory=list)  # of earlier calls, with graphs and caches, latest last
@@ -135,6 +139,7 @@ class Model:
         prompts: str | Sequence[str],
         method: str = "jacobi",
         *,
+        images: Sequence[Any] | None = None,
         seed: int = 0,
         size: int | tuple[int, int] | None = None,
         num_images: int = 1,
@@ -153,6 +158,8 @@ class Model:
         Args:
             prompts: one text or several.
             method: name of a preset in `lantern.methods`, such as "lantern" or "jacobi".
+            images: source pictures, which the model edits as each of the prompts says, in any type that its processor
+                supports, such as Pillow's. Only GLM-Image supports them.
             seed: seed of the noise.
             size: height and width of the images in pixels, or the side of square ones, instead of the model's own size.
                 Models whose prompts state the size allow others: Emu3 allows multiples of 8, GLM-Image multiples of 32.
@@ -165,7 +172,7 @@ class Model:
 
         Raises:
             ValueError: the method is unknown, a parameter is missing, unknown or out of range, the model cannot
-                generate images of this size, or a prompt cannot be encoded.
+                generate images of this size or edit source pictures, or a prompt or a picture cannot be encoded.
         """
         texts = _texts_of(prompts)
         _WHOLE.check("seed", seed, "generate")
@@ -175,6 +182,8 @@ class Model:
         sampling = replace(self.sampling, **{name: value for name, value in given.items() if value is not None})
         spec = self._method(method, parts)
         models, encoder = (self.models, self.encoder) if size is None else self._of_size(size)
+        if images is not None:
+            models, encoder = self._with_sources(cast("TransformersTarget", models.target), texts, images)
         models = replace(models, nearest_codes=self._table(spec))
         with _threads.limited(models.target.config):
             decoder = self._take_decoder(models, spec, sampling) or make_decoder(models, spec, sampling)
@@ -223,6 +232,31 @@ class Model:
             target = target.with_sizes(**shape_fields(shape, small_shape), null_ids=encoder.null_prompt["null_ids"])
             self._resized[shape] = DecodingModels(target), encoder
         return self._resized[shape]
+
+    def _with_sources(
+        self, target: TransformersTarget, texts: Sequence[str], pictures: Sequence[Any]
+    ) -> tuple[DecodingModels, TextEncoder]:
+        """Return the models and the text encoder for prompts with source pictures.
+
+        Args:
+            target: the target for images of the wanted size.
+            texts: the prompts.
+            pictures: the source pictures of each prompt.
+
+        Raises:
+            ValueError: the model cannot edit pictures, `pictures` is no list or is empty, or the processor does not
+                support a picture.
+        """
+        if self.make_source_encoder is None:
+            raise ValueError(
+                "images, source pictures, need GLM-Image from lantern.from_transformers with the model's processor, "
+                f"got a model of family {self.family}; leave images out"
+            )
+        if not isinstance(pictures, list | tuple) or not pictures:
+            raise ValueError(f"images must be a list of one or more source pictures, got {pictures!r:.60}")
+        encoder = self.make_source_encoder(texts, pictures, target.config.shape)
+        sizes = {"small_grid": 0, "small_columns": 0, "num_text_tokens": encoder.max_tokens}
+        return DecodingModels(target.with_sizes(**sizes)), encoder
 
     def _take_decoder(self, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Decoder | None:
         """Return the decoder of an earlier call with the same models, method and sampling, or None if none is kept.

@@ -171,7 +171,7 @@ class Decoder:
 
         Args:
             features: prompts, padded on the left: caption features (batch, num_text_tokens, caption_dim), or ids, int64
-                (batch, num_text_tokens).
+                (batch, num_text_tokens), or ids with positions, see `lantern.models.sources`.
             mask: bool (batch, num_text_tokens), True for tokens of the prompt, False for padding.
             fields: noise of each image, from `make_noise`.
 
@@ -238,6 +238,7 @@ class Decoder:
         index = torch.tensor(list(rows), device=self.device)
         features = features.to(self.device)
         mask = mask.to(self.device)
+        source = self.target.source_codes(features, mask)
         if self.sampling.is_guided:
             features, mask = self.target.with_null(features, mask)
         else:
@@ -258,8 +259,8 @@ class Decoder:
         state.tokens[:, :1].index_copy_(0, index, first)
         if state.margins is not None:
             state.margins[:, :1].index_copy_(0, index, margins_of(keys))
-        ids = features if self.target.config.num_prompt_ids else None
-        self.drafter.fill(state.drafter_state, index, Prefill(hidden, mask, first, ids))
+        ids = features if self.target.config.num_prompt_ids and source is None else None
+        self.drafter.fill(state.drafter_state, index, Prefill(hidden, mask, first, ids, source))
 
     @torch.inference_mode()
     @without_cudnn_attention()

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from lantern.models.target import Target
 from lantern.parameters import Parameter, check_sides
 from lantern.sampling import SamplingConfig
 from lantern.text_encoders.encoders import compare_features, make_text_encoder
+from lantern.text_encoders.sources import SourceEncoder
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
@@ -109,7 +111,7 @@ def from_transformers(
 
     Args:
         model: model of a class in `lantern.models.families.FAMILIES`. It is not changed and stays on its device.
-        processor: processor or tokenizer of the model.
+        processor: processor or tokenizer of the model. To edit source pictures, the processor is needed.
         family: key of FAMILIES, a model class with one form of prompts. Needed only if the class has several families.
         grid: side of an image in codes, or (height, width), if it differs from the published one.
         max_tokens: length of the longest prompt, including the tokens around the caption. `generate` refuses longer
@@ -142,7 +144,10 @@ def from_transformers(
         raise ValueError("model.vqmodel must be on one device, got meta (offloaded); load with device_map={'': 0}")
     image_tokenizer = make_image_tokenizer(WeightFile(Path(type(model).__name__), state), grid=shape[0])
     encoder = TokenPromptEncoder(row.prompt, words, max_tokens, names=names, shape=shape, small_shape=small_shape)
-    return _adopt(model, family, encoder, image_tokenizer, shape)
+    made = _adopt(model, family, encoder, image_tokenizer, shape)
+    if row.takes_sources and hasattr(processor, "image_processor"):
+        made.make_source_encoder = partial(SourceEncoder, model, processor)
+    return made
 
 
 def sampling_of(known: GenerationConfig) -> SamplingConfig:

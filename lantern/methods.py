@@ -99,6 +99,12 @@ DRAFTS = {
         has_twins=True,
         paper=f"{_FIXED_NOISE}; the pool of earlier samples and trees of them: ours",
     ),
+    "jacobi_source": DraftsRow(
+        "lantern.drafters.jacobi:SourceJacobiDrafter",
+        is_coupled=True,
+        has_twins=True,
+        paper=f"{_FIXED_NOISE}; first drafts from a source picture: ours",
+    ),
     "hybrid": DraftsRow(
         "lantern.drafters.hybrid_tree:HybridTreeDrafter",
         ("joint", "static"),

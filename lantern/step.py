@@ -30,13 +30,17 @@ class Prefill:
             1, or 2 with classifier-free guidance.
         mask: bool (branches, prompts, num_text_tokens), True for tokens of a prompt, False for padding.
         first: image token 0, sampled after the last prompt position, int64 (prompts, 1).
-        ids: token ids of the prompts, int64, shaped like `mask`. None if prompts are caption features.
+        ids: token ids of the prompts, int64, shaped like `mask`. None if prompts are caption features, or have source
+            pictures.
+        source: code of a source picture at the place of each image token, int64 (prompts, image tokens). None if
+            prompts have no source pictures.
     """
 
     hidden: torch.Tensor
     mask: torch.Tensor
     first: torch.Tensor
     ids: torch.Tensor | None = None
+    source: torch.Tensor | None = None
 
 
 @dataclass

@@ -20,6 +20,7 @@ from lantern.methods import MethodSpec, make_method
 from lantern.models.adapter import TransformersTarget, adapt
 from lantern.models.config import shape_fields
 from lantern.models.families import FAMILIES, family_named
+from lantern.models.sources import place_sources
 from lantern.parameters import Parameter, check_sides
 from lantern.sampling import SamplingConfig
 
@@ -96,9 +97,15 @@ def custom_generate(
         processors: dict[str, Any] = {type(part).__name__: part for part in logits_processor}
         sampling = _sampling_of(processors, generation_config.do_sample)
         ids, mask, negative = _prompts_of(input_ids, model_kwargs.get("attention_mask"), processors.get(_GUIDANCE))
+        prompts, pictures = ids, _source_pictures(model_kwargs, row)
         if FAMILIES[row].uses_grid_rope:
-            shapes = _shapes_of(model, input_ids, model_kwargs, generation_config, sampling, given)
+            num_sources = _count_sources(model, ids, mask, pictures)
+            shapes = _shapes_of(model, len(ids), num_sources, model_kwargs, generation_config, sampling, given)
             sizes = shape_fields(*shapes)
+            if num_sources:
+                codes = ids.new_empty(0) if pictures is None else model.get_image_tokens(pictures)
+                num_grids = torch.full((len(ids),), num_sources + 1)
+                prompts = place_sources(model, ids, mask, model_kwargs["image_grid_thw"], num_grids, codes)
         else:
             sizes = shape_fields(_shape_of(model, row, input_ids, given))
         target = adapt(model, row, num_text_tokens=ids.shape[1], **sizes)
@@ -114,7 +121,7 @@ def custom_generate(
         decoder = make_decoder(DecodingModels(target, nearest_codes=_table_of(model, spec, target)), spec, sampling)
         first = int(torch.randint(2**31, ())) if seed is None else seed
         noise = [decoder.make_noise(first, str(place)) for place in range(len(ids))]
-        codes = decoder.generate(ids, mask, noise).codes.to(words.device)
+        codes = decoder.generate(prompts, mask, noise).codes.to(words.device)
         sequences = torch.cat([input_ids, words[codes], ends.expand(len(ids), -1)], dim=1)
         return _as_generate_does(sequences, generation_config)
 
@@ -152,11 +159,54 @@ def _refuse_what_is_not_done(
     strange = [type(part).__name__ for part in stopping if type(part).__name__ not in _STOPPING]
     if strange:
         raise ValueError(f"an image is generated to its end, got the stopping criterion {strange[0]}; leave it out")
-    if (model_kwargs.get("mm_encoder_outputs") or {}).get("image") is not None or "pixel_values" in model_kwargs:
-        raise ValueError("pixel_values, a source picture, are not supported by lantern.custom_generate; leave them out")
     past = model_kwargs.get("past_key_values")
     if past is not None and past.get_seq_length():
         raise ValueError("past_key_values must be empty to draw by lantern.custom_generate; leave them out")
+
+
+def _source_pictures(model_kwargs: Mapping[str, Any], family: str) -> list[torch.Tensor] | None:
+    """Return what the model's vision part made of the source pictures, (channels, height, width) of each, or None.
+
+    Args:
+        model_kwargs: further arguments of `generate`.
+        family: key of FAMILIES.
+
+    Raises:
+        ValueError: there are source pictures, and the model cannot edit them.
+    """
+    outputs = (model_kwargs.get("mm_encoder_outputs") or {}).get("image")
+    if (outputs is not None or "pixel_values" in model_kwargs) and not FAMILIES[family].takes_sources:
+        raise ValueError("pixel_values, a source picture, are supported for GLM-Image only; leave them out")
+    return None if outputs is None else outputs.pooler_output
+
+
+def _count_sources(
+    model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, pictures: list[torch.Tensor] | None
+) -> int:
+    """Return the number of source pictures of each prompt of GLM-Image.
+
+    Args:
+        model: the transformers model.
+        ids: ids of the prompts, int64 (batch, tokens).
+        mask: True for prompt tokens, bool (batch, tokens).
+        pictures: see `_source_pictures`.
+
+    Raises:
+        ValueError: the prompts have different numbers of source pictures, or no tokens around their placeholders.
+    """
+    config = model.config
+    counts = ((ids == config.image_end_token_id) & mask).sum(1)
+    if (counts != counts[0]).any():
+        raise ValueError(
+            f"all prompts of a batch must have the same number of source pictures, got {counts.tolist()}; generate "
+            "them one by one"
+        )
+    if not counts[0] and (pictures is not None or (ids == config.image_token_id).any()):
+        raise ValueError(
+            f"the placeholders of a source picture must be between the tokens {config.image_start_token_id} and "
+            f"{config.image_end_token_id} in each prompt, got no such tokens; use the processor's chat template"
+        )
+    return int(counts[0])
 
 
 def _sampling_of(processors: Mapping[str, LogitsProcessor], do_sample: bool) -> SamplingConfig:
@@ -182,7 +232,8 @@ def _sampling_of(processors: Mapping[str, LogitsProcessor], do_sample: bool) -> 
 
 def _shapes_of(
     model: PreTrainedModel,
-    ids: torch.Tensor,
+    num_prompts: int,
+    num_sources: int,
     model_kwargs: Mapping[str, Any],
     config: GenerationConfig,
     sampling: SamplingConfig,
@@ -190,18 +241,21 @@ def _shapes_of(
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return height and width in codes of GLM-Image's image, and of the smaller image that is generated first.
 
+    With source pictures there is no smaller image, and its height and width are 0.
+
     Args:
         model: the transformers model.
-        ids: ids of the prompts, int64 (batch, tokens).
-        model_kwargs: further arguments of `generate`. `image_grid_thw` lists both grids of codes, the large one first.
+        num_prompts: number of prompts.
+        num_sources: number of source pictures of each prompt.
+        model_kwargs: further arguments of `generate`. `image_grid_thw` lists the grids of codes of each prompt: those
+            of its source pictures, then the large one of the image. Without source pictures, the small one follows.
         config: generation config of the call.
         sampling: filters and guidance.
         given: the grid that was passed to `custom_generate`, or None.
 
     Raises:
-        ValueError: guidance is on, a grid was passed to `custom_generate`, several images per prompt are requested, or
-            a prompt has a source image. Also if `image_grid_thw` is missing or is not two grids that are the same for
-            all prompts.
+        ValueError: guidance is on, a grid was passed to `custom_generate`, or several images per prompt are requested.
+            Also if `image_grid_thw` is missing, has another number of grids, or has images of different shapes.
     """
     name = type(model).__name__
     grids = model_kwargs.get("image_grid_thw")
@@ -213,17 +267,21 @@ def _shapes_of(
         raise ValueError(f"image_grid_thw is missing: pass all outputs of the processor of {name} to generate")
     if config.num_return_sequences > 1:
         raise ValueError(f"num_return_sequences of {name} must be 1, got {config.num_return_sequences}; repeat prompts")
-    if (ids == model.config.image_end_token_id).any():
-        raise ValueError("a prompt with the codes of a source picture is not supported; draw from text alone")
     counts = model_kwargs.get("images_per_sample")
-    if grids.shape[0] != 2 * len(ids) or (counts is not None and (counts != 2).any()):
+    num_grids = num_sources + 1 if num_sources else 2
+    if len(grids) != num_grids * num_prompts or (counts is not None and (counts != num_grids).any()):
+        kinds = f"{num_sources} of source pictures and the image's" if num_sources else "the large and the small one"
         raise ValueError(
-            f"image_grid_thw must hold two grids of each prompt, the large and the small one, got {len(grids)} of "
-            f"{len(ids)} prompts; a source picture is not supported"
+            f"image_grid_thw must hold {num_grids} grids of each prompt, {kinds}, got {len(grids)} of {num_prompts} "
+            "prompts; pass all outputs of the processor"
         )
-    if (grids.view(-1, 2, 3) != grids[:2]).any():
-        raise ValueError(f"image_grid_thw must be the same of all prompts, got {grids[:, 1:].tolist()}; draw one size")
-    (height, width), (small_height, small_width) = grids[:2, 1:].tolist()
+    shapes = grids.view(num_prompts, num_grids, 3)[:, num_sources:, 1:]
+    if (shapes != shapes[0]).any():
+        raise ValueError(
+            f"the image's grid in image_grid_thw must be the same of all prompts, got {shapes.tolist()}; generate one "
+            "size"
+        )
+    (height, width), (small_height, small_width) = [*shapes[0].tolist(), (0, 0)][:2]
     return (height, width), (small_height, small_width)
 
 

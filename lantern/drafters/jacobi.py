@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import DraftTree, StaticTree, join_trees, static_tree
@@ -51,7 +52,7 @@ class JacobiState:
         pool: the last results of every position, newest first, int64 (batch, 1 + siblings, tokens + window, kept). The
             second axis holds the parts of a result: first the preceding token, then the best codes after it, best
             first. -1 marks a missing code. An empty result has the preceding token -2, which matches no token, and the
-            first token of the image as every code. Positions that are already emitted are not read.
+            first draft of the position as every code. Positions that are already emitted are not read.
         probs: the target's distributions of these results, (batch, tokens + window, kept, vocab), 0 for empty ones.
             None unless the drafter keeps them.
     """
@@ -71,9 +72,14 @@ class JacobiDrafter(Drafter[JacobiState]):
         tree: the static tree. Its depth is the window, the number of positions that are drafted in a step.
         config: sizes of the target.
         num_kept: number of results per position in the pool. With 1, drafts come from the previous step only.
+
+    Attributes:
+        keeps_first: whether a position keeps its first draft until a node predicts it. Otherwise the codes of the
+            deepest node replace it.
     """
 
     tree: StaticTree
+    keeps_first = False
 
     def __init__(self, tree: StaticTree, config: TargetConfig, num_kept: int = NUM_KEPT) -> None:
         self.tree = tree
@@ -88,7 +94,7 @@ class JacobiDrafter(Drafter[JacobiState]):
         index = torch.arange(math.prod(self._shape), device=device).view(self._shape)  # into one image's pool
         self._read = torch.stack([index[0, depths - 1], index[1 + ranks, depths - 1]])  # (2, nodes - 1, kept)
         self._written = index[:, : 2 * self.max_depth + 1].flatten()
-        self._renewed = _renewed_rows(tree, self.num_siblings, num_kept).to(device)
+        self._renewed = _renewed_rows(tree, self.num_siblings, num_kept, self.keeps_first).to(device)
         self._ages, self._ages_of_others = torch.arange(2 * num_kept, device=device).chunk(2)
         self._parents = tree.parents[0, 1:]
         self._line_end = torch.where(ranks == 0, config.num_codes, -1)
@@ -110,12 +116,16 @@ class JacobiDrafter(Drafter[JacobiState]):
         return JacobiState(pool, probs)
 
     def fill(self, state: JacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Use the first image token of each prompt as the first draft of every position, see `Drafter.fill`."""
-        pool = prefill.first[..., None, None].repeat(1, *self._shape)
+        """Put the first draft of every position into the pool, see `Drafter.fill`."""
+        pool = self._first_drafts(prefill)[:, None, :, None].repeat(1, self._shape[0], 1, self.num_kept)
         pool[:, 0] = -2
         state.pool.index_copy_(0, rows, pool)
         if state.probs is not None:
             state.probs.index_fill_(0, rows, 0.0)
+
+    def _first_drafts(self, prefill: Prefill) -> torch.Tensor:
+        """Return the first image token of each prompt for every position, int64 (prompts, tokens + window)."""
+        return prefill.first.expand(-1, self._shape[1])
 
     def propose(self, state: JacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         """Return the drafts of the positions after the root. The arguments are those of `Drafter.propose`.
@@ -185,7 +195,29 @@ class JacobiDrafter(Drafter[JacobiState]):
         kept.scatter_(1, written[..., None].expand_as(rows), rows)
 
 
-def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int) -> torch.Tensor:
+class SourceJacobiDrafter(JacobiDrafter):
+    """The Jacobi drafter whose first draft of a position is a source picture's code at the same place.
+
+    An edited image may repeat much of its source. The target's samples replace these drafts as soon as there are any.
+    """
+
+    keeps_first = True
+
+    def _first_drafts(self, prefill: Prefill) -> torch.Tensor:
+        """Return the source's code at each position, int64 (prompts, tokens + window). It is 0 past the last token.
+
+        Raises:
+            ValueError: the prompts have no source pictures.
+        """
+        if prefill.source is None:
+            raise ValueError(
+                "drafts jacobi_source need a source picture, got a prompt of text alone; pass images, or use drafts "
+                "jacobi"
+            )
+        return F.pad(prefill.source, (0, self._shape[1] - prefill.source.shape[1]))
+
+
+def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int, keeps_first: bool) -> torch.Tensor:
     """Return the indices that select the results of one image's pool after a step, int64 (n,).
 
     The indices point into a list: the results of all nodes of the tree, then the old results of the positions that
@@ -193,13 +225,14 @@ def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int) -> torch.T
     kinds of results:
 
     - A position that nodes predict gets the results of these nodes, then its newest old results.
-    - A position beyond the tree keeps its results. Only the codes of the newest one are replaced, by the codes at the
-      first node of the deepest level.
+    - A position beyond the tree keeps its results. Unless `keeps_first` is True, the codes of the newest one are
+      replaced by the codes at the first node of the deepest level.
 
     Args:
         tree: the static tree.
         num_siblings: number of codes of a result.
         num_kept: number of results per position in the pool.
+        keeps_first: see `JacobiDrafter`.
     """
     depths = tree.depths[0].tolist()
     num_positions = 2 * tree.max_depth + 1
@@ -213,7 +246,7 @@ def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int) -> torch.T
             codes.append(left[-1])
         else:
             left.append(old)
-            codes.append([depths.index(tree.max_depth), *old[1:]])
+            codes.append(old if keeps_first else [depths.index(tree.max_depth), *old[1:]])
     columns = torch.tensor([left, *[codes] * num_siblings]).flatten(1)
     return (columns + torch.arange(len(columns))[:, None] * (len(depths) + num_positions * num_kept)).flatten()
 

@@ -18,6 +18,7 @@ from lantern.attention_mask import prefix_mask
 from lantern.kv_cache import KVCache
 from lantern.models.config import OVERSHOOT, TargetConfig
 from lantern.models.families import FAMILIES, Parts
+from lantern.models.sources import codes_at_target
 from lantern.models.target import Target
 from lantern.models.transformer import attend, group_mask
 
@@ -48,6 +49,9 @@ class TransformersTarget(Target):
     """A target that runs a causal language model of transformers.
 
     Its layers must take `inputs_embeds`, a four-dimensional mask and `position_ids`.
+
+    Prompts are ids, int64 (..., num_text_tokens). Prompts with source pictures are ids and their positions, int64 (...,
+    num_text_tokens, 4), see `lantern.models.sources`.
 
     Args:
         config: sizes of the target. Prompts are token ids.
@@ -83,8 +87,8 @@ class TransformersTarget(Target):
         """Return this target for images of another size. It has the same weights in memory.
 
         Args:
-            sizes: fields of a `TargetConfig` that change: those of `shape_fields`, and `null_ids`, if the null
-                prompt contains the size as text.
+            sizes: fields of a `TargetConfig` that change: those of `shape_fields`, `num_text_tokens`, and `null_ids`,
+                if the null prompt contains the size as text.
         """
         other = copy(self)
         other.config = replace(self.config, **sizes)
@@ -119,22 +123,61 @@ class TransformersTarget(Target):
 
     def forward(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
         """Compute the hidden states of whole images, see `Target.forward`."""
-        x = torch.cat([self.embed_prompts(features), self.token_embedding(codes)], dim=1)
-        rows = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
-        return self._call(x, rows, prefix_mask(mask, x.shape[1], x.dtype), None)
+        ids, positions_of_prompt = _split(features, mask)
+        x = torch.cat([self.embed_prompts(ids), self.token_embedding(codes)], dim=1)
+        positions = self._positions_of(torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]))
+        if positions_of_prompt is not None:
+            positions[:, :, : mask.shape[1]] = positions_of_prompt
+        return self._call(x, positions, prefix_mask(mask, x.shape[1], x.dtype), None)
+
+    def prefill(self, features: torch.Tensor, mask: torch.Tensor, num_slots: int) -> tuple[torch.Tensor, KVCache]:
+        """Run prompts, which may have source pictures, see `Target.prefill`."""
+        ids, positions = _split(features.flatten(0, 1), mask.flatten(0, 1))
+        if positions is None:
+            return super().prefill(features, mask, num_slots)
+        cache = self.make_cache(mask, num_slots)
+        slots = torch.arange(mask.shape[2], device=mask.device).expand(mask.shape[1:])
+        hidden = self._call(self.embed_prompts(ids), positions, cache.text_mask(mask), _Slots(cache, slots))
+        return hidden.unflatten(0, mask.shape[:2]), cache
+
+    def source_codes(self, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor | None:
+        """Return the codes of each prompt's first source picture, see `Target.source_codes`."""
+        return None if features.shape == mask.shape else codes_at_target(features, mask, self.config.shape)
 
     def run_nodes(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
         """Run the layers on the embeddings of new tokens, see `Target.run_nodes`."""
         rows = rotary_positions.repeat(len(x) // len(rotary_positions), 1)
-        return self._call(x, rows, mask, _Slots(cache, slots)).view(-1, *slots.shape, x.shape[2])
+        hidden = self._call(x, self._positions_of(rows), mask, _Slots(cache, slots))
+        return hidden.view(-1, *slots.shape, x.shape[2])
 
-    def _call(self, x: torch.Tensor, rows: torch.Tensor, mask: torch.Tensor, past: _Slots | None) -> torch.Tensor:
-        positions = rows if self.positions is None else self.positions[:, rows]
+    def _positions_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return what the rotary embedding reads of some positions in the sequence, (batch, n) or (3, batch, n).
+
+        Args:
+            rows: positions in the sequence, int64 (batch, n).
+        """
+        return rows if self.positions is None else self.positions[:, rows]
+
+    def _call(self, x: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, past: _Slots | None) -> torch.Tensor:
         known = {"inputs_embeds": x, "position_ids": positions, "past_key_values": past, "use_cache": past is not None}
         with _grouped_attention(self.layers.config) as groups:
             return self.layers(**known, attention_mask=group_mask(mask, groups)).last_hidden_state
+
+
+def _split(features: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the ids of prompts, int64 (batch, n), and their positions, int64 (3, batch, n).
+
+    The positions are None for prompts without source pictures.
+
+    Args:
+        features: ids, int64 (batch, n), or ids and positions, int64 (batch, n, 4).
+        mask: bool (batch, n).
+    """
+    if features.shape == mask.shape:
+        return features, None
+    return features[..., 0], features[..., 1:].movedim(-1, 0)
 
 
 def adapt(model: PreTrainedModel, family: str, *, grid: int, **sizes: Any) -> TransformersTarget:

@@ -91,6 +91,7 @@ class Family:
             end or None.
         target: fields of a `TargetConfig` that all models of the family share, by name.
         uses_grid_rope: whether the rotary embedding rotates channels by three numbers per token: time, row and column.
+        takes_sources: whether prompts may have source pictures, which the model edits.
     """
 
     model_class: str
@@ -99,6 +100,7 @@ class Family:
     take_apart: Callable[[Any, int | None], Parts]
     target: Mapping[str, Any] = field(default_factory=dict)
     uses_grid_rope: bool = False
+    takes_sources: bool = False
 
     def small_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
         """Return height and width, in codes, of the smaller image that comes first. (0, 0) if there is none.
@@ -309,5 +311,6 @@ FAMILIES: dict[str, Family] = {
         take_apart=_glm_image,
         target={"small_grid": 16},
         uses_grid_rope=True,
+        takes_sources=True,
     ),
 }

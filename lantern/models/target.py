@@ -119,6 +119,17 @@ class Target(StoredModel):
         """Dtype of weights, cache and hidden states, except the weights named in `wide`."""
         return self.token_embedding.weight.dtype
 
+    def source_codes(self, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor | None:
+        """Return the code of a source picture at the place of each image token, int64 (batch, image tokens).
+
+        None if the prompts have no source pictures.
+
+        Args:
+            features: prompts, (batch, ...).
+            mask: True for prompt tokens, bool (batch, num_text_tokens).
+        """
+        return None
+
     def guided_logits(
         self, hidden: torch.Tensor, cfg_scale: float, positions: torch.Tensor | None = None
     ) -> torch.Tensor:

@@ -232,16 +232,18 @@ def test_sizes_and_pictures_of_glm_image_that_do_not_fit_are_refused(glm):
     for changed, sentence in (
         ({"image_grid_thw": None}, "image_grid_thw is missing: pass all outputs of the processor"),
         ({"image_grid_thw": torch.cat([grids[:2], grids[:2] + 1])}, "must be the same of all prompts, got"),
-        ({"image_grid_thw": grids[:3], "images_per_sample": torch.tensor([1, 2])}, "must hold two grids of each"),
-        ({"image_grid_thw": grids, "images_per_sample": torch.tensor([3, 1])}, "must hold two grids of each prompt"),
-        ({"images_per_sample": torch.tensor([2, 1])}, "must hold two grids of each prompt"),
+        ({"image_grid_thw": grids[:3], "images_per_sample": torch.tensor([1, 2])}, "must hold 2 grids of each"),
+        ({"image_grid_thw": grids, "images_per_sample": torch.tensor([3, 1])}, "must hold 2 grids of each prompt"),
+        ({"images_per_sample": torch.tensor([2, 1])}, "must hold 2 grids of each prompt"),
         ({"guidance_scale": 3.0}, "generates without guidance: guidance_scale must be 1, got 3.0"),
         (
             {"num_return_sequences": 2, "do_sample": True},
             "num_return_sequences of Glm.* must be 1, got 2; repeat prompts",
         ),
-        ({**source, "attention_mask": None, "images_per_sample": None}, "codes of a source picture is not supported"),
-        ({"mm_encoder_outputs": {"image": object()}}, "pixel_values, a source picture, are not supported"),
+        (
+            {**source, "attention_mask": None, "images_per_sample": None},
+            r"have \[2\] codes in the prompts, got grids of \[9\]",
+        ),
     ):
         options = {name: value for name, value in ({**inputs} | changed).items() if value is not None}
         with pytest.raises(ValueError, match=sentence):

@@ -47,16 +47,21 @@ def make_emu3_processor() -> transformers.Emu3Processor:
 
 
 def make_glm_processor(start: int) -> transformers.GlmImageProcessor:
-    """Return a processor of `tiny_glm_image`. `start` is the id of the token with which an image begins."""
+    """Return a processor of `tiny_glm_image`. A source picture of 64 x 96 pixels has 2 x 3 codes.
+
+    Args:
+        start: id of the token before an image. The id of the token after a source picture is `start` + 1.
+    """
     tokenizer = make_tokenizer(
-        GLM | {"<bos>": start},
+        GLM | {"<bos>": start, "<eoi>": start + 1},
         bos_token="<bos>",
         pad_token="<|endoftext|>",
         image_token="<|image|>",
         grid_bos_token="<sop>",
         grid_eos_token="<eop>",
     )
-    images = transformers.GlmImageImageProcessor(patch_size=16, merge_size=1)
+    sizes = {"shortest_edge": 64**2, "longest_edge": 512**2}  # pixels, squared
+    images = transformers.GlmImageImageProcessor(patch_size=16, merge_size=1, temporal_patch_size=1, size=sizes)
     return transformers.GlmImageProcessor(images, tokenizer)
 
 

@@ -60,7 +60,7 @@ def tiny_glm_image(num_codes: int = NUM_CODES) -> transformers.PreTrainedModel:
     vision = {"hidden_size": 32, "depth": 1, "num_heads": 2, "image_size": 32, "out_hidden_size": 64}
     vision |= {"patch_size": 16, "intermediate_size": 32}
     ids = {"image_token_id": 60, "image_start_token_id": num_codes, "image_end_token_id": num_codes + 1}
-    vq = {"embed_dim": 8, "num_embeddings": num_codes, "latent_channels": 8}
+    vq = {"embed_dim": 8, "num_embeddings": num_codes, "latent_channels": vision["hidden_size"]}
     config = transformers.GlmImageConfig(text_config=text, vision_config=vision, vq_config=vq, **ids)
     return transformers.GlmImageForConditionalGeneration(config)
 
