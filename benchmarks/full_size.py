@@ -28,7 +28,6 @@ from typing import NamedTuple
 
 import torch
 from kernels import count_kernels
-from timing import clock
 
 from lantern.cards.published import CARDS
 from lantern.checkpoints.native import empty_model
@@ -48,6 +47,7 @@ from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
 from lantern.stepping import MODES
 from lantern_pipeline.measure.memory import peak_gib, reset_peak
+from lantern_pipeline.measure.timing import clock
 
 MODELS = [name for name, card in CARDS.items() if card.prompts.encoder in FAMILIES]  # of transformers
 PARAMETERS = {"k": 100, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "weight": 0.8, "budget": 0.1, "threshold": 0.5}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +15,6 @@ import torch
 from full_size import RandomCaptions, name_of
 from kernels import TABLE_COLUMNS, XL
 from report import ROOT, rounded
-from timing import Timing, time_blocks
 
 import lantern
 from lantern.checkpoints.native import load_model
@@ -28,6 +26,7 @@ from lantern.methods import MethodSpec, make_method
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.transformer import cast_weights
+from lantern_pipeline.measure.timing import Timing, time_blocks
 from lantern_pipeline.tables.predict import BANDWIDTH
 
 SMALL = TargetConfig(
@@ -271,8 +270,3 @@ def free(device: torch.device) -> None:
     """Release PyTorch's unused GPU memory."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def now() -> float:
-    """Return the seconds of a monotonic clock."""
-    return time.monotonic()

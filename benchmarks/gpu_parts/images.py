@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from full_size import RandomCaptions
 from kernels import SAMPLING
-from timing import clock
 
 import lantern
 from gpu_parts.common import Check, chains, free, label, load_embedded, make_models, models_for
@@ -21,6 +20,7 @@ from gpu_parts.predicted import STEP_MS
 from lantern.decoding import Decoder, make_decoder
 from lantern.methods import MethodSpec, make_method
 from lantern.sampling import SamplingConfig
+from lantern_pipeline.measure.timing import clock
 
 NUM_REPEATS = 5
 

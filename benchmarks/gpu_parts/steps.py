@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from kernels import SAMPLING, KernelCount
-from timing import synchronise
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -22,6 +21,7 @@ from gpu_parts.common import Check, emitted_tokens, fill, free, label, make_mode
 from gpu_parts.predicted import STEP_MS
 from lantern.decoding import Decoder, make_decoder
 from lantern.decoding_state import DecodingModels, DecodingState
+from lantern.generation import synchronise
 from lantern.methods import MethodSpec
 from lantern.stepping import without_cudnn_attention
 from lantern_pipeline.measure.memory import GIB, peak_gib, reset_peak

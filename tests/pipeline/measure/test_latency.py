@@ -17,7 +17,7 @@ from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
 from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern.tree_shapes import DynamicTreeOptions
-from lantern_pipeline.measure import latency
+from lantern_pipeline.measure import latency, timing
 from lantern_pipeline.measure.latency import (
     COLUMNS,
     accepted_drafts,
@@ -137,7 +137,7 @@ def test_a_forward_lasts_until_the_next_begins_and_the_last_one_to_the_end(monke
         return SimpleNamespace(target_forwards=torch.tensor([4])), sum(take)
 
     monkeypatch.setattr(latency, "decode_timed", decode)
-    monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: clock.now, process_time=lambda: 0.0))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     decoder = make_decoders()[0]
     _, (image,) = measure_latency([decoder], PROMPTS[:1], ENCODER, run_seed=0, num_warmup=0)
     assert image.step_seconds == take and is_as_made(decoder)
@@ -160,7 +160,7 @@ def test_on_a_gpu_forwards_are_timed_by_events_and_nothing_waits(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "synchronize", None)
-    marks = [latency._now(torch.device("cuda")) for _ in range(3)]
+    marks = [timing.now(torch.device("cuda")) for _ in range(3)]
     assert latency._step_seconds(marks, seconds=0.036) == pytest.approx([0.020, 0.005, 0.011])
 
 
