@@ -227,7 +227,8 @@ def test_a_wrong_option_of_the_check_is_one_sentence(arguments, sentence, tmp_pa
 
 
 def test_the_parts_of_the_check_need_no_package_of_the_pipeline():
-    missing = ("pydantic", "jsonschema", "snakemake", "transformers", "tokenizers", "PIL", "matplotlib", "typer")
+    missing = ["pydantic", "jsonschema", "snakemake", "transformers", "tokenizers", "PIL", "matplotlib", "typer"]
+    missing.append("psutil")
     modules = [f"gpu_parts.{part.module}" for part in PARTS.values()]
     code = f"import sys\nsys.modules |= dict.fromkeys({missing})\nimport {', '.join(modules)}"
     folders = [ROOT / "benchmarks", ROOT, ROOT / "workflow"]

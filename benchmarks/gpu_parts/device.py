@@ -133,14 +133,12 @@ def _measure_attention(check: Check) -> None:
         num_heads, num_bytes = 2 * heads, 2 * keys.numel() * keys.element_size()
         for name, backend in {"default": None, **BACKENDS}.items():
             row = f"{name}, {nodes} nodes, {slots} slots"
-            with check.attempt("attention", row):
-                with sdpa_kernel(backend) if backend is not None else nullcontext():
-                    _time_attention(check, row, attend, num_heads, num_bytes)
+            kernels = nullcontext() if backend is None else sdpa_kernel(backend)
+            with check.attempt("attention", row), kernels:
+                _time_attention(check, row, attend, num_heads, num_bytes)
 
 
-def _time_attention(
-    check: Check, row: str, attend: Callable[[], torch.Tensor], num_heads: int, num_bytes: int
-) -> None:
+def _time_attention(check: Check, row: str, attend: Callable[[], torch.Tensor], num_heads: int, num_bytes: int) -> None:
     first: dict[str, float] = {}
     with clock(first, "first_call_s", check.device):
         attend()

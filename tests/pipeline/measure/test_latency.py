@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections import namedtuple
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -202,9 +204,15 @@ def test_accepted_drafts_come_before_the_targets_own_token_unless_the_image_ends
 def test_whatever_keeps_a_core_from_being_idle_counts_as_busy(monkeypatch, name):
     fields = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal", "guest", "guest_nice")
     times = dict.fromkeys(fields, 1.0)
-    monkeypatch.setattr(latency.psutil, "cpu_times", lambda: namedtuple("Times", fields)(**times))
+    monkeypatch.setattr(psutil, "cpu_times", lambda: namedtuple("Times", fields)(**times))
     before = latency._core_seconds()[1]
     times["idle"] += 100.0
     times["guest"] += 100.0  # within user time already
     times[name] += 3.0
     assert latency._core_seconds()[1] - before == 3.0
+
+
+def test_without_psutil_the_load_of_other_processes_is_unknown(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    process, machine = latency._core_seconds()
+    assert process > 0 and np.isnan(machine)

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import psutil
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
@@ -191,8 +190,13 @@ def _core_seconds() -> np.ndarray:
     """Return the core-seconds so far, as (this process, whole machine).
 
     Core-seconds are seconds of work, summed over all cores. For the machine they include low-priority processes,
-    waiting for disks, and time that other virtual machines took. All of these disturb a timing.
+    waiting for disks, and time that other virtual machines took. All of these disturb a timing. They are nan if psutil
+    is not installed, as on a machine for `make gpu-check`.
     """
+    try:
+        import psutil
+    except ModuleNotFoundError:
+        return np.array([time.process_time(), np.nan])
     times = psutil.cpu_times()._asdict()
     # Linux counts guest time within user and nice time.
     busy = sum(seconds for name, seconds in times.items() if name not in ("idle", "guest", "guest_nice"))

@@ -19,10 +19,10 @@ from typing import NamedTuple, TypeVar
 from lantern.cards.published import CARDS
 from lantern.methods import PRESETS, drafts_of
 from lantern.models.config import target_parameters
+from lantern_pipeline.measure.speed import BASELINE
 
 T = TypeVar("T")
 
-BASELINE = "autoregressive"  # not imported from `measure.speed`: `make gpu-check` uses this file without pydantic
 EAGER, GRAPH = "eager", "graph"
 BANDWIDTH = {"a100": 2.04e12, "h100": 3.35e12, "h200": 4.8e12}  # bytes per second, SXM versions
 BANDWIDTH_SHARE = 0.68
