@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from full_size import RandomCaptions
 from kernels import SAMPLING
 
 import lantern
@@ -23,6 +22,7 @@ from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.measure.bench import Row, bench_rounds
 from lantern_pipeline.measure.columns import with_ends
+from lantern_pipeline.measure.random_models import RandomPrompts
 from lantern_pipeline.measure.timing import clock
 from lantern_pipeline.tables.predict import predict_speedup
 
@@ -74,7 +74,7 @@ def _write_shipped(check: Check, table: str, decoder: Decoder, row: Row) -> None
 def _measure_xl(check: Check) -> None:
     for num_tokens in (256,) if check.is_tiny else (256, 576, 1024):
         models = make_models(check.xl(num_tokens), check.device, torch.bfloat16)
-        captions = RandomCaptions(models.target.config).encode([""])
+        captions = RandomPrompts(models.target.config).encode([""])
         for spec in [make_method("autoregressive"), *chains(9)]:
             for held in ("as chosen", "all positions"):
                 row = f"XL, {label(spec)}, {num_tokens} tokens, noise {held}"
