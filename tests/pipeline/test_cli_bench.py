@@ -210,13 +210,15 @@ def test_the_notes_name_busy_machines_and_images_that_should_be_equal():
     assert "Exact in distribution, not token by token: eagle1." in table_of(report_of(0, method=eagle))
 
 
-def test_the_commands_of_the_page_run(home):
+@pytest.mark.parametrize("page", ["bench.md", "gpu.md"])
+def test_the_commands_of_the_page_run(page, home):
     """Each command runs as it is written, except that a smaller model generates fewer images."""
-    (block,) = re.findall(r"```\n(.*?)```", (ROOT / "docs" / "bench.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+    lines = [shlex.split(line) for line in "".join(blocks).splitlines() if line.startswith("lantern ")]
+    assert {command for _, command, *_ in lines} == {"bench", "predict"}
     (home / "prompts.txt").write_text("a large red circle on grass\n")
-    for line in block.splitlines():
-        program, command, *arguments = shlex.split(line)
-        assert (program, command) == ("lantern", "bench")
-        code, output = run(*arguments, *QUICK)
-        assert code == 0 and cells_of(output)[1][0] == "autoregressive", output
+    for _, command, *arguments in lines:
+        quick = [*QUICK, *["--tiny"][: "--random-weights" in arguments]] if command == "bench" else []
+        result = CliRunner().invoke(app, [command, *arguments, *quick])
+        assert result.exit_code == 0 and "\nautoregressive  " in f"\n{result.output}", result.output
     assert (home / "mine" / "bench.json").exists()

@@ -171,7 +171,10 @@ def predict(
     ] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option(help="A preset; repeat it for several. With --bench also parameters, e.g. 'jacobi tree=chain15'."),
+        typer.Option(
+            help="A preset; repeat it for several. By default jacobi and eagle1, with --bench only jacobi. With "
+            "--bench also its parameters, e.g. 'jacobi tree=chain15'."
+        ),
     ] = None,
     tokens_per_forward: Annotated[
         float | None,

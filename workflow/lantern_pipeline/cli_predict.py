@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lantern.loading import find_shipped
-from lantern.methods import drafts_of, make_method
+from lantern.methods import make_method
 from lantern_pipeline.cli_bench import read_method
 from lantern_pipeline.tables.predict import published_tokens, table_of
 from lantern_pipeline.tables.predict_bench import measured_tokens, read_bench
@@ -42,8 +42,7 @@ def predict_from_bench(path: Path, methods: Sequence[str], tokens_per_forward: f
 
     Args:
         path: file of `lantern bench --output`, or its folder.
-        methods: presets with their parameters, such as "jacobi tree=chain15". If empty, "jacobi", and "eagle1" if a
-            method with a draft model was measured.
+        methods: presets with their parameters, such as "jacobi tree=chain15". If empty, "jacobi".
         tokens_per_forward: of all methods. None for those that the bench measured, or those of docs/results.csv.
 
     Raises:
@@ -51,8 +50,7 @@ def predict_from_bench(path: Path, methods: Sequence[str], tokens_per_forward: f
             or not known, or the bench measured no similar method.
     """
     report, found = read_bench(path), []
-    has_draft_model = any(drafts_of(row["method"]["drafts"]).needs_draft_model for row in report["rows"])
-    for text in methods or ["jacobi", "eagle1"][: 1 + has_draft_model]:
+    for text in methods or ["jacobi"]:
         preset, parts = read_method(text)
         spec = make_method(preset, method_id=text, **parts)
         measured = measured_tokens(report, spec)
