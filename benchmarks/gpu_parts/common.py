@@ -8,6 +8,7 @@ import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -111,14 +112,9 @@ class Check:
         timing = self.time(capture(call, num_repeats), 10, warm_up_s=0.1)
         return Timing(*(seconds / num_repeats for seconds in timing))
 
-    @property
-    def _processor(self) -> str:
-        """Name of the GPU or of the CPU."""
-        return name_processor(describe_machine(), self.device.type)
-
     def describe(self) -> None:
         """Write a row that describes the machine."""
-        found: dict[str, Any] = {"device": self._processor, "torch": torch.__version__}
+        found: dict[str, Any] = {"device": processor_name(self.device.type), "torch": torch.__version__}
         found |= {"python": platform.python_version(), "cores": os.cpu_count()}
         if self.has_graphs:
             properties = torch.cuda.get_device_properties(self.device)
@@ -128,7 +124,7 @@ class Check:
 
     def peak_bandwidth(self) -> float | None:
         """Return the memory bandwidth in the GPU's data sheet, in bytes per second. None if the GPU is unknown."""
-        name = self._processor.upper()
+        name = processor_name(self.device.type).upper()
         return next((value for card, value in BANDWIDTH.items() if card.upper() in name), None)
 
     def xl(self, num_tokens: int = 256) -> TargetConfig:
@@ -136,6 +132,12 @@ class Check:
         if self.is_tiny:
             return SMALL
         return replace(XL, grid=int(num_tokens**0.5))
+
+
+@cache
+def processor_name(device: str) -> str:
+    """Return the name of the GPU ("cuda") or of the CPU ("cpu")."""
+    return name_processor(describe_machine(), device)
 
 
 def capture(call: Callable[[], object], num_repeats: int) -> Callable[[], None]:

@@ -40,7 +40,7 @@ FIELDS = {
     "vocab_size": "num_prompt_ids",
 }
 # Sizes that show that the code runs and nothing else. GLM-Image's rotary table needs 128 channels per head.
-TINY = {"dim": 256, "num_layers": 1, "num_heads": 2, "num_kv_heads": 2, "ffn_width": 64, "grid": 4, "codebook_size": 64}
+TINY = {"dim": 128, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "ffn_width": 64, "grid": 4, "codebook_size": 64}
 
 
 class RandomPrompts:
