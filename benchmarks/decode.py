@@ -27,21 +27,21 @@ import heapq
 import json
 import os
 import resource
+import runpy
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import yaml
 from report import ROOT, commit_of, write_report
-from timing import EnoughSteps, PartClock
 
 BASELINE = "autoregressive"
 TABLE_COLUMNS = 1001  # of random models: for LANTERN's k of 1000, plus one that the residuals of its public code read
@@ -96,6 +96,8 @@ class Bench:
         from lantern.sampling import SamplingConfig
         from lantern_pipeline.data.text_encoders import make_text_encoder
 
+        clocks = runpy.run_path(str(ROOT / "workflow" / "lantern_pipeline" / "measure" / "timing.py"))
+        self.timing = SimpleNamespace(**clocks)  # of this checkout, whichever packages are measured
         torch.manual_seed(0)
         models, tables = self._load_models(case["files"]) if "files" in case else self._make_models(case["sizes"])
         sampling = SamplingConfig(temperature=case["temperature"], **case["sampling"])
@@ -171,13 +173,13 @@ class Bench:
         from lantern.generation import decode_timed
 
         decoder = self.decoders[method]
-        clock = PartClock(steps)
+        clock = self.timing.PartClock(steps)
         decoder.timer, whole = clock, {}
         try:
             generation, seconds = decode_timed(decoder, [self.prompts[image]], self.encoder, run_seed=0)
             forwards = int(generation.target_forwards[0])
             whole = {"latency_s": seconds, "mean_accepted_length": decoder.num_tokens / forwards}
-        except EnoughSteps:
+        except self.timing.EnoughSteps:
             pass
         finally:
             decoder.timer = nullcontext
@@ -201,16 +203,16 @@ class Bench:
 
         decoder, known = self.decoders[method], len(self.prompts)
         prompts = [replace(self.prompts[i % known], id=f"{self.prompts[i % known].id}-{i}") for i in range(images)]
-        begun = time.perf_counter()
-        records = generate_records(decoder, prompts, self.encoder, run_seed=0, batch_size=batch)
-        seconds = time.perf_counter() - begun
+        seconds: dict[str, float] = {}
+        with self.timing.clock(seconds, "job", decoder.device):
+            records = generate_records(decoder, prompts, self.encoder, run_seed=0, batch_size=batch)
         forwards, rows = records.target_forwards.tolist(), [0] * batch
         for steps in forwards:
             heapq.heapreplace(rows, rows[0] + steps)
         waiting = sum(max(forwards[first : first + batch]) for first in range(0, images, batch))
         length = images * decoder.num_tokens / sum(forwards)
         return {
-            "images_per_s": images / seconds,
+            "images_per_s": images / seconds["job"],
             "mean_accepted_length": length,
             "steps_without_refill": waiting / max(rows),
         }

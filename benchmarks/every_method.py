@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from lantern.methods import PRESETS, MethodSpec, acceptance_of, drafts_of, make_method
+from lantern.parameters import Parameter
 
 VALUES = {"k": 4, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5, "window": 2}
 VALUES |= {"weight": 0.8, "budget": 0.1}
@@ -27,5 +29,13 @@ def spec_of(name: str) -> MethodSpec:
     known = {key: value for key, value in PRESETS[preset].items() if key != "window"} | parts
     wanted = {**drafts_of(known.get("drafts")).parameters}
     wanted |= acceptance_of(known.get("acceptance", "exact")).parameters
-    values = {key: VALUES[key] for key in wanted if key in VALUES and key not in known}
+    values = {key: VALUES.get(key, example_of(row)) for key, row in wanted.items() if key not in known}
     return make_method(preset, method_id=name, **values, **parts)
+
+
+def example_of(parameter: Parameter) -> float | str:
+    """Return an allowed value of a parameter: a word, or a number between its bounds."""
+    if parameter.choices:
+        return parameter.choices[0]
+    low = max(parameter.low, 0)
+    return int(low) + 1 if parameter.is_integer or math.isinf(parameter.high) else (low + parameter.high) / 2

@@ -2,6 +2,7 @@
 
     python benchmarks/kernels.py                        # at the sizes of LlamaGen XL, guided, in bfloat16, batch 1
     python benchmarks/kernels.py --output counts.json   # also writes JSON
+    python benchmarks/kernels.py --model glm-image      # of autoregressive decoding by a model of transformers
 
 The step runs on fake CUDA tensors. They have a device, a dtype and a shape, but no values and no memory. Composite
 operations are decomposed first. Then every operation that is not a view counts as one kernel.
@@ -16,6 +17,7 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,15 +29,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lantern import fused
+from lantern.cards.card import ModelCard
+from lantern.cards.published import CARDS
 from lantern.codebook import code_dtype
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.methods import MethodSpec, make_method
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES
 from lantern.models.draft import DraftConfig, DraftModel
+from lantern.models.families import FAMILIES
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.transformer import cast_weights
 from lantern.sampling import SamplingConfig
+from lantern_pipeline.measure.random_models import random_models as published_models
+from lantern_pipeline.measure.random_models import target_config
 
 XL = TargetConfig(
     **LLAMAGEN_SIZES["XL"],
@@ -159,11 +166,30 @@ def count_kernels(
     return kernels.by_name
 
 
+def count_of_card(card: ModelCard) -> int:
+    """Count the kernels of a step of autoregressive decoding in bfloat16, by layers of transformers.
+
+    Guidance is on if the model has a null prompt.
+
+    Args:
+        card: card of a published model.
+    """
+    config = target_config(card)
+    sampling = SAMPLING if config.null_ids else replace(SAMPLING, cfg_scale=1.0)
+    make = partial(published_models, config, torch.device("meta"), torch.bfloat16)
+    return count_kernels(make, make_method("autoregressive"), sampling).total()
+
+
 def main() -> None:
     """Print the number of kernels per step of several methods: by PyTorch only, and with Lantern's Triton kernels."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, help="file for the counts")
+    families = [name for name, card in CARDS.items() if card.prompts.encoder in FAMILIES]
+    parser.add_argument("--model", choices=families, help="count autoregressive decoding of this model only")
     options = parser.parse_args()
+    if options.model:
+        print(f"{options.model} {count_of_card(CARDS[options.model])}")
+        return
     methods: list[tuple[str, dict[str, Any]]] = [
         ("autoregressive", {}),
         *(("jacobi", {"tree": tree}) for tree in ("chain9", "chain15", "jacobi_50", "jacobi_100")),

@@ -107,6 +107,17 @@ class JointTree:
 TreeShape = Choices | DynamicTreeOptions | JointTree
 
 
+def num_drafts(shape: TreeShape | None) -> int:
+    """Return the number of drafts of a step: the nodes of the tree without its root. 0 if there is no tree."""
+    if shape is None:
+        return 0
+    if isinstance(shape, DynamicTreeOptions):
+        return shape.num_nodes
+    if isinstance(shape, JointTree):
+        return len(shape.jacobi) + len(shape.drafter)
+    return len(shape)
+
+
 def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None = None) -> Choices:
     """Return the choices of a static tree, a path from the root per node.
 

@@ -10,7 +10,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import decode
-import full_size
+import every_method
 import gpu_check
 import kernels
 import pytest
@@ -23,14 +23,12 @@ from gpu_parts.common import Check
 
 from helpers.paths import ROOT
 from lantern import stepping
-from lantern.cards.published import CARDS
 from lantern.checkpoints.native import save_model
 from lantern.codebook import nearest_codes
 from lantern.io import save_tensors
 from lantern.methods import PARAMETERS, make_method
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
-from lantern.models.vq16 import VQ16Config
 from lantern_pipeline.config.validate import load_yaml
 
 SIZE = {"dim": 64, "num_layers": 2, "num_heads": 2}
@@ -117,34 +115,6 @@ def test_sides_take_turns_and_run_their_own_checkout(tmp_path):
         )
 
 
-@pytest.mark.parametrize(
-    ("size", "tokens", "more"),
-    [("XL", 256, []), ("anole-7b", 1024, []), ("janus-pro-7b", 576, ["--own-layers"]), ("glm-image", 1280, [])],
-)
-def test_a_published_size_is_measured(run, monkeypatch, size, tokens, more):
-    published = full_size.make_config(size, None)
-    assert published.num_image_tokens == tokens
-    tiny = {"dim": 32, "num_layers": 1, "num_heads": 2, "ffn_width": 48}
-    if size == "glm-image":  # its rotary table has three parts of a fixed width
-        tiny |= {"dim": 256}
-    if size in CARDS:
-        card = CARDS[size]
-        images, target = replace(card.images, codebook_size=64), {**card.target, **tiny, "num_prompt_ids": 12}
-        monkeypatch.setitem(CARDS, size, replace(card, images=images, target=target))
-    else:
-        tiny |= {"vocab_size": 64, "num_text_tokens": 24}
-        monkeypatch.setattr(full_size, "make_config", lambda size, grid: replace(published, **tiny, grid=grid or 2))
-    monkeypatch.setattr(full_size, "VQ16Config", lambda grid, **_: VQ16Config(2, 64, 8, 32, (1, 1), 1, 32))
-    monkeypatch.setitem(full_size.PARAMETERS, "k", 10)
-    options = ("--size", size, "--dtype", "bfloat16", "--batch", 2, "--device", "cpu", "--threads", 1, *more)
-    found = run(full_size, *options, "--grid", 2, "--presets", "autoregressive", "lantern")["presets"]
-    has_draft_model = size != "glm-image"
-    assert list(found) == ["autoregressive", "lantern"][: 1 + has_draft_model]
-    assert found["autoregressive"]["target_forwards"] == (4 if has_draft_model else 260)
-    last = list(found.values())[-1]
-    assert last["memory_gib"] > 0 and last["step_operations"] > 50
-
-
 @pytest.mark.slow
 def test_every_part_of_the_check_of_a_gpu_runs_on_a_cpu(monkeypatch, tmp_path):
     arguments = ["--device", "cpu", "--tiny", "--parts", "ABCDEFGH", "--output", str(tmp_path)]
@@ -228,7 +198,8 @@ def test_a_wrong_option_of_the_check_is_one_sentence(arguments, sentence, tmp_pa
 
 
 def test_the_parts_of_the_check_need_no_package_of_the_pipeline():
-    missing = ("pydantic", "jsonschema", "snakemake", "transformers", "tokenizers", "PIL", "matplotlib", "typer")
+    missing = ["pydantic", "jsonschema", "snakemake", "transformers", "tokenizers", "PIL", "matplotlib", "typer"]
+    missing.append("psutil")
     modules = [f"gpu_parts.{part.module}" for part in PARTS.values()]
     code = f"import sys\nsys.modules |= dict.fromkeys({missing})\nimport {', '.join(modules)}"
     folders = [ROOT / "benchmarks", ROOT, ROOT / "workflow"]
@@ -268,13 +239,9 @@ def test_a_step_of_any_size_is_counted_without_memory():
     assert kernels.count_kernels(models[0], tree, kernels.SAMPLING).total() > 2 * one
 
 
-def test_every_preset_has_the_parameters_that_it_leaves_open():
-    assert all(full_size.make_spec(name).name == name for name in full_size.PRESETS)
-
-
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_an_example_of_a_parameter_is_allowed(name):
-    PARAMETERS[name].check(name, full_size.example_of(PARAMETERS[name]), "preset")
+    PARAMETERS[name].check(name, every_method.example_of(PARAMETERS[name]), "preset")
 
 
 def test_first_drafts_from_other_images_are_measured_and_change_no_token(run, tmp_path):

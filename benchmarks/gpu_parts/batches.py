@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from kernels import SAMPLING
 
-from gpu_parts.common import Check, chains, fill, free, label, make_models, models_for
+from gpu_parts.common import Check, chains, filled_state, free, label, make_models, models_for
 from gpu_parts.predicted import BATCH_MS
-from gpu_parts.steps import run_step
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.methods import MethodSpec, make_method
 from lantern_pipeline.measure.memory import GIB, peak_gib, reset_peak
+from lantern_pipeline.measure.steps import run_step
 
 
 def measure(check: Check) -> None:
@@ -53,7 +53,7 @@ def _measure_method(
         free(check.device)
         reset_peak(check.device)
         decoder = make_decoder(models_for(models, spec), spec, SAMPLING)
-        state = fill(decoder, batch)
+        state = filled_state(decoder, batch)
         timing = check.time(lambda: run_step(decoder, state), 20)
         baseline = timing.median if spec.drafts is None else baseline
         values: dict[str, float | None] = {

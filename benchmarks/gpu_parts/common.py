@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 import platform
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from full_size import RandomCaptions, name_of
 from kernels import TABLE_COLUMNS, XL
 from report import ROOT, rounded
-from timing import Timing, time_blocks
 
 import lantern
 from lantern.checkpoints.native import load_model
@@ -26,8 +24,11 @@ from lantern.decoding import Decoder
 from lantern.decoding_state import DecodingModels, DecodingState
 from lantern.methods import MethodSpec, make_method
 from lantern.models.draft import DraftModel
-from lantern.models.target import TargetConfig, TargetModel
-from lantern.models.transformer import cast_weights
+from lantern.models.target import TargetConfig
+from lantern_pipeline.measure.random_models import RandomPrompts, prepare, random_models
+from lantern_pipeline.measure.steps import fill
+from lantern_pipeline.measure.timing import Timing, time_blocks
+from lantern_pipeline.runtime.machine import describe_machine, name_processor
 from lantern_pipeline.tables.predict import BANDWIDTH
 
 SMALL = TargetConfig(
@@ -113,7 +114,7 @@ class Check:
 
     def describe(self) -> None:
         """Write a row that describes the machine."""
-        found: dict[str, Any] = {"device": name_of(self.device), "torch": torch.__version__}
+        found: dict[str, Any] = {"device": processor_name(self.device.type), "torch": torch.__version__}
         found |= {"python": platform.python_version(), "cores": os.cpu_count()}
         if self.has_graphs:
             properties = torch.cuda.get_device_properties(self.device)
@@ -123,7 +124,7 @@ class Check:
 
     def peak_bandwidth(self) -> float | None:
         """Return the memory bandwidth in the GPU's data sheet, in bytes per second. None if the GPU is unknown."""
-        name = name_of(self.device).upper()
+        name = processor_name(self.device.type).upper()
         return next((value for card, value in BANDWIDTH.items() if card.upper() in name), None)
 
     def xl(self, num_tokens: int = 256) -> TargetConfig:
@@ -131,6 +132,12 @@ class Check:
         if self.is_tiny:
             return SMALL
         return replace(XL, grid=int(num_tokens**0.5))
+
+
+@cache
+def processor_name(device: str) -> str:
+    """Return the name of the GPU ("cuda") or of the CPU ("cpu")."""
+    return name_processor(describe_machine(), device)
 
 
 def capture(call: Callable[[], object], num_repeats: int) -> Callable[[], None]:
@@ -147,32 +154,12 @@ def capture(call: Callable[[], object], num_repeats: int) -> Callable[[], None]:
     return graph.replay
 
 
-def make_models(
-    config: TargetConfig, device: torch.device, dtype: torch.dtype, scale: float = 1.0, *, is_prepared: bool = True
-) -> DecodingModels:
-    """Return models with random weights, and a table of arbitrary codes in place of nearest codes.
-
-    Args:
-        config: sizes of the target.
-        device: device on which the weights are created.
-        dtype: dtype of the weights.
-        scale: factor of all matrices. With a larger factor, distributions are less flat and more drafts are accepted.
-        is_prepared: whether the models are prepared for decoding.
-    """
-    torch.manual_seed(0)
-    with torch.device(device):
-        target = TargetModel(config).eval()
-    draft = DraftModel.from_target(target, 0).eval()
-    with torch.no_grad():
-        for parameter in [*target.parameters(), *draft.parameters()] if scale != 1 else []:
-            if parameter.dim() == 2:
-                parameter.mul_(scale)
+def make_models(config: TargetConfig, device: torch.device, dtype: torch.dtype) -> DecodingModels:
+    """Return models with random weights that are prepared for decoding, with a table of arbitrary nearest codes."""
+    models = prepare(random_models(config, device, dtype))
     codes = torch.arange(config.vocab_size, device=device)
     table = (codes[:, None] + codes[1 : TABLE_COLUMNS + 1]) % len(codes)
-    models = DecodingModels(cast_weights(target, dtype), cast_weights(draft, dtype), table.to(code_dtype(len(table))))
-    if is_prepared:
-        models.target.prepare_for_decoding()
-        draft.prepare_for_decoding()
+    models.nearest_codes = table.to(code_dtype(len(table)))
     return models
 
 
@@ -224,8 +211,7 @@ def load_embedded(
     draft = load_model(FOLDER / "drafter.safetensors", DraftModel, dtype, device)
     models = DecodingModels(load_target(FOLDER / "target.safetensors", dtype, device), draft)
     if is_prepared:
-        models.target.prepare_for_decoding()
-        draft.prepare_for_decoding()
+        prepare(models)
     codebook = lantern.load("embedded").tokenizer.codebook.detach()
     table = nearest_codes(codebook.cpu(), NUM_NEAREST, "l2_normalised")
     models.nearest_codes = table.to(device, code_dtype(len(table)))
@@ -237,16 +223,9 @@ def label(spec: MethodSpec) -> str:
     return spec.method_id or spec.name
 
 
-@torch.inference_mode()
-def fill(decoder: Decoder, batch: int) -> DecodingState:
-    """Return the state of a batch after the prefill.
-
-    All batch rows share the noise of one image, because noise takes long to make.
-    """
-    state, noise = decoder.allocate(batch), decoder.make_noise(0, "0")
-    captions = RandomCaptions(decoder.target.config).encode([""] * batch)
-    decoder.fill(state, range(batch), *captions, [noise] * batch)
-    return state
+def filled_state(decoder: Decoder, batch_size: int) -> DecodingState:
+    """Return the state of a batch after the prefill of random prompts, see `fill`."""
+    return fill(decoder, RandomPrompts(decoder.target.config), batch_size)
 
 
 def emitted_tokens(state: DecodingState) -> torch.Tensor:
@@ -271,8 +250,3 @@ def free(device: torch.device) -> None:
     """Release PyTorch's unused GPU memory."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def now() -> float:
-    """Return the seconds of a monotonic clock."""
-    return time.monotonic()

@@ -8,18 +8,19 @@ LlamaGen XL layer: matrix products, attention by each backend, top-k, norm and r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import product
 
 import torch
 import torch.nn.functional as F
 from kernels import SAMPLING
-from timing import synchronise
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpu_parts.common import Check, capture, free, now
+from gpu_parts.common import Check, capture, free
 from gpu_parts.predicted import COPY_GB_PER_S, TOP_K_US, attention_us, gemm_us
 from lantern.models.transformer import RMSNorm, apply_rotary_
 from lantern.sampling import filter_logits
+from lantern_pipeline.measure.timing import clock
 from lantern_pipeline.tables.predict import KERNEL_US, LAUNCH_US
 
 BACKENDS = {
@@ -132,23 +133,17 @@ def _measure_attention(check: Check) -> None:
         num_heads, num_bytes = 2 * heads, 2 * keys.numel() * keys.element_size()
         for name, backend in {"default": None, **BACKENDS}.items():
             row = f"{name}, {nodes} nodes, {slots} slots"
-            with check.attempt("attention", row):
-                begun = now()
-                if backend is None:
-                    _time_attention(check, row, attend, num_heads, num_bytes, begun)
-                else:
-                    with sdpa_kernel(backend):
-                        _time_attention(check, row, attend, num_heads, num_bytes, begun)
+            kernels = nullcontext() if backend is None else sdpa_kernel(backend)
+            with check.attempt("attention", row), kernels:
+                _time_attention(check, row, attend, num_heads, num_bytes)
 
 
-def _time_attention(
-    check: Check, row: str, attend: Callable[[], torch.Tensor], num_heads: int, num_bytes: int, begun: float
-) -> None:
-    attend()
-    synchronise(check.device)
-    first_s = now() - begun
+def _time_attention(check: Check, row: str, attend: Callable[[], torch.Tensor], num_heads: int, num_bytes: int) -> None:
+    first: dict[str, float] = {}
+    with clock(first, "first_call_s", check.device):
+        attend()
     seconds = check.time_kernels(attend).median
-    values = {"us": 1e6 * seconds, "predicted_us": attention_us(num_bytes // num_heads), "first_call_s": first_s}
+    values = {"us": 1e6 * seconds, "predicted_us": attention_us(num_bytes // num_heads), **first}
     check.write("attention", row, **values, gigabytes_per_s=num_bytes / seconds / 1e9)
 
 

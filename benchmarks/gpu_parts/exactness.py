@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from full_size import RandomCaptions
 from kernels import SAMPLING
 
 import lantern
@@ -23,6 +22,7 @@ from lantern.methods import MethodSpec, make_method
 from lantern.sampling import SamplingConfig
 from lantern.step import Proposal
 from lantern_pipeline.measure.losslessness import compare_with_autoregressive
+from lantern_pipeline.measure.random_models import RandomPrompts
 
 Generate = Callable[[Decoder], Generation]
 
@@ -57,7 +57,7 @@ def measure(check: Check) -> None:
     sampling = SamplingConfig(1.0, 100, 1.0, "top_k_first", 3.0)
     _compare(check, "embedded", load_embedded(check.device, torch.bfloat16), sampling, captions)
     models = make_models(check.xl(), check.device, torch.bfloat16)
-    captions = RandomCaptions(models.target.config).encode([""] * (1 if check.is_tiny else 4))
+    captions = RandomPrompts(models.target.config).encode([""] * (1 if check.is_tiny else 4))
     _compare(check, "XL", models, SAMPLING, captions)
 
 

@@ -12,11 +12,12 @@ from unittest.mock import patch
 import torch
 from kernels import SAMPLING
 
-from gpu_parts.common import Check, chains, emitted_tokens, fill, free, label, make_models, models_for, now
-from gpu_parts.steps import run_step
+from gpu_parts.common import Check, chains, emitted_tokens, filled_state, free, label, make_models, models_for
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.methods import MethodSpec, make_method
+from lantern_pipeline.measure.steps import run_step
+from lantern_pipeline.measure.timing import clock
 
 NUM_STEPS = 30
 
@@ -66,10 +67,10 @@ def _measure_steps(
     """
     row = f"{label(spec)}, {change}"
     with check.attempt("fusion", row):
-        begun = now()
-        decoder = make_decoder(models_for(models, spec), spec, SAMPLING)
-        state = fill(decoder, 1)
-        preparation_s = now() - begun
+        preparation: dict[str, float] = {}
+        with clock(preparation, "preparation_s", check.device):
+            decoder = make_decoder(models_for(models, spec), spec, SAMPLING)
+            state = filled_state(decoder, 1)
         for _ in range(2 if check.is_tiny else NUM_STEPS):
             run_step(decoder, state)
         tokens = emitted_tokens(state)
@@ -78,7 +79,7 @@ def _measure_steps(
         before = expected and expected[label(spec)]
         if before is not None:
             values["has_same_tokens"] = torch.equal(tokens, before)
-        check.write("fusion", row, preparation_s=preparation_s, **values)
+        check.write("fusion", row, **preparation, **values)
         return tokens
     return None
 

@@ -1,18 +1,16 @@
 """Part E: time of whole images, including noise, prefill and the host's reads from the GPU.
 
-The shipped model gives speed-ups with real accepted lengths. LlamaGen XL with random weights gives the seconds of
-noise, prefill and steps at several image sizes. There, noise is kept for a window of positions, or for all positions.
+The shipped model gives speed-ups with real accepted lengths, measured by the code of `lantern bench`. LlamaGen XL with
+random weights gives the seconds of noise, prefill and steps at several image sizes. There, noise is kept for a window
+of positions, or for all positions.
 """
 
 from __future__ import annotations
 
-from statistics import median
 from typing import Any
 
 import torch
-from full_size import RandomCaptions
 from kernels import SAMPLING
-from timing import clock
 
 import lantern
 from gpu_parts.common import Check, chains, free, label, load_embedded, make_models, models_for
@@ -20,9 +18,15 @@ from gpu_parts.equality import CAPTIONS
 from gpu_parts.predicted import STEP_MS
 from lantern.decoding import Decoder, make_decoder
 from lantern.methods import MethodSpec, make_method
+from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
+from lantern_pipeline.measure.bench import Row, bench_rounds
+from lantern_pipeline.measure.columns import with_ends
+from lantern_pipeline.measure.random_models import RandomPrompts
+from lantern_pipeline.measure.timing import clock
+from lantern_pipeline.tables.predict import predict_speedup
 
-NUM_REPEATS = 5
+NUM_ROUNDS = 2
 
 
 def measure(check: Check) -> None:
@@ -42,34 +46,42 @@ def _shipped_methods() -> list[MethodSpec]:
 
 
 def _measure_shipped(check: Check) -> None:
+    """Measure the shipped model as `lantern bench` does. The table of a round has the numbers of all rounds so far."""
     models, shipped = load_embedded(check.device), lantern.load("embedded")
     sampling = SamplingConfig(1.0, 100, 1.0, "top_k_first", 3.0)
-    for batch in (1,) if check.is_tiny else (1, 16):
-        texts = [CAPTIONS[index % len(CAPTIONS)] for index in range(batch)]
-        captions = shipped.encoder.encode(texts)
-        baseline = None
-        for spec in _shipped_methods()[: 2 if check.is_tiny else None]:
-            row = f"embedded, {label(spec)}, batch {batch}"
-            with check.attempt("shipped model", row):
-                decoder = make_decoder(models_for(models, spec), spec, sampling)
-                seconds = _time_images(check, decoder, captions, 1 if check.is_tiny else NUM_REPEATS)
-                total = seconds["prefill_s"] + seconds["steps_s"]
-                baseline = total if spec.drafts is None else baseline
-                values = {} if baseline is None else {"speed_up": baseline / total}
-                check.write("shipped model", row, stepping=decoder.runner.mode, **seconds, **values)
+    specs = _shipped_methods()[: 2 if check.is_tiny else None]
+    prompts = [Prompt(str(index), text) for index, text in enumerate(CAPTIONS[: 1 if check.is_tiny else None])]
+    batch_size, num_rounds = (1, 1) if check.is_tiny else (16, NUM_ROUNDS)
+    with check.attempt("shipped model", "all methods"), shipped.limited_threads():
+        decoders = [make_decoder(models_for(models, spec), spec, sampling) for spec in specs]
+        rounds = bench_rounds(decoders, prompts, shipped.encoder, batch_size=batch_size, num_rounds=num_rounds)
+        for number, rows in enumerate(rounds, start=1):
+            for decoder, row in zip(decoders, rows, strict=True):
+                _write_shipped(check, f"shipped model, round {number}", decoder, row)
+
+
+def _write_shipped(check: Check, table: str, decoder: Decoder, row: Row) -> None:
+    stepping, predicted = decoder.runner.mode, {}
+    if decoder.spec.drafts is not None:
+        bounds = predict_speedup(row["mean_accepted_length"], decoder.spec.needs_draft_model, stepping)
+        predicted["predicted_speedup"] = "{:.2f} to {:.2f}".format(*bounds)
+    named = {"ms": 1000 * row["forward_s"], "tokens_per_forward": row["mean_accepted_length"]}
+    names = ("relative_step_cost", *with_ends("speedup"), "num_equal", "num_images", "images_per_s", "peak_memory_gib")
+    values = {name: row[name] for name in names if row[name] == row[name]}  # one image has no interval, only nan
+    check.write(table, f"embedded, {label(decoder.spec)}", stepping=stepping, **named, **values, **predicted)
 
 
 def _measure_xl(check: Check) -> None:
     for num_tokens in (256,) if check.is_tiny else (256, 576, 1024):
         models = make_models(check.xl(num_tokens), check.device, torch.bfloat16)
-        captions = RandomCaptions(models.target.config).encode([""])
+        captions = RandomPrompts(models.target.config).encode([""])
         for spec in [make_method("autoregressive"), *chains(9)]:
             for held in ("as chosen", "all positions"):
                 row = f"XL, {label(spec)}, {num_tokens} tokens, noise {held}"
                 with check.attempt("LlamaGen XL", row):
                     decoder = make_decoder(models_for(models, spec), spec, SAMPLING)
                     decoder.noise_window = None if held == "as chosen" else decoder.num_tokens
-                    seconds = _time_images(check, decoder, captions, 1)
+                    seconds = _time_image(check, decoder, captions)
                     predicted = STEP_MS[label(spec)] if num_tokens == 256 else None
                     seconds["predicted_ms_per_step"] = predicted
                     check.write("LlamaGen XL", row, stepping=decoder.runner.mode, **seconds)
@@ -77,25 +89,24 @@ def _measure_xl(check: Check) -> None:
         free(check.device)
 
 
-def _time_images(
-    check: Check, decoder: Decoder, captions: tuple[torch.Tensor, torch.Tensor], num_repeats: int
-) -> dict[str, Any]:
-    """Return the median seconds of a batch by stage, after a first run that warms up."""
-    runs = [_time_batch(check, decoder, captions, repeat) for repeat in range(num_repeats + 1)][1:]
-    return {name: median(run[name] for run in runs) for name in runs[0]}
+def _time_image(check: Check, decoder: Decoder, captions: tuple[torch.Tensor, torch.Tensor]) -> dict[str, Any]:
+    """Return the seconds of an image by stage. An image before it warms up and does not count."""
+    for seed in range(2):
+        found = _time_stages(check, decoder, captions, seed)
+    return found
 
 
 @torch.inference_mode()
-def _time_batch(
+def _time_stages(
     check: Check, decoder: Decoder, captions: tuple[torch.Tensor, torch.Tensor], seed: int
 ) -> dict[str, float]:
     seconds: dict[str, float] = {}
-    num_rows, device = len(captions[0]), check.device
+    device = check.device
     with clock(seconds, "make_noise_s", device):
-        fields = [decoder.make_noise(seed, str(index)) for index in range(num_rows)]
-    state = decoder.runner.borrow(decoder.allocate, num_rows)
+        noise = decoder.make_noise(seed, "0")
+    state = decoder.runner.borrow(decoder.allocate, 1)
     with clock(seconds, "prefill_s", device):
-        decoder.fill(state, range(num_rows), *captions, fields)
+        decoder.fill(state, range(1), *captions, [noise])
     advance, num_looks = state.noise.advance, 0
 
     def timed_advance(*arguments: Any) -> int:
@@ -107,15 +118,14 @@ def _time_batch(
     state.noise.advance = timed_advance
     try:
         with clock(seconds, "steps_s", device):
-            decoder.run(state, num_rows)
+            decoder.run(state, 1)
     finally:
         del state.noise.advance
-    num_forwards = int(state.num_steps.max()) + 1
-    tokens_per_forward = decoder.num_tokens / float((state.num_steps + 1).float().mean())
+    num_forwards = int(state.num_steps) + 1
     return {
         **seconds,
         "forwards": num_forwards,
-        "tokens_per_forward": tokens_per_forward,
+        "tokens_per_forward": decoder.num_tokens / num_forwards,
         "host_looks": num_looks,
         "ms_per_step": 1000 * seconds["steps_s"] / max(1, num_forwards - 1),
     }

@@ -14,17 +14,27 @@ from typing import Any
 
 import torch
 from kernels import SAMPLING, KernelCount
-from timing import synchronise
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from gpu_parts.common import Check, emitted_tokens, fill, free, label, make_models, methods_of, models_for, weight_bytes
+from gpu_parts.common import (
+    Check,
+    emitted_tokens,
+    filled_state,
+    free,
+    label,
+    make_models,
+    methods_of,
+    models_for,
+    weight_bytes,
+)
 from gpu_parts.predicted import STEP_MS
 from lantern.decoding import Decoder, make_decoder
 from lantern.decoding_state import DecodingModels, DecodingState
+from lantern.generation import synchronise
 from lantern.methods import MethodSpec
-from lantern.stepping import without_cudnn_attention
 from lantern_pipeline.measure.memory import GIB, peak_gib, reset_peak
+from lantern_pipeline.measure.steps import run_step
 
 NUM_STEPS = 30  # after which the tokens of eager steps and of a graph's are compared
 NUM_LONGEST = 10
@@ -62,7 +72,7 @@ def measure_method(
             free(check.device)
             reset_peak(check.device)
             decoder = make_decoder(models_for(models, spec), spec, SAMPLING, stepping=mode)
-            state = fill(decoder, 1)
+            state = filled_state(decoder, 1)
             for _ in range(NUM_STEPS if not check.is_tiny else 2):
                 run_step(decoder, state)
             tokens[mode] = emitted_tokens(state)
@@ -86,16 +96,6 @@ def measure_method(
                 values["kernels_counted"] = kernels.total
                 values |= _profile(check, decoder, state, f"{label(spec)}, {num_tokens} tokens")
             check.write("steps", f"{label(spec)}, {num_tokens} tokens, {mode}", **values)
-
-
-@torch.inference_mode()
-@without_cudnn_attention()
-def run_step(decoder: Decoder, state: DecodingState) -> None:
-    """Run one step, eagerly or as a CUDA graph, as the decoder's `stepping` says.
-
-    Attention runs on the kernels that `Decoder.run` allows, without cuDNN.
-    """
-    decoder.runner.step(decoder.step, state)
 
 
 def _memory(check: Check, models: DecodingModels, state: DecodingState, seconds: float) -> dict[str, float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 import yaml
-from full_size import make_spec
+from every_method import spec_of
 
 import lantern
 from helpers.configs import load_config, typed_config
@@ -71,7 +71,7 @@ def check_acceptance(folder: Path) -> None:
     assert method_colour("typical") not in {method_colour(name) for name in PRESETS if name != "typical"}
     curves = split_curves(pd.DataFrame([method_columns(spec.to_dict()) for spec in specs]))
     assert set(curves["curve"]) == {"Medusa: floor 0.1–0.3"}
-    assert make_spec("typical").parameters == {"floor": 0.5}
+    assert spec_of("typical").parameters == {"floor": 0.5}
 
     models = make_models()
     exact = generate(models, make_method("eagle1", tree="chain3"))

@@ -11,7 +11,7 @@ from helpers.paths import ROOT
 from lantern.text_encoders.classes import ClassEncoder
 from lantern_pipeline.cli import app
 from lantern_pipeline.cli_bench import TEXTS, choose_methods, choose_prompts, table_of
-from lantern_pipeline.measure import bench
+from lantern_pipeline.measure import bench, steps
 
 QUICK = ("--num", "1", "--rounds", "1", "--batch", "1", "--device", "cpu")
 TITLES = ["method", "tokens / forward", "ms / forward", "ms / image", "relative step cost", "speed-up"]
@@ -94,6 +94,10 @@ def test_an_interruption_in_the_first_round_shows_no_table(monkeypatch):
         (["--methods", "autoregressive tree=chain5"], "has a tree and no drafts to fill it, got tree chain5; remove"),
         (["--prompts", "absent.txt"], "absent.txt"),
         (["--output", "file"], "File exists: 'file'"),
+        (["--tiny"], "--tiny changes the sizes of random weights only; add --random-weights"),
+        (["--random-weights"], "a model with random weights must be one of llamagen_stage1, "),
+        (["--random-weights", "--prompts", "absent.txt"], "--random-weights measures steps, which need no prompts"),
+        (["--random-weights", "--dtype", "float16"], "dtype must be one of float32, bfloat16, got 'float16'"),
     ],
 )
 def test_wrong_options_are_named_in_one_sentence(options, sentence, tmp_path, monkeypatch):
@@ -101,6 +105,39 @@ def test_wrong_options_are_named_in_one_sentence(options, sentence, tmp_path, mo
     (tmp_path / "file").touch()
     code, output = run("embedded", *options, *QUICK)
     assert code == 1 and sentence in output and len(output.strip().splitlines()) == 1, output
+
+
+def test_steps_of_random_weights_are_timed_without_a_metric_of_images(tmp_path):
+    options = ("--random-weights", "--tiny", "--batch", "2", "--rounds", "1", "--device", "cpu")
+    code, output = run("glm_image", "--trees", "chain2, chain4", *options, "--output", str(tmp_path))
+    assert code == 0, output
+    titles, *rows = cells_of(output)
+    assert titles == ["method", "drafts", "ms / forward", "relative step cost", "ms / forward, batch 2", TITLES[-2]]
+    assert [row[:2] for row in rows] == [
+        ["autoregressive", "0"],
+        ["jacobi tree=chain2", "2"],
+        ["jacobi tree=chain4", "4"],
+    ]
+    assert "The weights are random" in output and "tokens / forward" not in output
+    found = json.loads((tmp_path / "bench.json").read_text())
+    assert found["random_weights"] and found["model"] == "glm_image" and found["num_tokens"] == 256 + 16
+    assert "speedup" not in found["rows"][1] and found["rows"][1]["relative_step_cost"] > 0
+
+
+def test_an_interrupted_measurement_of_steps_keeps_its_complete_rounds(tmp_path, monkeypatch):
+    blocks = []
+
+    def stop_in_round_two(decoder, state):
+        blocks.append(decoder.spec.name)
+        if len(blocks) > 4:
+            raise KeyboardInterrupt
+        return 0.5
+
+    monkeypatch.setattr(steps, "_time_block", stop_in_round_two)
+    options = ("--random-weights", "--tiny", "--methods", "jacobi", "--rounds", "3", "--output", str(tmp_path))
+    code, output = run("llamagen_stage1", *options)
+    assert code == 130 and "Interrupted: 1 of 3 rounds were complete." in output
+    assert json.loads((tmp_path / "bench.json").read_text())["rounds_complete"] == 1
 
 
 def test_an_unknown_model_or_prompt_is_named_in_one_sentence(tmp_path):
@@ -153,7 +190,14 @@ def report_of(num_equal, **changes):
         "torch": "2",
         "batch_size": 8,
     }
-    report |= {"dtype": "float32", "temperature": 1.0, "cfg_scale": 3.0, "num_prompts": 8, "load_average": 3.0}
+    report |= {
+        "random_weights": False,
+        "dtype": "float32",
+        "temperature": 1.0,
+        "cfg_scale": 3.0,
+        "num_prompts": 8,
+        "load_average": 3.0,
+    }
     return {**report, "rounds_complete": 2, "num_rounds": 2, "rows": [{**row, **changes}]}
 
 
@@ -166,13 +210,17 @@ def test_the_notes_name_busy_machines_and_images_that_should_be_equal():
     assert "Exact in distribution, not token by token: eagle1." in table_of(report_of(0, method=eagle))
 
 
-def test_the_commands_of_the_page_run(home):
-    """Each command runs as it is written, except that a smaller model generates fewer images."""
-    (block,) = re.findall(r"```\n(.*?)```", (ROOT / "docs" / "bench.md").read_text(), re.DOTALL)
+@pytest.mark.parametrize("page", ["bench.md", "gpu.md"])
+def test_the_commands_of_the_page_run(page, home, monkeypatch):
+    """Each command runs as it is written, except that a smaller model generates fewer images and takes fewer steps."""
+    monkeypatch.setattr(steps, "NUM_STEPS", 1)
+    monkeypatch.setattr(steps, "WARM_UP_S", 0)
+    blocks = re.findall(r"```\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+    lines = [shlex.split(line) for line in "".join(blocks).splitlines() if line.startswith("lantern ")]
+    assert {command for _, command, *_ in lines} == {"bench", "predict"}
     (home / "prompts.txt").write_text("a large red circle on grass\n")
-    for line in block.splitlines():
-        program, command, *arguments = shlex.split(line)
-        assert (program, command) == ("lantern", "bench")
-        code, output = run(*arguments, *QUICK)
-        assert code == 0 and cells_of(output)[1][0] == "autoregressive", output
+    for _, command, *arguments in lines:
+        quick = [*QUICK, *["--tiny"][: "--random-weights" in arguments]] if command == "bench" else []
+        result = CliRunner().invoke(app, [command, *arguments, *quick])
+        assert result.exit_code == 0 and "\nautoregressive  " in f"\n{result.output}", result.output
     assert (home / "mine" / "bench.json").exists()

@@ -16,7 +16,6 @@ except ModuleNotFoundError:
     sys.exit("lantern: the command needs more than the core; install it from a clone: pip install '.[pipeline]'")
 
 RESULTS = Path("results")
-RATES = Path("docs/results.csv")  # has the tokens per forward pass that this project measured
 app = typer.Typer(
     help="Lossless and relaxed speculative decoding for visual autoregressive models.", no_args_is_help=True
 )
@@ -165,28 +164,36 @@ def audit(
 
 @app.command()
 def predict(
-    model: Annotated[str, typer.Option(help="llamagen_stage1, janus-pro-7b or glm-image.")] = "llamagen_stage1",
-    gpu: Annotated[str, typer.Option(help="a100, h100 or h200.")] = "h100",
+    model: Annotated[str | None, typer.Option(help="llamagen_stage1 (the default), janus-pro-7b or glm-image.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="a100, h100 (the default) or h200.")] = None,
+    bench: Annotated[
+        Path | None, typer.Option(help="File of lantern bench --output, whose step costs replace model and GPU.")
+    ] = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="A preset; repeat it for several. jacobi and eagle1 by default.")
+        list[str] | None,
+        typer.Option(
+            help="A preset; repeat it for several. By default jacobi and eagle1, with --bench only jacobi. With "
+            "--bench also its parameters, e.g. 'jacobi tree=chain15'."
+        ),
     ] = None,
     tokens_per_forward: Annotated[
         float | None,
         typer.Option(help="Tokens per forward pass of these methods; measured on the shapes dataset by default."),
     ] = None,
 ) -> None:
-    """Predict seconds per image and speed-up on a GPU from estimates (docs/gpu.md). Nothing is measured."""
-    from lantern.loading import find_shipped
-    from lantern_pipeline.tables.predict import published_tokens, table_of
+    """Predict seconds per image and speed-up from estimates for a GPU, or from step costs of your own machine.
+
+    docs/gpu.md explains the estimates, docs/bench.md the prediction from a bench. Nothing is measured.
+    """
+    from lantern_pipeline.cli_predict import predict_from_bench, predict_gpu
 
     with _one_sentence():
-        table = find_shipped(RATES) or RATES
-        given = None if tokens_per_forward is None else ("given", tokens_per_forward)
-        methods = []
-        for name in method or ["jacobi", "eagle1"]:
-            source, tokens = given or ("the shapes dataset, docs/results.csv", published_tokens(table, name))
-            methods.append((name, tokens, source))
-        typer.echo(table_of(model, gpu, methods))
+        if bench is None:
+            typer.echo(predict_gpu(model or "llamagen_stage1", gpu or "h100", method or [], tokens_per_forward))
+        elif model or gpu:
+            raise ValueError("--bench states the model and the GPU, got --model or --gpu too; leave them out")
+        else:
+            typer.echo(predict_from_bench(bench, method or [], tokens_per_forward))
 
 
 @app.command()
@@ -194,6 +201,12 @@ def bench(
     model: Annotated[
         str, typer.Argument(help="embedded, a published model, the folder of a run, or a model of transformers.")
     ] = "embedded",
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Time steps at the sizes of the model, without its weights.")
+    ] = False,
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="With --random-weights: tiny sizes, to try the command.")
+    ] = False,
     methods: Annotated[
         str, typer.Option(help="Presets with parameters, e.g. 'jacobi, lantern k=20 delta=0.1'. By default a few.")
     ] = "",
@@ -201,26 +214,25 @@ def bench(
         str, typer.Option(help="Trees, e.g. 'chain5, chain9'. Every method is measured with each of them.")
     ] = "",
     prompts: Annotated[Path | None, typer.Option(help="File of prompts: txt, json, jsonl, csv, tsv or zip.")] = None,
-    num: Annotated[int, typer.Option(help="Number of prompts.", min=1)] = 8,
+    num: Annotated[int, typer.Option(help="Number of prompts; of no use with --random-weights.", min=1)] = 8,
     temperature: Annotated[float | None, typer.Option(help="Temperature; by default that of the model.")] = None,
     batch: Annotated[int, typer.Option(help="Images that are decoded together, for images per second.", min=1)] = 8,
-    rounds: Annotated[int, typer.Option(help="Rounds, of which the fastest counts.", min=1)] = 3,
+    rounds: Annotated[int, typer.Option(help="Rounds: the fastest counts, of steps the median.", min=1)] = 3,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     output: Annotated[Path | None, typer.Option(help="Folder for bench.json, written after each round.")] = None,
 ) -> None:
     """Measure how much faster than autoregressive decoding a model's methods are on this machine (docs/bench.md)."""
-    import lantern
     from lantern_pipeline.cli_bench import bench as measure
-    from lantern_pipeline.cli_bench import choose_prompts, save_report, table_of
+    from lantern_pipeline.cli_bench import load_subject, save_report, table_of
     from lantern_pipeline.runtime.job import resolve_device
 
     table = ""
     with _one_sentence():
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
-        loaded = lantern.load(model, device=str(resolve_device(device)), dtype=dtype)
-        chosen = choose_prompts(loaded.encoder, prompts, num)
+        place = {"device": str(resolve_device(device)), "dtype": dtype}
+        loaded, chosen = load_subject(model, prompts, num, random_weights=random_weights, is_tiny=tiny, **place)
         options = {"temperature": temperature, "batch_size": batch, "num_rounds": rounds}
         try:
             for report in measure(loaded, methods, trees, chosen, **options):

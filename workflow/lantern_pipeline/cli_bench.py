@@ -11,15 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 
+import lantern
 from lantern.api import Model
 from lantern.io import write_json
+from lantern.loading import DTYPES
 from lantern.methods import keeps_tokens
 from lantern.prompts import Prompt
 from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.cli_sample import WITH_DRAFT_MODEL, WITHOUT_DRAFT_MODEL, read_values
 from lantern_pipeline.data.prompt_files import load_prompts
 from lantern_pipeline.measure.bench import Row, bench_rounds
+from lantern_pipeline.measure.random_models import random_model
 from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.measure.steps import step_rounds
 from lantern_pipeline.runtime.machine import describe_machine, name_processor
 from lantern_pipeline.tables.markdown import text_table, with_interval
 from lantern_pipeline.world.scenes import caption, sample_scene
@@ -44,7 +48,7 @@ def bench(
     model: Model,
     methods: str,
     trees: str,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[Prompt] | None,
     *,
     temperature: float | None,
     batch_size: int,
@@ -56,13 +60,14 @@ def bench(
         model: the model.
         methods: see `choose_methods`.
         trees: see `choose_methods`.
-        prompts: prompts of the images.
+        prompts: prompts of the images. None for a model with random weights, of which only steps are measured.
         temperature: sampling temperature. None for the model's default.
         batch_size: number of images of the timed batches.
         num_rounds: number of rounds.
 
     Yields:
-        The machine, the settings, and under "rows" the results of `bench_rounds`. All values are JSON.
+        The machine, the settings, and under "rows" the results of `bench_rounds`, or of `step_rounds` if only steps are
+        measured. All values are JSON.
 
     Raises:
         ValueError: a method or a tree is unknown, or does not fit the model.
@@ -74,8 +79,12 @@ def bench(
     device, sampling = decoders[0].device, decoders[0].sampling
     machine = describe_machine()
     load_average = os.getloadavg()[0]
+    options = {"batch_size": batch_size, "num_rounds": num_rounds}
     with model.limited_threads():
-        rounds = bench_rounds(decoders, prompts, model.encoder, batch_size=batch_size, num_rounds=num_rounds)
+        if prompts is None:
+            rounds = step_rounds(decoders, model.encoder, **options)
+        else:
+            rounds = bench_rounds(decoders, prompts, model.encoder, **options)
         for num_complete, rows in enumerate(rounds, start=1):
             yield {
                 "machine": machine,
@@ -87,12 +96,46 @@ def bench(
                 "load_average": load_average,
                 "temperature": sampling.temperature,
                 "cfg_scale": sampling.cfg_scale,
-                "num_prompts": len(prompts),
+                "random_weights": prompts is None,
+                "num_tokens": decoders[0].num_tokens,
+                "num_prompts": len(prompts or []),
                 "batch_size": batch_size,
                 "num_rounds": num_rounds,
                 "rounds_complete": num_complete,
                 "rows": [{name: _to_json(value) for name, value in row.items()} for row in rows],
             }
+
+
+def load_subject(
+    source: str, file: Path | None, num: int, *, random_weights: bool, is_tiny: bool, device: str, dtype: str
+) -> tuple[Model, list[Prompt] | None]:
+    """Load the model to measure, and choose its prompts.
+
+    Args:
+        source: the model, as `lantern.load` takes it, or as `random_model` does if its weights are random.
+        file: see `choose_prompts`.
+        num: see `choose_prompts`.
+        random_weights: whether weights are random. There are no prompts then.
+        is_tiny: whether to make the sizes of a model with random weights tiny.
+        device: "cpu" or "cuda".
+        dtype: "float32" or "bfloat16".
+
+    Returns:
+        (the model; its prompts, or None if its weights are random).
+
+    Raises:
+        ValueError: the model is unknown, or options contradict each other.
+    """
+    if not random_weights:
+        if is_tiny:
+            raise ValueError("--tiny changes the sizes of random weights only; add --random-weights, or leave it out")
+        model = lantern.load(source, device=device, dtype=dtype)
+        return model, choose_prompts(model.encoder, file, num)
+    if file is not None:
+        raise ValueError("--random-weights measures steps, which need no prompts, got --prompts; leave one of them out")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    return random_model(source, torch.device(device), getattr(torch, dtype), is_tiny=is_tiny), None
 
 
 def choose_methods(methods: str, trees: str, *, has_draft_model: bool) -> dict[str, tuple[str, Parts]]:
@@ -116,13 +159,7 @@ def choose_methods(methods: str, trees: str, *, has_draft_model: bool) -> dict[s
     texts = _split(methods) or (["jacobi"] if trees else list(few))
     chosen: dict[str, tuple[str, Parts]] = {BASELINE: (BASELINE, {})}
     for text in texts:
-        preset, *words = text.split()
-        if strange := [word for word in words if "=" not in word]:
-            raise ValueError(
-                f"parameters of a method must be name=value, as in 'lantern k=20 delta=0.1', got {strange[0]!r} for "
-                f"{preset}; separate methods by commas"
-            )
-        parts = read_values(words)
+        preset, parts = read_method(text)
         if trees and "tree" in parts:
             raise ValueError(
                 f"--trees replaces the tree of every method, got tree={parts['tree']} for {preset}; leave one out"
@@ -133,8 +170,23 @@ def choose_methods(methods: str, trees: str, *, has_draft_model: bool) -> dict[s
             if tree is None:
                 chosen[" ".join(text.split())] = preset, parts
             else:
-                chosen[" ".join([preset, *words, f"tree={tree}"])] = preset, {**parts, "tree": tree}
+                chosen[" ".join([*text.split(), f"tree={tree}"])] = preset, {**parts, "tree": tree}
     return chosen
+
+
+def read_method(text: str) -> tuple[str, Parts]:
+    """Read a preset and its parameters, such as "lantern k=20 delta=0.1".
+
+    Raises:
+        ValueError: a word after the preset does not have the form name=value.
+    """
+    preset, *words = text.split()
+    if strange := [word for word in words if "=" not in word]:
+        raise ValueError(
+            f"parameters of a method must be name=value, as in 'lantern k=20 delta=0.1', got {strange[0]!r} for "
+            f"{preset}; separate methods by commas"
+        )
+    return preset, read_values(words)
 
 
 def choose_prompts(encoder: TextEncoder, file: Path | None, num: int) -> list[Prompt]:
@@ -168,10 +220,28 @@ def table_of(report: Report) -> str:
     Args:
         report: a report of `bench`.
     """
-    titles = ["method", "tokens / forward", "ms / forward", "ms / image", "relative step cost", "speed-up"]
-    titles += [f"images / s, batch {report['batch_size']}", "peak memory (GiB)", "equal images"]
-    cells = [titles, *map(_cells_of, report["rows"])]
+    batch = f"batch {report['batch_size']}"
+    if report["random_weights"]:
+        titles = ["method", "drafts", "ms / forward", "relative step cost", f"ms / forward, {batch}"]
+        cells = [[*titles, "peak memory (GiB)"], *map(_step_cells_of, report["rows"])]
+    else:
+        titles = ["method", "tokens / forward", "ms / forward", "ms / image", "relative step cost", "speed-up"]
+        cells = [
+            [*titles, f"images / s, {batch}", "peak memory (GiB)", "equal images"],
+            *map(_cells_of, report["rows"]),
+        ]
     return "\n".join([text_table(cells), "", *notes_of(report)])
+
+
+def _step_cells_of(row: Row) -> list[str]:
+    return [
+        row["method"]["method_id"],
+        f"{row['num_drafts']}",
+        f"{1000 * row['forward_s']:.2f}",
+        with_interval(row, "relative_step_cost"),
+        f"{1000 * row['batch_forward_s']:.2f}",
+        f"{row['peak_memory_gib']:.2f}",
+    ]
 
 
 def _cells_of(row: Row) -> list[str]:
@@ -195,13 +265,22 @@ def notes_of(report: Report) -> list[str]:
     notes = [
         f"Measured on {report['processor']}{threads}, torch {report['torch']}, {report['dtype']}, temperature "
         f"{report['temperature']:g}, guidance scale {report['cfg_scale']:g}.",
-        f"Batch 1 unless stated; images per method: {report['num_prompts']}; rounds: {complete}, of which the fastest "
-        "counts; [low, high] is a 95 % interval.",
-        "Equal images have the tokens of autoregressive decoding with the same noise.",
     ]
     if complete < planned:
         notes.append(f"Interrupted: {complete} of {planned} rounds were complete.")
-    notes += _notes_on_tokens(report)
+    if report["random_weights"]:
+        return [
+            *notes,
+            f"Batch 1 unless stated; median of {complete} rounds; [low, high] are the lowest and the highest round.",
+            "The weights are random, so only the time of steps is measured. For the speed-up at the tokens per forward "
+            "of your weights, give bench.json to lantern predict --bench.",
+        ]
+    notes += [
+        f"Batch 1 unless stated; images per method: {report['num_prompts']}; rounds: {complete}, of which the fastest "
+        "counts; [low, high] is a 95 % interval.",
+        "Equal images have the tokens of autoregressive decoding with the same noise.",
+        *_notes_on_tokens(report),
+    ]
     busy = np.mean([row["busy_elsewhere"] for row in report["rows"]])
     if busy > BUSY:
         notes.append(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections import namedtuple
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
 from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern.tree_shapes import DynamicTreeOptions
-from lantern_pipeline.measure import latency
+from lantern_pipeline.measure import latency, timing
 from lantern_pipeline.measure.latency import (
     COLUMNS,
     accepted_drafts,
@@ -137,7 +139,7 @@ def test_a_forward_lasts_until_the_next_begins_and_the_last_one_to_the_end(monke
         return SimpleNamespace(target_forwards=torch.tensor([4])), sum(take)
 
     monkeypatch.setattr(latency, "decode_timed", decode)
-    monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: clock.now, process_time=lambda: 0.0))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     decoder = make_decoders()[0]
     _, (image,) = measure_latency([decoder], PROMPTS[:1], ENCODER, run_seed=0, num_warmup=0)
     assert image.step_seconds == take and is_as_made(decoder)
@@ -160,7 +162,7 @@ def test_on_a_gpu_forwards_are_timed_by_events_and_nothing_waits(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "synchronize", None)
-    marks = [latency._now(torch.device("cuda")) for _ in range(3)]
+    marks = [timing.now(torch.device("cuda")) for _ in range(3)]
     assert latency._step_seconds(marks, seconds=0.036) == pytest.approx([0.020, 0.005, 0.011])
 
 
@@ -202,9 +204,15 @@ def test_accepted_drafts_come_before_the_targets_own_token_unless_the_image_ends
 def test_whatever_keeps_a_core_from_being_idle_counts_as_busy(monkeypatch, name):
     fields = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal", "guest", "guest_nice")
     times = dict.fromkeys(fields, 1.0)
-    monkeypatch.setattr(latency.psutil, "cpu_times", lambda: namedtuple("Times", fields)(**times))
+    monkeypatch.setattr(psutil, "cpu_times", lambda: namedtuple("Times", fields)(**times))
     before = latency._core_seconds()[1]
     times["idle"] += 100.0
     times["guest"] += 100.0  # within user time already
     times[name] += 3.0
     assert latency._core_seconds()[1] - before == 3.0
+
+
+def test_without_psutil_the_load_of_other_processes_is_unknown(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    process, machine = latency._core_seconds()
+    assert process > 0 and np.isnan(machine)

@@ -20,7 +20,7 @@ BASE_MB = 1300
 # Additional host memory of a process with CUDA: libraries and pinned buffers. An estimate.
 CUDA_MB = 3000
 # Duration of a forward pass of a published target over a batch. An estimate: a launch-bound step of 600 to 1300
-# operations takes 10 to 20 ms (benchmarks/full_size.py counts them). A time limit is the expected time times MARGIN.
+# operations takes 10 to 20 ms (benchmarks/kernels.py counts them). A time limit is the expected time times MARGIN.
 SECONDS_A_FORWARD = 0.03
 MARGIN = 3
 # Time per token to score it under the target, with its part of Inception, VGG16, CLIP and HPS. An estimate with margin.

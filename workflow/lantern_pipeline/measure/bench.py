@@ -15,6 +15,7 @@ from lantern.decoding import Decoder
 from lantern.generation import decode_timed
 from lantern.prompts import Prompt
 from lantern.text_encoders.base import TextEncoder
+from lantern.tree_shapes import num_drafts
 from lantern_pipeline.measure.latency import TimedImage, time_rounds
 from lantern_pipeline.measure.memory import peak_gib, reset_peak
 from lantern_pipeline.measure.repeats import KEYS
@@ -54,6 +55,7 @@ def bench_rounds(
         One dict per decoder, in the order of the decoders. Its keys are
 
         - method: dict from `MethodSpec.to_dict`,
+        - num_drafts: number of drafts of a step,
         - the columns of `mean_accepted_length` and of `summarise_latency`, except KEYS,
         - forward_s: mean time of a forward pass in seconds, with drafting and verification,
         - num_images: number of images at batch 1 in a round,
@@ -71,7 +73,10 @@ def bench_rounds(
             name = decoder.spec.method_id
             batches[name].append(time_batch(decoder, prompts, encoder, batch_size))
             images[name] = [image for image in drawn if image.method["method_id"] == name]
-        yield _summarise(pd.concat(frames), images, batches)
+        rows = _summarise(pd.concat(frames), images, batches)
+        for decoder, row in zip(decoders, rows, strict=True):
+            row["num_drafts"] = num_drafts(decoder.spec.tree_shape)
+        yield rows
 
 
 def time_batch(decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, batch_size: int) -> BatchTime:
@@ -103,7 +108,7 @@ def _summarise(
         batches: method id -> speed and memory of the batch of each round.
 
     Returns:
-        One dict per method, with the keys that `bench_rounds` explains.
+        One dict per method, with the keys that `bench_rounds` explains, except num_drafts.
     """
     speeds = summarise_latency(timings.assign(prompt_set="bench", repeat="s0n0")).set_index("method_id")
     rows = []

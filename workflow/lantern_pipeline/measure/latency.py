@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import psutil
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
@@ -27,6 +26,7 @@ from lantern.generation import decode_timed
 from lantern.io import load_tensors, save_tensors
 from lantern.prompts import Prompt
 from lantern.text_encoders.base import TextEncoder
+from lantern_pipeline.measure.timing import Moment, now, seconds_between
 from lantern_pipeline.runtime.machine import describe_machine, name_processor
 
 COLUMNS = ["method_id", "temperature", "stepping", "prompt_id", "round", "seconds", "cpu_seconds", "busy_elsewhere"]
@@ -157,7 +157,7 @@ class _Watch:
         core_seconds: core-seconds from the first forward pass to the end, as (this process, whole machine).
     """
 
-    marks: list[float | torch.cuda.Event] = field(default_factory=list)
+    marks: list[Moment] = field(default_factory=list)
     core_seconds: np.ndarray = field(default_factory=lambda: np.zeros(2))
 
 
@@ -176,7 +176,7 @@ def _watching(decoder: Decoder) -> Iterator[_Watch]:
     def mark() -> None:
         if not watch.marks:
             watch.core_seconds = -_core_seconds()
-        watch.marks.append(_now(decoder.device))
+        watch.marks.append(now(decoder.device))
 
     decoder.on_forward = mark
     try:
@@ -190,34 +190,27 @@ def _core_seconds() -> np.ndarray:
     """Return the core-seconds so far, as (this process, whole machine).
 
     Core-seconds are seconds of work, summed over all cores. For the machine they include low-priority processes,
-    waiting for disks, and time that other virtual machines took. All of these disturb a timing.
+    waiting for disks, and time that other virtual machines took. All of these disturb a timing. They are nan if psutil
+    is not installed, as on a machine for `make gpu-check`.
     """
+    try:
+        import psutil
+    except ModuleNotFoundError:
+        return np.array([time.process_time(), np.nan])
     times = psutil.cpu_times()._asdict()
     # Linux counts guest time within user and nice time.
     busy = sum(seconds for name, seconds in times.items() if name not in ("idle", "guest", "guest_nice"))
     return np.array([time.process_time(), busy])
 
 
-def _now(device: torch.device) -> float | torch.cuda.Event:
-    """Return the current time in seconds. On a GPU, record and return a CUDA event, which needs no synchronisation."""
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(device))
-    return event
-
-
-def _step_seconds(marks: Sequence[float | torch.cuda.Event], seconds: float) -> list[float]:
+def _step_seconds(marks: Sequence[Moment], seconds: float) -> list[float]:
     """Return the seconds of each forward pass of an image. The last pass lasts to the end of the image.
 
     Args:
         marks: start of each forward pass: a time in seconds, or a CUDA event on a GPU.
         seconds: seconds of the whole image.
     """
-    events = [mark for mark in marks if isinstance(mark, torch.cuda.Event)]
-    times = [mark for mark in marks if isinstance(mark, float)]
-    # all marks are of one type, so one of the two lists is empty
-    begun = [events[0].elapsed_time(event) / 1000 for event in events] or [mark - times[0] for mark in times]
+    begun = [seconds_between(marks[0], mark) for mark in marks]
     return np.diff([*begun, max(seconds, begun[-1])]).tolist()
 
 

@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lantern_pipeline.fetch.entries import Resource, check_reference, resource_of
+from lantern_pipeline.measure.columns import with_ends
 from lantern_pipeline.settings.run_config import MetricChoices
 
 TRAINED = ("attribute_classifier", "clip")  # metric models that a run trains, or takes from another run
@@ -37,11 +38,6 @@ ROUNDING = 1e-5  # total variation is computed in float32: smaller differences f
 # Columns of the table of total variations: values with an interval, and values without one.
 TV_INTERVALS = ("tv_mean", "tv_share_above_delta", "substitution_rate")
 TV_VALUES = ("tv_p95", "tv_max", "monte_carlo_error", "substitution_distance")
-
-
-def with_ends(*names: str) -> tuple[str, ...]:
-    """Return, for each name, the columns of a value and its interval: name, name_low, name_high."""
-    return tuple(name + end for name in names for end in ("", "_low", "_high"))
 
 
 TV_COLUMNS = (*with_ends(*TV_INTERVALS), *TV_VALUES, "law_p")

@@ -14,8 +14,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from lantern_pipeline.measure.columns import with_ends
 from lantern_pipeline.measure.intervals import LEVEL, bootstrap_interval, crossed_resamples, ratio_statistic
-from lantern_pipeline.measure.registry import with_ends
 from lantern_pipeline.measure.repeats import KEYS, repeat_groups
 
 BASELINE = "autoregressive"

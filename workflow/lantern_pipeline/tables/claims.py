@@ -18,7 +18,8 @@ import numpy as np
 import pandas as pd
 
 from lantern.methods import drafts_of, keeps_tokens
-from lantern_pipeline.measure.registry import ROUNDING, with_ends
+from lantern_pipeline.measure.columns import with_ends
+from lantern_pipeline.measure.registry import ROUNDING
 from lantern_pipeline.measure.repeats import POOLED
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.comparisons import NUM_LENGTHS, compare_at_equal_length

@@ -17,8 +17,9 @@ import numpy as np
 import pandas as pd
 
 from lantern_pipeline.data.tables import read_table
+from lantern_pipeline.measure.columns import with_ends
 from lantern_pipeline.measure.intervals import LEVEL, bootstrap_interval, crossed_resamples, mean_statistic
-from lantern_pipeline.measure.registry import HIGHER, IMAGES, LOWER, METRICS, NEITHER, Metric, metrics_over, with_ends
+from lantern_pipeline.measure.registry import HIGHER, IMAGES, LOWER, METRICS, NEITHER, Metric, metrics_over
 from lantern_pipeline.measure.repeats import KEYS, POOLED, RUN_KEYS, repeat_groups, stack_prompts
 from lantern_pipeline.measure.speed import BASELINE, summarise_latency
 from lantern_pipeline.tables.summary import MetricsSection, preferred_rows

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from lantern_pipeline.measure.columns import with_ends
 from lantern_pipeline.measure.intervals import bootstrap_interval, mean_with_interval, ratio_statistic
-from lantern_pipeline.measure.registry import with_ends
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.comparisons import INTERVAL
 from lantern_pipeline.tables.method_labels import label_method

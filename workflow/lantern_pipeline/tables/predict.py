@@ -19,10 +19,10 @@ from typing import NamedTuple, TypeVar
 from lantern.cards.published import CARDS
 from lantern.methods import PRESETS, drafts_of
 from lantern.models.config import target_parameters
+from lantern_pipeline.measure.speed import BASELINE
 
 T = TypeVar("T")
 
-BASELINE = "autoregressive"  # not imported from `measure.speed`: `make gpu-check` uses this file without pydantic
 EAGER, GRAPH = "eager", "graph"
 BANDWIDTH = {"a100": 2.04e12, "h100": 3.35e12, "h200": 4.8e12}  # bytes per second, SXM versions
 BANDWIDTH_SHARE = 0.68
@@ -64,7 +64,7 @@ LAYER_TIMES = {
     "glm-image": LayerTime(0.96, "GLM-Image 9B, MI300X: vllm-omni issue 4481; its denoising (about 14 s) comes on top"),
 }
 # Number of kernels in a step of autoregressive decoding in bfloat16, with guidance if the model has it. Counted by
-# benchmarks/kernels.py for LlamaGen, and by `step_operations` in benchmarks/full_size.py for transformers models.
+# benchmarks/kernels.py, with layers of transformers for Janus-Pro and GLM-Image.
 KERNELS = {"llamagen_stage1": 512, "llamagen_stage2": 512, "janus-pro-7b": 1263, "glm-image": 2383}
 # (needs a draft model, how steps run) -> lowest and highest published relative step cost, and the sources.
 STEP_COSTS = {
@@ -163,8 +163,7 @@ def predict(model: str, gpu: str, method: str, tokens_per_forward: float) -> lis
     Raises:
         ValueError: a name is unknown, or `tokens_per_forward` is below 1 or not finite.
     """
-    if not 1 <= tokens_per_forward < math.inf:  # also refuses nan
-        raise ValueError(f"--tokens-per-forward must be a finite number of at least 1, got {tokens_per_forward:g}")
+    check_tokens(tokens_per_forward)
     needs_draft_model = uses_draft_model(method)
     found = []
     for stepping in (EAGER, GRAPH):
@@ -176,6 +175,16 @@ def predict(model: str, gpu: str, method: str, tokens_per_forward: float) -> lis
         seconds = num_tokens * step.low / 1000 / speedup[1], num_tokens * step.high / 1000 / speedup[0]
         found.append(Prediction(method, stepping, tokens_per_forward, seconds, speedup))
     return found
+
+
+def check_tokens(tokens_per_forward: float) -> None:
+    """Check a number of tokens per forward pass.
+
+    Raises:
+        ValueError: it is below 1 or not finite.
+    """
+    if not 1 <= tokens_per_forward < math.inf:  # also refuses nan
+        raise ValueError(f"--tokens-per-forward must be a finite number of at least 1, got {tokens_per_forward:g}")
 
 
 def predict_speedup(tokens_per_forward: float, needs_draft_model: bool, stepping: str) -> tuple[float, float]:
@@ -238,8 +247,8 @@ def table_of(model: str, gpu: str, methods: Iterable[tuple[str, float, str]]) ->
         f"{'method':<16} {'steps':<6} {'tokens/forward':>14} {'predicted seconds':>18} {'predicted speed-up':>19}"
     )
     lines += [
-        f"{row.method:<16} {row.stepping:<6} {row.tokens_per_forward:>14.2f} {_range(row.seconds):>18} "
-        f"{_range(row.speedup):>19}"
+        f"{row.method:<16} {row.stepping:<6} {row.tokens_per_forward:>14.2f} {format_range(row.seconds):>18} "
+        f"{format_range(row.speedup):>19}"
         for row in rows
     ]
     lines.append("Speed-ups are over autoregressive decoding with the same kind of steps. Sources:")
@@ -269,7 +278,8 @@ def _steps(step: Estimate) -> str:
     return f"{step.likely:.1f} ms ({step.low:.1f} to {step.high:.1f})"
 
 
-def _range(bounds: tuple[float, float]) -> str:
+def format_range(bounds: tuple[float, float]) -> str:
+    """Return the lowest and the highest value as text, with two decimals. If they are equal, only one of them."""
     low, high = (f"{value:.2f}" for value in bounds)
     return low if low == high else f"{low} to {high}"
 

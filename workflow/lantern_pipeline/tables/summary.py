@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import combine_pvalues
 
+from lantern_pipeline.measure.columns import with_ends
 from lantern_pipeline.measure.intervals import (
     bootstrap_interval,
     mean_with_interval,
@@ -31,7 +32,6 @@ from lantern_pipeline.measure.registry import (
     TV_INTERVALS,
     TV_VALUES,
     metrics_over,
-    with_ends,
 )
 from lantern_pipeline.measure.repeats import (
     KEYS,

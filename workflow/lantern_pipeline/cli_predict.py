@@ -1,0 +1,69 @@
+"""Implementation of the command `lantern predict`, which predicts the speed of methods without measuring them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lantern.loading import find_shipped
+from lantern.methods import make_method
+from lantern_pipeline.cli_bench import read_method
+from lantern_pipeline.tables.predict import published_tokens, table_of
+from lantern_pipeline.tables.predict_bench import measured_tokens, read_bench
+from lantern_pipeline.tables.predict_bench import table_of as bench_table_of
+
+RATES = Path("docs/results.csv")  # has the tokens per forward pass that this project measured
+SOURCE = "the shapes dataset, docs/results.csv"
+
+
+def predict_gpu(model: str, gpu: str, methods: Sequence[str], tokens_per_forward: float | None) -> str:
+    """Return a table of predictions from estimates for a GPU.
+
+    Args:
+        model: name of the model card.
+        gpu: name of the GPU.
+        methods: names of presets. If empty, "jacobi" and "eagle1".
+        tokens_per_forward: of all methods. None for the numbers of docs/results.csv.
+
+    Raises:
+        ValueError: a name is unknown, or the tokens per forward pass are out of range or not published.
+    """
+    found = []
+    for name in methods or ["jacobi", "eagle1"]:
+        if tokens_per_forward is None:
+            found.append((name, _published(name), SOURCE))
+        else:
+            found.append((name, tokens_per_forward, "given"))
+    return table_of(model, gpu, found)
+
+
+def predict_from_bench(path: Path, methods: Sequence[str], tokens_per_forward: float | None) -> str:
+    """Return a table of predictions from the step costs of a bench.
+
+    Args:
+        path: file of `lantern bench --output`, or its folder.
+        methods: presets with their parameters, such as "jacobi tree=chain15". If empty, "jacobi".
+        tokens_per_forward: of all methods. None for those that the bench measured, or those of docs/results.csv.
+
+    Raises:
+        ValueError: the file is no report of a bench, a method is unknown, the tokens per forward pass are out of range
+            or not known, or the bench measured no similar method.
+    """
+    report, found = read_bench(path), []
+    for text in methods or ["jacobi"]:
+        preset, parts = read_method(text)
+        spec = make_method(preset, method_id=text, **parts)
+        measured = measured_tokens(report, spec)
+        if tokens_per_forward is not None:
+            found.append((spec, tokens_per_forward, "given"))
+        elif measured is not None:
+            found.append((spec, measured, "measured by the bench"))
+        elif parts:
+            raise ValueError(f"the bench did not measure the tokens per forward of {text}: give --tokens-per-forward")
+        else:
+            found.append((spec, _published(preset), SOURCE))
+    return bench_table_of(report, found)
+
+
+def _published(preset: str) -> float:
+    return published_tokens(find_shipped(RATES) or RATES, preset)

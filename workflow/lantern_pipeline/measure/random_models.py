@@ -1,0 +1,247 @@
+"""Models with random weights and published sizes, for measuring the time and memory of steps without a download.
+
+Hardly any draft of such a model is accepted, and its images show nothing. Only the time of a step is realistic.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from lantern.api import Model
+from lantern.cards.card import HubFiles, ModelCard
+from lantern.cards.published import CARDS, card_of_family
+from lantern.checkpoints.files import PIPELINE_MODEL, WeightFile
+from lantern.checkpoints.native import empty_model
+from lantern.checkpoints.pretrained import class_of, is_pretrained, read_config
+from lantern.decoding_state import DecodingModels
+from lantern.models.adapter import AdapterConfig, TransformersTarget
+from lantern.models.config import DraftConfig, pick
+from lantern.models.draft import DraftModel
+from lantern.models.families import FAMILIES, family_of
+from lantern.models.target import Target, TargetConfig, TargetModel
+from lantern.models.transformer import cast_weights
+from lantern.models.vq16 import VQ16, VQ16Config
+from lantern.sampling import SamplingConfig
+
+PROMPT_TOKENS = 20  # of a random prompt
+# Arguments of the config class of transformers -> fields of a target.
+FIELDS = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "intermediate_size": "ffn_width",
+    "vocab_size": "num_prompt_ids",
+}
+# Sizes that show that the code runs and nothing else. GLM-Image's rotary table needs 128 channels per head.
+TINY = {"dim": 128, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "ffn_width": 64, "grid": 4, "codebook_size": 64}
+
+
+class RandomPrompts:
+    """Text encoder that returns 20 random tokens for every text: features, or ids if the target reads ids.
+
+    Args:
+        config: sizes of the target.
+    """
+
+    def __init__(self, config: TargetConfig) -> None:
+        self.config = config
+
+    def encode(self, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return random prompts, left-padded.
+
+        Returns:
+            (features, float32 (texts, tokens, channels), or ids, int64 (texts, tokens); mask, bool (texts, tokens)).
+        """
+        num_tokens = self.config.num_text_tokens
+        generator = torch.Generator().manual_seed(0)
+        mask = (torch.arange(num_tokens) >= num_tokens - PROMPT_TOKENS).expand(len(texts), -1)
+        if self.config.num_prompt_ids:
+            return torch.randint(self.config.num_prompt_ids, mask.shape, generator=generator), mask
+        features = torch.randn(len(texts), num_tokens, self.config.caption_dim, generator=generator)
+        return features * mask[..., None], mask
+
+
+def random_model(source: str, device: torch.device, dtype: torch.dtype, *, is_tiny: bool = False) -> Model:
+    """Return a model with the sizes of a published one and random weights. Nothing is downloaded.
+
+    Its trees, distance of nearest codes and sampling settings are those of the published model. Its image tokenizer is
+    a small one, which has the published number of codes.
+
+    Args:
+        source: name, family or hub id of a published model, or the folder of a transformers model. Of the folder only
+            config.json is read.
+        device: device of the weights.
+        dtype: dtype of the weights.
+        is_tiny: whether to make all sizes tiny, to try the code.
+
+    Raises:
+        ValueError: the model is unknown, or config.json names no class that generates images.
+    """
+    path = next((path for path in _settings_paths(Path(source)) if path.is_file()), None)
+    card, sizes = (find_card(source), {}) if path is None else _read_sizes(path)
+    config = target_config(card, **{**sizes, **(tiny_sizes(card) if is_tiny else {})})
+    models = prepare(random_models(config, device, dtype))
+    of_images = VQ16Config(config.grid, config.num_codes, card.images.code_dim, 32, (1,), 1, 32)
+    tokenizer = VQ16(of_images).eval().to(device)
+    parts = {**card.trees, "neighbours": card.neighbours}
+    return Model(models, tokenizer, RandomPrompts(config), SamplingConfig(**card.sampling), parts)
+
+
+def find_card(source: str) -> ModelCard:
+    """Return the card of a published model.
+
+    Args:
+        source: name of the model, its family, or its repository on the hub.
+
+    Raises:
+        ValueError: no published model has this name.
+    """
+    if source in CARDS:
+        return CARDS[source]
+    for card in CARDS.values():
+        target = card.files["target"]
+        if isinstance(target, HubFiles) and source in (card.prompts.encoder, target.repo):
+            return card
+    raise ValueError(
+        f"a model with random weights must be one of {', '.join(CARDS)}, its hub id, or the folder of a model of "
+        f"transformers (with config.json), got {source!r}; without --random-weights, other models are measured too"
+    )
+
+
+def _settings_paths(folder: Path) -> list[Path]:
+    return [folder / place / "config.json" for place in ("", PIPELINE_MODEL)]
+
+
+def tiny_sizes(card: ModelCard) -> dict[str, int]:
+    """Return tiny sizes of a published model, as arguments of `target_config`."""
+    return {**TINY, "num_prompt_ids": 64} if card.prompts.encoder in FAMILIES else TINY
+
+
+def _read_sizes(path: Path) -> tuple[ModelCard, dict[str, Any]]:
+    """Read the sizes of a transformers model from its config.json.
+
+    Returns:
+        (card of the first published model of the same family; arguments of `target_config` that differ from it).
+
+    Raises:
+        ValueError: config.json names no class that generates images.
+    """
+    weights = WeightFile(path, {}, json.loads(path.read_text(encoding="utf-8")))
+    if not is_pretrained(weights):
+        raise ValueError(f"{path} names no class of transformers that generates images; name another folder")
+    config = read_config(weights)
+    text = config.get_text_config()
+    sizes = {name: getattr(text, theirs) for theirs, name in FIELDS.items()}
+    of_images = config.vq_config
+    num_codes = getattr(of_images, "num_embeddings", None) or of_images.codebook_size
+    card = cast("ModelCard", card_of_family(family_of(cast("str", class_of(weights)))))
+    return card, {**sizes, "codebook_size": num_codes, "settings": text.to_diff_dict()}
+
+
+def target_config(
+    card: ModelCard,
+    *,
+    grid: int | None = None,
+    codebook_size: int | None = None,
+    settings: Mapping[str, object] | None = None,
+    **sizes: int,
+) -> TargetConfig:
+    """Return the sizes of a published target. Prompts of a transformers model have 128 ids.
+
+    Args:
+        card: card of the model.
+        grid: codes per side of an image. None for the published number.
+        codebook_size: number of codes. None for the published number.
+        settings: arguments of the config class of transformers. By default they follow from the sizes.
+        sizes: fields of a `TargetConfig` that differ from those of the card.
+    """
+    images = replace(
+        card.images, grid=grid or card.images.grid, codebook_size=codebook_size or card.images.codebook_size
+    )
+    row = FAMILIES.get(card.prompts.encoder)
+    if row is None:
+        return replace(card, images=images, target={**card.target, **sizes}).target_config()
+    known: dict[str, Any] = {"num_kv_heads": card.target["num_heads"], **card.target, **sizes}
+    return AdapterConfig(
+        **known,
+        vocab_size=images.codebook_size + ("line_end" in row.target),
+        grid=images.grid,
+        num_text_tokens=128,
+        null_ids=() if row.uses_grid_rope else (1, 2),
+        null_filler=3 if row.prompt.filler else None,
+        layers_class=row.layers_class,
+        settings={**(settings or _layer_settings(card, known)), "vocabulary_map": {}},
+        head_width=known["dim"] if row.target.get("has_mlp_head") else 0,
+        uses_grid_rope=row.uses_grid_rope,
+    )
+
+
+def _layer_settings(card: ModelCard, sizes: Mapping[str, Any]) -> dict[str, object]:
+    """Return the arguments of the config class of a published model's layers."""
+    import transformers
+
+    row = FAMILIES[card.prompts.encoder]
+    known = {theirs: sizes[name] for theirs, name in FIELDS.items()}
+    known |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # in any vocabulary
+    if row.uses_grid_rope:  # from GLM-Image's config.json; the class has other defaults
+        known["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    return getattr(transformers, row.layers_class).config_class(**known).to_diff_dict()
+
+
+def random_models(
+    config: TargetConfig, device: torch.device, dtype: torch.dtype, *, has_own_layers: bool = False
+) -> DecodingModels:
+    """Return a target and a draft model with random weights, not prepared for decoding.
+
+    The draft model has a published size if there is one. It is None if the target generates a smaller image first,
+    which draft models do not support.
+
+    Args:
+        config: sizes of the target.
+        device: device of the weights.
+        dtype: dtype of the weights.
+        has_own_layers: whether Lantern's layers replace those of transformers.
+    """
+    torch.manual_seed(0)
+    target: Target
+    if isinstance(config, AdapterConfig) and not has_own_layers:
+        target = _random(TransformersTarget, config, dtype, device)
+    else:
+        target = _random(TargetModel, pick(TargetConfig, asdict(config)), dtype, device)
+    return DecodingModels(target, _random_draft(target, dtype))
+
+
+def prepare(models: DecodingModels) -> DecodingModels:
+    """Prepare the models for decoding, and return them."""
+    for model in (models.target, models.draft):
+        if model is not None:
+            model.prepare_for_decoding()
+    return models
+
+
+def _random_draft(target: Target, dtype: torch.dtype) -> DraftModel | None:
+    config = target.config
+    if config.small_grid:
+        return None
+    if config.has_qk_norm:
+        return _random(DraftModel, DraftConfig.of_chameleon(config), dtype, target.device)
+    draft = cast_weights(DraftModel.from_target(target, 0).eval(), dtype)
+    # LlamaGen's published draft models also attend to padded prompt positions.
+    draft.config = replace(draft.config, masks_text_padding=bool(config.num_prompt_ids))
+    return draft
+
+
+def _random(cls: type[Any], config: object, dtype: torch.dtype, device: torch.device) -> Any:
+    """Return a model with random weights, which are created in `dtype`, so that no float32 copy takes memory."""
+    model = empty_model(cls, config, dtype, device).eval()
+    with torch.no_grad():  # without torch.nn.init, which imports PyTorch's compiler
+        for parameter in model.parameters():
+            parameter.fill_(1) if parameter.ndim == 1 else parameter.normal_(std=0.02)
+    return model

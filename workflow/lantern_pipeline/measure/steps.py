@@ -1,0 +1,125 @@
+"""Time of decoding steps at batch 1 and at a chosen batch size, without whole images.
+
+The time of a step does not depend on the number of accepted drafts, so random weights are good enough. Steps read all
+slots of the key/value cache, as the last steps of an image do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from tqdm import tqdm
+
+from lantern.decoding import Decoder
+from lantern.decoding_state import DecodingState
+from lantern.stepping import without_cudnn_attention
+from lantern.text_encoders.base import TextEncoder
+from lantern.tree_shapes import num_drafts
+from lantern_pipeline.measure.bench import Row
+from lantern_pipeline.measure.columns import with_ends
+from lantern_pipeline.measure.memory import peak_gib, reset_peak
+from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.measure.timing import Timing, time_blocks
+
+NUM_STEPS = 16  # of a block
+WARM_UP_S = 0.2
+
+
+@torch.inference_mode()
+def fill(decoder: Decoder, encoder: TextEncoder, batch_size: int) -> DecodingState:
+    """Return the state of a batch after the prefill.
+
+    All images share the noise of one image, because noise takes long to make.
+    """
+    state, noise = decoder.allocate(batch_size), decoder.make_noise(0, "0")
+    decoder.fill(state, range(batch_size), *encoder.encode([""] * batch_size), [noise] * batch_size)
+    return state
+
+
+@torch.inference_mode()
+@without_cudnn_attention()
+def run_step(decoder: Decoder, state: DecodingState) -> None:
+    """Run one step, eagerly or as a CUDA graph, as the decoder's `stepping` says.
+
+    Attention runs on the kernels that `Decoder.run` allows, without cuDNN.
+    """
+    decoder.runner.step(decoder.step, state)
+
+
+def step_rounds(
+    decoders: Sequence[Decoder], encoder: TextEncoder, *, batch_size: int, num_rounds: int
+) -> Iterator[list[Row]]:
+    """Time the steps of several decoders, and yield a summary of all rounds so far after each round.
+
+    A round times one block of steps per decoder at batch 1, and then one block with a batch. Decoders take turns, so
+    that slow changes in the machine's speed affect all of them equally.
+
+    Args:
+        decoders: the decoders. The first one is autoregressive decoding, with the method id BASELINE.
+        encoder: text encoder of the prompts.
+        batch_size: number of images in a batch.
+        num_rounds: number of rounds.
+
+    Yields:
+        One dict per decoder, in the order of the decoders. Its keys are
+
+        - method: dict from `MethodSpec.to_dict`,
+        - num_drafts: number of drafts of a step,
+        - forward_s: time of a step in seconds, with drafting and verification,
+        - relative_step_cost: this time, divided by that of autoregressive decoding in the same round,
+        - batch_forward_s: time of a step of a whole batch in seconds,
+        - peak_memory_gib: highest peak memory of a batch.
+
+        Times and costs are medians over rounds. The suffixes `_low` and `_high` are the lowest and the highest round.
+
+    Raises:
+        ValueError: the first decoder is another one.
+    """
+    if decoders[0].spec.method_id != BASELINE:
+        raise ValueError(f"the first decoder must be {BASELINE}, got {decoders[0].spec.method_id}; sort the decoders")
+    states = [fill(decoder, encoder, 1) for decoder in decoders]
+    single: list[list[float]] = [[] for _ in decoders]
+    batched: list[list[float]] = [[] for _ in decoders]
+    peaks = [0.0 for _ in decoders]
+    with tqdm(total=num_rounds * len(decoders), desc="steps", unit="block", disable=None) as progress:
+        for _ in range(num_rounds):
+            for index, (decoder, state) in enumerate(zip(decoders, states, strict=True)):
+                single[index].append(_time_block(decoder, state))
+                seconds, peak = _time_batch(decoder, encoder, batch_size)
+                batched[index].append(seconds)
+                peaks[index] = max(peaks[index], peak)
+                progress.update()
+            yield [
+                {
+                    "method": decoder.spec.to_dict(),
+                    "num_drafts": num_drafts(decoder.spec.tree_shape),
+                    **_with_ends("forward_s", single[index]),
+                    **_with_ends("relative_step_cost", [a / b for a, b in zip(single[index], single[0], strict=True)]),
+                    "batch_forward_s": Timing.of(batched[index]).median,
+                    "peak_memory_gib": peaks[index],
+                }
+                for index, decoder in enumerate(decoders)
+            ]
+
+
+def _time_block(decoder: Decoder, state: DecodingState) -> float:
+    step = partial(run_step, decoder, state)
+    return time_blocks(step, decoder.device, NUM_STEPS, num_blocks=1, warm_up_s=WARM_UP_S).median
+
+
+def _time_batch(decoder: Decoder, encoder: TextEncoder, batch_size: int) -> tuple[float, float]:
+    """Time the steps of a batch by a copy of the decoder, so that the decoder itself keeps no memory for it.
+
+    Returns:
+        (seconds of a step; peak memory in GiB).
+    """
+    job = decoder.stepped(decoder.runner.mode)
+    reset_peak(job.device)
+    seconds = _time_block(job, fill(job, encoder, batch_size))
+    return seconds, peak_gib(job.device)
+
+
+def _with_ends(name: str, values: list[float]) -> dict[str, float]:
+    return dict(zip(with_ends(name), Timing.of(values), strict=True))

@@ -1,0 +1,143 @@
+"""Clocks of all measurements: of images, decoding steps, parts of steps, and blocks of calls, on a CPU or a GPU.
+
+`lantern bench`, the workflow's latency, the GPU check and `benchmarks/` measure with these clocks only. This module
+imports nothing else of the pipeline, because `benchmarks/decode.py` runs it beside older versions of the packages.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import NamedTuple, cast
+
+import torch
+
+from lantern.generation import synchronise
+
+NUM_BLOCKS = 5
+Moment = float | torch.cuda.Event  # seconds on a CPU, an event on a GPU
+
+
+def now(device: torch.device) -> Moment:
+    """Return the current moment. On a GPU, record a CUDA event, which the host does not wait for."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def seconds_between(begin: Moment, end: Moment) -> float:
+    """Return the seconds between two moments of one device. A GPU must have reached both."""
+    if isinstance(begin, float):
+        return cast("float", end) - begin
+    return begin.elapsed_time(cast("torch.cuda.Event", end)) / 1000
+
+
+class Timing(NamedTuple):
+    """Seconds per call.
+
+    Attributes:
+        median: median over blocks of calls.
+        low: seconds per call in the fastest block.
+        high: seconds per call in the slowest block.
+    """
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> Timing:
+        """Summarise the seconds per call of several blocks."""
+        return cls(median(seconds), min(seconds), max(seconds))
+
+
+def time_blocks(
+    call: Callable[[], object],
+    device: torch.device,
+    num_calls: int,
+    num_blocks: int = NUM_BLOCKS,
+    warm_up_s: float = 0.5,
+) -> Timing:
+    """Time a call in blocks of several calls, after a warm-up.
+
+    During the warm-up, an idle GPU raises its clock frequency.
+
+    Args:
+        call: function to time.
+        device: device on which it runs. On a GPU, CUDA events measure the time.
+        num_calls: calls per block. On a GPU the host waits only at the end of a block.
+        num_blocks: number of blocks.
+        warm_up_s: seconds of warm-up; at least one call.
+    """
+    begun = time.perf_counter()
+    while True:
+        call()
+        synchronise(device)
+        if time.perf_counter() - begun >= warm_up_s:
+            break
+    return Timing.of([_time_block(call, device, num_calls) / num_calls for _ in range(num_blocks)])
+
+
+def _time_block(call: Callable[[], object], device: torch.device, num_calls: int) -> float:
+    begin = now(device)
+    for _ in range(num_calls):
+        call()
+    end = now(device)
+    synchronise(device)
+    return seconds_between(begin, end)
+
+
+@contextmanager
+def clock(seconds: dict[str, float], name: str, device: torch.device) -> Iterator[None]:
+    """Measure a block, and add its seconds to `seconds[name]`. The device is synchronised before and after."""
+    synchronise(device)
+    begun = time.perf_counter()
+    yield
+    synchronise(device)
+    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begun
+
+
+class EnoughSteps(Exception):
+    """Exception that ends an image after enough steps were measured."""
+
+
+class PartClock:
+    """Clock of the parts of decoding steps, to be used as a decoder's `timer`.
+
+    Args:
+        max_steps: number of steps after which it raises `EnoughSteps`. None for no limit.
+
+    Attributes:
+        parts: name of a part -> milliseconds in each step. "other" is the rest of "step".
+    """
+
+    def __init__(self, max_steps: int | None = None) -> None:
+        self.max_steps = max_steps
+        self.parts: dict[str, list[float]] = defaultdict(list)
+        self._now: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        """Measure a block as a part of the current step."""
+        begun = time.perf_counter()
+        yield
+        self._now[part] += 1000 * (time.perf_counter() - begun)
+        if part == "step":
+            self._end_step()
+
+    def _end_step(self) -> None:
+        self._now["other"] = 2 * self._now["step"] - sum(self._now.values())
+        for name, milliseconds in self._now.items():
+            self.parts[name].append(milliseconds)
+        self._now.clear()
+        if len(self.parts["step"]) == self.max_steps:
+            raise EnoughSteps
+
+    def medians(self) -> dict[str, float]:
+        """Return "<part>_ms" -> median milliseconds of the part."""
+        return {f"{name}_ms": median(values) for name, values in self.parts.items()}
