@@ -164,10 +164,10 @@ def family_named(name: str | None, model_class: str) -> str:
 
 
 def altered_layer(part: nn.Module) -> str | None:
-    """Find the first layer of a part of a model that computes something else than its weights state.
+    """Find the first layer in a part of a model that is not plain, so that a copy of its weights could lose something.
 
-    Such a layer has an adapter such as LoRA, or is quantised, compiled or sharded. Its class, or the class of a weight,
-    is then defined outside torch.nn and the models of transformers.
+    The classes of a plain layer and of its weights are defined in torch.nn or in the models of transformers. Any other
+    layer may have an adapter such as LoRA, or be quantised, compiled or sharded.
 
     Returns:
         Name and class of the layer, or None if there is no such layer.
@@ -180,14 +180,14 @@ def altered_layer(part: nn.Module) -> str | None:
 
 
 def is_readable(part: nn.Module) -> bool:
-    """Return whether a part of a model may be replaced by a copy: its weights are in memory and state its function."""
+    """Return whether a part of a model may be copied: its layers are plain and their weights are in memory."""
     return altered_layer(part) is None and not any(weight.is_meta for weight in part.parameters())
 
 
 def embed(layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     """Call an embedding layer without gradients.
 
-    It is called, not read, so that an adapter, quantised weights and offloaded weights count.
+    Its weight is not read directly, because the layer may have an adapter, or be quantised or offloaded.
 
     Args:
         layer: the embedding layer.
@@ -206,8 +206,7 @@ def embed(layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
 def word_parts(model: PreTrainedModel, layers: PreTrainedModel, ids: torch.Tensor, ends: tuple[int, ...] = ()) -> Parts:
     """Return the parts of a language model whose vocabulary contains the image tokens, next to the words.
 
-    The head is a copy of the rows of `lm_head` for the image tokens. If the weights of `lm_head` cannot be read, it is
-    `lm_head` itself.
+    The head has the rows of `lm_head` for the image tokens. If they may not be copied, the head is `lm_head` itself.
 
     Args:
         model: the model.
