@@ -169,8 +169,8 @@ def _tokenizer_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     tokenizer = model.get_submodule("model.vqmodel")
     if (layer := altered_layer(tokenizer)) is not None:
         raise ValueError(
-            f"the image tokenizer, model.vqmodel, must have its published layers, got {layer}; merge an adapter into "
-            "it (merge_and_unload), or quantise the model without it: llm_int8_skip_modules=['vqmodel', 'lm_head']"
+            f"the image tokenizer, model.vqmodel, must have its published layers, got {layer}; merge its adapter "
+            "(merge_and_unload), or quantise the model without it: llm_int8_skip_modules=['model.vqmodel', 'lm_head']"
         )
     if any(weight.is_meta for weight in tokenizer.parameters()):
         from accelerate.utils.modeling import get_state_dict_offloaded_model  # accelerate has offloaded them

@@ -6,12 +6,15 @@ sentence refuses the model.
 
 from __future__ import annotations
 
+import ast
+
 import accelerate
 import peft
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers.quantizers.quantizers_utils import should_convert_module
 
 import lantern
 from helpers.tiny_processors import make_emu3_processor
@@ -133,13 +136,21 @@ def test_quantised_layers_and_a_quantised_head_are_called(family):
     check(quantise(make_tiny(family)[0], HEADS[family]), family)
 
 
-def test_a_quantised_or_adapted_image_tokenizer_is_refused_in_a_sentence():
-    for model in (
-        quantise(make_tiny("emu3")[0], "model.vqmodel"),
-        add_lora(make_tiny("emu3")[0], "model.vqmodel.encoder.conv_in").get_base_model(),
-    ):
-        with pytest.raises(ValueError, match=r"model\.vqmodel, must have its published layers, got encoder.* of "):
+def test_a_quantised_or_adapted_image_tokenizer_is_refused_in_a_sentence_whose_remedy_helps():
+    """The remedy is a list of names, which transformers matches with the names of layers before it quantises them."""
+    quantised = quantise(make_tiny("emu3")[0], "model.vqmodel")
+    adapted = add_lora(make_tiny("emu3")[0], "model.vqmodel.encoder.conv_in").get_base_model()
+    for model in (quantised, adapted):
+        with pytest.raises(
+            ValueError, match=r"model\.vqmodel, must have its published layers, got encoder.* of "
+        ) as error:
             lantern.from_transformers(model, make_emu3_processor(), grid=4)
+    skipped = ast.literal_eval(str(error.value).partition("llm_int8_skip_modules=")[2])
+    names = [name for name, part in quantised.named_modules() if isinstance(part, nn.Linear)]
+    converted = [name for name in names if should_convert_module(name, skipped)]
+    assert {name.partition(".layers.")[0] for name in converted} >= {"model.text_model"}
+    assert not [name for name in converted if name.startswith(("model.vqmodel", "lm_head"))]
+    assert [name for name in names if name.startswith("model.vqmodel")]
 
 
 @pytest.mark.parametrize("family", LAYERS)
