@@ -26,7 +26,7 @@ from lantern.decoding_state import DecodingModels
 from lantern.models.adapter import adapt
 from lantern.models.config import shape_fields
 from lantern.models.draft import DraftModel
-from lantern.models.families import FAMILIES, family_named, family_of
+from lantern.models.families import FAMILIES, altered_layer, family_named, family_of
 from lantern.models.target import Target
 from lantern.parameters import Parameter, check_sides
 from lantern.sampling import SamplingConfig
@@ -110,7 +110,9 @@ def from_transformers(
     The method `jacobi` needs no other model, and generates the same tokens as autoregressive decoding.
 
     Args:
-        model: model of a class in `lantern.models.families.FAMILIES`. It is not changed and stays on its device.
+        model: model of a class in `lantern.models.families.FAMILIES`, also within the wrappers of peft and of
+            torch.compile. It is not changed and stays on its device. Its head and the embedding of its codes are
+            copied, so after a training step call this function again.
         processor: processor or tokenizer of the model. To edit source pictures, the processor is needed.
         family: key of FAMILIES, a model class with one form of prompts. Needed only if the class has several families.
         grid: side of an image in codes, or (height, width), if it differs from the published one.
@@ -119,12 +121,14 @@ def from_transformers(
 
     Raises:
         ValueError: the class is unknown (the message lists the known ones), the tokenizer belongs to another model, the
-            model is on several devices, or a layer that Lantern reads has an adapter such as LoRA.
+            model is in training mode or runs on several devices, or its image tokenizer is quantised or has an adapter
+            such as LoRA.
     """
     _COUNT.check("max_tokens", max_tokens, "from_transformers")
     given = None if grid is None else check_sides("grid", grid)
     from lantern.text_encoders.tokens import TokenPromptEncoder
 
+    model = _unwrap(model)
     family = family_named(family, type(model).__name__)
     row = FAMILIES[family]
     tokenizer = getattr(processor, "tokenizer", processor)
@@ -135,19 +139,49 @@ def from_transformers(
     shape = given or published_shape(family)
     small_shape = row.small_shape(shape)
     words = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())  # a copy
-    state = {
-        f"model.vqmodel.{name}": value for name, value in model.get_submodule("model.vqmodel").state_dict().items()
-    }
-    if adapted := next((name for name in state if ".base_layer." in name), None):
-        raise ValueError(f"an adapter on {adapted} cannot be read; merge it (merge_and_unload), or leave vqmodel out")
-    if any(value.is_meta for value in state.values()):
-        raise ValueError("model.vqmodel must be on one device, got meta (offloaded); load with device_map={'': 0}")
+    state = {f"model.vqmodel.{name}": value for name, value in _tokenizer_state(model).items()}
     image_tokenizer = make_image_tokenizer(WeightFile(Path(type(model).__name__), state), grid=shape[0])
     encoder = TokenPromptEncoder(row.prompt, words, max_tokens, names=names, shape=shape, small_shape=small_shape)
     made = _adopt(model, family, encoder, image_tokenizer, shape)
     if row.takes_sources and hasattr(processor, "image_processor"):
         made.make_source_encoder = partial(SourceEncoder, model, processor)
     return made
+
+
+def _unwrap(model: Any) -> Any:
+    """Return the transformers model within the wrappers of torch.compile and peft.
+
+    Its layers keep their adapters.
+
+    Raises:
+        ValueError: an adapter of peft changes the prompt instead of layers, as prompt tuning does.
+    """
+    model = getattr(model, "_orig_mod", model)
+    if not hasattr(model, "get_base_model"):
+        return model
+    if model.active_peft_config.is_prompt_learning:
+        kind = model.active_peft_config.peft_type.value
+        raise ValueError(f"adapters must be in layers, as LoRA's are, got {kind}, which changes the prompt; train LoRA")
+    return model.get_base_model()
+
+
+def _tokenizer_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return the weights of a model's image tokenizer by their names in it, also if they are offloaded.
+
+    Raises:
+        ValueError: a layer is quantised or has an adapter.
+    """
+    tokenizer = model.get_submodule("model.vqmodel")
+    if (layer := altered_layer(tokenizer)) is not None:
+        raise ValueError(
+            f"the image tokenizer, model.vqmodel, must have its published layers, got {layer}; merge its adapter "
+            "(merge_and_unload), or quantise the model without it: llm_int8_skip_modules=['model.vqmodel', 'lm_head']"
+        )
+    if any(weight.is_meta for weight in tokenizer.parameters()):
+        from accelerate.utils.modeling import get_state_dict_offloaded_model  # accelerate has offloaded them
+
+        return get_state_dict_offloaded_model(tokenizer)
+    return tokenizer.state_dict()
 
 
 def sampling_of(known: GenerationConfig) -> SamplingConfig:

@@ -19,7 +19,7 @@ from lantern.decoding_state import DecodingModels
 from lantern.methods import MethodSpec, make_method
 from lantern.models.adapter import TransformersTarget, adapt
 from lantern.models.config import shape_fields
-from lantern.models.families import FAMILIES, family_named
+from lantern.models.families import FAMILIES, embed, family_named
 from lantern.models.sources import place_sources
 from lantern.parameters import Parameter, check_sides
 from lantern.sampling import SamplingConfig
@@ -92,6 +92,8 @@ def custom_generate(
         generation_config: GenerationConfig,
         **model_kwargs: Any,  # an argument that is named here would be hidden from transformers
     ) -> torch.Tensor | GenerateDecoderOnlyOutput:
+        if "prepare_inputs_for_generation" in vars(model):  # peft replaces this method if an adapter is in the prompt
+            raise ValueError("adapters must be in layers, as LoRA's are, got one that changes the prompt; train LoRA")
         _refuse_what_is_not_done(generation_config, logits_processor, stopping_criteria, model_kwargs)
         row = family_named(family, type(model).__name__)
         processors: dict[str, Any] = {type(part).__name__: part for part in logits_processor}
@@ -451,7 +453,8 @@ def _table_of(model: PreTrainedModel, spec: MethodSpec, target: TransformersTarg
     k = spec.get("k")
     if k is None or spec.neighbours is None:
         return None
-    codebook = model.get_parameter("model.vqmodel.quantize.embedding.weight").detach().float().cpu()
+    codes = torch.arange(target.config.num_codes)
+    codebook = embed(model.get_submodule("model.vqmodel.quantize.embedding"), codes).float().cpu()
     return nearest_codes(codebook, min(k + 1, len(codebook) - 1), spec.neighbours).to(target.device)
 
 

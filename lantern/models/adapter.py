@@ -55,8 +55,8 @@ class TransformersTarget(Target):
 
     Args:
         config: sizes of the target. Prompts are token ids.
-        parts: parts of a loaded model. The head is copied and cast to float32. None makes parts with random weights, to
-            be filled later.
+        parts: parts of a loaded model. If `copies_head`, the head is copied and cast to float32. Otherwise it is called
+            as it is, in the dtype of the model. None makes parts with random weights, to be filled later.
 
     Attributes:
         negative: negative prompts and their mask, both (batch, num_text_tokens), for the next batch of prompts. They
@@ -77,7 +77,9 @@ class TransformersTarget(Target):
         super().__init__(config)
         AttentionInterface.register(GROUPED_ATTENTION, _attend_grouped)
         parts = _empty_parts(config) if parts is None else parts
-        self.layers, self.head, self.ids, self.ends = parts.layers, deepcopy(parts.head).float(), parts.ids, parts.ends
+        self.layers, self.ids, self.ends, self.outputs = parts.layers, parts.ids, parts.ends, parts.outputs
+        self.copies_head = parts.copies_head
+        self.head = deepcopy(parts.head).float() if parts.copies_head else parts.head
         self.negative: tuple[torch.Tensor, torch.Tensor] | None = None
         num_tokens, dim = parts.tokens.shape
         self.token_embedding = nn.Embedding(num_tokens, dim, _weight=parts.tokens.detach(), _freeze=True)
@@ -100,11 +102,12 @@ class TransformersTarget(Target):
     @property
     def is_head_linear(self) -> bool:
         """True if the head is linear. If so, guidance is applied before the head."""
-        return self.config.head_width == 0
+        return self.copies_head and self.config.head_width == 0
 
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Compute the logits of hidden states, see `Target.read_logits`."""
-        return self.head(hidden.float())
+        logits = self.head(hidden.float() if self.copies_head else hidden.to(self.dtype))
+        return (logits if self.outputs is None else logits[..., self.outputs]).float()
 
     def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
         """Embed the ids of prompts, see `Target.embed_prompts`."""
@@ -191,16 +194,16 @@ def adapt(model: PreTrainedModel, family: str, *, grid: int, **sizes: Any) -> Tr
             null_filler. Also columns, small_grid, small_columns and line_end, if they differ from those of the family.
 
     Raises:
-        ValueError: the layers are on several devices or offloaded, their attention takes no mask of four dimensions, or
-            a weight that Lantern reads is quantised or has an adapter such as LoRA.
+        ValueError: the model is in training mode, or its layers run on several devices.
     """
     row, text = FAMILIES[family], model.config.get_text_config()
     sizes = {"grid": grid, "num_text_tokens": 128, **row.target, **sizes}
     line_end = sizes.get("line_end")
     if line_end is not None:  # Emu3 names it
         line_end = getattr(model.model.vocabulary_mapping, "eol_token_id", line_end)
+    _check_mode(model)
     parts = row.take_apart(model, line_end)
-    device = _device_of(parts)
+    device = _device_of(model, parts)
     rope = getattr(text, "rope_parameters", None) or {}
     found = {
         "dim": text.hidden_size,
@@ -212,57 +215,82 @@ def adapt(model: PreTrainedModel, family: str, *, grid: int, **sizes: Any) -> Tr
         "rope_base": rope.get("rope_theta", 10000.0),
         "rope": "1d",
         "vocab_size": len(parts.tokens),
-        "num_prompt_ids": len(model.get_input_embeddings().get_parameter("weight")),
+        "num_prompt_ids": text.vocab_size,
         "line_end": line_end,
         "layers_class": type(parts.layers).__name__,
         "settings": _settings(parts.layers.config),
-        "head_width": 0 if isinstance(parts.head, nn.Linear) else parts.head[0].out_features,
+        "head_width": parts.head[0].out_features if isinstance(parts.head, nn.Sequential) else 0,
         "uses_grid_rope": row.uses_grid_rope,
     }
-    return TransformersTarget(AdapterConfig(**{**sizes, **found}), parts).to(device)
+    with device:  # `Module.to` would fail on offloaded weights
+        return TransformersTarget(AdapterConfig(**{**sizes, **found}), parts)
 
 
-def _device_of(parts: Parts) -> torch.device:
-    """Return the device of a model's parts, and check that its attention supports the mask of a draft tree.
+def _check_mode(model: PreTrainedModel) -> None:
+    """Check that no part of a model is in training mode.
 
-    Args:
-        parts: layers, input embedding and head of a transformers model.
+    In training mode, dropout makes passes random, and gradient checkpointing makes transformers ignore the cache.
 
     Raises:
-        ValueError: the parts are on several devices or offloaded, or the attention does not support such a mask.
+        ValueError: a part is in training mode.
     """
-    kind = getattr(parts.layers.config, "_attn_implementation", "sdpa")
-    if kind not in ("eager", "sdpa"):
+    name = next((name for name, part in model.named_modules() if part.training), None)
+    if name is not None:
         raise ValueError(
-            f"attn_implementation must be eager or sdpa, which take a draft tree's mask, got {kind}; load the model "
-            "with one of them, or call model.set_attn_implementation('sdpa')"
+            f"all parts of the model must be in evaluation mode, got {name or type(model).__name__} in training mode; "
+            "call model.eval()"
         )
-    weights = (parts.tokens, *parts.layers.parameters(), *parts.head.parameters())
-    devices = {str(weight.device): weight.device for weight in weights}
-    if len(devices) > 1 or "meta" in devices:
+
+
+def _device_of(model: PreTrainedModel, parts: Parts) -> torch.device:
+    """Return the device on which the parts of a model run.
+
+    Offloaded parts run on the device to which accelerate moves their weights.
+
+    Args:
+        model: the model.
+        parts: its layers, input embedding and head.
+
+    Raises:
+        ValueError: the parts run on several devices, or weights were never loaded.
+    """
+    devices = {parts.tokens.device, *_hook_devices(model)}
+    for part in (*parts.layers.modules(), *parts.head.modules()):
+        devices |= _hook_devices(part) or {weight.device for weight in part.parameters(recurse=False)}
+    if len(devices) > 1 or torch.device("meta") in devices:
         raise ValueError(
-            f"all layers must lie on one device, got {', '.join(sorted(devices))} (meta: offloaded to the CPU or a "
-            "disk); load the model with device_map={'': 0}, or in fewer bits"
+            f"all layers must run on one device, got {', '.join(sorted(map(str, devices)))}; load the model with "
+            "device_map={'': 0}, or with device_map='auto' and one visible GPU, which offloads layers to the CPU; if a "
+            "pipeline moves the model (enable_model_cpu_offload), call model.to('cuda') first"
         )
-    return weights[0].device
+    return devices.pop()
+
+
+def _hook_devices(part: nn.Module) -> set[torch.device]:
+    """Return the devices to which accelerate's hooks on a part move its weights and inputs."""
+    hook = getattr(part, "_hf_hook", None)
+    found = (getattr(one, "execution_device", None) for one in getattr(hook, "hooks", (hook,)))
+    devices = {torch.device(device) for device in found if device is not None}
+    return {torch.device(device.type, 0) if device == torch.device("cuda") else device for device in devices}
 
 
 @contextmanager
 def _grouped_attention(config: PreTrainedConfig) -> Iterator[int]:
     """Context manager: within its block, the layers of a model compute attention with `_attend_grouped`.
 
-    This applies only if query heads share key/value heads. Without it, transformers copies keys and values for every
-    query head, in each pass over more than one token.
+    The implementations "eager" and "sdpa" of transformers are kept if they take a draft tree's mask and copy nothing.
+    All others, such as flash attention, do not take the mask. "sdpa" copies keys and values for every query head, if
+    query heads share key/value heads and a pass has more than one token.
 
     Args:
         config: config of the layers. It is changed within the block.
 
     Yields:
         Number of query heads per key/value head. The caller repeats the attention mask by it, see `group_mask`. It is 1
-            if the attention of transformers is kept: if no heads are shared, or the implementation is not "sdpa".
+            if the attention of transformers is kept.
     """
     groups, kind = config.num_attention_heads // config.num_key_value_heads, config._attn_implementation
-    if groups == 1 or kind != "sdpa":
+    if kind == "eager" or (kind == "sdpa" and groups == 1):
         yield 1
         return
     config._attn_implementation = GROUPED_ATTENTION

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
         JanusForConditionalGeneration,
         PreTrainedModel,
     )
+
+_UNALTERED = ("torch.nn.modules.", "torch.nn.parameter.", "transformers.models.")  # modules that define plain layers
 
 
 @dataclass(frozen=True)
@@ -67,16 +68,21 @@ class Parts:
     Attributes:
         layers: the model without its head.
         tokens: input embedding of each image token, (vocab, dim).
-        head: maps hidden states to logits of the image tokens.
+        head: maps hidden states to logits of the image tokens, or also of other words, see `outputs`.
         ids: ids of the image tokens in the model's vocabulary, int64 (vocab,). None if they are not in it.
         ends: ids of the tokens that follow an image.
+        outputs: index of each image token among the outputs of the head, int64 (vocab,). None if the head has no other
+            outputs.
+        copies_head: whether the head may be replaced by a copy in float32, see `is_readable`.
     """
 
     layers: PreTrainedModel
     tokens: torch.Tensor
-    head: nn.Linear | nn.Sequential
+    head: nn.Module
     ids: torch.Tensor | None = None
     ends: tuple[int, ...] = ()
+    outputs: torch.Tensor | None = None
+    copies_head: bool = True
 
 
 @dataclass(frozen=True)
@@ -139,8 +145,7 @@ def family_of(model_class: str) -> str:
         if family.model_class == model_class:
             return name
     known = ", ".join(dict.fromkeys(family.model_class for family in FAMILIES.values()))
-    remedy = "; pass what its merge_and_unload() returns" if model_class.startswith("Peft") else ""
-    raise ValueError(f"a model of transformers must be one of {known} to generate images, got {model_class}{remedy}")
+    raise ValueError(f"a model of transformers must be one of {known} to generate images, got {model_class}")
 
 
 def family_named(name: str | None, model_class: str) -> str:
@@ -160,47 +165,66 @@ def family_named(name: str | None, model_class: str) -> str:
     return name
 
 
-def weight_of(model: nn.Module, name: str) -> torch.Tensor:
-    """Return the weight of a layer of a model.
+def altered_layer(part: nn.Module) -> str | None:
+    """Find the first layer in a part of a model that is not plain, so that a copy of its weights could lose something.
+
+    The classes of a plain layer and of its weights are defined in torch.nn or in the models of transformers. Any other
+    layer may have an adapter such as LoRA, or be quantised, compiled or sharded.
+
+    Returns:
+        Name and class of the layer, or None if there is no such layer.
+    """
+    for name, layer in part.named_modules():
+        for kind in (type(layer), *map(type, layer.parameters(recurse=False))):
+            if not f"{kind.__module__}.".startswith(_UNALTERED):
+                return f"{name or 'it'} of class {kind.__module__}.{kind.__qualname__}"
+    return None
+
+
+def is_readable(part: nn.Module) -> bool:
+    """Return whether a part of a model may be copied: its layers are plain and their weights are in memory."""
+    return altered_layer(part) is None and not any(weight.is_meta for weight in part.parameters())
+
+
+def embed(layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """Call an embedding layer without gradients.
+
+    Its weight is not read directly, because the layer may have an adapter, or be quantised or offloaded.
 
     Args:
-        model: the model.
-        name: name of the layer in the model.
+        layer: the embedding layer.
+        ids: int64 (n,), on any device.
 
-    Raises:
-        ValueError: the layer is not a plain nn.Linear or nn.Embedding. It may be quantised, or have an adapter such as
-            LoRA, whose part of the weight would be lost.
+    Returns:
+        (n, dim), on the device on which the layer runs.
     """
-    from torch import nn
+    import torch
 
-    layer = model.get_submodule(name)
-    kind = type(layer)
-    if type(layer) is nn.Linear or type(layer) is nn.Embedding:
-        return layer.weight.detach()
-    raise ValueError(
-        f"{name} must be a plain nn.Linear or nn.Embedding to generate images, got {kind.__module__}.{kind.__name__}; "
-        "merge an adapter into it (merge_and_unload), or leave this layer unquantised"
-    )
+    weight = next(layer.parameters())
+    with torch.no_grad():
+        return layer(ids if weight.is_meta else ids.to(weight.device))  # accelerate moves the ids of offloaded layers
 
 
-def _words(
-    model: PreTrainedModel, layers: PreTrainedModel, name: str, ids: torch.Tensor, ends: tuple[int, ...] = ()
-) -> Parts:
+def word_parts(model: PreTrainedModel, layers: PreTrainedModel, ids: torch.Tensor, ends: tuple[int, ...] = ()) -> Parts:
     """Return the parts of a language model whose vocabulary contains the image tokens, next to the words.
+
+    The head has the rows of `lm_head` for the image tokens. If they may not be copied, the head is `lm_head` itself.
 
     Args:
         model: the model.
         layers: the model without its head.
-        name: name of `layers` in the model.
         ids: ids of the image tokens in the vocabulary.
         ends: ids of the tokens that follow an image.
     """
     from torch import nn
 
-    weight = weight_of(model, "lm_head")[ids]
+    tokens = embed(layers.get_input_embeddings(), ids)
+    if not is_readable(model.lm_head):
+        return Parts(layers, tokens, model.lm_head, ids, ends, outputs=ids.to(tokens.device), copies_head=False)
+    weight = model.lm_head.weight.detach()[ids]
     head = nn.Linear(weight.shape[1], len(ids), bias=False, device="meta")
     head.weight = nn.Parameter(weight)
-    return Parts(layers, weight_of(model, f"{name}.embed_tokens")[ids], head, ids, ends)
+    return Parts(layers, tokens, head, ids, ends)
 
 
 def _janus(model: JanusForConditionalGeneration, _: int | None) -> Parts:
@@ -208,12 +232,11 @@ def _janus(model: JanusForConditionalGeneration, _: int | None) -> Parts:
     from torch import nn
 
     inner = model.model
-    head = inner.generation_head
-    with torch.no_grad():  # in float32, since it is computed only once
-        aligner = deepcopy(inner.generation_aligner).float()
-        table = weight_of(model, "model.generation_embeddings").float()
-        tokens = aligner(table).to(inner.language_model.dtype)
-    return Parts(inner.language_model, tokens, nn.Sequential(head.proj_out, nn.GELU(), head.vision_head))
+    head = nn.Sequential(inner.generation_head.proj_out, nn.GELU(), inner.generation_head.vision_head)
+    with torch.no_grad():
+        codes = torch.arange(model.config.vq_config.num_embeddings)
+        tokens = inner.generation_aligner(embed(inner.generation_embeddings, codes)).to(inner.language_model.dtype)
+    return Parts(inner.language_model, tokens, head, copies_head=is_readable(head))
 
 
 def _emu3(model: Emu3ForConditionalGeneration, _: int | None) -> Parts:
@@ -224,15 +247,13 @@ def _emu3(model: Emu3ForConditionalGeneration, _: int | None) -> Parts:
     words = mapping.vocab_map or {}
     names = ("<|extra_201|>", "<|image end|>", "<|extra_204|>")
     ends = tuple(words[name] for name in names) if all(name in words for name in names) else ()
-    return _words(model, model.model.text_model, "model.text_model", ids, ends)
+    return word_parts(model, model.model.text_model, ids, ends)
 
 
 def _glm_image(model: GlmImageForConditionalGeneration, _: int | None) -> Parts:
     import torch
 
-    return _words(
-        model, model.model.language_model, "model.language_model", torch.arange(model.config.image_start_token_id)
-    )
+    return word_parts(model, model.model.language_model, torch.arange(model.config.image_start_token_id))
 
 
 def _chameleon(model: ChameleonForConditionalGeneration, line_end: int | None) -> Parts:
@@ -240,7 +261,7 @@ def _chameleon(model: ChameleonForConditionalGeneration, line_end: int | None) -
 
     ids = model.model.vocabulary_mapping.img2bpe_mapping_tensor.long()
     end = [] if line_end is None else [line_end]
-    return _words(model, model.model, "model", torch.cat([ids, torch.tensor(end, dtype=torch.int64)]))
+    return word_parts(model, model.model, torch.cat([ids, torch.tensor(end, dtype=torch.int64)]))
 
 
 _CHAMELEON = {

@@ -160,15 +160,6 @@ def test_settings_of_the_model_that_are_not_applied_are_refused(tmp_path):
     assert wrap().sampling.top_k == 50
 
 
-def test_an_adapter_on_the_image_tokenizer_is_one_sentence(tmp_path):
-    model, wrap = open_tiny(tmp_path, "emu3")
-    layer = model.model.vqmodel.encoder.conv_in
-    model.model.vqmodel.encoder.conv_in = torch.nn.Module()
-    model.model.vqmodel.encoder.conv_in.base_layer = layer
-    with pytest.raises(ValueError, match=r"adapter on model.vqmodel.encoder.conv_in.base_layer.\w+ cannot be read"):
-        wrap()
-
-
 def test_a_model_that_draws_no_images_is_one_sentence():
     with pytest.raises(ValueError, match=r"must be one of Chameleon.* to generate images, got Linear"):
         lantern.from_transformers(torch.nn.Linear(1, 1), None)

@@ -88,3 +88,44 @@ def make_tiny(name: str, **options: int) -> tuple[transformers.PreTrainedModel, 
             if parameter.dim() == 2:
                 parameter.mul_(4)
     return model, GRIDS[name == "glm_image"]
+
+
+# Prompts for the tiny models: ids, left padding, and the null prompt of each family.
+IDS = torch.tensor(
+    [[2, 2, 0, 10, 20, 7], [0, 11, 12, 13, 14, 7], [2, 0, 31, 32, 33, 7], [0, 14, 12, 13, 11, 7], [2, 2, 2, 0, 9, 7]]
+)
+MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6, [0, 1, 1, 1, 1, 1], [1] * 6, [0, 0, 0, 1, 1, 1]]).bool()
+NULL = {
+    "janus": {"null_ids": (0, 7), "null_filler": 2},
+    "emu3": {"null_ids": (1, 8)},
+    "anole": {"null_ids": (0, 9)},
+    "glm_image": {},
+}
+
+
+def own_codes(model: transformers.PreTrainedModel, name: str, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the codes that a tiny model's `generate` samples greedily, with line ends numbered as in Lantern.
+
+    Args:
+        model: the model, also with adapters or offloaded layers.
+        name: its key in TINY, other than "anole". Janus has a guidance scale of 3, the others have no guidance.
+        ids: ids of prompts, int64 (batch, tokens).
+        mask: True for prompt tokens, False for padding, shaped like `ids`.
+    """
+    options, start = {"do_sample": False, "attention_mask": mask.long()}, ids.shape[1]
+    if name == "janus":
+        return model.generate(ids, generation_mode="image", guidance_scale=3.0, **options)
+    if name == "glm_image":
+        grids = torch.tensor([[1, side, side] for side in GRIDS[1].values()])
+        num = int(grids.prod(1).sum())
+        options |= {"image_grid_thw": grids.repeat(len(ids), 1), "images_per_sample": torch.tensor([2] * len(ids))}
+        options |= {"min_new_tokens": num, "suppress_tokens": [NUM_CODES, NUM_CODES + 1]}
+        return model.generate(ids, max_new_tokens=num, **options)[:, start:]
+    codes, end = list(range(40, 40 + NUM_CODES)), 6
+
+    def allowed(_: int, sequence: torch.Tensor) -> list[int]:
+        return [end] if (len(sequence) - start) % 5 == 4 else codes
+
+    drawn = model.generate(ids, max_new_tokens=20, prefix_allowed_tokens_fn=allowed, min_new_tokens=20, **options)
+    drawn = drawn[:, start:]
+    return torch.where(drawn == end, NUM_CODES, drawn - 40)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from helpers.captured_steps import NoHostSync, captured
-from helpers.tiny_transformers import NUM_CODES, TINY, make_tiny
+from helpers.tiny_transformers import IDS, MASK, NULL, NUM_CODES, TINY, make_tiny, own_codes
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels, Generation
@@ -19,16 +19,6 @@ from lantern.models.families import family_of
 from lantern.models.transformer import attend
 from lantern.sampling import SamplingConfig
 
-NULL = {
-    "janus": {"null_ids": (0, 7), "null_filler": 2},
-    "emu3": {"null_ids": (1, 8)},
-    "anole": {"null_ids": (0, 9)},
-    "glm_image": {},
-}
-IDS = torch.tensor(
-    [[2, 2, 0, 10, 20, 7], [0, 11, 12, 13, 14, 7], [2, 0, 31, 32, 33, 7], [0, 14, 12, 13, 11, 7], [2, 2, 2, 0, 9, 7]]
-)
-MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6, [0, 1, 1, 1, 1, 1], [1] * 6, [0, 0, 0, 1, 1, 1]]).bool()
 PARTS = {"k": 4, "delta": 0.2, "lambda_": 2.0, "omega": 1.5}
 ALONE = [name for name, parts in PRESETS.items() if not drafts_of(parts.get("drafts")).needs_draft_model]
 
@@ -117,38 +107,12 @@ def test_a_whole_image_at_once_is_an_image_step_by_step(target, family):
     assert torch.equal(logits.argmax(-1), codes)
 
 
-def own_codes(family: str, rows: int) -> torch.Tensor:
-    """Return the codes that the model's `generate` samples greedily, with line ends numbered as in Lantern."""
-    model, grids = make_tiny(family)
-    ids, mask, num = IDS[:rows], MASK[:rows].long(), grids["grid"] ** 2
-    if family == "janus":
-        return model.generate(ids, attention_mask=mask, generation_mode="image", do_sample=False, guidance_scale=3.0)
-    options = {"do_sample": False, "attention_mask": mask}
-    if family == "glm_image":
-        large, small = ([1, side, side] for side in grids.values())
-        num += grids["small_grid"] ** 2
-        options |= {
-            "image_grid_thw": torch.tensor([large, small] * rows),
-            "images_per_sample": torch.tensor([2] * rows),
-        }
-        options |= {"min_new_tokens": num, "suppress_tokens": [NUM_CODES, NUM_CODES + 1]}
-        return model.generate(ids, max_new_tokens=num, **options)[:, ids.shape[1] :]
-    codes, end = list(range(40, 40 + NUM_CODES)), 6
-
-    def allowed(_, sequence):
-        return [end] if (len(sequence) - ids.shape[1]) % 5 == 4 else codes
-
-    drawn = model.generate(ids, max_new_tokens=20, prefix_allowed_tokens_fn=allowed, min_new_tokens=20, **options)
-    drawn = drawn[:, ids.shape[1] :]
-    return torch.where(drawn == end, NUM_CODES, drawn - 40)
-
-
 @pytest.mark.parametrize("family", ["janus", "emu3", "glm_image"], indirect=True)
 def test_greedy_codes_are_those_of_its_own_generate_in_fewer_forwards(target, family):
     scale = 3.0 if family == "janus" else 1.0
     decoder = make_decoder(DecodingModels(target), make_method("jacobi"), SamplingConfig(0.0, cfg_scale=scale))
     found = decoder.generate(IDS, MASK, [decoder.make_noise(0, str(row)) for row in range(5)])
-    assert torch.equal(found.codes, own_codes(family, 5))
+    assert torch.equal(found.codes, own_codes(make_tiny(family)[0], family, IDS, MASK))
     assert (found.target_forwards < found.codes.shape[1]).all()
 
 
@@ -188,81 +152,6 @@ def test_a_model_in_bfloat16_is_decoded_in_it_and_left_as_it_was():
 def test_a_class_without_a_row_is_named():
     with pytest.raises(ValueError, match=r"must be one of Chameleon.*, GlmImage.* to generate images, got Linear"):
         family_of("Linear")
-
-
-class Lora(torch.nn.Module):
-    """A layer wrapped as adapters do: its `weight` is that of the base layer, but its output is not."""
-
-    def __init__(self, base_layer: torch.nn.Module) -> None:
-        super().__init__()
-        self.base_layer = base_layer
-        shape = base_layer.weight.T.shape if isinstance(base_layer, torch.nn.Linear) else base_layer.weight.shape
-        self.added = torch.nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
-
-    @property
-    def weight(self) -> torch.Tensor:
-        return self.base_layer.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.base_layer(x) + (F.embedding(x, self.added) if x.dtype == torch.int64 else x @ self.added)
-
-
-def wrap(model: torch.nn.Module, name: str) -> None:
-    model.set_submodule(name, Lora(model.get_submodule(name)))
-
-
-@pytest.mark.parametrize(
-    ("family", "name"),
-    [
-        ("emu3", "lm_head"),
-        ("emu3", "model.text_model.embed_tokens"),
-        ("anole", "model.embed_tokens"),
-        ("glm_image", "lm_head"),
-        ("janus", "model.generation_embeddings"),
-    ],
-)
-def test_a_layer_whose_weight_leaves_an_adapter_out_is_refused(family, name):
-    model, grids = make_tiny(family)
-    wrap(model, name)
-    with pytest.raises(
-        ValueError, match=rf"{name} must be a plain nn.Linear or nn.Embedding .*, got [\w.]+\.Lora; merge"
-    ):
-        adapt(model, family, **grids)
-
-
-@pytest.mark.parametrize("family", ["janus", "glm_image"])
-def test_an_adapter_on_other_layers_draws_what_generate_draws(family, monkeypatch):
-    base, grids = make_tiny(family)
-    model, _ = make_tiny(family)
-    names = [name for name, _ in model.named_modules() if name.endswith(("_proj", "generation_head.vision_head"))]
-    for name in [name for name in names if "language_model" in name or "generation_head" in name]:
-        wrap(model, name)
-    if family == "janus":
-        wrap(model, "model.language_model.embed_tokens")
-    found = []
-    for made in (model, base):
-        target = adapt(made, family, num_text_tokens=6, **NULL[family], **grids)
-        scale = 3.0 if family == "janus" else 1.0
-        decoder = make_decoder(DecodingModels(target), make_method("jacobi"), SamplingConfig(0.0, cfg_scale=scale))
-        found.append(decoder.generate(IDS[:2], MASK[:2], [decoder.make_noise(0, str(row)) for row in range(2)]).codes)
-    monkeypatch.setitem(globals(), "make_tiny", lambda _: (model, grids))
-    assert torch.equal(found[0], own_codes(family, 2)) and not torch.equal(found[0], found[1])
-
-
-def test_layers_on_several_devices_or_with_another_attention_are_refused_in_a_sentence():
-    model, grids = make_tiny("emu3")
-    model.model.text_model.layers[1].to("meta")
-    with pytest.raises(ValueError, match=r"all layers must lie on one device, got cpu, meta .*load the model with dev"):
-        adapt(model, "emu3", **grids)
-    model, grids = make_tiny("emu3")
-    model.config._attn_implementation = model.model.text_model.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(ValueError, match=r"attn_implementation must be eager or sdpa, .*, got flash_attention_2; load"):
-        adapt(model, "emu3", **grids)
-
-
-def test_a_model_of_peft_is_told_to_be_merged():
-    with pytest.raises(ValueError, match=r"got PeftModelForCausalLM; pass what its merge_and_unload\(\) returns"):
-        family_of("PeftModelForCausalLM")
 
 
 def test_the_lines_of_an_image_that_is_no_square_are_placed_by_their_width():
