@@ -191,7 +191,7 @@ def test_a_graphs_steps_are_compared_with_eager_ones(letter, monkeypatch, tmp_pa
     found = [row.get("is_right", row.get("has_same_tokens")) for row in rows]
     assert True in found and False not in found
     assert not [row for row in gpu_check.read_rows(tmp_path) if "failed" in row]
-    assert letter != "C" or all(0 < row["share_of_roofline"] for row in rows)
+    assert letter != "C" or all(row["share_of_roofline"] > 0 for row in rows)
 
 
 @pytest.mark.parametrize("error", [AttributeError("no such attribute"), torch.OutOfMemoryError("out of memory")])
@@ -201,7 +201,6 @@ def test_a_measurement_that_fails_costs_no_other(tmp_path, error):
         raise error
     check.write("products", "smaller", us=1.0)
     assert [row.get("failed", "") for row in gpu_check.read_rows(tmp_path)] == [f"{type(error).__name__}: {error}", ""]
-
 
 
 def check_options(tmp_path, *more):
