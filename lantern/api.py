@@ -178,21 +178,18 @@ class Model:
         _WHOLE.check("seed", seed, "generate")
         _COUNT.check("batch_size", batch_size, "generate")
         _COUNT.check("num_images", num_images, "generate")
-        given = {"temperature": temperature, "cfg_scale": cfg_scale}
-        sampling = replace(self.sampling, **{name: value for name, value in given.items() if value is not None})
-        spec = self._method(method, parts)
         models, encoder = (self.models, self.encoder) if size is None else self._of_size(size)
         if images is not None:
             models, encoder = self._with_sources(cast("TransformersTarget", models.target), texts, images)
-        models = replace(models, nearest_codes=self._table(spec))
+        chosen = self._choose(models, method, parts, temperature=temperature, cfg_scale=cfg_scale)
         with _threads.limited(models.target.config):
-            decoder = self._take_decoder(models, spec, sampling) or make_decoder(models, spec, sampling)
+            decoder = self._take_decoder(*chosen) or make_decoder(*chosen)
             todo = _prompts_of(texts, num_images)
             records, pixels = generate_images(decoder, todo, encoder, self.tokenizer.decode, seed, batch_size)
             log_probs = None
             if with_log_probs:
                 texts = [prompt.text for prompt in todo]
-                log_probs = token_log_probs(models.target, encoder, texts, records.codes, sampling)
+                log_probs = token_log_probs(models.target, encoder, texts, records.codes, decoder.sampling)
         self._keep_decoder(decoder)
         return Images(pixels.numpy(), records, models.target.config.code_grids(records.codes), log_probs)
 
@@ -297,9 +294,26 @@ class Model:
             ValueError: the method is unknown, a parameter is missing, unknown or out of range, or the method needs a
                 draft model and there is none.
         """
-        sampling = self.sampling if temperature is None else replace(self.sampling, temperature=temperature)
+        return make_decoder(*self._choose(self.models, method, parts, temperature=temperature))
+
+    def _choose(
+        self, models: DecodingModels, method: str, parts: Mapping[str, object], **sampling: float | None
+    ) -> tuple[DecodingModels, MethodSpec, SamplingConfig]:
+        """Return the arguments of `lantern.decoding.make_decoder` for a method.
+
+        Args:
+            models: the models. The method's table of nearest codes is added.
+            method: name of a preset.
+            parts: parameters of the method, as in `generate`.
+            sampling: values that replace the model's default sampling settings. None keeps the default.
+
+        Raises:
+            ValueError: the method is unknown, or a parameter or setting is missing, unknown or out of range.
+        """
+        given = {name: value for name, value in sampling.items() if value is not None}
+        settings = replace(self.sampling, **given)
         spec = self._method(method, parts)
-        return make_decoder(replace(self.models, nearest_codes=self._table(spec)), spec, sampling)
+        return replace(models, nearest_codes=self._table(spec)), spec, settings
 
     def limited_threads(self) -> AbstractContextManager[None]:
         """Return a context manager within which PyTorch uses as few CPU threads as in `generate`.

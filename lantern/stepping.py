@@ -30,8 +30,8 @@ class StepRunner:
 
     A state has one graph per number of cache slots that attention may read, see `KVCache.limit`. The graphs of a state
     share a stream and a memory pool. This is safe, because steps run one after the other and leave no data there.
-    Graphs of different states share neither, because freeing a graph also frees the workspace of its stream. If a
-    capture fails, all later steps are run eagerly.
+    Graphs of different states share neither, so that each state can be freed alone. If a capture fails, all later steps
+    are run eagerly.
 
     Methods take the decoder's functions as arguments. If a runner stored them, it and its decoder would refer to each
     other. Their memory would then not be freed at once when the decoder is no longer used.
@@ -102,7 +102,7 @@ class StepRunner:
         begun, limits = time.perf_counter(), limits or (state.cache.num_used,)
         try:
             state.graphs = capture(step, state, limits)
-        except RuntimeError as error:
+        except Exception as error:  # any kind: of CUDA, of Triton, or of a user's class that reads from the GPU
             state.cache.limit(limits[-1])
             log.warning("steps of %s are run eagerly: capturing them failed: %s", self.name, error)
             self.mode = "eager"
@@ -123,22 +123,26 @@ def capture(step: Step, state: DecodingState, limits: Sequence[int]) -> dict[int
         Number of slots -> graph.
 
     Raises:
-        RuntimeError: the step cannot be captured.
+        Exception: the step cannot be captured, or fails.
     """
     graphs = {}
     with torch.cuda.device(state.tokens.device):
-        stream, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
-        for limit in limits:
-            state.cache.limit(limit)
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
+        outside, stream, pool = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+        stream.wait_stream(outside)
+        with torch.cuda.stream(stream):  # torch.cuda.graph does not restore the current stream if a capture fails
+            for limit in limits:
+                state.cache.limit(limit)
                 for _ in range(NUM_WARMUP):
                     step(state)
-            torch.cuda.current_stream().wait_stream(stream)
-            graphs[limit] = torch.cuda.CUDAGraph()
-            # Other threads may run meanwhile. Their CUDA calls must not end the capture.
-            with torch.cuda.graph(graphs[limit], pool=pool, stream=stream, capture_error_mode="thread_local"):
-                step(state)
+                # A graph keeps the address of cuBLAS's workspace. It must lie in the graph's own pool, because PyTorch
+                # frees other workspaces with the thread, or with another graph, that used the same stream.
+                torch._C._cuda_clearCublasWorkspaces()
+                graphs[limit] = torch.cuda.CUDAGraph()
+                # Other threads may run meanwhile. Their CUDA calls must not end the capture.
+                with torch.cuda.graph(graphs[limit], pool=pool, stream=stream, capture_error_mode="thread_local"):
+                    step(state)
+            torch._C._cuda_clearCublasWorkspaces()  # so that no later user of the stream writes to that workspace
+        outside.wait_stream(stream)
     return graphs
 
 

@@ -152,6 +152,7 @@ def test_a_graphs_steps_are_compared_with_eager_ones(letter, monkeypatch, tmp_pa
     )
     monkeypatch.setattr(stepping, "capture", capture_in_python)
     monkeypatch.setattr(Check, "has_graphs", True)
+    monkeypatch.setattr(Check, "peak_bandwidth", lambda check: 3.35e12)  # as on an H100
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 2**30)
     importlib.import_module(f"gpu_parts.{PARTS[letter].module}").measure(
@@ -161,6 +162,16 @@ def test_a_graphs_steps_are_compared_with_eager_ones(letter, monkeypatch, tmp_pa
     found = [row.get("is_right", row.get("has_same_tokens")) for row in rows]
     assert True in found and False not in found
     assert not [row for row in gpu_check.read_rows(tmp_path) if "failed" in row]
+    assert letter != "C" or all(row["share_of_roofline"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("error", [AttributeError("no such attribute"), torch.OutOfMemoryError("out of memory")])
+def test_a_measurement_that_fails_costs_no_other(tmp_path, error):
+    check = Check("A", tmp_path, torch.device("cpu"), True)
+    with check.attempt("products", "too large"):
+        raise error
+    check.write("products", "smaller", us=1.0)
+    assert [row.get("failed", "") for row in gpu_check.read_rows(tmp_path)] == [f"{type(error).__name__}: {error}", ""]
 
 
 def check_options(tmp_path, *more):

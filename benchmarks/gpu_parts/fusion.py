@@ -1,6 +1,6 @@
 """Part H: measurement of the time that three techniques save in a LlamaGen XL step.
 
-The techniques are Triton's kernels, compiled layers, and attention to the used slots of the cache only.
+The techniques are Triton's kernels, attention to the used slots of the cache only, and compiled layers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from kernels import SAMPLING
 
 from gpu_parts.common import Check, chains, emitted_tokens, filled_state, free, label, make_models, models_for
+from lantern import stepping
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.methods import MethodSpec, make_method
@@ -23,7 +24,7 @@ NUM_STEPS = 30
 
 
 def measure(check: Check) -> None:
-    """Time decoding steps with Lantern's code as it is, without Triton, with compiled layers, and with fewer slots."""
+    """Time decoding steps with Lantern's code as it is, without Triton, with fewer slots, and with compiled layers."""
     methods = [make_method("autoregressive"), *chains(15)]
     models = make_models(check.xl(), check.device, torch.bfloat16)
     tokens = {label(spec): _measure_steps(check, models, spec, "as it is") for spec in methods}
@@ -35,7 +36,9 @@ def measure(check: Check) -> None:
             _measure_steps(check, models, spec, "without Triton", tokens)
         del models
         free(check.device)
-    with check.attempt("fusion", "compiled layers"):
+    _measure_slots(check)
+    # With few sizes, because compiling takes long: steps have one graph, which reads all slots.
+    with check.attempt("fusion", "compiled layers"), patch.object(stepping, "GRAPH_SLOTS", 2**30):
         models = make_models(check.xl(), check.device, torch.bfloat16)
         backend = "inductor" if check.has_graphs else "eager"  # on a CPU this only tests that the layers can be traced
         models.target.run_nodes = torch.compile(models.target.run_nodes, backend=backend, fullgraph=True, dynamic=False)
@@ -43,7 +46,6 @@ def measure(check: Check) -> None:
             _measure_steps(check, models, spec, f"compiled layers ({backend})", tokens)
         del models
         free(check.device)
-    _measure_slots(check)
 
 
 def _measure_steps(
@@ -100,6 +102,7 @@ def _measure_slots(check: Check) -> None:
                 state.cache.limit(num_slots or decoder.num_slots)
                 if check.has_graphs:
                     decoder = decoder.stepped("graph")
-                    decoder.runner.prepare(decoder.step, state)
+                    with stepping.without_cudnn_attention():  # as in `Decoder.allocate`
+                        decoder.runner.prepare(decoder.step, state)
                 timing = check.time(lambda decoder=decoder, state=state: run_step(decoder, state))
                 check.write("slots", row, stepping=decoder.runner.mode, ms=1000 * timing.median)

@@ -106,7 +106,7 @@ def _memory(check: Check, models: DecodingModels, state: DecodingState, seconds:
     values = {}
     peak = check.peak_bandwidth()
     if peak is not None:
-        entries = sum(part.numel() * part.element_size() for layer in state.cache.layers for part in layer.used)
+        entries = sum(part.numel() * part.element_size() for layer in state.cache.layers for part in layer.read())
         values["share_of_roofline"] = (weight_bytes(models) + entries) / peak / seconds
     if check.has_graphs:
         values["peak_gib"] = peak_gib(check.device)

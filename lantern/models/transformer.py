@@ -266,8 +266,10 @@ class DecodingLayer:
 
     def _choose_kernels(self, num_rows: int) -> tuple:
         (qkv, _), (_, attention_out), (gate_up, _), (_, down) = (part.kernels(num_rows) for part in self.linears)
-        self.kernels[num_rows] = qkv, attention_out, gate_up, down
-        return self.kernels[num_rows]
+        chosen = qkv, attention_out, gate_up, down
+        if not torch.compiler.is_compiling():  # torch.compile would compile again after a change of what it has read
+            self.kernels[num_rows] = chosen
+        return chosen
 
 
 def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

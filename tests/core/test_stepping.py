@@ -15,6 +15,7 @@ from helpers.captured_steps import captured
 from helpers.every_method import assert_equal, decoder_of, make_batches
 from helpers.tiny_records import make_records
 from lantern import decoding, stepping
+from lantern.custom_parts import CustomPartError
 from lantern.kv_cache import KVCache
 
 
@@ -34,9 +35,14 @@ def test_a_step_is_recorded_for_every_size_of_a_batch_and_one_state_is_kept(mode
         assert not state.num_steps.any() and (state.lengths == 16).all()  # recording emits nothing
 
 
-def test_where_a_capture_fails_steps_are_run_eagerly_and_records_say_so(models, monkeypatch, caplog):
+@pytest.mark.parametrize(
+    "error", [RuntimeError("operation not permitted when stream is capturing"), CustomPartError("propose failed")]
+)
+def test_where_a_capture_fails_steps_are_run_eagerly_and_records_say_so(models, monkeypatch, caplog, error):
+    """A user's class that reads from the GPU raises another error than PyTorch."""
+
     def fail(step, state, limits):
-        raise RuntimeError("operation not permitted when stream is capturing")
+        raise error
 
     monkeypatch.setattr(stepping, "capture", fail)
     decoder = decoder_of(models, "eagle1")
@@ -45,47 +51,92 @@ def test_where_a_capture_fails_steps_are_run_eagerly_and_records_say_so(models, 
     with caplog.at_level(logging.WARNING, "lantern.stepping"):
         found = [make_records(graphed, 2) for _ in range(2)]
     assert [record.getMessage() for record in caplog.records] == [
-        "steps of eagle1 are run eagerly: capturing them failed: operation not permitted when stream is capturing"
+        f"steps of eagle1 are run eagerly: capturing them failed: {error}"
     ]
     for records in found:
         assert torch.equal(records.codes, make_records(decoder, 2).codes)
         assert records.metadata["stepping"] == "eager"
 
 
-def test_a_capture_follows_two_steps_and_graphs_of_one_state_share_stream_and_pool(monkeypatch):
-    """The calls of `capture` go to a stand-in for torch.cuda."""
-    calls, pools, parts = [], iter("abc"), []
+class FakeCuda:
+    """Stand-in for torch.cuda, which records the calls of `capture`.
 
-    class Stream:
-        def wait_stream(self, other):
-            calls.append("wait")
+    Attributes:
+        calls: names of the calls.
+        pools: pool and stream of each capture.
+        current: the current stream.
+        error: raised by the end of a capture, as CUDA does if a captured operation was not permitted. None for none.
+    """
+
+    CUDAGraph = object
+
+    def __init__(self) -> None:
+        self.calls, self.pools, self.error = [], [], None
+        self.current, self._names = SimpleNamespace(wait_stream=self.wait), iter("abc")
+        self.torch = SimpleNamespace(
+            cuda=self, _C=SimpleNamespace(_cuda_clearCublasWorkspaces=lambda: self.calls.append("clear"))
+        )
+
+    def wait(self, other):
+        self.calls.append("wait")
+
+    def device(self, device):
+        return nullcontext()
+
+    def current_stream(self):
+        return self.current
+
+    def graph_pool_handle(self):
+        return next(self._names)
+
+    def Stream(self):
+        return SimpleNamespace(wait_stream=self.wait)
 
     @contextmanager
-    def record(graph, pool, stream, capture_error_mode):
-        parts.append((pool, stream))
-        calls.append("begin")
+    def stream(self, stream):
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextmanager
+    def graph(self, graph, pool, stream, capture_error_mode):
+        self.pools.append((pool, stream))
+        self.current = stream
+        self.calls.append("begin")
         yield
-        calls.append("end")
+        self.calls.append("end")
+        if self.error is not None:
+            raise self.error
 
-    anything = {"device": lambda device: nullcontext(), "stream": lambda stream: nullcontext()}
-    streams = {"Stream": Stream, "current_stream": Stream, "graph_pool_handle": lambda: next(pools)}
-    cuda = SimpleNamespace(CUDAGraph=object, graph=record, **streams, **anything)
-    monkeypatch.setattr(stepping, "torch", SimpleNamespace(cuda=cuda))
-    cache = SimpleNamespace(limit=calls.append)
-    state = SimpleNamespace(tokens=SimpleNamespace(device="cuda"), cache=cache)
 
-    def step(stepped):
-        assert stepped is state
-        calls.append("step")
+def capture_with(cuda, monkeypatch):
+    """Capture a step with a stand-in for torch.cuda."""
+    monkeypatch.setattr(stepping, "torch", cuda.torch)
+    state = SimpleNamespace(tokens=SimpleNamespace(device="cuda"), cache=SimpleNamespace(limit=cuda.calls.append))
+    return stepping.capture(lambda stepped: cuda.calls.append("step"), state, (8, 16))
 
-    graphs = [stepping.capture(step, state, (8, 16)) for _ in range(2)]
-    assert calls[:16] == [
-        part for limit in (8, 16) for part in (limit, "wait", "step", "step", "wait", "begin", "step", "end")
-    ]
+
+def test_a_capture_follows_two_steps_and_graphs_of_one_state_share_stream_and_pool(monkeypatch):
+    """cuBLAS allocates a new workspace within the capture, so that it lies in the pool of the graph."""
+    cuda = FakeCuda()
+    graphs = [capture_with(cuda, monkeypatch) for _ in range(2)]
+    steps = ["step", "step", "clear", "begin", "step", "end"]
+    assert cuda.calls == 2 * ["wait", 8, *steps, 16, *steps, "clear", "wait"]
     assert [list(found) for found in graphs] == [[8, 16], [8, 16]]
-    assert [pool for pool, _ in parts] == ["a", "a", "b", "b"]
-    streams_used = [stream for _, stream in parts]
+    assert [pool for pool, _ in cuda.pools] == ["a", "a", "b", "b"]
+    streams_used = [stream for _, stream in cuda.pools]
     assert streams_used[0] is streams_used[1] is not streams_used[2] is streams_used[3]
+
+
+def test_a_failed_capture_restores_the_current_stream(monkeypatch):
+    """torch.cuda.graph does not restore it if a capture ends with an error."""
+    cuda = FakeCuda()
+    cuda.error, before = RuntimeError("operation failed due to a previous error during capture"), cuda.current
+    with pytest.raises(RuntimeError, match="previous error"):
+        capture_with(cuda, monkeypatch)
+    assert cuda.current is before
 
 
 @pytest.mark.parametrize(
