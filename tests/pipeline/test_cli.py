@@ -59,9 +59,11 @@ PROMPT = "a large red circle on grass"
 
 def test_right_after_installation_a_prompt_is_drawn_from_the_weights(home):
     code, output = run("sample", PROMPT)
-    assert code == 0 and f"generating images with {home / 'models' / 'embedded'}" in output and "wrote sample.png" in output, (
-        output
-    )
+    assert (
+        code == 0
+        and f"generating images with {home / 'models' / 'embedded'}" in output
+        and "wrote sample.png" in output
+    ), output
     methods = [line.split()[0] for line in output.splitlines()[2:-1]]
     assert methods == ["autoregressive", "EAGLE-1", "Jacobi", "LANTERN", "LANTERN++"]
     assert (home / "sample.png").stat().st_size > 1000 and not (home / "results").exists()
