@@ -82,8 +82,8 @@ class Decoder:
         drafter: proposes trees of drafts.
         max_depth: largest number of tokens that a step emits, minus 1.
         num_slots: number of slots per image in the target's key/value cache.
-        reach: number of slots that a step may fill, counted from the slot of the last emitted token.
-        noise_window: number of positions whose noise is in memory at once. None chooses it from the available memory.
+        reach: largest number of cache slots that one step fills, from the slot of the last emitted token on.
+        noise_window: number of positions whose noise is in memory at once. None for the result of `choose_window`.
         records_margins: see `make_decoder`.
         stepping: see `make_decoder`.
 

@@ -68,7 +68,7 @@ class Rejection:
         return self.residual == "matched" or self.acceptance.has_one_residual()
 
     def at(self, depths: torch.Tensor) -> Rejection:
-        """Return the rejection test that applies at some nodes of the tree.
+        """Return the rejection test for the children of some nodes.
 
         Args:
             depths: depths of the nodes, int64 (nodes,). The root has depth 0.

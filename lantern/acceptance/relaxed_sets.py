@@ -217,11 +217,13 @@ class RelaxedSets(Acceptance):
             children: tokens of the siblings, int64 (..., m). -1 marks a missing draft.
 
         Yields:
-            For each sibling, three values. The first is its token, int64 (...), or -1 if there is none or it may not be
-            accepted. The second is its relaxed set. If there is no token, all codes of the set are `vocab`, which is no
-            code. The third holds the remaining target probabilities, (..., vocab + 1). They are 0 for this sibling, for
-            all earlier ones, and for the codes in their sets. The last entry is 0 and belongs to `vocab`. The next
-            iteration changes this tensor in place.
+            For each sibling, three values:
+
+            - its token, int64 (...), or -1 if there is none or it may not be accepted,
+            - its relaxed set, in which all codes are `vocab` (no code) if there is no token,
+            - the target probabilities that remain, (..., vocab + 1): 0 for this sibling, earlier siblings and the codes
+              in their sets. The last entry is 0 and belongs to `vocab`. The next iteration changes this tensor in
+              place.
         """
         if not self.leaves_filters:
             is_removed = probs.gather(-1, children.clamp(min=0)) == 0

@@ -218,15 +218,18 @@ class SourceJacobiDrafter(JacobiDrafter):
 
 
 def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int, keeps_first: bool) -> torch.Tensor:
-    """Return the indices that select the results of one image's pool after a step, int64 (n,).
+    """Return the indices by which the pool of one image takes the results of a step, int64 (n,).
 
-    The indices point into a list: the results of all nodes of the tree, then the old results of the positions that
-    change. These are the positions from the next token to twice the depth of the tree after it. A position gets two
-    kinds of results:
+    A *result* of a position is a preceding token and the best codes after it. After a step, the pool is filled from a
+    list: the results of all nodes of the tree, then the old results of the positions that change. These are the
+    positions from the next token to twice the depth of the tree after it.
 
     - A position that nodes predict gets the results of these nodes, then its newest old results.
     - A position beyond the tree keeps its results. Unless `keeps_first` is True, the codes of the newest one are
       replaced by the codes at the first node of the deepest level.
+
+    For example, a chain of two drafts and three results per position: position 0 gets the result of the root, then its
+    two newest old results.
 
     Args:
         tree: the static tree.

@@ -247,18 +247,21 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Decide which drafts of this step are kept as drafts of the same positions in the next step.
 
-        The window consists of the positions that were drafted, from the one after the last emitted token on.
+        Let t be the target distribution of this step and p the distribution that the draft x was sampled from. With a
+        threshold (SJD++), x is kept if t(x) / p(x) exceeds it. Otherwise (coupling "maximal"), x is kept with
+        probability min(1, t(x) / p(x)), as in rejection sampling.
 
         Args:
             noise: random numbers of the images, which decide with the coupling "maximal".
-            probs: target distributions of this step at the positions of the window, (batch, window, vocab).
-            drafts: drafts of this step, int64 (batch, window).
-            draft_probs: distributions that `drafts` were sampled from, (batch, window, vocab).
-            positions: image positions of the window, int64 (batch, window).
+            probs: t at each drafted position, (batch, window, vocab).
+            drafts: drafts x of this step, int64 (batch, window).
+            draft_probs: p at each drafted position, (batch, window, vocab).
+            positions: image positions of the drafts, int64 (batch, window).
 
         Returns:
             Two tensors. The first states whether each draft is kept, bool (batch, window). The second holds the
-            distributions from which the drafts that are not kept must be replaced, (batch, window, vocab).
+            distribution of the new draft if it is not kept: t with a threshold, else the residual distribution, (batch,
+            window, vocab).
         """
         if self.threshold is not None:
             target_prob = probs.gather(-1, drafts[..., None]).squeeze(-1)

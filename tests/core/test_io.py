@@ -62,7 +62,7 @@ def full_disk_under_safetensors(*_, **__):  # the message; tests/workflow/test_f
 def test_a_full_disk_is_one_sentence_naming_the_file(tmp_path, monkeypatch, name, fail):
     monkeypatch.setattr(name, fail)
     with pytest.raises(
-        OSError, match=r"could not write .*codes\.safetensors: No space left on device; nothing"
+        OSError, match=r"could not write .*codes\.safetensors: No space left on device; no incomplete"
     ) as caught:
         save_tensors(tmp_path / "codes.safetensors", {"codes": torch.arange(3)})
     assert caught.value.errno == errno.ENOSPC

@@ -42,7 +42,7 @@ def test_of_several_experiments_one_is_to_be_chosen(tmp_path, chosen):
 
 def test_the_former_pack_names_what_replaced_it():
     code, output = run("pack", "--experiment", "mine", "--output", "mine.zip")
-    assert code == 1 and output.count("\n") == 1 and "`zip -r FILE results/NAME` makes what `lantern verify" in output
+    assert code == 1 and output.count("\n") == 1 and "`zip -r FILE results/NAME` writes what `lantern verify" in output
     assert "pack" not in run("--help")[1]
 
 
@@ -59,9 +59,11 @@ PROMPT = "a large red circle on grass"
 
 def test_right_after_installation_a_prompt_is_drawn_from_the_weights(home):
     code, output = run("sample", PROMPT)
-    assert code == 0 and f"drawing from {home / 'models' / 'embedded'}" in output and "wrote sample.png" in output, (
-        output
-    )
+    assert (
+        code == 0
+        and f"generating images with {home / 'models' / 'embedded'}" in output
+        and "wrote sample.png" in output
+    ), output
     methods = [line.split()[0] for line in output.splitlines()[2:-1]]
     assert methods == ["autoregressive", "EAGLE-1", "Jacobi", "LANTERN", "LANTERN++"]
     assert (home / "sample.png").stat().st_size > 1000 and not (home / "results").exists()

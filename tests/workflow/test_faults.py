@@ -183,7 +183,7 @@ def test_a_full_disk_is_one_sentence_and_once_there_is_room_the_run_goes_on(run,
     if shutil.which("unshare") is None or on_a_full_disk(folder, ["true"])[0] != 0:
         pytest.skip("a small disk can be mounted by root only")
     code, output = on_a_full_disk(folder, run.command(TABLE))
-    sentence = f"generate_images: could not write results/tiny/{SHARD}: No space left on device; nothing was left"
+    sentence = f"generate_images: could not write results/tiny/{SHARD}: No space left on device; no incomplete"
     assert code != 0 and sentence in output and "Traceback" not in output, output
     assert output.splitlines()[-1] == "filler" and output.splitlines()[-2].endswith("did not complete successfully.")
     assert jobs_of(go_on(run)) == dict.fromkeys({"generate_images", *FOLLOWERS}, 1)

@@ -91,7 +91,7 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_the_default
         ("prompts.seen", {"num": 5}, ["prompts.seen", "split or file"]),
         ("prompts.seen", {"split": "seen"}, ["prompts.seen.num"]),
         ("prompts.seen", {"split": "seen", "num": 192, "copies": 2}, ["prompts.seen.copies goes with a file only"]),
-        ("repeats.training_seeds", [0, 1], ["training_seeds must be one seed where target.checkpoint", "got 2 seeds"]),
+        ("repeats.training_seeds", [0, 1], ["training_seeds must be one seed if target.checkpoint", "got 2 seeds"]),
         (
             "tokenizer.checkpoint",
             None,

@@ -122,7 +122,7 @@ def test_the_next_run_goes_on_where_a_broken_one_stopped_if_it_is_the_same_file(
 
 def test_a_server_that_falls_silent_is_given_up_and_a_busy_one_asked_again(server):
     url = server.add("model.pt", CONTENT, Fault(), Fault(stall_after=3000), *[Fault(stall_after=0)] * 10)
-    refused(plain(url), ConnectionError, "127.0.0.1 stopped sending; run again to go on")
+    refused(plain(url), ConnectionError, "127.0.0.1 stopped sending; run again to resume")
     assert MODEL.with_name("model.pt.part").stat().st_size == 3000
     server.add("model.pt", CONTENT, Fault(status=503), Fault(status=429), Fault(), Fault(status=502))
     assert fetch_resource(plain(url))["sha256"] == sha256(CONTENT)
@@ -345,7 +345,7 @@ def test_without_a_commit_the_newest_is_fetched_named_recorded_and_kept(server, 
 def test_a_large_file_of_the_hub_goes_on_where_it_stopped_at_the_same_commit(server, revision):
     resource = on_hub(revision=revision, files={"model.safetensors": None})
     server.faults[f"/cdn/{sha256(CONTENT)}"] = deque([Fault(cut_after=6000), *NOTHING])
-    refused(resource, ConnectionError, "run again to go on")
+    refused(resource, ConnectionError, "run again to resume")
     server.faults.clear()
     server.served.clear()
     fetch_resource(resource)

@@ -60,7 +60,7 @@ def test_a_manifest_of_several_files_leads_to_their_folder_and_looks_at_each(tmp
     with pytest.raises(ValueError, match=r"deep/model\.bin has changed since it was fetched"):
         resource_path(path)
     (folder / "config.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"weights/config\.json is gone"):
+    with pytest.raises(FileNotFoundError, match=r"weights/config\.json is missing"):
         resource_path(path)
 
 

@@ -178,7 +178,7 @@ def test_of_a_reader_s_files_the_last_counts_once(tmp_path):
     assert (about["num_files"], about["num_repeated"], about["num_readers"]) == (3, 2, 1)
     assert table.loc[0, "share_autoregressive"] == 1
     other = write(tmp_path, "d", make_file(key, "r", lambda trial: trial["prompt_id"] != "p3", download=2))
-    with pytest.raises(ValueError, match=r"a\.json and .*d\.json come from one reader's one save"):
+    with pytest.raises(ValueError, match=r"a\.json and .*d\.json have the same reader and download number"):
         analyse([*paths, other], key)
 
 

@@ -29,7 +29,7 @@ def test_a_waiting_job_names_the_slurm_job_to_cancel(monkeypatch, tmp_path):
     with hold_job("summarise", Path("summarise.log"), terminal):
         said = terminal.getvalue()
     first = f"summarise: waiting for process {os.getpid()} on {platform.node()}, Slurm job 62, which a killed run left"
-    assert said.startswith(first) and said.endswith("kill or scancel it to go on\n")
+    assert said.startswith(first) and said.endswith("kill or scancel it to continue\n")
     (lock,) = Path(".snakemake/lantern_jobs").iterdir()
     assert re.fullmatch("[0-9a-f]{16}", lock.name)  # no longer, however long the log's path
     assert lock.read_text() == f"process {os.getpid()} on {platform.node()}, Slurm job 62\n"  # only that of the second

@@ -190,7 +190,7 @@ def _check_sums(path: Path) -> None:
     found = describe_file(path)["sha256"]
     if found != expected.get(path.name, found):
         raise ValueError(
-            f"{path} is damaged: expected sha256 {expected[path.name]} as {sums} says, found {found}; have it back "
+            f"{path} is damaged: expected sha256 {expected[path.name]} as {sums} states, found {found}; restore it "
             f"with `git checkout {path.parent}`"
         )
 

@@ -96,7 +96,9 @@ def frame(axes: Axes) -> None:
 
 
 def _write_lines(figure: Figure, lines: Sequence[str], middle: float) -> None:
-    """Write a prompt next to its row, line by line, because matplotlib's line spacing depends on the letters.
+    """Write a prompt next to its row of images.
+
+    It is written line by line, because matplotlib's spacing of several lines depends on their letters.
 
     Args:
         figure: the figure.

@@ -41,9 +41,9 @@ def draw_total_variation(
     """Draw the total variation (TV) from the target against delta (top), and of each relaxed method (bottom).
 
     The TV is between the distributions of the emitted token and of the target's token. The top has two lines per
-    acceptance. The line with markers is the mean TV over nodes of draft trees, the thin line the 95th percentile. (An
-    acceptance states the probability with which a draft is accepted.) Bands and bars are 95 % intervals. The figure has
-    page width.
+    acceptance. An acceptance determines the probability with which a draft is accepted. The line with markers is the
+    mean TV over nodes of draft trees, the thin line the 95th percentile. Bands and bars are 95 % intervals. The figure
+    has page width.
 
     Args:
         curves: total_variation/curves.csv, with one row per acceptance and delta, all at the same nodes.

@@ -186,9 +186,9 @@ def distribution_of_method(
 ) -> tuple[str, OutputDistribution]:
     """Compute the output distribution of a method at the nodes that it visits.
 
-    For relaxed sets and for rejection sampling, the distribution is computed exactly. There is one exception: with
-    several sampled drafts per node, it is a mean over samples of the drafts. For any other verifier, it is a mean over
-    samples of the target's noise.
+    The output distribution is the distribution of the emitted token. For relaxed sets and for rejection sampling, it is
+    computed exactly. There is one exception: with several sampled drafts per node, it is a mean over samples of the
+    drafts. For any other verifier, it is a mean over samples of the target's noise.
 
     Args:
         nodes: nodes of the method.

@@ -68,8 +68,8 @@ def broken_rule(words: str, key: str | None = None) -> PydanticCustomError:
     """Return the error to raise if keys of one config section contradict each other.
 
     Args:
-        words: the error message after the name of the key.
-        key: key of the section with which the message begins; None if it begins with the section itself.
+        words: the message, without the name of the key or section at its beginning.
+        key: key of the section that the message begins with. None if it begins with the section.
     """
     return PydanticCustomError("rule", "{words}", {"words": words, "key": key})
 

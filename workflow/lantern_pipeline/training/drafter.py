@@ -24,9 +24,9 @@ from lantern_pipeline.training.target import drop_prompts
 class DrafterTrainer(Trainer[DraftModel]):
     """Trainer of a float32 draft model. The target and the draft model must be on the same device.
 
-    The trainer freezes the target and casts its weights to the recipe's dtype in place. The recipe must state all
-    lengths in steps, not in epochs or shares of steps, see `DrafterTraining.resolve`. The seed determines the order of
-    the images, the noise, and which captions are dropped.
+    The trainer freezes the target and casts its weights in place to the dtype of the recipe, the settings of the
+    training. The recipe must state all lengths in steps, not in epochs or shares of steps, see
+    `DrafterTraining.resolve`. The seed determines the order of the images, the noise, and which captions are dropped.
     """
 
     def __init__(

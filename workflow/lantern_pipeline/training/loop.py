@@ -54,7 +54,7 @@ class Trainer(Generic[Model]):
 
 @dataclass(frozen=True)
 class Pace:
-    """How often a training writes logs and checkpoints, and validates the model.
+    """Intervals at which a training writes logs and checkpoints, and validates the model.
 
     Attributes:
         log_every: number of steps between two logs.
