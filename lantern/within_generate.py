@@ -105,7 +105,8 @@ def custom_generate(
             shapes = _shapes_of(model, len(ids), num_sources, model_kwargs, generation_config, sampling, given)
             sizes = shape_fields(*shapes)
             if num_sources:
-                codes = ids.new_empty(0) if pictures is None else model.get_image_tokens(pictures)
+                glm: Any = model
+                codes = ids.new_empty(0) if pictures is None else glm.get_image_tokens(pictures)
                 num_grids = torch.full((len(ids),), num_sources + 1)
                 prompts = place_sources(model, ids, mask, model_kwargs["image_grid_thw"], num_grids, codes)
         else:

@@ -8,17 +8,14 @@ therefore given as ids together with the times, rows and columns that the rotary
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-if TYPE_CHECKING:
-    from transformers import GlmImageForConditionalGeneration
-
 
 def place_sources(
-    model: GlmImageForConditionalGeneration,
+    model: Any,
     ids: torch.Tensor,
     mask: torch.Tensor,
     grids: torch.Tensor,
@@ -31,7 +28,7 @@ def place_sources(
     pictures. The rotary embedding depends on differences of positions only.
 
     Args:
-        model: the transformers model.
+        model: a `GlmImageForConditionalGeneration` of transformers.
         ids: ids of the prompts, padded on the left, int64 (batch, tokens).
         mask: True for prompt tokens, bool (batch, tokens).
         grids: duration (1), height and width of grids of codes, int64 (grids, 3): for each prompt those of its source

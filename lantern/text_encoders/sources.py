@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from lantern.models.code_colours import CodeColours
 from lantern.models.sources import place_sources
-
-if TYPE_CHECKING:
-    from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
 
 
 class SourceEncoder:
@@ -22,8 +19,8 @@ class SourceEncoder:
     image follow. Each picture may have any height and width that the processor supports.
 
     Args:
-        model: the transformers model, which computes the codes.
-        processor: its processor.
+        model: a `GlmImageForConditionalGeneration` of transformers, which computes the codes.
+        processor: its `GlmImageProcessor`.
         texts: all texts that will be encoded.
         pictures: the source pictures, in any type that the processor supports.
         shape: height and width of the image in codes.
@@ -38,8 +35,8 @@ class SourceEncoder:
 
     def __init__(
         self,
-        model: GlmImageForConditionalGeneration,
-        processor: GlmImageProcessor,
+        model: Any,
+        processor: Any,
         texts: Sequence[str],
         pictures: Sequence[Any],
         shape: tuple[int, int],
