@@ -22,6 +22,7 @@ from gpu_parts.common import Check
 
 from helpers.paths import ROOT
 from lantern import stepping
+from lantern.cards.published import CARDS
 from lantern.checkpoints.native import save_model
 from lantern.codebook import nearest_codes
 from lantern.io import save_tensors
