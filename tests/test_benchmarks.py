@@ -23,6 +23,7 @@ from gpu_parts.common import Check
 
 from helpers.paths import ROOT
 from lantern import stepping
+from lantern.cards.published import CARDS
 from lantern.checkpoints.native import save_model
 from lantern.codebook import nearest_codes
 from lantern.io import save_tensors
@@ -30,6 +31,7 @@ from lantern.methods import PARAMETERS, make_method
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern_pipeline.config.validate import load_yaml
+from lantern_pipeline.tables.predict import KERNELS
 
 SIZE = {"dim": 64, "num_layers": 2, "num_heads": 2}
 TINY_SIZES = {**SIZE, "vocab_size": 1100, "grid": 4, "num_text_tokens": 5, "caption_dim": 16}
@@ -248,6 +250,12 @@ def test_a_step_of_any_size_is_counted_without_memory():
     one, two, many = (kernels.count_kernels(make, spec, kernels.SAMPLING).total() for make in models)
     assert many - two == 46 * (two - one) and 6 < two - one < 20
     assert kernels.count_kernels(models[0], tree, kernels.SAMPLING).total() > 2 * one
+
+
+def test_a_model_of_transformers_is_counted_by_its_layers():
+    card = CARDS["glm-image"]
+    one, two = (kernels.count_of_card(replace(card, target={**card.target, "num_layers": n})) for n in (1, 2))
+    assert one + (card.target["num_layers"] - 1) * (two - one) == KERNELS["glm-image"]
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
