@@ -9,10 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from kernels import SAMPLING, XL, count_kernels, random_models
+from kernels import SAMPLING, XL, count_kernels, random_models, to_fake
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from helpers.every_method import decoder_of, make_batches
+from helpers.tiny_models import make_models
 from lantern import fused
+from lantern.decoding_state import DecodingModels
 from lantern.methods import make_method
+from lantern.models.draft import DraftModel
+from lantern.models.target import TargetModel
 
 CPU = torch.device("cpu")
 
@@ -98,3 +104,33 @@ def test_a_step_of_the_largest_published_size_launches_few_kernels(monkeypatch):
     found = count_kernels(make, spec, SAMPLING)
     assert found["rotate_and_write"] == found["silu_times"] == XL.num_layers
     assert found.total() == plain.total() - 4 * XL.num_layers <= 370
+
+
+@pytest.mark.parametrize("name", ["eagle1", "zipar"])
+def test_kernels_of_a_layer_get_contiguous_tensors(monkeypatch, name):
+    """They compute addresses from shapes alone. Prefills and steps run on fake CUDA tensors."""
+    num_calls = 0
+
+    def check(*tensors: torch.Tensor) -> None:
+        nonlocal num_calls
+        assert all(tensor.is_contiguous() and tensor.device.type == "cuda" for tensor in tensors)
+        num_calls += 1
+
+    for function in ("rotate_and_write", "silu_times"):
+        run = getattr(fused, function)
+        monkeypatch.setattr(fused, function, lambda *tensors, run=run: (check(*tensors), run(*tensors))[1])
+    monkeypatch.setattr(fused, "is_usable", lambda device: device.type == "cuda")
+    tiny, fake = make_models(), FakeTensorMode(allow_non_fake_inputs=True)
+    models = DecodingModels(TargetModel(tiny.target.config), DraftModel(tiny.draft.config), tiny.nearest_codes)
+    decoder = decoder_of(models, name)
+    batch = list(make_batches(decoder, models)[0])
+    with fake, torch.inference_mode():
+        to_fake(decoder, fake, "cuda")
+        to_fake(batch, fake, "cpu")
+        for model in (models.target, models.draft):
+            model.prepare_for_decoding()
+        state = decoder.allocate(3)
+        decoder.fill(state, range(3), *batch)
+        num_of_prefills = num_calls
+        decoder.step(state)
+    assert num_calls > num_of_prefills > 0
