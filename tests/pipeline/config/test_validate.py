@@ -449,7 +449,7 @@ def test_copies_of_prompts_count_as_images_of_their_set():
 def test_only_the_words_of_the_embedded_data_set_have_numbers():
     config = changed("data.source", "folder", changed("text.encoder", "word_ids"))
     config["data"]["folder"], config["prompts"]["unseen"] = "images", None
-    assert "data.source must be scenes if text.encoder is word_ids" in sentence_for(config)
+    assert "data.source must be scenes or fashion where text.encoder is word_ids" in sentence_for(config)
 
 
 def test_a_dynamic_tree_is_one_draft_deeper_than_its_passes():

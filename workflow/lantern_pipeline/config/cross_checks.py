@@ -192,8 +192,8 @@ def _sizes(config: RunConfig) -> Iterator[str]:
         yield f"target.num_heads must be a divisor of target.dim = {dim}, got {num_heads}"
     if config.text.encoder == "word_ids" and source not in ("scenes", "fashion"):
         yield (
-            "data.source must be scenes or fashion where text.encoder is word_ids: only the words of these data sets have "
-            f"numbers, got {source!r}"
+            "data.source must be scenes or fashion where text.encoder is word_ids: only the words of these data sets "
+            f"have numbers, got {source!r}"
         )
 
 
