@@ -192,7 +192,8 @@ def predict(
 @app.command()
 def bench(
     model: Annotated[
-        str, typer.Argument(help="embedded, fashion, a published model, the folder of a run, or a model of transformers.")
+        str,
+        typer.Argument(help="embedded, fashion, a published model, the folder of a run, or a model of transformers."),
     ] = "embedded",
     methods: Annotated[
         str, typer.Option(help="Presets with parameters, e.g. 'jacobi, lantern k=20 delta=0.1'. By default a few.")

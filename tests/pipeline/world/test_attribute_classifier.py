@@ -16,6 +16,7 @@ from lantern_pipeline.world.worlds import WORLDS
 
 SHAPES = WORLDS["scenes"]
 
+
 def perfect_logits(targets):
     return {name: torch.nn.functional.one_hot(index.clamp(min=0), len(HEADS[name])) for name, index in targets.items()}
 

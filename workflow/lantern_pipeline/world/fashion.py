@@ -29,7 +29,7 @@ VOCABULARY = ("a", *TONES, *PATTERNS, *CLASSES)
 GARMENT_LEVEL = 20  # pixels above this grey level, of 255, belong to the garment
 # Quantiles of the training half, rounded: thirds of the brightness and the median of the contrast. Unit: grey levels.
 TONE_BOUNDS = (142.0, 182.4)
-PATTERN_BOUND = 18.12
+PATTERN_BOUND = 17.17
 _CHUNK = 4096  # number of images that are measured at once
 
 Garment = tuple[str, str, str]  # tone, pattern, class
