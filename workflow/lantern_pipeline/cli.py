@@ -47,8 +47,8 @@ def sample(
     """Generate images of one prompt with a few methods, and compare them.
 
     The models are those that --model names, those of a finished experiment, or, if there is no finished experiment,
-    the shipped model "embedded". The command prints the target's forward passes, the seconds, and which images equal the image of
-    autoregressive decoding.
+    the shipped model "embedded". The command prints the target's forward passes, the seconds, and which images equal
+    the image of autoregressive decoding.
     """
     import lantern
     from lantern.loading import find_shipped
@@ -193,7 +193,7 @@ def predict(
 def bench(
     model: Annotated[
         str,
-        typer.Argument(help="embedded, fashion, a published model, the folder of a run, or a model of transformers."),
+        typer.Argument(help="embedded, fashion, a published model, the folder of a run, or one of transformers."),
     ] = "embedded",
     methods: Annotated[
         str, typer.Option(help="Presets with parameters, e.g. 'jacobi, lantern k=20 delta=0.1'. By default a few.")
