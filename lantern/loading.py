@@ -195,8 +195,8 @@ def _find_card(source: str | Path) -> tuple[ModelCard, dict[str, Path]]:
     if not (folder / FILE_NAME).is_file():
         raise ValueError(
             f"a model must be one of {', '.join((*SHIPPED, *CARDS))}, the folder of a finished run (with {FILE_NAME}), "
-            f"or the folder or hub id of a model of transformers, got {str(source)!r}; to load your own weights, name the "
-            "published model that they replace: lantern.load('llamagen_stage1', target=path, tokenizer=path)"
+            f"or the folder or hub id of a model of transformers, got {str(source)!r}; to load your own weights, name "
+            "the published model that they replace: lantern.load('llamagen_stage1', target=path, tokenizer=path)"
         )
     card = read_card(folder)
     files = {part: folder / file for part, file in card.files.items() if isinstance(file, str)}

@@ -31,6 +31,7 @@ def write_fashion(folder, copies=2):
 
     The first pixel of each image is 1 in the training half and 2 in the test half.
     """
+    folder.mkdir(exist_ok=True)
     garments = list(product(TONES, PATTERNS, CLASSES)) * copies
     for mark, half in enumerate(HALVES, start=1):
         images = np.stack([draw_garment(tone, pattern) for tone, pattern, _ in garments])

@@ -82,6 +82,7 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_the_default
         ("device", "tpu", ["device", "auto, cpu, cuda", "'tpu'"]),
         ("data", None, ["data must be a section of keys", "nothing"]),
         ("data.source", "folder", ["data.folder", "name.txt"]),
+        ("data.source", "fashion", ["data.image_size must be 32 where data.source is fashion, got 48"]),
         ("data.image_size", 50, ["data.image_size", "multiple of 2 * tokenizer.grid", "50"]),
         ("methods", [], ["methods", "at least 1"]),
         ("methods", [{"preset": "eagle2"}], ["methods", "autoregressive at temperature 1"]),
