@@ -3,6 +3,8 @@ import math
 import pytest
 import torch
 
+from helpers.paths import ROOT
+from lantern.checkpoints.native import load_model
 from lantern.prompts import Prompt
 from lantern_pipeline.measure.prompt_accuracy import AccuracyScore, score_attributes
 from lantern_pipeline.world.attribute_classifier import (
@@ -67,6 +69,18 @@ def test_prompts_without_a_scene_are_nan_and_leave_the_others_alone():
     assert math.isnan(mixed["is_all_correct"][1])
     assert torch.equal(mixed["prompt_accuracy"][[0, 2]], alone["prompt_accuracy"])
     assert accuracy.score(images, [free] * 3)["prompt_accuracy"].isnan().all()
+
+
+def test_every_world_is_read_by_the_classifier_that_is_shipped_for_it():
+    captions = {"scenes": caption(ONE), "fashion": "a dark patterned dress"}
+    for world, name in (("scenes", "embedded"), ("fashion", "fashion")):
+        file = ROOT / "models" / name / "attribute_classifier.safetensors"
+        classifier = load_model(file, AttributeClassifier, torch.float32)
+        assert classifier.config.world == world
+        size = classifier.config.image_size
+        prompts = [Prompt(key, text) for key, text in captions.items()]
+        scores = AccuracyScore(classifier).score(torch.zeros(2, 3, size, size), prompts)["prompt_accuracy"]
+        assert [prompt.id for prompt, score in zip(prompts, scores, strict=True) if not score.isnan()] == [world]
 
 
 def test_images_that_are_asked_for_nothing_score_nan():

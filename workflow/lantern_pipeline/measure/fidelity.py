@@ -1,8 +1,8 @@
 """Comparison of sets of images by FID and KID (or other distances), precision and recall.
 
 A distance is called FID or KID only if it is computed from Inception's features. The attribute classifier was trained
-on the images of one dataset. If the same formulas are applied to its features, the results have other names: Fréchet distance
-and kernel distance. Values from the two extractors cannot be compared.
+on images of one dataset. If the same formulas are applied to its features, the results have other names: Fréchet
+distance and kernel distance. Values from the two extractors cannot be compared.
 """
 
 from __future__ import annotations
