@@ -30,6 +30,7 @@ BELOW = {
     "llamagen_quick": ["llamagen_stage1"],
     "llamagen_drafter": ["llamagen_stage1"],
     "llamagen_drafter_captions": ["llamagen_stage1", "llamagen_drafter"],
+    "fashion_training": ["fashion"],
 }
 
 
@@ -84,6 +85,7 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_the_default
         ("data.source", "folder", ["data.folder", "name.txt"]),
         ("data.source", "fashion", ["data.image_size must be 32 where data.source is fashion, got 48"]),
         ("data.image_size", 50, ["data.image_size", "multiple of 2 * tokenizer.grid", "50"]),
+        ("tokenizer.decoder_width", 50, ["tokenizer.decoder_width must be a multiple of 8, got 50"]),
         ("methods", [], ["methods", "at least 1"]),
         ("methods", [{"preset": "eagle2"}], ["methods", "autoregressive at temperature 1"]),
         ("methods", 1, ["config key methods must be a list, got 1"]),
