@@ -1,6 +1,7 @@
 """Tests of weights of another run instead of training: what runs, what is reported, what is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -66,7 +67,7 @@ def plan(folder, *overlays, **sections):
     overlays = tuple(ROOT / "experiments" / f"{name}.yaml" for name in overlays)
     workflow = Workflow(folder, overlays, config=())
     if sections:
-        workflow = with_overlay(workflow, folder, **sections)
+        workflow = replace(workflow, overlays=(*overlays, *with_overlay(workflow, folder, **sections).overlays))
     code, output = workflow.run("--dry-run", "--quiet", "rules")
     assert code == 0, output
     return planned(output)
