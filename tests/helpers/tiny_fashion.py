@@ -27,7 +27,7 @@ def write_idx(path, array):
 
 
 def write_fashion(folder, copies=2):
-    """Write both halves of the data set, each with all 60 combinations, `copies` times.
+    """Write both halves of the dataset, each with all 60 combinations, `copies` times.
 
     The first pixel of each image is 1 in the training half and 2 in the test half.
     """

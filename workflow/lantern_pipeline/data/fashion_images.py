@@ -27,7 +27,7 @@ class Photograph:
     """A photograph of Fashion-MNIST.
 
     Attributes:
-        number: number of the photograph in its half of the data set.
+        number: number of the photograph in its half of the dataset.
         levels: grey levels, uint8 (STORED_SIZE, STORED_SIZE).
         garment: tone, pattern and class.
     """
@@ -40,7 +40,7 @@ class Photograph:
 class FashionSource(ListedSource[Photograph]):
     """Fashion-MNIST: grey photographs of garments, with a black border and equal colour channels.
 
-    Splits "train" and "train_unseen" are the data set's training half. All other splits are its test half, so no model
+    Splits "train" and "train_unseen" are the dataset's training half. All other splits are its test half, so no model
     is trained on their images. "train_unseen" and "unseen" have the combinations of tone, pattern and class in
     `world.fashion.HELD_OUT`, and the other splits have all others. Only metric models are trained on "train_unseen". Of
     the test half's other images, every second one belongs to "val", and the rest to "seen".
@@ -115,7 +115,7 @@ class FashionSource(ListedSource[Photograph]):
         return {"val": seen[::2], "seen": seen[1::2], "unseen": unseen}
 
     def _read_half(self, half: str) -> tuple[list[Photograph], list[Photograph]]:
-        """Read a half of the data set, and return the photographs with other combinations and those in HELD_OUT."""
+        """Read a half of the dataset, and return the photographs with other combinations and those in HELD_OUT."""
         images, labels = read_idx(self.folder / image_file(half), 3), read_idx(self.folder / label_file(half), 1)
         found = [
             Photograph(*row) for row in zip(range(len(images)), images, read_garments(images, labels), strict=True)

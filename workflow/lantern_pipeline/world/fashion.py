@@ -1,6 +1,6 @@
 """Fashion-MNIST: photographs of single garments, with captions whose words are the class and two measured attributes.
 
-Every caption is "a {tone} {pattern} {class}", such as "a dark patterned dress". The class is the data set's label. The
+Every caption is "a {tone} {pattern} {class}", such as "a dark patterned dress". The class is the dataset's label. The
 tone and the pattern are read off the pixels.
 """
 

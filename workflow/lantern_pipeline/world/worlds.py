@@ -1,4 +1,4 @@
-"""Worlds: the data sets whose captions follow a grammar, so that a network can be trained to read their attributes."""
+"""Worlds: the datasets whose captions follow a grammar, so that a network can be trained to read their attributes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from lantern_pipeline.world import fashion, scenes
 
 @dataclass(frozen=True)
 class World:
-    """A data set whose captions name attributes of its images.
+    """A dataset whose captions name attributes of its images.
 
     Attributes:
         vocabulary: all words of the captions.
         heads: attribute -> its possible values.
         attributes_of: function that returns the attributes that a caption names, attribute -> value. It returns None
-            for a text that is no caption of the data set.
+            for a text that is no caption of the dataset.
         example: one caption.
     """
 
