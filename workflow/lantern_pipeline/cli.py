@@ -60,7 +60,7 @@ def sample(
         sides = None if size is None else read_size(size)
         has_run = experiment or results != RESULTS or any(results.glob(f"*/{FILE_NAME}"))
         if model is None and not has_run and (weights := find_shipped("models/embedded")):
-            typer.echo(f"nothing has run yet: drawing from {weights}")
+            typer.echo(f"no experiment is finished yet: generating images with {weights}")
             model = "embedded"
         loaded = lantern.load(model or _finished_experiment(results, experiment))
         samples = sample_prompt(loaded, prompt, method or [], sides)

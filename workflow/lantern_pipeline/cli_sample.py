@@ -90,7 +90,9 @@ def sample_prompt(
         raise ValueError(f"give a prompt, for example {example!r}{known}")
     model.encoder.encode([prompt])  # raises an error if a word is unknown
     if world and world.attributes_of(prompt) is None:
-        log.warning("%r is no caption that the target has learnt, such as %r: it may draw anything", prompt, example)
+        log.warning(
+            "%r is no caption that the target has learnt, such as %r: the image may show anything", prompt, example
+        )
     samples, baseline = [], None
     few = WITH_DRAFT_MODEL if model.models.draft is not None else WITHOUT_DRAFT_MODEL
     for method in dict.fromkeys([BASELINE, *(methods or few)]):

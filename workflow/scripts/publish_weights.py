@@ -31,4 +31,4 @@ with job_log(snakemake) as log, TemporaryDirectory() as workplace:
     planned = card_of(config).to_dict()
     card = make_run_card(planned, config["text"], config["data"]["source"], rounded["target"], parts)
     write_json(folder / "card.json", {**card.to_dict(), "name": folder.name, "licence": "Apache-2.0"})
-    log.info("wrote %s; README.md beside it is written by hand: look through its numbers", folder)
+    log.info("wrote %s; README.md in the same folder is written by hand: check its numbers", folder)

@@ -192,7 +192,7 @@ def _sizes(config: RunConfig) -> Iterator[str]:
         yield f"target.num_heads must be a divisor of target.dim = {dim}, got {num_heads}"
     if config.text.encoder == "word_ids" and source not in ("scenes", "fashion"):
         yield (
-            "data.source must be scenes or fashion where text.encoder is word_ids: only the words of these datasets "
+            "data.source must be scenes or fashion if text.encoder is word_ids: only the words of these datasets "
             f"have numbers, got {source!r}"
         )
 

@@ -92,8 +92,8 @@ class SceneSource:
         return [Prompt(f"{split}-{i:05d}", text) for i, text in enumerate(self.captions(split, range(num)))]
 
     def _numbers(self, split: str, indices: Sequence[int]) -> list[int]:
-        offset = _FAR if split == "train_unseen" else 0
-        offset += SPLITS.index("unseen" if split == "train_unseen" else split) * _SPLIT_STRIDE
+        base, first = ("unseen", _FAR) if split == "train_unseen" else (split, 0)
+        offset = SPLITS.index(base) * _SPLIT_STRIDE + first
         return [offset + int(index) for index in indices]
 
 

@@ -54,7 +54,11 @@ class ListedSource(ABC, Generic[Item]):
         items = self.items(split)
         if num > len(items):
             logger.warning(
-                "%s: %d captions of split %s asked for, but there are %d: these", self.folder, num, split, len(items)
+                "%s: %d captions of split %s were requested, but there are %d: these",
+                self.folder,
+                num,
+                split,
+                len(items),
             )
         prompts = []
         for item in items[:num]:
@@ -70,7 +74,7 @@ class ListedSource(ABC, Generic[Item]):
         if not self._has_repeated and max(indices, default=0) >= len(items):
             self._has_repeated = True
             logger.warning(
-                "%s: image %d of split %s was asked for, but there are %d: they come again from the first; add images",
+                "%s: image %d of split %s was requested, but there are %d: they come again from the first; add images",
                 self.folder,
                 *(int(max(indices)) + 1, split, len(items)),
             )

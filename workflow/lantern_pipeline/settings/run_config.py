@@ -78,9 +78,7 @@ class Data(Section):
     @model_validator(mode="after")
     def _check_source(self) -> Self:
         if self.source == "fashion" and self.image_size != FASHION_SIZE:
-            raise broken_rule(
-                f"must be {FASHION_SIZE} where data.source is fashion, got {self.image_size}", "image_size"
-            )
+            raise broken_rule(f"must be {FASHION_SIZE} if data.source is fashion, got {self.image_size}", "image_size")
         if self.source == "folder" and not self.folder:
             raise broken_rule("must name a folder of name.png and name.txt when data.source is folder", "folder")
         if (self.source == "captions") != (self.captions is not None):

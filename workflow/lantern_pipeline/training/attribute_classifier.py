@@ -1,4 +1,4 @@
-"""Training of the attribute classifier on captioned images of a world."""
+"""Training of the attribute classifier, which reads the attributes that captions of a world name from an image."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class AttributeClassifierTraining:
 class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
     """Trainer of an attribute classifier. The seed determines the initial weights and the images.
 
-    A quarter of each batch is from split "train_unseen": it shows combinations of attributes that the target never sees
-    in training. The classifier needs these images, because it must read such combinations as well as all others. No
-    image of a prompt is used.
+    A quarter of each batch is from the split "train_unseen", whose combinations of attributes the target never sees in
+    training. The classifier needs these images, because it must also read images of such combinations. No image of a
+    prompt is used.
 
     A share of the images is blurred and gets noise, so that the classifier can also read reconstructions of the
     tokenizer. Shapes are learnt more slowly than other attributes, so their losses have a larger weight.
