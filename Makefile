@@ -2,7 +2,7 @@
 #
 #   make reproduce   run the workflow on config.yaml, and write results/<experiment>/report.html
 #   make sample      generate PROMPT="a large red circle on grass" by five methods
-#   make train       train the models of the shapes dataset for hours and write models/embedded/ (for maintainers)
+#   make train       train the models of the shapes dataset, or of the overlays in ARGS, and write models/<name>/ (for maintainers)
 #   make test        run the tests; SLOW=1 adds those that are marked slow
 #   make figures     draw the figures again from stored results, without generating images
 #   make readme      write the results of a run into README.md and docs/ (for maintainers)

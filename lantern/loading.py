@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "bfloat16")
 MAX_TOKENS = 128  # default length of the longest prompt of a transformers model
-EMBEDDED = Path("models/embedded")
+SHIPPED = ("embedded", "fashion")  # models whose weights are shipped, in models/
 # Folders in which the shipped files may be: the clone, and the folder of a wheel's data files.
 HOMES = (Path(__file__).resolve().parents[1], Path(sys.prefix, "share", "lantern"))
 # Settings of a GenerationConfig that Lantern does not apply, with the value at which they change no token.
@@ -64,9 +64,9 @@ def load(
     """Load a model.
 
     Args:
-        source: one of "embedded" (the shipped model), the name of a published model such as "llamagen_stage1", the
-            folder of a finished run, or the folder or hub id of a transformers model, such as
-            "deepseek-community/Janus-Pro-1B".
+        source: one of "embedded" and "fashion" (the shipped models of the shapes dataset and of Fashion-MNIST), the
+            name of a published model such as "llamagen_stage1", the folder of a finished run, or the folder or hub id
+            of a transformers model, such as "deepseek-community/Janus-Pro-1B".
         target: file or folder of weights that replaces the model's target.
         drafter: file or folder that replaces the draft model.
         tokenizer: file or folder that replaces the image tokenizer.
@@ -218,7 +218,7 @@ def _find_card(source: str | Path) -> tuple[ModelCard, dict[str, Path]]:
     """Find the card of a model, which describes its sizes, its files, its prompts and its sampling settings.
 
     Args:
-        source: "embedded", the name of a published model, or the folder of a finished run.
+        source: name of a shipped or published model, or the folder of a finished run.
 
     Returns:
         (the card; path of each file of the model that is in the folder).
@@ -227,15 +227,15 @@ def _find_card(source: str | Path) -> tuple[ModelCard, dict[str, Path]]:
         ValueError: the name is unknown, or the folder has no card.
     """
     folder = Path(source)
-    if str(source) == "embedded":
-        folder = find_shipped(EMBEDDED) or folder
+    if str(source) in SHIPPED:
+        folder = find_shipped(Path("models", str(source))) or folder
     elif str(source) in CARDS:
         return CARDS[str(source)], {}
     if not (folder / FILE_NAME).is_file():
         raise ValueError(
-            f"a model must be one of embedded, {', '.join(CARDS)}, the folder of a finished run (with {FILE_NAME}), or "
-            f"the folder or hub id of a model of transformers, got {str(source)!r}; to load your own weights, name the "
-            "published model that they replace: lantern.load('llamagen_stage1', target=path, tokenizer=path)"
+            f"a model must be one of {', '.join((*SHIPPED, *CARDS))}, the folder of a finished run (with {FILE_NAME}), "
+            f"or the folder or hub id of a model of transformers, got {str(source)!r}; to load your own weights, name "
+            "the published model that they replace: lantern.load('llamagen_stage1', target=path, tokenizer=path)"
         )
     card = read_card(folder)
     files = {part: folder / file for part, file in card.files.items() if isinstance(file, str)}

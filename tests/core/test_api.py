@@ -41,15 +41,29 @@ def model():
     return lantern.load("embedded")
 
 
-@pytest.mark.parametrize("page", ["README.md", "models/embedded/README.md"])
-def test_the_example_of_a_page_draws_its_image(page, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("page", "size", "file"),
+    [
+        ("README.md", 48, "ring.png"),
+        ("models/embedded/README.md", 48, "ring.png"),
+        ("models/fashion/README.md", 32, "dress.png"),
+    ],
+)
+def test_the_example_of_a_page_draws_its_image(page, size, file, tmp_path, monkeypatch):
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(code, names)
     images = names["images"]
-    assert images.pixels.shape == (1, 48, 48, 3) and images.pixels.dtype == np.uint8 and images.pixels.std() > 10
-    assert (tmp_path / "ring.png").stat().st_size > 1000
+    assert images.pixels.shape == (1, size, size, 3) and images.pixels.dtype == np.uint8 and images.pixels.std() > 10
+    assert (tmp_path / file).stat().st_size > 500
+
+
+def test_the_lines_about_clothes_draw_two_images():
+    page = (ROOT / "docs" / "models.md").read_text().partition("## Fashion-MNIST")[2]
+    names = {}
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)
+    assert names["images"].pixels.shape == (2, 32, 32, 3) and names["images"].pixels.std() > 10
 
 
 def test_the_library_pages_lines_save_pictures(model, tmp_path, monkeypatch):

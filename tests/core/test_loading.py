@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from lantern_pipeline.data.model_cards import card_of
 from lantern_pipeline.data.run_card import make_run_card
 
 EMBEDDED = ROOT / "models" / "embedded"
+OVERLAYS = {"embedded": [], "fashion": [ROOT / "experiments" / "fashion.yaml"]}
 LOAD = """
 from dataclasses import replace
 import lantern
@@ -33,16 +35,27 @@ print(model.models.target.config.grid, *model.generate("a red cat", temperature=
 """
 
 
-def test_the_shipped_card_is_what_the_default_config_and_the_weights_say():
-    config = load_config([ROOT / "config.yaml"])
-    card = read_card(EMBEDDED)
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_a_shipped_card_is_what_the_config_and_the_weights_say(name):
+    config = typed_config(load_config([ROOT / "config.yaml", *OVERLAYS[name]]))
+    folder = ROOT / "models" / name
+    card = read_card(folder)
     files = {part: f"{part}.safetensors" for part in ("target", "drafter", "tokenizer")}
-    assert card.files == files and card.name == "embedded" and card.licence == "Apache-2.0"
-    planned = {**card_of(typed_config(config)).to_dict(), "name": "embedded", "licence": "Apache-2.0"}
-    made = make_run_card(planned, typed_config(config).text, "scenes", EMBEDDED / "target.safetensors", files)
+    assert card.files == files and card.name == name and card.licence == "Apache-2.0"
+    planned = {**card_of(config).to_dict(), "name": name, "licence": "Apache-2.0"}
+    made = make_run_card(planned, config.text, config.data.source, folder / "target.safetensors", files)
     assert made == card
-    target = lantern.load("embedded").models.target.config
+    target = lantern.load(name).models.target.config
     assert card.target_config() == target
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_shipped_weights_have_their_sums_and_stay_small(name):
+    folder = ROOT / "models" / name
+    lines = [line.split() for line in (folder / "SHA256SUMS").read_text().splitlines()]
+    assert {file for _, file in lines} == {path.name for path in folder.glob("*.safetensors")}
+    assert all(hashlib.sha256((folder / file).read_bytes()).hexdigest() == digest for digest, file in lines)
+    assert sum((folder / file).stat().st_size for _, file in lines) <= 16_000_000
 
 
 def test_a_card_of_another_version_is_one_sentence(tmp_path):

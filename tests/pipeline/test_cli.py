@@ -81,6 +81,18 @@ def test_words_that_are_no_caption_are_drawn_with_a_warning_and_equal_images_are
         assert line.endswith(image), output
 
 
+def test_the_photographs_of_clothes_are_drawn_by_name(tmp_path):
+    picture = tmp_path / "dress.png"
+    options = ("--model", "fashion", "--method", "jacobi", "--output", str(picture))
+    code, output = run("sample", "a dark patterned dress", *options)
+    assert code == 0 and "equal to autoregressive decoding's" in output, output
+    assert picture.stat().st_size > 1000
+    code, output = run("sample", "a dark hippopotamus", *options)
+    assert code == 1 and "unknown word 'hippopotamus'; known words: a, dark, grey, light, plain" in output
+    code, output = run("sample", " ", *options)
+    assert code == 1 and "for example 'a dark patterned dress'; it knows the words a, dark" in output
+
+
 @pytest.mark.parametrize(
     "prompt, options, sentence",
     [

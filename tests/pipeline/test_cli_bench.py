@@ -7,11 +7,13 @@ import shlex
 import pytest
 from typer.testing import CliRunner
 
+import lantern
 from helpers.paths import ROOT
 from lantern.text_encoders.classes import ClassEncoder
 from lantern_pipeline.cli import app
 from lantern_pipeline.cli_bench import TEXTS, choose_methods, choose_prompts, table_of
 from lantern_pipeline.measure import bench, steps
+from lantern_pipeline.world.worlds import world_with
 
 QUICK = ("--num", "1", "--rounds", "1", "--batch", "1", "--device", "cpu")
 TITLES = ["method", "tokens / forward", "ms / forward", "ms / image", "relative step cost", "speed-up"]
@@ -52,6 +54,15 @@ def test_two_methods_are_compared_with_autoregressive_decoding(tmp_path):
         assert row["images_per_s"] > 0 and row["peak_memory_gib"] > 0
         assert shown[3] == f"{1000 * row['latency_s']:.1f}" and shown[6] == f"{row['images_per_s']:.2f}"
     assert table_of(found) in output
+
+
+def test_the_default_prompts_are_captions_of_the_models_world():
+    for name, text in (("embedded", "grass"), ("fashion", "dress")):
+        encoder = lantern.load(name).encoder
+        prompts = choose_prompts(encoder, None, 9)
+        world = world_with(encoder.vocabulary)
+        assert all(world.attributes_of(prompt.text) for prompt in prompts), name
+        assert len({prompt.id for prompt in prompts}) == 9 and any(text in prompt.text for prompt in prompts)
 
 
 def test_an_interrupted_measurement_keeps_its_complete_rounds(tmp_path, monkeypatch):

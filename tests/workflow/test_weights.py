@@ -1,11 +1,13 @@
 """Tests of weights of another run instead of training: what runs, what is reported, what is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
 
 from helpers.paths import ROOT
+from helpers.tiny_fashion import write_fashion
 from helpers.tiny_run import TRAINING, Workflow, planned, with_overlay
 from lantern.io import load_tensors
 
@@ -65,15 +67,18 @@ def plan(folder, *overlays, **sections):
     overlays = tuple(ROOT / "experiments" / f"{name}.yaml" for name in overlays)
     workflow = Workflow(folder, overlays, config=())
     if sections:
-        workflow = with_overlay(workflow, folder, **sections)
+        workflow = replace(workflow, overlays=(*overlays, *with_overlay(workflow, folder, **sections).overlays))
     code, output = workflow.run("--dry-run", "--quiet", "rules")
     assert code == 0, output
     return planned(output)
 
 
-@pytest.mark.parametrize("sections", [{}, {"seed": 1}], ids=str)
-def test_the_default_run_trains_nothing_whatever_its_seed(tmp_path, sections):
-    jobs = plan(tmp_path, **sections)
+@pytest.mark.parametrize(
+    "overlays, sections", [((), {}), ((), {"seed": 1}), (("fashion",), {"data": {"folder": "fashion"}})], ids=str
+)
+def test_a_run_on_shipped_weights_trains_nothing_whatever_its_seed(tmp_path, overlays, sections):
+    write_fashion(tmp_path / "fashion")
+    jobs = plan(tmp_path, *overlays, **sections)
     assert not [name for name in jobs if name.startswith("train")], jobs
     assert jobs["convert_tokenizer"] == jobs["convert_target"] == jobs["convert_drafter"] == 1
     assert jobs["convert_measuring_model"] == 2
@@ -83,8 +88,10 @@ def test_a_look_at_everything_trains_nothing(tmp_path):
     assert not [name for name in plan(tmp_path, "quick") if name.startswith("train")]
 
 
-def test_the_weights_come_from_a_run_that_trains_all_five(tmp_path):
-    jobs = plan(tmp_path, "embedded_training")
+@pytest.mark.parametrize("overlays", [("embedded_training",), ("fashion", "fashion_training")], ids=str)
+def test_the_weights_come_from_a_run_that_trains_all_five(tmp_path, overlays):
+    write_fashion(tmp_path / "fashion")
+    jobs = plan(tmp_path, *overlays, **({"data": {"folder": "fashion"}} if "fashion" in overlays else {}))
     assert set(jobs) >= TRAINING and not [name for name in jobs if name.startswith("convert")], jobs
 
 

@@ -59,7 +59,7 @@ def bare(tmp_path_factory) -> Path:
     shutil.copytree(ROOT / "workflow" / "lantern_pipeline", source / "workflow" / "lantern_pipeline")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "models" / "embedded", source / "models" / "embedded")
+    shutil.copytree(ROOT / "models", source / "models")
     (source / "docs").mkdir()
     shutil.copy(ROOT / "docs" / "results.csv", source / "docs")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]

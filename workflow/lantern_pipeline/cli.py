@@ -39,17 +39,18 @@ def sample(
     size: Annotated[
         str | None, typer.Option(help="Height and width in pixels, e.g. 1152x768; only of Emu3 and GLM-Image.")
     ] = None,
+    model: Annotated[str | None, typer.Option(help="As in `lantern bench`, e.g. fashion.")] = None,
     experiment: Annotated[str | None, typer.Option(help="Name of the experiment, if several are finished.")] = None,
     results: Annotated[Path, typer.Option(help="Folder of results.")] = RESULTS,
 ) -> None:
     """Generate images of one prompt with a few methods, and compare them.
 
-    The models are those of a finished experiment, or the model that Lantern contains if there is no finished
-    experiment. The command prints the target's forward passes, the seconds, and which images equal the image of
-    autoregressive decoding.
+    The models are those that --model names, those of a finished experiment, or, if there is no finished experiment,
+    the shipped model "embedded". The command prints the target's forward passes, the seconds, and which images equal
+    the image of autoregressive decoding.
     """
     import lantern
-    from lantern.loading import EMBEDDED, find_shipped
+    from lantern.loading import find_shipped
     from lantern_pipeline.archive.provenance import FILE_NAME
     from lantern_pipeline.cli_sample import draw_samples, read_size, sample_prompt, table_of
     from lantern_pipeline.figures.style import save_figure
@@ -57,12 +58,11 @@ def sample(
     with _one_sentence():
         sides = None if size is None else read_size(size)
         has_run = experiment or results != RESULTS or any(results.glob(f"*/{FILE_NAME}"))
-        if not has_run and (weights := find_shipped(EMBEDDED)):
+        if model is None and not has_run and (weights := find_shipped("models/embedded")):
             typer.echo(f"no experiment is finished yet: generating images with {weights}")
-            model = lantern.load("embedded")
-        else:
-            model = lantern.load(_finished_experiment(results, experiment))
-        samples = sample_prompt(model, prompt, method or [], sides)
+            model = "embedded"
+        loaded = lantern.load(model or _finished_experiment(results, experiment))
+        samples = sample_prompt(loaded, prompt, method or [], sides)
         save_figure(draw_samples(prompt, samples), [output])
     typer.echo(f"{table_of(samples)}\nwrote {output}")
 
@@ -199,7 +199,8 @@ def predict(
 @app.command()
 def bench(
     model: Annotated[
-        str, typer.Argument(help="embedded, a published model, the folder of a run, or a model of transformers.")
+        str,
+        typer.Argument(help="embedded, fashion, a published model, the folder of a run, or one of transformers."),
     ] = "embedded",
     random_weights: Annotated[
         bool, typer.Option("--random-weights", help="Time steps at the sizes of the model, without its weights.")

@@ -42,6 +42,16 @@ TEXTS = (
     "a city street at night after rain",
     "a steam train crossing a stone bridge",
 )
+GARMENTS = (
+    "a dark patterned dress",
+    "a light plain t-shirt",
+    "grey patterned trousers",
+    "a dark plain coat",
+    "a light plain boot",
+    "a grey plain bag",
+    "a dark patterned sandal",
+    "a light patterned shirt",
+)
 
 
 def bench(
@@ -195,7 +205,7 @@ def choose_prompts(encoder: TextEncoder, file: Path | None, num: int) -> list[Pr
     Args:
         encoder: text encoder of the model.
         file: prompt file, see `load_prompts`. None for prompts that the encoder can encode: descriptions of photos,
-            captions of the shapes dataset, or class numbers.
+            captions of the shapes dataset or of Fashion-MNIST, or class numbers.
         num: number of prompts. If the file has fewer, all of them are used.
 
     Raises:
@@ -207,7 +217,7 @@ def choose_prompts(encoder: TextEncoder, file: Path | None, num: int) -> list[Pr
         return prompts
     captions = [caption(sample_scene(0, index, "seen")) for index in range(num)]
     classes = [str(index) for index in range(num)]
-    for texts in (TEXTS, captions, classes):
+    for texts in (TEXTS, captions, GARMENTS, classes):
         with suppress(ValueError):
             encoder.encode(texts)
             return [Prompt(f"bench-{index}", texts[index % len(texts)]) for index in range(num)]

@@ -22,10 +22,9 @@ from lantern_pipeline.figures.image_grid import wrap_prompt
 from lantern_pipeline.figures.style import PAGE_WIDTH, new_figure, paper_style
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.method_labels import label_method
-from lantern_pipeline.world.scenes import scene_of
+from lantern_pipeline.world.worlds import WORLDS, world_with
 
 log = logging.getLogger(__name__)
-EXAMPLE = "a small white ring above a large blue triangle on grass"
 WITHOUT_DRAFT_MODEL = ("jacobi",)
 WITH_DRAFT_MODEL = ("eagle1", "jacobi", "lantern k=20 delta=0.1", "lantern_pp k=10 lambda_=2")
 COLUMNS = 6
@@ -83,14 +82,16 @@ def sample_prompt(
         ValueError: the prompt is empty or contains an unknown word, a preset or a parameter is unknown or out of range,
             or the model does not have this size.
     """
-    vocabulary = getattr(model.encoder, "vocabulary", None)  # models of the shapes dataset have one
+    vocabulary = getattr(model.encoder, "vocabulary", None)  # models of a world have one
+    world = world_with(vocabulary)
+    example = (world or WORLDS["scenes"]).example
     if not prompt.strip():
         known = f"; it knows the words {', '.join(vocabulary)}" if vocabulary else ""
-        raise ValueError(f"give a prompt, for example {EXAMPLE!r}{known}")
+        raise ValueError(f"give a prompt, for example {example!r}{known}")
     model.encoder.encode([prompt])  # raises an error if a word is unknown
-    if vocabulary and scene_of(prompt) is None:
+    if world and world.attributes_of(prompt) is None:
         log.warning(
-            "%r is no caption that the target has learnt, such as %r: the image may show anything", prompt, EXAMPLE
+            "%r is no caption that the target has learnt, such as %r: the image may show anything", prompt, example
         )
     samples, baseline = [], None
     few = WITH_DRAFT_MODEL if model.models.draft is not None else WITHOUT_DRAFT_MODEL

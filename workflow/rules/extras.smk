@@ -53,7 +53,7 @@ rule publish_weights:
     params:
         code=code("publish_weights.py"),
         models=["tokenizer", "target", "drafter", "attribute_classifier", "clip"],
-        folder="models/embedded",
+        folder="models/" + CONFIG.experiment.removesuffix("_training"),
     script:
         "../scripts/publish_weights.py"
 

@@ -52,7 +52,7 @@ if CONFIG.attribute_classifier.checkpoint is None:
         params:
             code=code("train_attribute_classifier.py"),
             settings=CONFIG.attribute_classifier.model_dump(),
-            data=CONFIG.data.model_dump(include={"image_size", "num_train"}),
+            data=CONFIG.data.model_dump(include={"source", "folder", "image_size", "num_train"}),
             seed=SEED,
         script:
             "../scripts/train_attribute_classifier.py"

@@ -1,4 +1,4 @@
-"""Write models/embedded/: the trained weights rounded to bfloat16, their checksums, and how they were trained."""
+"""Write models/<name>/: the trained weights rounded to bfloat16, their checksums, and how they were trained."""
 
 import shutil
 from pathlib import Path
@@ -30,5 +30,5 @@ with job_log(snakemake) as log, TemporaryDirectory() as workplace:
     parts = {part: rounded[part].name for part in ("target", "drafter", "tokenizer")}
     planned = card_of(config).to_dict()
     card = make_run_card(planned, config["text"], config["data"]["source"], rounded["target"], parts)
-    write_json(folder / "card.json", {**card.to_dict(), "name": "embedded", "licence": "Apache-2.0"})
+    write_json(folder / "card.json", {**card.to_dict(), "name": folder.name, "licence": "Apache-2.0"})
     log.info("wrote %s; README.md in the same folder is written by hand: check its numbers", folder)

@@ -1,12 +1,12 @@
 """Train the attribute classifier.
 
-Its training images are always the shapes dataset, even if the images of the run come from a folder.
+Its training images are the shapes dataset if the images of the run belong to no world, such as those of a folder.
 """
 
 from lantern.checkpoints.native import save_model
 from lantern.io import write_json
 from lantern.models.config import pick
-from lantern_pipeline.data.image_sources import SceneSource
+from lantern_pipeline.data.image_sources import make_world_source
 from lantern_pipeline.runtime.job import job_log, training_checkpoint
 from lantern_pipeline.training.attribute_classifier import (
     NUM_EVAL,
@@ -18,17 +18,17 @@ from lantern_pipeline.world.attribute_classifier import AttributeClassifierConfi
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     params, settings = snakemake.params, snakemake.params.settings
-    source = SceneSource(params.seed, params.data["image_size"], params.data["num_train"])
+    world, source = make_world_source(params.data, params.seed)
     trainer = AttributeClassifierTrainer(
         source,
-        pick(AttributeClassifierConfig, settings, image_size=source.image_size),
+        pick(AttributeClassifierConfig, settings, image_size=source.image_size, world=world),
         pick(AttributeClassifierTraining, settings),
         params.seed,
     )
     history = run_training(trainer, settings["num_steps"], name="attribute_classifier", checkpoint=checkpoint)
     model, indices = trainer.model.eval(), range(NUM_EVAL)
     report = {
-        split: evaluate_attribute_classifier(model, source.images(split, indices), source.scenes(split, indices))
+        split: evaluate_attribute_classifier(model, source.images(split, indices), source.captions(split, indices))
         for split in ("val", "unseen")
     }
     save_model(snakemake.output.model, model, report)

@@ -9,6 +9,7 @@ from lantern_pipeline.runtime.job import job_log, training_checkpoint
 from lantern_pipeline.training.loop import run_training
 from lantern_pipeline.training.tokenizer import NUM_EVAL, TokenizerTrainer, TokenizerTraining, evaluate_tokenizer
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier
+from lantern_pipeline.world.worlds import WORLDS
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     params, settings = snakemake.params, snakemake.params.settings
@@ -23,7 +24,7 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     )
     history = run_training(trainer, settings["num_steps"], name="tokenizer", checkpoint=checkpoint)
     model, indices = trainer.model.eval(), range(NUM_EVAL)
-    scenes = source.scenes("val", indices) if params.source["data"]["source"] == "scenes" else None
-    report = evaluate_tokenizer(model, attribute_classifier if scenes else None, source.images("val", indices), scenes)
+    reader = attribute_classifier if params.source["data"]["source"] in WORLDS else None
+    report = evaluate_tokenizer(model, reader, source.images("val", indices), source.captions("val", indices))
     save_model(snakemake.output.model, model, report)
     write_json(snakemake.output.report, {**report, "num_eval": len(indices), "history": history})

@@ -8,6 +8,7 @@ import pytest
 
 from helpers.configs import load_config, typed_config
 from helpers.paths import ROOT
+from helpers.tiny_fashion import write_fashion
 from lantern_pipeline.config import user_files
 from lantern_pipeline.config.user_files import check_user_files
 from lantern_pipeline.fetch.entries import parse_entries
@@ -42,6 +43,15 @@ def test_a_prompt_file_that_no_job_could_read_is_one_sentence(tmp_path, name, te
     with pytest.raises(ValueError, match=r"config key prompts\.mine\.file: ") as caught:
         check(changed(prompts={"mine": {"file": str(tmp_path / name)}}))
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_missing_fashion_mnist_is_one_sentence_that_names_its_package(tmp_path):
+    config = load_config([ROOT / "config.yaml", ROOT / "experiments" / "fashion.yaml"])
+    config["data"]["folder"] = str(tmp_path)
+    with pytest.raises(ValueError, match=r"needs the file train-images.* `apt-get install dataset-fashion-mnist`"):
+        check(config)
+    write_fashion(tmp_path)
+    check(config)
 
 
 def test_prompt_files_that_jobs_read_pass(tmp_path, monkeypatch):

@@ -30,6 +30,7 @@ BELOW = {
     "llamagen_quick": ["llamagen_stage1"],
     "llamagen_drafter": ["llamagen_stage1"],
     "llamagen_drafter_captions": ["llamagen_stage1", "llamagen_drafter"],
+    "fashion_training": ["fashion"],
 }
 
 
@@ -82,7 +83,9 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_the_default
         ("device", "tpu", ["device", "auto, cpu, cuda", "'tpu'"]),
         ("data", None, ["data must be a section of keys", "nothing"]),
         ("data.source", "folder", ["data.folder", "name.txt"]),
+        ("data.source", "fashion", ["data.image_size must be 32 if data.source is fashion, got 48"]),
         ("data.image_size", 50, ["data.image_size", "multiple of 2 * tokenizer.grid", "50"]),
+        ("tokenizer.decoder_width", 50, ["tokenizer.decoder_width must be a multiple of 8, got 50"]),
         ("methods", [], ["methods", "at least 1"]),
         ("methods", [{"preset": "eagle2"}], ["methods", "autoregressive at temperature 1"]),
         ("methods", 1, ["config key methods must be a list, got 1"]),
@@ -464,7 +467,7 @@ def test_copies_of_prompts_count_as_images_of_their_set():
 def test_only_the_words_of_the_embedded_data_set_have_numbers():
     config = changed("data.source", "folder", changed("text.encoder", "word_ids"))
     config["data"]["folder"], config["prompts"]["unseen"] = "images", None
-    assert "data.source must be scenes if text.encoder is word_ids" in sentence_for(config)
+    assert "data.source must be scenes or fashion if text.encoder is word_ids" in sentence_for(config)
 
 
 def test_a_dynamic_tree_is_one_draft_deeper_than_its_passes():

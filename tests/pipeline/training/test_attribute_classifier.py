@@ -4,6 +4,8 @@ import copy
 
 import torch
 
+from helpers.tiny_fashion import write_fashion
+from lantern_pipeline.data.fashion_images import FashionSource
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.training.attribute_classifier import (
     AttributeClassifierTrainer,
@@ -24,6 +26,15 @@ def test_all_but_shapes_are_learnt_within_seconds():
     values = [trainer.step(i) for i in range(60)]
     assert values[-1]["loss"] < 0.8 * values[0]["loss"]
     assert values[-1]["accuracy"] > values[0]["accuracy"] + 0.2
+
+
+def test_photographs_of_clothes_are_read_by_heads_of_their_own(tmp_path):
+    source = FashionSource(write_fashion(tmp_path), 32, 100)
+    settings = AttributeClassifierTraining(num_steps=40, batch_size=24, blur_share=0.0)
+    trainer = AttributeClassifierTrainer(source, AttributeClassifierConfig(32, 8, world="fashion"), settings, seed=0)
+    first, *_, last = [trainer.step(i) for i in range(40)]
+    assert set(trainer.model.heads) == {"tone", "pattern", "class"}
+    assert last["loss"] < 0.8 * first["loss"] and last["accuracy"] > first["accuracy"]
 
 
 def test_resumed_training_equals_undisturbed_training():

@@ -5,14 +5,16 @@ import torch
 
 from lantern.checkpoints.native import load_model, save_model
 from lantern_pipeline.world.attribute_classifier import (
-    HEADS,
     AttributeClassifier,
     AttributeClassifierConfig,
     attribute_matches,
     attribute_targets,
     evaluate_attribute_classifier,
 )
-from lantern_pipeline.world.scenes import parse_caption, sample_scene
+from lantern_pipeline.world.scenes import HEADS, caption, sample_scene
+from lantern_pipeline.world.worlds import WORLDS
+
+SHAPES = WORLDS["scenes"]
 
 
 def perfect_logits(targets):
@@ -25,8 +27,7 @@ def test_targets_are_canonical_and_leave_out_what_a_scene_does_not_have():
         "a small blue square left of a large red circle on grass",
         "a small white ring on night",
     ]
-    scenes = [parse_caption(text) for text in texts]
-    targets = attribute_targets(scenes)
+    targets = attribute_targets(SHAPES, texts)
     assert all(torch.equal(targets[name][0], targets[name][1]) for name in HEADS)
     named = {name: [HEADS[name][i] if i >= 0 else None for i in column.tolist()] for name, column in targets.items()}
     assert named["colour_0"] == ["blue", "blue", "white"] and named["shape_1"] == ["circle", "circle", None]
@@ -39,15 +40,19 @@ def test_targets_are_canonical_and_leave_out_what_a_scene_does_not_have():
 def test_accuracy_counts_right_answers():
     scenes = [sample_scene(0, i, "train") for i in range(40)]
 
+    captions = [caption(scene) for scene in scenes]
+
     class AlwaysWrongAboutBackgrounds:
+        config = AttributeClassifierConfig()
+
         def features(self, images):
             return images
 
         def read_features(self, images):
-            logits = perfect_logits(attribute_targets(scenes))
+            logits = perfect_logits(attribute_targets(SHAPES, captions))
             return {**logits, "background": logits["background"].roll(1, dims=-1)}
 
-    result = evaluate_attribute_classifier(AlwaysWrongAboutBackgrounds(), torch.zeros(40, 1), scenes)
+    result = evaluate_attribute_classifier(AlwaysWrongAboutBackgrounds(), torch.zeros(40, 1), captions)
     assert result["accuracy_background"] == 0 and result["accuracy_all"] == 0
     assert all(result[f"accuracy_{name}"] == 1 for name in HEADS if name != "background")
     applicable = sum(5 + 3 * (len(scene.objects) - 1) for scene in scenes)

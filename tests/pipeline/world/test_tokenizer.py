@@ -14,7 +14,7 @@ from lantern.models.image_tokenizer import ImageTokenizer, TokenizerConfig, near
 from lantern.models.vq16 import VQ16
 from lantern_pipeline.training.tokenizer import evaluate_tokenizer
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
-from lantern_pipeline.world.scenes import render, sample_scene
+from lantern_pipeline.world.scenes import caption, render, sample_scene
 
 VQ_SIZES = ImageSettings(size=8, grid=4, codebook_size=16, code_dim=8)
 SCENES = [sample_scene(0, i, "train") for i in range(6)]
@@ -62,7 +62,7 @@ def test_decoded_images_have_tokens_in_reading_order(tokenizer, images):
 
 def test_evaluation_counts_codes_and_error(tokenizer, images):
     attribute_classifier = AttributeClassifier(AttributeClassifierConfig(width=8)).eval()
-    result = evaluate_tokenizer(tokenizer, attribute_classifier, images, SCENES)
+    result = evaluate_tokenizer(tokenizer, attribute_classifier, images, list(map(caption, SCENES)))
     codes = tokenizer.encode(images)
     assert result["codes_used_share"] == pytest.approx(len(codes.unique()) / 64)
     error = ((tokenizer.decode(codes) - images) / 2).square().mean((1, 2, 3))
@@ -70,7 +70,7 @@ def test_evaluation_counts_codes_and_error(tokenizer, images):
     shares = codes.flatten().bincount() / codes.numel()
     entropy = -sum(float(share) * float(share.log()) for share in shares if share)
     assert result["perplexity"] == pytest.approx(2.718281828**entropy, rel=1e-4) and 0 <= result["accuracy"] <= 1
-    assert "accuracy" not in evaluate_tokenizer(tokenizer, None, images, None)
+    assert "accuracy" not in evaluate_tokenizer(tokenizer, None, images, [])
 
 
 def test_wrong_shapes_and_codes_are_refused(tokenizer):

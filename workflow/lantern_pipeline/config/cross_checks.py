@@ -205,10 +205,10 @@ def _sizes(config: RunConfig) -> Iterator[str]:
         yield f"target.num_kv_heads must be a divisor of target.num_heads = {num_heads}, or 0, got {num_kv_heads}"
     if dim % num_heads:
         yield f"target.num_heads must be a divisor of target.dim = {dim}, got {num_heads}"
-    if config.text.encoder == "word_ids" and source != "scenes":
+    if config.text.encoder == "word_ids" and source not in ("scenes", "fashion"):
         yield (
-            "data.source must be scenes if text.encoder is word_ids: only the words of the shapes dataset have "
-            f"numbers, got {source!r}"
+            "data.source must be scenes or fashion if text.encoder is word_ids: only the words of these datasets "
+            f"have numbers, got {source!r}"
         )
 
 

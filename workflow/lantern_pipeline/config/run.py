@@ -72,7 +72,7 @@ class Run:
         distributions at their tokens show how many codes it finds plausible (its ambiguity).
         """
         reads_captions = self.config.text.encoder in ("words", "word_ids", "classes")
-        return reads_captions and self.config.data.source in ("scenes", "folder")
+        return reads_captions and self.config.data.source in ("scenes", "fashion", "folder")
 
     @property
     def prompt_tokenizer(self) -> list[str]:

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from lantern.models.config import COMPARED_SIZES
 from lantern_pipeline.config.cross_checks import metric_checkpoints
 from lantern_pipeline.config.validate import has_gpu
+from lantern_pipeline.data.fashion_files import find_fashion
 from lantern_pipeline.data.model_cards import card_of
 from lantern_pipeline.fetch.entries import Resource
 from lantern_pipeline.settings.run_config import PromptSet, RunConfig
@@ -28,8 +29,9 @@ def check_user_files(config: RunConfig, resources: Mapping[str, Resource], is_lo
         is_local: whether jobs run on this machine.
 
     Raises:
-        ValueError: `device` is "cuda" but this machine has no GPU, the image folder is missing, weights differ in size
-            from the config, or a prompt file is unusable. The message names the config key.
+        ValueError: `device` is "cuda" but this machine has no GPU, the image folder or a file of Fashion-MNIST is
+            missing, weights differ in size from the config, or a prompt file is unusable. The message names the config
+            key.
     """
     if is_local and config.device == "cuda" and not has_gpu():
         raise ValueError("config key device must be auto or cpu on this machine, got 'cuda': it has no GPU")
@@ -37,6 +39,8 @@ def check_user_files(config: RunConfig, resources: Mapping[str, Resource], is_lo
         raise ValueError(
             f"config key data.folder: {config.data.folder} is not a folder; give one of name.png and name.txt files"
         )
+    if config.data.source == "fashion":
+        find_fashion(config.data.folder)
     checkpoints = {"tokenizer": config.tokenizer.checkpoint, "target": config.target.checkpoint}
     for section, checkpoint in {**checkpoints, **metric_checkpoints(config)}.items():
         _check_weights(section, _local_path(checkpoint, resources), config)

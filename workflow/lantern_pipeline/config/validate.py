@@ -72,6 +72,7 @@ _BOUNDS = {
     "less_than_equal": ("at most", "le"),
     "greater_than": ("greater than", "gt"),
     "less_than": ("less than", "lt"),
+    "multiple_of": ("a multiple of", "multiple_of"),
 }
 _PATTERN_HINT = "only letters, digits, '_' and '-'"
 _KEY_OF_MAPPING = "[key]"  # pydantic ends the location of an error with this if the key itself is wrong

@@ -1,9 +1,10 @@
-"""Sources of captioned images, with one interface: the shapes dataset, or a folder of images and captions.
+"""Sources of captioned images, with one interface: the shapes dataset, Fashion-MNIST, or a folder of images.
 
 A source divides its images into splits. Split "train" has the training images, and "val" held-out images. The captions
-of splits "seen" and "unseen" serve as prompts. In the shapes dataset, "seen" has combinations of shape and colour that
-occur in training images, and "unseen" has other combinations. In a folder, "seen" is the same as "val", and there is no
-"unseen".
+of splits "seen" and "unseen" serve as prompts. In the shapes dataset and in Fashion-MNIST, "seen" has combinations of
+attributes that occur in training images, and "unseen" has other combinations. Both also have a split "train_unseen"
+with such combinations, on which only metric models are trained. In a folder, "seen" is the same as "val", and there is
+no "unseen".
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from torch import Tensor
 
 from lantern.prompts import Prompt
 from lantern.text_encoders.base import split_words
+from lantern_pipeline.data.fashion_images import FashionSource
 from lantern_pipeline.data.image_files import SUFFIXES, open_image, resize_and_crop, to_tensor
+from lantern_pipeline.data.listed_images import ListedSource
 from lantern_pipeline.data.prompt_files import load_prompt_set
 from lantern_pipeline.settings.run_config import Captions
 from lantern_pipeline.world.scenes import VOCABULARY, Scene, caption, render, sample_scene
+from lantern_pipeline.world.worlds import WORLDS
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +35,7 @@ T = TypeVar("T")
 SPLITS = ("train", "val", "seen", "unseen")
 HELD_OUT_SHARE = 0.1
 CACHED_PIXELS = 1 << 31  # largest number of bytes of a folder's images that are kept in memory
+_FAR = 1 << 30  # first index of "unseen" that "train_unseen" has; prompts have the indices from 0 on
 _SPLIT_STRIDE = 1 << 40  # added per split to the indices of images, so that no two splits have the same random numbers
 
 
@@ -47,13 +52,15 @@ class SceneSource:
         seed: random seed of all images.
         image_size: side of the images in pixels.
         num_train: number of training images.
+        num_train_unseen: number of images of split "train_unseen".
     """
 
     splits = SPLITS
     vocabulary: tuple[str, ...] | None = VOCABULARY
 
     def __init__(self, seed: int, image_size: int = 48, num_train: int = 32_000) -> None:
-        self.seed, self.image_size, self.num_train = seed, image_size, num_train
+        self.seed, self.image_size = seed, image_size
+        self.num_train = self.num_train_unseen = num_train
 
     def scenes(self, split: str, indices: Sequence[int]) -> list[Scene]:
         """Return the scenes that images show. A scene states the background, the objects and their relation.
@@ -62,7 +69,7 @@ class SceneSource:
             split: name of the split.
             indices: indices of the images in the split.
         """
-        scene_split = "train" if split == "val" else split
+        scene_split = {"val": "train", "train_unseen": "unseen"}.get(split, split)
         return [sample_scene(self.seed, number, scene_split) for number in self._numbers(split, indices)]
 
     def images(self, split: str, indices: Sequence[int]) -> Tensor:
@@ -85,17 +92,17 @@ class SceneSource:
         return [Prompt(f"{split}-{i:05d}", text) for i, text in enumerate(self.captions(split, range(num)))]
 
     def _numbers(self, split: str, indices: Sequence[int]) -> list[int]:
-        offset = SPLITS.index(split) * _SPLIT_STRIDE
+        base, first = ("unseen", _FAR) if split == "train_unseen" else (split, 0)
+        offset = SPLITS.index(base) * _SPLIT_STRIDE + first
         return [offset + int(index) for index in indices]
 
 
-class FolderSource:
+class FolderSource(ListedSource[Path]):
     """A folder of images name.png (or .jpg), each with a caption in name.txt.
 
     Images are scaled until their short side has `image_size` pixels, then cropped to the centre square. A tenth of
-    them, chosen by `seed`, is held out: both split "val" and split "seen" consist of these images. Indices beyond the
-    end of a split begin again with its first image, and one warning is logged. Captions with more than `max_words`
-    words are cut.
+    them, chosen by `seed`, is held out: both split "val" and split "seen" consist of these images. Captions with more
+    than `max_words` words are cut.
 
     Attributes:
         splits: names of the splits.
@@ -119,7 +126,6 @@ class FolderSource:
         self.num_train = len(self._train)
         self._captions = self._read_captions(files, max_words)
         self._pixels: dict[Path, Tensor] = {}
-        self._has_repeated = False
 
     def images(self, split: str, indices: Sequence[int]) -> Tensor:
         """Return images of a split, float32 (indices, 3, image_size, image_size) in [-1, 1].
@@ -131,40 +137,22 @@ class FolderSource:
         Raises:
             ValueError: an image is not readable.
         """
-        pixels = [self._load(file) for file in self._cycle(split, indices)]
+        pixels = [self._load(file) for file in self.cycle(split, indices)]
         if not pixels:
             return torch.empty(0, 3, self.image_size, self.image_size)
         return torch.stack(pixels).to(torch.float32).mul_(2.0 / 255.0).sub_(1.0)
 
-    def captions(self, split: str, indices: Sequence[int]) -> list[str]:
-        """Return the captions of the images that `images` returns for the same arguments."""
-        return [self._captions[file] for file in self._cycle(split, indices)]
+    def items(self, split: str) -> Sequence[Path]:
+        """Return the image files of a split."""
+        return self._train if split == "train" else self._held_out
 
-    def prompts(self, split: str, num: int) -> list[Prompt]:
-        """Return the captions of the first `num` images of a split as prompts, or all captions if there are fewer.
+    def caption_of(self, item: Path) -> str:
+        """Return the caption of an image file."""
+        return self._captions[item]
 
-        The id of a prompt is "<split>-<file>". <file> is the path of the image below the source's folder, without its
-        suffix.
-
-        Raises:
-            ValueError: an id or a caption is too long, or has characters that `Prompt` refuses.
-        """
-        files = self._files(split)
-        if num > len(files):
-            logger.warning(
-                "%s: %d captions of split %s were requested, but there are %d: these",
-                self.folder,
-                num,
-                split,
-                len(files),
-            )
-        prompts = []
-        for file in files[:num]:
-            try:
-                prompts.append(Prompt(f"{split}-{self._name(file)}", self._captions[file]))
-            except ValueError as error:  # the id is the file's name
-                raise ValueError(f"image {str(file)!r}: {error}") from error
-        return prompts
+    def name_of(self, item: Path) -> str:
+        """Return the path of an image file below the source's folder, without its suffix."""
+        return item.relative_to(self.folder).with_suffix("").as_posix()
 
     def _list_files(self) -> list[Path]:
         if not self.folder.is_dir():
@@ -173,7 +161,7 @@ class FolderSource:
         if len(files) < 2:
             kinds = ", ".join(SUFFIXES)
             raise ValueError(f"data.folder {self.folder} holds {len(files)} images ({kinds}); need at least 2")
-        counts = Counter(map(self._name, files))
+        counts = Counter(map(self.name_of, files))
         if len(counts) < len(files):
             names = ", ".join(sorted(name for name, count in counts.items() if count > 1)[:5])
             raise ValueError(f"data.folder {self.folder} holds several images named {names}; keep one of each")
@@ -195,23 +183,6 @@ class FolderSource:
             logger.warning("%s: cut %d of %d captions to %d words", self.folder, num_cut, len(files), max_words)
         return captions
 
-    def _files(self, split: str) -> list[Path]:
-        return self._train if split == "train" else self._held_out
-
-    def _cycle(self, split: str, indices: Sequence[int]) -> list[Path]:
-        files = self._files(split)
-        if not self._has_repeated and max(indices, default=0) >= len(files):
-            self._has_repeated = True
-            logger.warning(
-                "%s: image %d of split %s was requested, but there are %d: they come again from the first; add images",
-                self.folder,
-                *(int(max(indices)) + 1, split, len(files)),
-            )
-        return [files[int(index) % len(files)] for index in indices]
-
-    def _name(self, file: Path) -> str:
-        return file.relative_to(self.folder).with_suffix("").as_posix()
-
     def _load(self, file: Path) -> Tensor:
         """Return the pixels of an image, uint8 (3, image_size, image_size).
 
@@ -225,7 +196,8 @@ class FolderSource:
         return pixels
 
 
-ImageSource = SceneSource | FolderSource
+WorldSource = SceneSource | FashionSource
+ImageSource = WorldSource | FolderSource
 
 
 def hold_out(items: Sequence[T], seed: int) -> tuple[list[T], list[T]]:
@@ -255,18 +227,18 @@ class DataSection(TypedDict):
     """Keys of config section `data` that describe the image source.
 
     Attributes:
-        source: "scenes" (the shapes dataset), "folder" (images with captions), "captions" (a file of captions without
-            images) or "none".
+        source: "scenes" (the shapes dataset), "fashion" (Fashion-MNIST), "folder" (images with captions), "captions" (a
+            file of captions without images) or "none".
         image_size: side of the images in pixels.
-        num_train: number of training images of the shapes dataset.
-        folder: path of the image folder.
+        num_train: number of training images of the shapes dataset, and largest number of those of Fashion-MNIST.
+        folder: path of the image folder, or of the folder with Fashion-MNIST. None for that of Debian's package.
         max_words: number of words after which captions of a folder are cut.
     """
 
     source: str
     image_size: int
     num_train: int
-    folder: str
+    folder: str | None
     max_words: int
 
 
@@ -277,11 +249,28 @@ def make_source(data: DataSection, seed: int) -> ImageSource | None:
         data: the section.
         seed: random seed. It determines the images of the shapes dataset, or which images of a folder are held out.
     """
-    if data["source"] == "scenes":
-        return SceneSource(seed, data["image_size"], data["num_train"])
-    if data["source"] == "folder":
+    if data["source"] in WORLDS:
+        return make_world_source(data, seed)[1]
+    if data["source"] == "folder" and data["folder"]:
         return FolderSource(data["folder"], data["image_size"], seed, data["max_words"])
     return None
+
+
+def make_world_source(data: DataSection, seed: int) -> tuple[str, WorldSource]:
+    """Build the source on which the attribute classifier is trained.
+
+    It is the shapes dataset if the images of the run belong to no world.
+
+    Args:
+        data: the section.
+        seed: random seed, as in `make_source`.
+
+    Returns:
+        (key of WORLDS, the source).
+    """
+    if data["source"] == "fashion":
+        return "fashion", FashionSource(data["folder"], data["image_size"], data["num_train"])
+    return "scenes", SceneSource(seed, data["image_size"], data["num_train"])
 
 
 def training_captions(

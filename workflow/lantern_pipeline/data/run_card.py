@@ -21,8 +21,7 @@ def make_run_card(
     Args:
         planned: the card that the config yields, as a dict (`ModelCard.to_dict` of `card_of(config)`).
         text: config section `text`.
-        data_source: config key data.source. If it is "scenes" (the shapes dataset), the card lists
-            the words of its captions.
+        data_source: config key data.source. If it is a world, the card lists the words of its captions.
         target: weights file of the run's target. Its header states all sizes of the model.
         files: part of the model, such as "target" -> path of its file, relative to the card.
 

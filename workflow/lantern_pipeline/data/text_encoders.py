@@ -16,7 +16,8 @@ from lantern_pipeline.data.text_features import StoredTextEncoder
 from lantern_pipeline.fetch.entries import Resource
 from lantern_pipeline.fetch.manifest import resource_path
 from lantern_pipeline.settings.run_config import PromptReading, TextSettings
-from lantern_pipeline.world.scenes import BACKGROUNDS, COLOURS, SHAPES, VOCABULARY
+from lantern_pipeline.world.scenes import BACKGROUNDS, COLOURS, SHAPES
+from lantern_pipeline.world.worlds import WORLDS
 
 # The class of a scene consists of its background, and of the colour and the shape of its first object.
 CLASS_WORDS = (tuple(BACKGROUNDS), tuple(COLOURS), tuple(SHAPES))
@@ -38,7 +39,7 @@ def unknown_words(texts: Sequence[str], captions: Sequence[str]) -> list[str]:
 def scene_prompts(text: PromptReading, data_source: str) -> PromptSettings:
     """Return the prompt settings of a run's model card.
 
-    If the data source is the shapes dataset, the settings include its words.
+    If the data source is a world, such as the shapes dataset, the settings include its words.
 
     Args:
         text: config section `text`.
@@ -48,8 +49,11 @@ def scene_prompts(text: PromptReading, data_source: str) -> PromptSettings:
         ValueError: config key text.num_classes is not the dataset's number of classes.
     """
     prompts = prompt_settings(text)
-    if data_source != "scenes":
+    if data_source not in WORLDS:
         return prompts
+    vocabulary = WORLDS[data_source].vocabulary if prompts.encoder in ("words", "word_ids") else None
+    if data_source != "scenes":
+        return replace(prompts, vocabulary=vocabulary)
     num_classes = prod(map(len, CLASS_WORDS))
     if prompts.encoder == "classes" and prompts.num_classes != num_classes:
         raise ValueError(
@@ -58,7 +62,7 @@ def scene_prompts(text: PromptReading, data_source: str) -> PromptSettings:
         )
     return replace(
         prompts,
-        vocabulary=VOCABULARY if prompts.encoder in ("words", "word_ids") else None,
+        vocabulary=vocabulary,
         class_words=CLASS_WORDS if prompts.encoder == "classes" else None,
     )
 
@@ -69,7 +73,7 @@ def make_text_encoder(text: TextSettings, data_source: str, features: str | Sequ
     Args:
         text: the section. Its field `grids` has the sizes of images in codes, because some model families write the
             image size into the prompt.
-        data_source: config key data.source. If it is "scenes", the encoder knows the words of the shapes dataset.
+        data_source: config key data.source. If it is a world, the encoder knows the words of its captions.
         features: files that the encoder reads. If text.encoder is "t5", these are files of stored features. If it is
             the name of a model family (FAMILIES), it is one tokenizer.json; if `features` is empty, text.checkpoint
             names this file. Other encoders read no file.

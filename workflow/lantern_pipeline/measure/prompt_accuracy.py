@@ -13,7 +13,7 @@ from lantern_pipeline.fetch.manifest import resource_sha256
 from lantern_pipeline.measure.feature_extractors import describe_weights
 from lantern_pipeline.settings.run_config import MetricChoices
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, attribute_matches, attribute_targets
-from lantern_pipeline.world.scenes import scene_of
+from lantern_pipeline.world.worlds import WORLDS
 
 
 class AccuracyScore:
@@ -39,16 +39,15 @@ class AccuracyScore:
             prompts: one per image.
 
         Returns:
-            Column -> scores, float32 (n,), on the CPU. nan for prompts that are not captions of the shapes dataset,
+            Column -> scores, float32 (n,), on the CPU. nan for prompts that are not captions of the classifier's world,
             since they name no attribute that the classifier knows.
         """
-        scenes = [scene_of(prompt.text) for prompt in prompts]
-        named = {row: scene for row, scene in enumerate(scenes) if scene is not None}
-        known = list(named)
-        share, is_all_correct = torch.full((2, len(scenes)), torch.nan)
+        world = WORLDS[self.classifier.config.world]
+        known = [row for row, prompt in enumerate(prompts) if world.attributes_of(prompt.text) is not None]
+        share, is_all_correct = torch.full((2, len(prompts)), torch.nan)
         if known:
             logits = self.classifier.read_features(self.classifier.features(images[known]))
-            targets = attribute_targets(list(named.values()))
+            targets = attribute_targets(world, [prompts[row].text for row in known])
             on_cpu = {head: values.cpu() for head, values in logits.items()}
             share[known], is_all_correct[known] = score_attributes(on_cpu, targets)
         return {"prompt_accuracy": share, "is_all_correct": is_all_correct}
@@ -69,9 +68,10 @@ def load_accuracy(metrics: MetricChoices, files: Mapping[str, str], device: torc
 def score_attributes(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Compute the share of correct attributes of each image.
 
-    The attributes are the background, the layout, and the size, colour and shape of each object. Object 0 is the left
-    or upper one, so if two objects are swapped, every attribute in which they differ is wrong. All attributes of a
-    prompt have the same weight. In a mean over prompts, all prompts have the same weight.
+    In the shapes dataset, the attributes are the background, the layout, and the size, colour and shape of each object.
+    Object 0 is the left or upper one, so if two objects are swapped, every attribute in which they differ is wrong. In
+    Fashion-MNIST, the attributes are the tone, the pattern and the class. All attributes of a prompt have the same
+    weight. In a mean over prompts, all prompts have the same weight.
 
     Args:
         logits: head of the classifier -> logits, (images, classes).

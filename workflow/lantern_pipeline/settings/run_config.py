@@ -44,6 +44,7 @@ VariantName = Annotated[
     Field(pattern="^[A-Za-z][A-Za-z0-9_]*$", json_schema_extra={"patternHint": "only letters, digits and '_'"}),
 ]
 
+FASHION_SIZE = 32  # side in pixels of the images of Fashion-MNIST with their border
 Variants = dict[VariantName, Annotated[dict[str, Any], Field(min_length=1)]]
 
 
@@ -67,8 +68,8 @@ class Captions(Section):
 class Data(Section):
     """Config section `data`: training images."""
 
-    source: Literal["scenes", "folder", "captions", "none"] = Field(description="where the images come from")
-    folder: str | None = Field(description="folder of images, if source is folder; searched recursively")
+    source: Literal["scenes", "fashion", "folder", "captions", "none"] = Field(description="where the images come from")
+    folder: str | None = Field(description="folder of images, if source is folder or fashion")
     captions: Captions | None = Field(description="captions, if source is captions")
     num_shards: Count = Field(description="number of jobs that encode or generate the images")
     image_size: Integer = Field(ge=16, le=1024, description="side of the square images in pixels")
@@ -76,6 +77,8 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
+        if self.source == "fashion" and self.image_size != FASHION_SIZE:
+            raise broken_rule(f"must be {FASHION_SIZE} if data.source is fashion, got {self.image_size}", "image_size")
         if self.source == "folder" and not self.folder:
             raise broken_rule("must name a folder of name.png and name.txt when data.source is folder", "folder")
         if (self.source == "captions") != (self.captions is not None):
@@ -143,6 +146,8 @@ class Tokenizer(Section):
     grid: Integer = Field(ge=2, description="codes along a side of an image")
     codebook_size: Integer = Field(ge=8, description="number of codes")
     code_dim: Integer = Field(ge=2, description="channels of a code")
+    encoder_width: Integer = Field(ge=8, multiple_of=8, description="channels of the encoder; twice as many per token")
+    decoder_width: Integer = Field(ge=8, multiple_of=8, description="channels of the decoder; twice as many per token")
     num_steps: Count = Field(description="optimiser steps")
 
 

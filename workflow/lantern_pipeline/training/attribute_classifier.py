@@ -1,7 +1,4 @@
-"""Training of the attribute classifier, which reads size, colour, shape and background from an image.
-
-It is trained on scenes of the shapes dataset that are rendered during training.
-"""
+"""Training of the attribute classifier, which reads the attributes that captions of a world name from an image."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lantern_pipeline.data.image_sources import SceneSource, batch_indices
+from lantern_pipeline.data.image_sources import WorldSource, batch_indices
 from lantern_pipeline.training.loop import Trainer, cosine_rate, step_generator
 from lantern_pipeline.training.optimisers import Optimiser
 from lantern_pipeline.world.attribute_classifier import (
@@ -19,10 +16,10 @@ from lantern_pipeline.world.attribute_classifier import (
     AttributeClassifierConfig,
     attribute_targets,
 )
+from lantern_pipeline.world.worlds import WORLDS
 
 NUM_EVAL = 1000  # number of held-out images for the reported accuracy
 _DATA_STREAM = 101  # makes this stage's random numbers different from those of other stages
-_FAR = 1 << 30  # first index of "unseen" that training uses; prompts use the indices from 0 on
 
 
 @dataclass(frozen=True)
@@ -50,19 +47,20 @@ class AttributeClassifierTraining:
 class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
     """Trainer of an attribute classifier. The seed determines the initial weights and the images.
 
-    A quarter of each batch is from the split "unseen", whose combinations of shape and colour the target never sees in
+    A quarter of each batch is from the split "train_unseen", whose combinations of attributes the target never sees in
     training. The classifier needs these images, because it must also read images of such combinations. No image of a
-    prompt is used: the indices in the split are much larger than those of the prompts.
+    prompt is used.
 
     A share of the images is blurred and gets noise, so that the classifier can also read reconstructions of the
     tokenizer. Shapes are learnt more slowly than other attributes, so their losses have a larger weight.
     """
 
     def __init__(
-        self, source: SceneSource, config: AttributeClassifierConfig, settings: AttributeClassifierTraining, seed: int
+        self, source: WorldSource, config: AttributeClassifierConfig, settings: AttributeClassifierTraining, seed: int
     ) -> None:
         torch.manual_seed(seed)
         self.source, self.settings, self.seed = source, settings, seed
+        self.world = WORLDS[config.world]
         self.model = AttributeClassifier(config).to(memory_format=torch.channels_last)
         parameters = self.model.parameters()
         self.optimiser = Optimiser(
@@ -92,9 +90,11 @@ class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
         batch_size = self.settings.batch_size
         num_unseen = batch_size // 4
         indices = batch_indices(self.seed + _DATA_STREAM, i, batch_size, self.source.num_train)
-        parts = (("train", indices[num_unseen:]), ("unseen", [_FAR + index for index in indices[:num_unseen]]))
+        unseen = [index % self.source.num_train_unseen for index in indices[:num_unseen]]
+        parts = (("train", indices[num_unseen:]), ("train_unseen", unseen))
         images = torch.cat([self.source.images(split, numbers) for split, numbers in parts])
-        targets = attribute_targets([scene for split, numbers in parts for scene in self.source.scenes(split, numbers)])
+        captions = [text for split, numbers in parts for text in self.source.captions(split, numbers)]
+        targets = attribute_targets(self.world, captions)
         return degrade(images, self.settings.blur_share, step_generator(self.seed + _DATA_STREAM, i)), targets
 
 

@@ -19,7 +19,6 @@ from lantern_pipeline.data.image_sources import ImageSource, batch_indices
 from lantern_pipeline.training.loop import Trainer, cosine_rate, step_generator
 from lantern_pipeline.training.optimisers import BETAS, ConvolutionMuon, Optimiser
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, evaluate_attribute_classifier
-from lantern_pipeline.world.scenes import Scene
 
 NUM_EVAL = 1000  # number of held-out images for the reported numbers
 _DATA_STREAM = 202  # makes this stage's random numbers different from those of other stages
@@ -305,7 +304,7 @@ def evaluate_tokenizer(
     tokenizer: ImageTokenizer,
     attribute_classifier: AttributeClassifier | None,
     images: Tensor,
-    scenes: Sequence[Scene] | None,
+    captions: Sequence[str],
 ) -> dict[str, float]:
     """Measure a tokenizer's reconstructions of held-out images.
 
@@ -313,11 +312,11 @@ def evaluate_tokenizer(
         tokenizer: the tokenizer.
         attribute_classifier: the attribute classifier, which reads the reconstructions. None to leave this out.
         images: (images, 3, size, size) in [-1, 1].
-        scenes: the scenes that the images show, or None if they are not images of the shapes dataset.
+        captions: captions of the images. They are not used without a classifier.
 
     Returns:
         psnr_db (mean over images), codes_used_share (share of the codes that occur) and perplexity (exponential of the
-        entropy of the codes' frequencies). With classifier and scenes, also the results of
+        entropy of the codes' frequencies). With a classifier, also the results of
         `evaluate_attribute_classifier` on the reconstructions.
     """
     codes = tokenizer.encode(images)
@@ -330,6 +329,6 @@ def evaluate_tokenizer(
         "codes_used_share": float((counts > 0).double().mean()),
         "perplexity": float(torch.exp(-torch.xlogy(frequency, frequency).sum())),
     }
-    if attribute_classifier is not None and scenes is not None:
-        result.update(evaluate_attribute_classifier(attribute_classifier, reconstructions, scenes))
+    if attribute_classifier is not None:
+        result.update(evaluate_attribute_classifier(attribute_classifier, reconstructions, captions))
     return result

@@ -1,4 +1,4 @@
-"""Attribute classifier: a small convolutional network that reads the attributes of an image of the shapes dataset.
+"""Attribute classifier: a small convolutional network that reads the attributes of an image of a world.
 
 It measures prompt accuracy. Its features are used for the Fréchet and kernel distances, and its activations for the
 tokenizer's perceptual loss.
@@ -14,40 +14,33 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lantern.models.stored import StoredModel
-from lantern_pipeline.world.scenes import BACKGROUNDS, COLOURS, SHAPES, SIZES, Scene
+from lantern_pipeline.world.worlds import WORLDS, World
 
-LAYOUTS = ("single", "horizontal", "vertical")
-_OBJECT_HEADS = {"size": tuple(SIZES), "colour": tuple(COLOURS), "shape": SHAPES}
-HEADS: dict[str, tuple[str, ...]] = {
-    "background": BACKGROUNDS,
-    "layout": LAYOUTS,
-    **{f"{name}_{slot}": values for slot in (0, 1) for name, values in _OBJECT_HEADS.items()},
-}
 _BATCH = 256  # number of images whose activations are in memory at once
 
 
 @dataclass(frozen=True)
 class AttributeClassifierConfig:
-    """Sizes of the attribute classifier.
+    """Sizes of the attribute classifier, and the world whose attributes it reads.
 
     Attributes:
         image_size: side of an image in pixels.
         width: channels of the first stage. The second stage has twice as many, the last two four times as many.
         num_features: length of the feature vector.
+        world: key of WORLDS.
     """
 
     image_size: int = 48
     width: int = 32
     num_features: int = 128
+    world: str = "scenes"
 
 
 class AttributeClassifier(StoredModel):
     """Convolutional network with four stages, a feature vector, and one linear head per attribute.
 
     The outputs of the first three stages have 1/2, 1/4 and 1/8 of the image's side. The output of the last stage has 3
-    rows and 3 columns for images of any size. Two heads predict the background and the layout. For each of two objects,
-    three heads predict its size, colour and shape. Object 0 is the left or upper one. If the layout is "single", the
-    heads of object 1 have no meaning.
+    rows and 3 columns for images of any size. A head has no meaning for images without its attribute.
     """
 
     kind = "attribute_classifier"
@@ -69,7 +62,8 @@ class AttributeClassifier(StoredModel):
         self.project = nn.Sequential(
             nn.Flatten(), nn.Linear(36 * width, config.num_features, bias=False), nn.BatchNorm1d(config.num_features)
         )
-        self.heads = nn.ModuleDict({name: nn.Linear(config.num_features, len(HEADS[name])) for name in HEADS})
+        heads = WORLDS[config.world].heads
+        self.heads = nn.ModuleDict({name: nn.Linear(config.num_features, len(heads[name])) for name in heads})
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Compute the logits of each head.
@@ -133,24 +127,21 @@ def _convolution(in_channels: int, out_channels: int, stride: int) -> nn.Sequent
     return nn.Sequential(convolution, nn.BatchNorm2d(out_channels), nn.ReLU())
 
 
-def attribute_targets(scenes: Sequence[Scene]) -> dict[str, Tensor]:
+def attribute_targets(world: World, captions: Sequence[str]) -> dict[str, Tensor]:
     """Return the correct class of every head.
 
     Args:
-        scenes: the scenes. Their objects are put into canonical order first, with the left or upper object as object 0.
+        world: the world of the captions.
+        captions: the captions.
 
     Returns:
-        head -> index into HEADS[head], int64 (scenes,). -1 for heads of object 1 if the scene has a single object.
+        head -> index into world.heads[head], int64 (captions,). -1 if the caption does not name this attribute.
     """
-    columns: dict[str, list[int]] = {name: [] for name in HEADS}
-    for scene in (scene.canonical() for scene in scenes):
-        columns["background"].append(BACKGROUNDS.index(scene.background))
-        columns["layout"].append(LAYOUTS.index(scene.layout))
-        for slot in (0, 1):
-            for position, (name, values) in enumerate(_OBJECT_HEADS.items()):
-                has_object = slot < len(scene.objects)
-                columns[f"{name}_{slot}"].append(values.index(scene.objects[slot][position]) if has_object else -1)
-    return {name: torch.tensor(column, dtype=torch.int64) for name, column in columns.items()}
+    named = [world.attributes_of(text) or {} for text in captions]
+    return {
+        head: torch.tensor([values.index(found[head]) if head in found else -1 for found in named], dtype=torch.int64)
+        for head, values in world.heads.items()
+    }
 
 
 def attribute_matches(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -161,33 +152,34 @@ def attribute_matches(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor
         targets: head -> correct class, as `attribute_targets` returns them.
 
     Returns:
-        (is_right, is_asked), both bool (images, heads), in the order of HEADS. is_right: whether the most probable
-        class is correct. is_asked: whether the image has this attribute. If not, is_right is False.
+        (is_right, is_asked), both bool (images, heads), in the order of the targets. is_right: whether the most
+        probable class is correct. is_asked: whether the image has this attribute. If not, is_right is False.
     """
-    expected = torch.stack([targets[name] for name in HEADS], dim=1)
-    answers = torch.stack([logits[name].argmax(-1) for name in HEADS], dim=1)
+    expected = torch.stack(list(targets.values()), dim=1)
+    answers = torch.stack([logits[name].argmax(-1) for name in targets], dim=1)
     return answers == expected, expected >= 0
 
 
 @torch.no_grad()
 def evaluate_attribute_classifier(
-    attribute_classifier: AttributeClassifier, images: Tensor, scenes: Sequence[Scene]
+    attribute_classifier: AttributeClassifier, images: Tensor, captions: Sequence[str]
 ) -> dict[str, float]:
     """Measure the accuracy of the classifier.
 
     Args:
         attribute_classifier: the classifier.
         images: (images, 3, size, size) in [-1, 1].
-        scenes: the scenes that the images show.
+        captions: captions of the images.
 
     Returns:
         "accuracy_<head>" is the accuracy of a head. "accuracy" is the share of correct attributes among the attributes
         of all images. "accuracy_all" is the share of images with every attribute correct.
     """
     logits = attribute_classifier.read_features(attribute_classifier.features(images))
-    is_match, is_applicable = attribute_matches(logits, attribute_targets(scenes))
+    targets = attribute_targets(WORLDS[attribute_classifier.config.world], captions)
+    is_match, is_applicable = attribute_matches(logits, targets)
     per_head = is_match.sum(0) / is_applicable.sum(0).clamp(min=1)
-    result = {f"accuracy_{name}": float(value) for name, value in zip(HEADS, per_head, strict=True)}
+    result = {f"accuracy_{name}": float(value) for name, value in zip(targets, per_head, strict=True)}
     result["accuracy"] = float(is_match.sum() / is_applicable.sum())
     result["accuracy_all"] = float((is_match | ~is_applicable).all(1).float().mean())
     return result

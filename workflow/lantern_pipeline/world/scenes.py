@@ -59,6 +59,13 @@ RELATIONS = ("left of", "right of", "above", "below")
 HELD_OUT = frozenset(
     {("red", "cross"), ("yellow", "triangle"), ("green", "square"), ("blue", "ring"), ("purple", "circle")}
 )
+LAYOUTS = ("single", "horizontal", "vertical")
+_OBJECT_HEADS = {"size": tuple(SIZES), "colour": tuple(COLOURS), "shape": SHAPES}
+HEADS: dict[str, tuple[str, ...]] = {  # attribute -> its values; object 0 is the left or upper one
+    "background": BACKGROUNDS,
+    "layout": LAYOUTS,
+    **{f"{name}_{slot}": values for slot in (0, 1) for name, values in _OBJECT_HEADS.items()},
+}
 SPLITS = ("train", "seen", "unseen")
 VOCABULARY = ("a", *SIZES, *COLOURS, *SHAPES, "left", "right", "of", "above", "below", "on", *BACKGROUNDS)
 RENDER_CHUNK = 64  # images rendered at once; larger chunks do not fit into the CPU's cache and are several times slower
@@ -132,12 +139,20 @@ def parse_caption(text: str) -> Scene:
     return Scene(rest[1], tuple(objects), relation)
 
 
-def scene_of(text: str) -> Scene | None:
-    """Return the scene of a caption of the shapes dataset, or None for any other text."""
+def attributes_of(text: str) -> dict[str, str] | None:
+    """Return the attributes that a caption names, keyed by head, or None for a text that is no caption.
+
+    The objects are put into canonical order first, with the left or upper object as object 0. A caption of a single
+    object names no attribute of object 1.
+    """
     try:
-        return parse_caption(text)
+        scene = parse_caption(text).canonical()
     except ValueError:
         return None
+    attributes = {"background": scene.background, "layout": scene.layout}
+    for slot, item in enumerate(scene.objects):
+        attributes |= {f"{name}_{slot}": value for name, value in zip(_OBJECT_HEADS, item, strict=True)}
+    return attributes
 
 
 def _take_object(words: list[str], text: str) -> SceneObject:

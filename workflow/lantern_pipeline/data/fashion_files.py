@@ -1,0 +1,37 @@
+"""The files of Fashion-MNIST, and where they are. Snakemake reads this module, so it does not import torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
+HALVES = ("train", "t10k")  # 60,000 images, and the test half of 10,000 images
+
+
+def image_file(half: str) -> str:
+    """Return the name of the file with the images of a half."""
+    return f"{half}-images-idx3-ubyte.gz"
+
+
+def label_file(half: str) -> str:
+    """Return the name of the file with the labels of a half."""
+    return f"{half}-labels-idx1-ubyte.gz"
+
+
+def find_fashion(folder: str | Path | None) -> Path:
+    """Return the folder with the files of Fashion-MNIST, after checking that all of them exist.
+
+    Args:
+        folder: config key data.folder. None for the folder of Debian's package.
+
+    Raises:
+        ValueError: a file is missing.
+    """
+    found = DEBIAN_FOLDER if folder is None else Path(folder)
+    for name in (file_of(half) for half in HALVES for file_of in (image_file, label_file)):
+        if not (found / name).is_file():
+            raise ValueError(
+                f"Fashion-MNIST needs the file {name} in {found}, which is missing; run `apt-get install "
+                "dataset-fashion-mnist`, or name the folder of its four files in config key data.folder"
+            )
+    return found

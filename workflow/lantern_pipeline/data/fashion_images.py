@@ -1,0 +1,126 @@
+"""Fashion-MNIST as an image source: photographs of garments in IDX files, with captions that `world/fashion.py` writes.
+
+The files are those of Debian's package dataset-fashion-mnist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lantern_pipeline.data.fashion_files import find_fashion, image_file, label_file
+from lantern_pipeline.data.idx_files import read_idx
+from lantern_pipeline.data.listed_images import ListedSource
+from lantern_pipeline.world.fashion import HELD_OUT, VOCABULARY, Garment, caption, read_garments
+
+STORED_SIZE = 28  # side of a stored image in pixels
+
+
+@dataclass(frozen=True)
+class Photograph:
+    """A photograph of Fashion-MNIST.
+
+    Attributes:
+        number: number of the photograph in its half of the dataset.
+        levels: grey levels, uint8 (STORED_SIZE, STORED_SIZE).
+        garment: tone, pattern and class.
+    """
+
+    number: int
+    levels: np.ndarray
+    garment: Garment
+
+
+class FashionSource(ListedSource[Photograph]):
+    """Fashion-MNIST: grey photographs of garments, with a black border and equal colour channels.
+
+    Splits "train" and "train_unseen" are the dataset's training half. All other splits are its test half, so no model
+    is trained on their images. "train_unseen" and "unseen" have the combinations of tone, pattern and class in
+    `world.fashion.HELD_OUT`, and the other splits have all others. Only metric models are trained on "train_unseen". Of
+    the test half's other images, every second one belongs to "val", and the rest to "seen".
+
+    Attributes:
+        splits: names of the splits, apart from "train_unseen".
+        vocabulary: all words of the captions.
+        folder: the folder of the files.
+        image_size: side of the images in pixels.
+
+    Raises:
+        ValueError: a file of Fashion-MNIST is missing.
+    """
+
+    splits = ("train", "val", "seen", "unseen")
+    vocabulary: tuple[str, ...] | None = VOCABULARY
+
+    def __init__(self, folder: str | Path | None, image_size: int, num_train: int) -> None:
+        self.folder, self.image_size, self._most = find_fashion(folder), image_size, num_train
+        self._splits: dict[str, list[Photograph]] = {}
+
+    @property
+    def num_train(self) -> int:
+        """Number of images of split "train": those of the training half, but at most the given number."""
+        return len(self.items("train"))
+
+    @property
+    def num_train_unseen(self) -> int:
+        """Number of images of split "train_unseen"."""
+        return len(self.items("train_unseen"))
+
+    def images(self, split: str, indices: Sequence[int]) -> Tensor:
+        """Return images of a split, float32 (indices, 3, image_size, image_size) in [-1, 1].
+
+        Args:
+            split: name of the split.
+            indices: indices of the images in the split.
+
+        Raises:
+            DamagedFileError: a file is not readable.
+        """
+        levels = np.zeros((len(indices), STORED_SIZE, STORED_SIZE), np.float32)
+        for row, item in enumerate(self.cycle(split, indices)):
+            levels[row] = item.levels
+        padded = F.pad(torch.from_numpy(levels), ((self.image_size - STORED_SIZE) // 2,) * 4)
+        return padded.mul_(2.0 / 255.0).sub_(1.0)[:, None].repeat(1, 3, 1, 1)
+
+    def items(self, split: str) -> Sequence[Photograph]:
+        """Return the photographs of a split.
+
+        Raises:
+            DamagedFileError: a file is not readable.
+        """
+        if split not in self._splits:
+            self._splits |= self._read_train() if split.startswith("train") else self._read_test()
+        return self._splits[split]
+
+    def caption_of(self, item: Photograph) -> str:
+        """Return the caption of a photograph."""
+        return caption(item.garment)
+
+    def name_of(self, item: Photograph) -> str:
+        """Return the number of a photograph in its half, with five digits."""
+        return f"{item.number:05d}"
+
+    def _read_train(self) -> dict[str, list[Photograph]]:
+        seen, unseen = self._read_half("train")
+        return {"train": seen[: self._most], "train_unseen": unseen}
+
+    def _read_test(self) -> dict[str, list[Photograph]]:
+        seen, unseen = self._read_half("t10k")
+        return {"val": seen[::2], "seen": seen[1::2], "unseen": unseen}
+
+    def _read_half(self, half: str) -> tuple[list[Photograph], list[Photograph]]:
+        """Read a half of the dataset, and return the photographs with other combinations and those in HELD_OUT."""
+        images, labels = read_idx(self.folder / image_file(half), 3), read_idx(self.folder / label_file(half), 1)
+        found = [
+            Photograph(*row) for row in zip(range(len(images)), images, read_garments(images, labels), strict=True)
+        ]
+        return (
+            [photograph for photograph in found if photograph.garment not in HELD_OUT],
+            [photograph for photograph in found if photograph.garment in HELD_OUT],
+        )

@@ -1,0 +1,111 @@
+"""Fashion-MNIST: photographs of single garments, with captions whose words are the class and two measured attributes.
+
+Every caption is "a {tone} {pattern} {class}", such as "a dark patterned dress". The class is the dataset's label. The
+tone and the pattern are read off the pixels.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+
+CLASSES = (  # in the order of the labels
+    "t-shirt",
+    "trousers",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "boot",
+)
+TONES = ("dark", "grey", "light")
+PATTERNS = ("plain", "patterned")
+HEADS: dict[str, tuple[str, ...]] = {"tone": TONES, "pattern": PATTERNS, "class": CLASSES}
+VOCABULARY = ("a", *TONES, *PATTERNS, *CLASSES)
+GARMENT_LEVEL = 20  # pixels above this grey level, of 255, belong to the garment
+# Quantiles of the training half, rounded: thirds of the brightness and the median of the contrast. Unit: grey levels.
+TONE_BOUNDS = (142.0, 182.4)
+PATTERN_BOUND = 17.17
+_CHUNK = 4096  # number of images that are measured at once
+
+Garment = tuple[str, str, str]  # tone, pattern, class
+
+# One combination per class. Every tone and every pattern occurs with other classes.
+HELD_OUT = frozenset(
+    {
+        ("dark", "patterned", "t-shirt"),
+        ("grey", "plain", "trousers"),
+        ("light", "patterned", "pullover"),
+        ("grey", "patterned", "dress"),
+        ("grey", "plain", "coat"),
+        ("grey", "plain", "sandal"),
+        ("dark", "plain", "shirt"),
+        ("light", "patterned", "sneaker"),
+        ("dark", "plain", "bag"),
+        ("dark", "patterned", "boot"),
+    }
+)
+
+
+def caption(garment: Garment) -> str:
+    """Write the caption of a garment: "a dark patterned dress", or "dark plain trousers" without an article."""
+    words = " ".join(garment)
+    return words if garment[-1] == "trousers" else f"a {words}"
+
+
+_GARMENTS = {caption(garment): garment for garment in product(TONES, PATTERNS, CLASSES)}
+
+
+def attributes_of(text: str) -> dict[str, str] | None:
+    """Return the tone, the pattern and the class that a caption names, keyed by head, or None for any other text.
+
+    Case and full stops at the end are ignored.
+    """
+    garment = _GARMENTS.get(" ".join(text.lower().rstrip(" .").split()))
+    return None if garment is None else dict(zip(HEADS, garment, strict=True))
+
+
+def read_garments(images: np.ndarray, labels: np.ndarray) -> list[Garment]:
+    """Return the tone, the pattern and the class of garments.
+
+    Args:
+        images: grey levels, uint8 (images, height, width).
+        labels: indices into CLASSES, (images,).
+    """
+    chunks = [measure_garments(images[start : start + _CHUNK]) for start in range(0, len(images), _CHUNK)]
+    brightness, contrast = np.concatenate(chunks, axis=1)
+    tones = np.digitize(brightness, TONE_BOUNDS)
+    patterns = (contrast > PATTERN_BOUND).astype(int)
+    rows = zip(tones, patterns, labels, strict=True)
+    return [(TONES[tone], PATTERNS[pattern], CLASSES[label]) for tone, pattern, label in rows]
+
+
+def measure_garments(images: np.ndarray) -> np.ndarray:
+    """Measure the brightness and the contrast of garments, in grey levels.
+
+    Args:
+        images: grey levels, uint8 (images, height, width).
+
+    Returns:
+        Brightness and contrast, (2, images). The brightness is the mean of the garment's pixels. The contrast is the
+        mean difference between neighbouring pixels inside the garment. A pixel is inside if its four neighbours belong
+        to the garment. Both are 0 if there are no such pixels.
+    """
+    levels = images.astype(np.float32)
+    garment = images > GARMENT_LEVEL
+    framed = np.pad(garment, ((0, 0), (1, 1), (1, 1)))
+    inside = garment & framed[:, :-2, 1:-1] & framed[:, 2:, 1:-1] & framed[:, 1:-1, :-2] & framed[:, 1:-1, 2:]
+    across, down = np.abs(np.diff(levels, axis=2)), np.abs(np.diff(levels, axis=1))
+    pairs_across, pairs_down = inside[:, :, 1:] & inside[:, :, :-1], inside[:, 1:] & inside[:, :-1]
+    differences = _sum(across * pairs_across) + _sum(down * pairs_down)
+    num_pairs = _sum(pairs_across) + _sum(pairs_down)
+    brightness = _sum(levels * garment) / _sum(garment).clip(min=1)
+    return np.stack([brightness, differences / num_pairs.clip(min=1)])
+
+
+def _sum(values: np.ndarray) -> np.ndarray:
+    return values.sum(axis=(1, 2), dtype=np.float64)

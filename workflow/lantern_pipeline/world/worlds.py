@@ -1,0 +1,43 @@
+"""Worlds: the datasets whose captions follow a grammar, so that a network can be trained to read their attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lantern_pipeline.world import fashion, scenes
+
+
+@dataclass(frozen=True)
+class World:
+    """A dataset whose captions name attributes of its images.
+
+    Attributes:
+        vocabulary: all words of the captions.
+        heads: attribute -> its possible values.
+        attributes_of: function that returns the attributes that a caption names, attribute -> value. It returns None
+            for a text that is no caption of the dataset.
+        example: one caption.
+    """
+
+    vocabulary: tuple[str, ...]
+    heads: Mapping[str, tuple[str, ...]]
+    attributes_of: Callable[[str], dict[str, str] | None]
+    example: str
+
+
+# The keys are the values of config key data.source.
+WORLDS = {
+    "scenes": World(
+        scenes.VOCABULARY,
+        scenes.HEADS,
+        scenes.attributes_of,
+        "a small white ring above a large blue triangle on grass",
+    ),
+    "fashion": World(fashion.VOCABULARY, fashion.HEADS, fashion.attributes_of, "a dark patterned dress"),
+}
+
+
+def world_with(vocabulary: Sequence[str] | None) -> World | None:
+    """Return the world whose captions have these words, or None if there is none."""
+    return next((world for world in WORLDS.values() if list(world.vocabulary) == list(vocabulary or ())), None)
