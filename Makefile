@@ -168,7 +168,8 @@ $(STAMP): requirements.lock.txt pyproject.toml
 lock:
 	cp requirements.lock.txt .lock.tmp
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
-		--no-emit-index-url --no-emit-find-links --extra pipeline --extra dev $(ARGS) pyproject.toml -o .lock.tmp
+		--no-emit-index-url --no-emit-find-links --extra pipeline --extra dev --extra efficientnet $(ARGS) \
+		pyproject.toml -o .lock.tmp
 	{ echo '# Exact versions and hashes of everything a run, the tests and the linters need, for Python 3.11 to 3.13.' \
 		'Made by `make lock`; do not edit by hand.'; cat .lock.tmp; } > requirements.lock.txt
 	rm .lock.tmp
