@@ -44,12 +44,13 @@ def typed_config(config: dict) -> RunConfig:
 def load_config_of_all_figures() -> dict:
     """Return a config that draws every figure.
 
-    It is the default config, with the ablations of all files in experiments/ that have ablations, and with Jacobi
-    drafts in trees of three sizes.
+    It is the default config, with the ablations of all files in experiments/ that have ablations, with Jacobi drafts in
+    trees of three sizes, and with the measurement of LANTERN's premise.
     """
     config = load_config([ROOT / "config.yaml"])
     for overlay in ("ablations", "embedded_training"):
         more = load_config([ROOT / "config.yaml", ROOT / "experiments" / f"{overlay}.yaml"])
         config["ablations"]["grids"] |= more["ablations"]["grids"]
     config["methods"].append({"preset": "jacobi", "tree": ["chain3", "jacobi_50"]})
+    config["premise"]["ks"] = [1, 10]
     return config

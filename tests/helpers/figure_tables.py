@@ -145,6 +145,21 @@ def curve_table() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def premise_table() -> pd.DataFrame:
+    """Return a table like premise.csv, for two values of k and of delta.
+
+    Prompt accuracy is 0.9 without replaced codes. Each nearest code lowers it by 0.01, each random code by 0.1.
+    """
+    rows = []
+    for kind, k, loss in [("none", 0, 0), *(("l2_normalised", k, 0.01 * k) for k in (1, 5)), ("random", 1, 0.1)]:
+        row = {"neighbours": kind, "k": k, "efficientnet_frechet_distance": 20 + 100 * loss}
+        row |= with_interval("prompt_accuracy", 0.9 - loss, 0.01, 0.01)
+        for delta in (0.1, 0.4):
+            row |= {f"acceptance_{delta}": 0.4 + delta * loss, **with_interval(f"tv_mean_{delta}", delta * loss)}
+        rows.append(row)
+    return pd.DataFrame(rows).assign(target_top1=0.25, target_top10=0.75, target_entropy=3.0)
+
+
 def method_table() -> pd.DataFrame:
     """Return a table like total_variation/methods.csv, with how far methods are from the target.
 

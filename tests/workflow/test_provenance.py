@@ -47,13 +47,12 @@ def test_the_provenance_holds_the_hashes_of_the_files(finished, provenance):
         f"{name}/model.safetensors" for name in ("tokenizer", "target/s0", "drafter/s0", "attribute_classifier", "clip")
     }
     assert models <= set(provenance["models"]) and len(provenance["records"]) == 2 * len(METHODS)
-    assert {"summary.csv", "paired.csv", "total_variation/methods.csv", "ablations/neighbours.csv"} <= set(
-        provenance["tables"]
-    )
+    tables = {"summary.csv", "paired.csv", "total_variation/methods.csv", "ablations/neighbours.csv", "premise.csv"}
+    assert tables <= set(provenance["tables"])
     reports = {f"{name}/report.json" for name in ("tokenizer", "target/s0", "drafter/s0", "drafter/s0-3steps", "clip")}
     assert reports < set(provenance["tables"])
     assert "latency/s0n1.images.safetensors" in provenance["tables"] and "race.html" in provenance["figures"]
-    assert len(provenance["figures"]) == 18 and list(provenance["prompts"]) == ["prompts/seen.jsonl"]
+    assert len(provenance["figures"]) == 20 and list(provenance["prompts"]) == ["prompts/seen.jsonl"]
 
 
 def test_the_provenance_names_no_user_no_host_and_no_folder_of_this_machine(finished):

@@ -12,6 +12,7 @@ FIGURES = (
     "ambiguity",
     "frontier",
     "latent_proximity",
+    "premise",
     "published",
     "samples",
     "total_variation",
@@ -26,9 +27,12 @@ SETTINGS = {
     "a key of one metric": ({"metrics": {"num_ambiguity": 3}}, {"measure_ambiguity"}),
     "keys of three measurements": (
         {"metrics": {"kid_subsets": 3}, "total_variation": {"max_nodes": 21}, "ablations": {"num_prompts": 4}},
-        {"measure_quality", "measure_total_variation", "run_ablation"},
+        {"measure_premise", "measure_quality", "measure_total_variation", "run_ablation"},
     ),
-    "sampling": ({"sampling": {"top_k": 16}}, {"generate_images", "measure_latency", "run_ablation", "write_card"}),
+    "sampling": (
+        {"sampling": {"top_k": 16}},
+        {"generate_images", "measure_latency", "measure_premise", "run_ablation", "write_card"},
+    ),
     "the draft model's training": ({"drafter": {"num_steps": 7}}, {"train_drafter"}),
     "figures": ({"figures": {"dpi": 90}}, {f"draw_{name}" for name in FIGURES}),
 }
@@ -42,9 +46,13 @@ EDITS = {
     "an unused constant of sampling": (
         "lantern/sampling.py",
         ("\n\n\n", "\n\nUNUSED = 1\n\n\n"),
-        {"train_drafter", "generate_images", "run_ablation", "measure_ambiguity"},
+        {"train_drafter", "generate_images", "run_ablation", "measure_ambiguity", "measure_premise"},
     ),
-    "an unused constant of scores": (SCORES, ("\n\n\n", "\n\nUNUSED = 1\n\n\n"), {"score_images", "run_ablation"}),
+    "an unused constant of scores": (
+        SCORES,
+        ("\n\n\n", "\n\nUNUSED = 1\n\n\n"),
+        {"score_images", "measure_premise", "run_ablation"},
+    ),
 }
 
 

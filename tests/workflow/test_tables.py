@@ -42,6 +42,17 @@ def test_every_method_is_compared_with_autoregressive_decoding_by_prompt(finishe
     }
 
 
+def test_the_premise_has_a_row_per_kind_of_other_codes_and_k(finished):
+    premise = read_table(finished.result("premise.csv")).set_index(["neighbours", "k"])
+    kinds = ("l2_normalised", "random")
+    assert premise.index.tolist() == [("none", 0), *((kind, k) for kind in kinds for k in (1, 4))]
+    assert premise["pixel_mse"].iloc[0] == 0 < premise["pixel_mse"].iloc[1:].min()
+    assert premise["tv_mean_0.2"].iloc[0] < 1e-5
+    assert (premise["acceptance_0.2"].iloc[0] <= premise["acceptance_0.2"] + 1e-9).all()
+    measured = ["frechet_distance", "precision", "nll", "prompt_accuracy", "target_top1", "target_entropy"]
+    assert premise[measured].notna().all(axis=None) and (premise["num_images"] == 4).all()
+
+
 def test_exact_methods_keep_the_distribution_and_a_budget_is_kept(finished):
     law = read_table(finished.result("total_variation/methods.csv")).set_index("method_id")
     assert law.index.tolist() == METHODS

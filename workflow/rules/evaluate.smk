@@ -1,10 +1,12 @@
 """Evaluation: quality, ambiguity, output distributions, ablations."""
 
+from lantern_pipeline.config.figures import PREMISE
+from lantern_pipeline.config.paths import nearest_codes_of
 from lantern_pipeline.measure.registry import loading_modules
 from lantern_pipeline.settings.run_config import FidelitySettings, MetricChoices, TotalVariationNodes
 
 # An ablation has too few images per point for distances between sets.
-ABLATION_METRICS = CONFIG.metrics.model_copy(update={"fidelity": None})
+ABLATION_METRICS = CONFIG.metrics.model_copy(update={"fidelity": None, "efficientnet": False})
 
 
 METRIC_INPUTS = PLAN.metric_inputs(CONFIG.metrics)
@@ -108,6 +110,43 @@ rule measure_ambiguity:
         cfg_scale=CONFIG.sampling.cfg_scale,
     script:
         "../scripts/measure_ambiguity.py"
+
+
+if CONFIG.premise.ks:
+
+    rule measure_premise:
+        input:
+            **METRIC_INPUTS,
+            ambiguity=rules.measure_ambiguity.output[0],
+            prompts=f"<results>/prompts/{PLAN.sampled['prompt_set']}.jsonl",
+            tokenizer=TOKENIZER,
+            target=target_of(PLAN.first["training_seed"]),
+            drafter=drafter_of(PLAN.first["training_seed"]),
+            nearest_codes=[nearest_codes_of(name) for name in ("l2_normalised", "random")],
+        output:
+            result_table(PREMISE, "premise", "LANTERN's premise: nearest codes in place of others"),
+        log:
+            "<logs>/measure_premise.log",
+        conda:
+            ENVIRONMENT
+        resources:
+            mem_mb=SCORING_MB,
+            runtime=growing(120),
+            gpu=GPU,
+        params:
+            **DECODING_PARAMS,
+            code=code("measure_premise.py", *loading_modules(CONFIG.metrics)),
+            runs=PLAN.run_params(PLAN.sampled["temperature"])[:1],
+            images=DATA,
+            settings=CONFIG.premise.model_dump(),
+            total_variation=CONFIG.total_variation.keys_of(TotalVariationNodes),
+            metrics=CONFIG.metrics.keys_of(MetricChoices),
+            fidelity=CONFIG.metrics.keys_of(FidelitySettings),
+            bootstrap_resamples=CONFIG.metrics.bootstrap_resamples,
+            noise_seed=PLAN.first["noise_seed"],
+            seed=SEED,
+        script:
+            "../scripts/measure_premise.py"
 
 
 # One job per ablation. It generates and measures the images of all points (method, sampling settings, draft model).

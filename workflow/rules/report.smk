@@ -1,7 +1,7 @@
 """Results of a run: tables, figures, pages and provenance."""
 
 from lantern_pipeline.archive.provenance import results_config
-from lantern_pipeline.config.figures import GENERALITY
+from lantern_pipeline.config.figures import GENERALITY, PREMISE
 from lantern_pipeline.data.model_cards import FROM_FILES, card_of
 from lantern_pipeline.measure.registry import trained_models
 
@@ -161,6 +161,7 @@ rule write_provenance:
             *PLAN.latency_tables("csv"),
             *PLAN.latency_tables("images.safetensors"),
             *PLAN.ablation_tables("csv", "images.csv"),
+            *([PREMISE] if CONFIG.premise.ks else []),
         ],
         figures=[*figure_files(), *rules.build_race.output],
         resources=PLAN.files_from_elsewhere(),

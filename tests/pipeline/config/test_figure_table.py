@@ -43,7 +43,8 @@ def test_what_is_off_has_no_figure():
     config = copy.deepcopy(DEFAULT)
     config["ablations"]["grids"] = dict.fromkeys(config["ablations"]["grids"])
     config["methods"] = [{"preset": "autoregressive"}]
-    assert set(FIGURES) - set(table_of(config)) == {"ablations", "total_variation", "nodes"}
+    config["premise"]["ks"] = []
+    assert set(FIGURES) - set(table_of(config)) == {"ablations", "total_variation", "nodes", "premise"}
 
 
 def test_a_curve_over_nodes_needs_trees_of_three_sizes():

@@ -114,6 +114,8 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_the_default
         ("repeats.noise_seeds", [0, -1], ["repeats.noise_seeds[1]", "at least 0", "-1"]),
         ("repeats.noise_seeds", [1, 1], ["repeats.noise_seeds", "unique"]),
         ("total_variation.k", 129, ["total_variation.k must be at most codebook.num_neighbours = 128, got 129"]),
+        ("premise.ks", [5, 129], ["premise.ks must be at most codebook.num_neighbours = 128, got 129"]),
+        ("premise.ks", [0], ["premise.ks[0]", "at least 1"]),
         ("study.methods", ["autoregressive"], ["study.methods names no method that runs", "'autoregressive'"]),
         ("data.source", "captions", ["data.captions goes with data.source captions", "got nothing"]),
         (
@@ -413,6 +415,19 @@ def test_t5_goes_with_published_fidelity_only():
     config = changed("text.encoder", "t5")
     config["text"]["checkpoint"] = "flan_t5_xl"
     assert "metrics.fidelity must be inception or null if text.encoder is t5" in sentence_for(config)
+
+
+def test_the_premise_needs_a_draft_model_and_held_out_images():
+    config = changed("premise.ks", [1])
+    validate_config(copy.deepcopy(config))
+    config["methods"] = [{"preset": ["autoregressive", "jacobi"]}]
+    assert "premise.ks must be [] where no method has a draft model; add preset eagle1" in sentence_for(config)
+    config = changed("premise.ks", [1])
+    config["text"] |= {"encoder": "t5", "checkpoint": "flan_t5_xl"}
+    config["metrics"] |= {"fidelity": None}
+    assert "premise.ks must be [] where data.source is scenes and text.encoder is t5" in sentence_for(config)
+    config["premise"]["ks"], config["metrics"]["efficientnet"] = [], True
+    assert "metrics.efficientnet must be false where text.encoder is t5" in sentence_for(config)
 
 
 def test_a_value_of_sixty_characters_is_shown_whole_and_a_longer_one_cut():

@@ -41,6 +41,7 @@ ARGUMENTS = {
     "frontier": OF_SUMMARY,
     "generality": {"table": tables.generality_table()},
     "nodes": {"summary": tables.node_summary(), "settings": SETTINGS, "trees": {}},
+    "premise": {"premise": tables.premise_table()},
     "published": {"published": PUBLISHED, **OF_SUMMARY},
     "total_variation": {"curves": tables.curve_table(), "methods": tables.method_table(), **OF_SUMMARY},
     "tradeoff": OF_SUMMARY,
@@ -301,6 +302,28 @@ def test_labels_of_ablations_say_what_differs():
     assert low < 1 < 1.7 < high
     table = tables.ablation_table()
     assert len(draw("ablations", table=table[table["ablation"] == "k"]).axes) == 2
+
+
+# --- (p) ------------------------------------------------------------------------------------------
+
+
+def test_lines_of_nearest_and_random_codes_run_over_k_and_a_level_line_shows_unchanged_codes():
+    figure = draw("premise")
+    accuracy, distance, acceptance, variation = figure.axes
+    level, nearest, random = (line.get_xydata().tolist() for line in accuracy.lines)
+    assert [y for _, y in level] == [90, 90]
+    assert np.ravel(nearest) == pytest.approx([1, 89, 5, 85]) and np.ravel(random) == pytest.approx([1, 80])
+    assert (accuracy.get_ylabel(), distance.get_ylabel()) == (
+        "prompt accuracy (%)",
+        "Fréchet distance (ImageNet features)",
+    )
+    assert len(acceptance.lines) == len(variation.lines) == 2 * 3  # for each delta a level, nearest and random codes
+    assert acceptance.lines[4].get_ydata().tolist() == pytest.approx([0.404, 0.42])
+    assert "top-1 probability 0.25, entropy 3.00 nats, exact acceptance of a draft 0.40" in figure.get_suptitle()
+    names = ["nearest codes", "random codes", "no code replaced", "δ 0.1", "δ 0.4"]
+    assert texts(figure.legends[0].get_texts()) == names
+    without = tables.premise_table().drop(columns=["efficientnet_frechet_distance"]).assign(frechet_distance=9.0)
+    assert draw("premise", premise=without).axes[1].get_ylabel() == "Fréchet distance (classifier features)"
 
 
 # --- (q), (r) -------------------------------------------------------------------------------------

@@ -131,6 +131,10 @@ def test_ambiguity_has_one_row_per_scale_image_and_position(target, codes):
     assert len(frame) == 2 * 3 * 4
     assert not frame.duplicated(["cfg_scale", "image", "position"]).any()
     assert ((frame.top1 > 0) & (frame.top1 <= frame.top10 + 1e-6) & (frame.top10 <= 1 + 1e-6)).all()
+    ((_, _, logits),) = walk_logits(target, ENCODER, codes, TEXTS, cfg_scale=3.0, batch_size=3)
+    probs = logits.double().softmax(dim=-1)
+    entropy = -(probs * probs.log()).sum(dim=-1).flatten()
+    assert frame.entropy[frame.cfg_scale == 3.0].to_numpy() == pytest.approx(entropy.numpy(), abs=1e-4)
     once = measure_ambiguity(target, ENCODER, codes, TEXTS, cfg_scales=(3.0, 3.0), batch_size=3)
     same = frame[frame.cfg_scale == 3.0].sort_values(["image", "position"])
     assert once.sort_values(["image", "position"]).top1.to_numpy() == pytest.approx(same.top1.to_numpy(), abs=1e-5)

@@ -29,7 +29,7 @@ from lantern_pipeline.measure.metric_models import MetricModels, load_metric_mod
 from lantern_pipeline.measure.prompt_accuracy import AccuracyScore
 from lantern_pipeline.measure.quality import hash_prompts
 from lantern_pipeline.measure.reference_statistics import measure_reference
-from lantern_pipeline.measure.registry import DECODING, FIDELITY, METRICS
+from lantern_pipeline.measure.registry import DECODING, METRICS, SET_KEYS
 from lantern_pipeline.settings.run_config import MetricChoices
 from lantern_pipeline.tables.comparisons import build_paired
 from lantern_pipeline.tables.markdown import markdown_table, method_cells, results_table
@@ -44,7 +44,7 @@ SETTINGS = {"bootstrap_resamples": 20, "headline_prompt_set": "coco", "headline_
 PROMPTS = [Prompt(f"coco-{i}", f"a photo of {i} dogs in the snow") for i in range(NUM)]
 PLACE = {"prompt_set": "coco", "split": "val", "repeat": "s0n0", "seed": 0}
 ALL = {"fidelity": "inception", "clip": "openai", "hps": True}
-OFF = {"fidelity": None, "clip": None, "prompt_accuracy": False, "hps": False}
+OFF = {"fidelity": None, "efficientnet": False, "clip": None, "prompt_accuracy": False, "hps": False}
 NOTHING = load_config([ROOT / "config.yaml"])["metrics"]["published"]
 
 
@@ -112,7 +112,8 @@ def measure(files, models, records, extractors, monkeypatch):
         paths = {"clip_weights": files / "clip.safetensors", "hps_weights": files / "hps.safetensors"}
         found = {**paths, "reference": files / reference}
         parts = load_parts(MetricChoices(**{**OFF, "published": published, **metrics}), found, "cpu")
-        measuring = MetricModels(**models, fidelity=parts.pop(FIDELITY, None), scores=list(parts.values()))
+        comparisons = {key: parts.pop(key) for key in SET_KEYS if key in parts}
+        measuring = MetricModels(**models, of_sets=comparisons, scores=list(parts.values()))
         return measure_all(records, PROMPTS, None, measuring, settings=FIDELITY_SETTINGS, **PLACE)
 
     return run
@@ -195,7 +196,7 @@ def test_tables_hold_what_was_measured_and_nothing_else(measure, on):
 
 def test_the_attribute_classifier_needs_held_out_images(models, records):
     reader = AttributeClassifier(AttributeClassifierConfig(width=8, num_features=8)).eval()
-    measuring = MetricModels(**models, fidelity=ClassifierFidelity(reader))
+    measuring = MetricModels(**models, of_sets={"fidelity": ClassifierFidelity(reader)})
     with pytest.raises(ValueError, match=r"compares with held-out images, and data\.source gives none"):
         measure_all(records, PROMPTS, None, measuring, settings=FIDELITY_SETTINGS, **PLACE)
 
@@ -215,8 +216,8 @@ def test_what_the_embedded_world_chooses_is_what_is_put_together_by_hand(tmp_pat
     loaded = load_metric_models(paths["tokenizer"], paths["target"], encoder, files, metrics, "cpu", 4)
     scorer = ClipScorer.from_checkpoint(paths["clip"], device="cpu")
     reader = load_model(paths["attribute_classifier"], AttributeClassifier)
-    scores, fidelity = (ClipScore(scorer), AccuracyScore(reader)), ClassifierFidelity(reader)
-    direct = MetricModels(loaded.tokenizer, loaded.target_model, encoder, 4, scores, fidelity)
+    scores, comparisons = (ClipScore(scorer), AccuracyScore(reader)), {"fidelity": ClassifierFidelity(reader)}
+    direct = MetricModels(loaded.tokenizer, loaded.target_model, encoder, 4, scores, comparisons)
     rows = [
         measure_all(records, PROMPTS, source, measuring, settings=FIDELITY_SETTINGS, **PLACE)[0]
         for measuring in (direct, loaded)

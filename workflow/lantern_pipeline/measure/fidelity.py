@@ -1,12 +1,13 @@
 """Comparison of sets of images by FID and KID (or other distances), precision and recall.
 
-A distance is called FID or KID only if it is computed from Inception's features. The attribute classifier was trained
-on procedural shapes. If the same formulas are applied to its features, the results have other names: Fréchet distance
-and kernel distance. Values from the two extractors cannot be compared.
+A distance is called FID or KID only if it is computed from Inception's features. If the same formulas are applied to
+features of the run's attribute classifier or of EfficientNet-lite0, the results have other names: Fréchet distance and
+kernel distance. Values from different networks cannot be compared.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -36,20 +37,46 @@ from lantern_pipeline.settings.run_config import MetricChoices
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 
 
-class ClassifierFidelity:
-    """Comparison of sets of images by features of the attribute classifier, each scaled to mean 0 and deviation 1.
+class ReconstructionFidelity(ABC):
+    """Comparison of sets of images with reconstructions of held-out images, by the features of one network.
 
     Generated images are compared with held-out images that the tokenizer has encoded and decoded again. If they were
     compared with the held-out images themselves, errors of the tokenizer would count as errors of the decoding method.
     """
+
+    @abstractmethod
+    def describe(self) -> dict[str, str | None]:
+        """Return columns that identify the network and the SHA-256 of its weights."""
+
+    @abstractmethod
+    def extract(self, images: Tensor) -> Tensor:
+        """Extract the features of images, float32 (n, width) on the CPU.
+
+        Args:
+            images: float32 (n, 3, S, S) in [-1, 1].
+        """
+
+    @abstractmethod
+    def reference(self, reconstructions: Iterable[Tensor], name: str) -> Reference:
+        """Build the reference set from the tokenizer's reconstructions of held-out images.
+
+        Args:
+            reconstructions: batches of images, (n, 3, S, S) in [-1, 1].
+            name: name of the reference set in the results.
+        """
+
+
+class ClassifierFidelity(ReconstructionFidelity):
+    """Comparison of sets of images by features of the attribute classifier, each scaled to mean 0 and deviation 1."""
 
     def __init__(self, classifier: AttributeClassifier, sha256: str | None = None) -> None:
         self.classifier, self.sha256 = classifier, sha256
 
     def describe(self) -> dict[str, str | None]:
         """Return columns that identify the classifier: its name, and the SHA-256 of its weights."""
-        name, (metric, _) = "attribute_classifier/features", OF_CLASSIFIER
-        return {**describe_weights(metric, name, self.sha256), **describe_weights("prc", name, self.sha256)}
+        name = "attribute_classifier/features"
+        columns = describe_weights(OF_CLASSIFIER.frechet, name, self.sha256)
+        return {**columns, **describe_weights("prc", name, self.sha256)}
 
     def extract(self, images: Tensor) -> Tensor:
         """Extract the features of images.
@@ -91,7 +118,7 @@ class PublishedFidelity:
 
     def describe(self) -> dict[str, str | None]:
         """Return columns with the name of the preprocessing, and with name and SHA-256 of both extractors."""
-        found = {OF_INCEPTION[0]: self.extractors[INCEPTION], "prc": self.extractors[VGG16]}
+        found = {OF_INCEPTION.frechet: self.extractors[INCEPTION], "prc": self.extractors[VGG16]}
         columns = {k: v for part, e in found.items() for k, v in describe_weights(part, e.name, e.sha256).items()}
         return {"preprocessing": self.preprocessing.name, **columns}
 

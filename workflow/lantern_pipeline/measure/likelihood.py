@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.distributions import Categorical
 from tqdm import tqdm
 
 from lantern.likelihood import teacher_forced_logits
@@ -162,7 +163,7 @@ def measure_ambiguity(
     cfg_scales: Sequence[float],
     batch_size: int = 64,
 ) -> pd.DataFrame:
-    """Measure the target's top-1 and top-10 probability at every position of given images.
+    """Measure the target's top-1 and top-10 probability and its entropy at every position of given images.
 
     The context of a position is the image's own codes (teacher forcing). The distribution is taken at temperature 1,
     without top-k and top-p.
@@ -177,15 +178,18 @@ def measure_ambiguity(
 
     Returns:
         One row per guidance scale, image and code, with columns cfg_scale, image (its index), position among the codes,
-        top1 and top10.
+        top1, top10 and entropy (in nats).
     """
     frames = []
     for cfg_scale in dict.fromkeys(cfg_scales):
         batches = walk_logits(target_model, text_encoder, codes, texts, cfg_scale=cfg_scale, batch_size=batch_size)
         for rows, tokens, logits in batches:
-            top1, top10 = (mass.cpu() for mass in top_masses(select_codes(target_model, tokens, logits)[1]))
+            of_codes = select_codes(target_model, tokens, logits)[1].float()
+            top1, top10 = (mass.cpu() for mass in top_masses(of_codes))
+            entropy = Categorical(logits=of_codes).entropy().cpu()
             image, position = torch.meshgrid(*(torch.arange(size) for size in top1.shape), indexing="ij")
             columns = {"image": image + rows.start, "position": position, "top1": top1, "top10": top10}
+            columns["entropy"] = entropy
             flat = {name: values.flatten().numpy() for name, values in columns.items()}
             frames.append(pd.DataFrame({"cfg_scale": cfg_scale, **flat}))
     return pd.concat(frames, ignore_index=True)

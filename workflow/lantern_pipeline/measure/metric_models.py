@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,8 +19,8 @@ from lantern.models.target import Target
 from lantern.prompts import Prompt
 from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.fetch.manifest import resource_sha256
-from lantern_pipeline.measure.fidelity import ClassifierFidelity, PublishedFidelity
-from lantern_pipeline.measure.registry import FIDELITY, chosen
+from lantern_pipeline.measure.fidelity import PublishedFidelity, ReconstructionFidelity
+from lantern_pipeline.measure.registry import SET_KEYS, chosen
 from lantern_pipeline.runtime.job import Job, execution_of
 from lantern_pipeline.settings.run_config import MetricChoices
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier
@@ -59,7 +59,8 @@ class MetricModels:
         text_encoder: text encoder of the target.
         batch_size: number of images that are measured together.
         scores: metrics of single images.
-        fidelity: metrics of sets of images, such as FID. None if they are off.
+        of_sets: key of config section `metrics` -> metrics of sets of images, such as FID, from the features of one
+            network. Empty if they are off.
     """
 
     tokenizer: ImageModel
@@ -67,11 +68,11 @@ class MetricModels:
     text_encoder: TextEncoder
     batch_size: int
     scores: Sequence[ImageScore] = ()
-    fidelity: ClassifierFidelity | PublishedFidelity | None = None
+    of_sets: Mapping[str, ReconstructionFidelity | PublishedFidelity] = field(default_factory=dict)
 
     def describe(self) -> dict[str, str | None]:
         """Return the columns that identify all metric models and the preprocessing, from `describe` of each metric."""
-        parts = [part.describe() for part in (self.fidelity, *self.scores) if part is not None]
+        parts = [part.describe() for part in (*self.of_sets.values(), *self.scores)]
         return {name: value for part in parts for name, value in part.items()}
 
     @property
@@ -101,14 +102,14 @@ def load_metric_models(
         batch_size: number of images that are measured together.
     """
     parts = load_parts(metrics, files, device)
-    fidelity = parts.pop(FIDELITY, None)
+    of_sets = {key: parts.pop(key) for key in SET_KEYS if key in parts}
     return MetricModels(
         load_tokenizer(tokenizer).to(device),
         load_target(target).to(device),
         text_encoder,
         batch_size,
         list(parts.values()),
-        fidelity,
+        of_sets,
     )
 
 

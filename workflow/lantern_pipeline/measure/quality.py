@@ -23,7 +23,7 @@ from lantern_pipeline.measure.evaluate_images import (
     score_codes,
     score_images,
 )
-from lantern_pipeline.measure.fidelity import ClassifierFidelity
+from lantern_pipeline.measure.fidelity import ReconstructionFidelity
 from lantern_pipeline.measure.losslessness import Equality, compare_with_autoregressive
 from lantern_pipeline.measure.metric_models import MetricModels
 from lantern_pipeline.measure.reference_statistics import Reference
@@ -54,9 +54,9 @@ def measure_quality(
     their prompts.
 
     FID and other metrics of sets of images compare generated images with a reference set. If they use Inception's
-    features, `models` has the reference set. If they use the attribute classifier's features, the reference set
-    consists of reconstructions of further held-out images of `split`, which belong to no prompt. If an image folder has
-    too few of these images, they are repeated.
+    features, `models` has the reference set. If they use features of the attribute classifier or of EfficientNet, the
+    reference set consists of reconstructions of further held-out images of `split`, which belong to no prompt. If an
+    image folder has too few of these images, they are repeated.
 
     Args:
         records: method id -> records, at one temperature and guidance scale, in the order of `prompts`.
@@ -82,21 +82,21 @@ def measure_quality(
           the autoregressive image of the same prompt and noise.
     """
     baseline, of_baseline = records[BASELINE], scores[BASELINE].scores
-    reference = _make_reference(source, models, split, len(prompts), settings)
-    compare = (lambda found: reference.compare(found.features, settings, seed)) if reference else (lambda found: {})
+    references = make_references(source, models, split, len(prompts), settings)
     place = {"prompt_set": prompt_set, "temperature": baseline.metadata["temperature"], "repeat": repeat}
-    measured_with = {**(reference.columns if reference else {}), **models.describe()}
+    of_references = [reference.columns for reference in references.values()]
+    measured_with = {name: value for part in (*of_references, models.describe()) for name, value in part.items()}
     rows, images = [], []
     for method_id, record in records.items():
         found = scores[method_id].complete(of_baseline)
         head = {"method_id": method_id, **place}
         equality = compare_with_autoregressive(record.codes, baseline.codes, baseline.margins)
         exactness = {"tokens_equal_autoregressive": equality.share_equal, "num_near_ties": equality.num_near_ties}
-        values = {**_mean_scores(found), **compare(found), **exactness}
+        values = {**_mean_scores(found), **compare_sets(found, references, settings, seed), **exactness}
         rows.append({**head, **_parameters(record), **values, **hash_prompts(prompts), **measured_with})
         columns = {**_speed_columns(record), **_equality_columns(equality)}
-        if reference:
-            columns |= reference.distances(found.features, of_baseline.features)
+        for key, reference in references.items():
+            columns |= reference.distances(found.features[key], of_baseline.features[key])
         images.append(_to_frame({**head, "prompt_id": [prompt.id for prompt in prompts]}, found, columns))
     cfg_scale = baseline.metadata["cfg_scale"]
     own = source.prompts(split, len(prompts)) if source is not None else []  # a folder may have fewer
@@ -104,7 +104,7 @@ def measure_quality(
     for name, ceiling in ceilings.items():
         head = {"method_id": name, **place}
         common = {**head, "method": name, "cfg_scale": cfg_scale, "num_images": len(own)}
-        values = {**_mean_scores(ceiling), **compare(ceiling)}
+        values = {**_mean_scores(ceiling), **compare_sets(ceiling, references, settings, seed)}
         rows.append({**common, **values, **hash_prompts(own), **measured_with})
         images.append(_to_frame({**head, "prompt_id": [prompt.id for prompt in own]}, ceiling, {}))
     return pd.DataFrame(rows), pd.concat(images, ignore_index=True)
@@ -119,13 +119,13 @@ def hash_prompts(prompts: Sequence[Prompt]) -> dict[str, str]:
     return {"prompts_sha256": hashlib.sha256("".join(lines).encode()).hexdigest()}
 
 
-def _make_reference(
+def make_references(
     source: ImageSource | None, models: MetricModels, split: str, first: int, settings: FidelitySettings
-) -> Reference | None:
-    """Return the reference set of FID and other metrics of sets of images, or None if these metrics are off.
+) -> dict[str, Reference]:
+    """Return the reference sets of FID and other metrics of sets of images.
 
-    Generated images are compared with the reference set. If the metrics use the attribute classifier, it consists of
-    held-out images that the tokenizer has encoded and decoded again.
+    Generated images are compared with a reference set. If the metrics use the attribute classifier or EfficientNet, it
+    consists of held-out images that the tokenizer has encoded and decoded again.
 
     Args:
         source: source of the held-out images. None if the run has no such images.
@@ -134,19 +134,40 @@ def _make_reference(
         first: index of the first image of the reference set. The images before it belong to the prompts.
         settings: settings of the reference set.
 
+    Returns:
+        Key of config section `metrics` -> reference set. A metric that is off has none.
+
     Raises:
-        ValueError: sets of images are compared by features of the attribute classifier, and there is no source of
-            held-out images.
+        ValueError: a metric compares with held-out images, and there is no source of such images.
     """
-    if not isinstance(models.fidelity, ClassifierFidelity):
-        return models.fidelity.real if models.fidelity else None
-    if source is None:
-        raise ValueError(
-            "metrics.fidelity attribute_classifier compares with held-out images, and data.source gives none"
-        )
-    return models.fidelity.reference(
-        _reconstruct(source, models, split, first, settings), f"reconstructions of {split} images from {first} on"
-    )
+    name, found = f"reconstructions of {split} images from {first} on", {}
+    for key, part in models.of_sets.items():
+        if not isinstance(part, ReconstructionFidelity):
+            if part.real is not None:
+                found[key] = part.real
+        elif source is None:
+            raise ValueError(f"metrics.{key} compares with held-out images, and data.source gives none; switch it off")
+        else:
+            found[key] = part.reference(_reconstruct(source, models, split, first, settings), name)
+    return found
+
+
+def compare_sets(
+    scores: ImageScores, references: Mapping[str, Reference], settings: FidelitySettings, seed: int
+) -> dict[str, float]:
+    """Compare a set of images with the reference sets.
+
+    Args:
+        scores: scores of the images.
+        references: key of config section `metrics` -> reference set, as from `make_references`.
+        settings: settings of FID, KID, precision and recall.
+        seed: random seed of KID's subsets.
+
+    Returns:
+        Column -> value of each metric of sets of images that is on.
+    """
+    parts = [reference.compare(scores.features[key], settings, seed) for key, reference in references.items()]
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def _reconstruct(

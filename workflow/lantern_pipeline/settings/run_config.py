@@ -341,6 +341,14 @@ class TotalVariation(TotalVariationNodes):
     num_children: Count = Field(description="drafts per node")
 
 
+class Premise(Section):
+    """Config section `premise`: what happens if nearest codes replace the codes of images and of drafts."""
+
+    ks: list[Count] = Field(description="numbers of nearest codes to choose from; [] = not measured")
+    deltas: Annotated[list[Share], *Unique] = Field(description="bounds of the relaxed acceptance")
+    num_images: Integer = Field(ge=2, description="held-out images whose codes are replaced")
+
+
 class Latency(Section):
     """Config section `latency`: measurement of the time per image."""
 
@@ -385,6 +393,7 @@ class MetricChoices(Section):
     """Keys of config section `metrics` that choose the metrics and their models."""
 
     fidelity: Literal["attribute_classifier", "inception", None] = Field(description="features of the distances")
+    efficientnet: bool = Field(description="whether sets of images are also compared by EfficientNet's features")
     clip: Literal["own", "openai", None] = Field(description="model of the CLIP score")
     prompt_accuracy: bool = Field(description="whether the attribute classifier reads the images")
     hps: bool = Field(description="whether the Human Preference Score is measured")
@@ -480,6 +489,7 @@ class RunConfig(Section):
     ] = Field(description="changes of the config by name: each is run once more with them")
     ablations: Ablations
     total_variation: TotalVariation
+    premise: Premise
     latency: Latency
     metrics: Metrics
     figures: Figures

@@ -22,7 +22,10 @@ from lantern_pipeline.tables.summary import MetricsSection, select_ceilings, sel
 
 EMPTY = "–"
 # Metrics that the full table leaves out.
-LEFT_OUT = ("latency_s", "kid", "kernel_distance", "precision", "recall", "all_correct")
+LEFT_OUT = (
+    *("latency_s", "kid", "kernel_distance", "precision", "recall", "all_correct"),
+    *("efficientnet_kernel_distance", "efficientnet_precision", "efficientnet_recall"),
+)
 COLUMNS = tuple(metric.column for metric in METRICS if not metric.is_distance and metric.column not in LEFT_OUT)
 # Columns in the README. Those in README_PLAIN are shown without intervals, so that a line stays short.
 README_COLUMNS = ("mean_accepted_length", "relative_step_cost", "speedup", "nll", "prompt_accuracy", "tv_mean")

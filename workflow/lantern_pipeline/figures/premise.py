@@ -1,0 +1,87 @@
+"""Figure (p): LANTERN's premise, that nearest codes may replace each other, with random codes as a control."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from lantern_pipeline.figures import style
+from lantern_pipeline.measure.premise import NONE
+from lantern_pipeline.measure.registry import METRICS
+
+# Metrics of the upper panels. In a panel, the first one that was measured is drawn.
+OF_IMAGES = (("prompt_accuracy", "nll"), ("efficientnet_frechet_distance", "frechet_distance", "fid", "pixel_mse"))
+# kind of other codes -> (style of its lines, text in the legend)
+LINES: dict[str, tuple[Literal["-", "--"], str]] = {
+    "l2_normalised": ("-", "nearest codes"),
+    "random": ("--", "random codes"),
+}
+TITLES = {"acceptance": "acceptance of a draft", "tv_mean": "TV from the target, per token"}
+
+
+def draw_premise(premise: pd.DataFrame) -> Figure:
+    """Draw what changes if codes are replaced by one of k nearest or random codes, in four panels over k.
+
+    The upper panels are about images whose codes are replaced, the lower ones about the acceptance of drafts, with one
+    colour per delta. The figure has page width.
+
+    Args:
+        premise: premise.csv, with one row per kind of other codes and k.
+    """
+    metrics = {metric.column: metric for metric in METRICS}
+    deltas = [name.removeprefix("acceptance_") for name in premise if name.startswith("acceptance_")]
+    first = premise.iloc[0]
+    with style.paper_style():
+        figure = style.new_figure(style.PAGE_WIDTH, 5.2)
+        panels = figure.subplots(2, 2, sharex=True)
+        for axes, names in zip(panels[0], OF_IMAGES, strict=True):
+            name = next(name for name in names if name in premise)
+            _draw_lines(axes, premise, [name], metrics[name].factor)
+            axes.set_ylabel(metrics[name].title)
+        for axes, (name, title) in zip(panels[1], TITLES.items(), strict=True):
+            _draw_lines(axes, premise, [f"{name}_{delta}" for delta in deltas])
+            axes.set(ylabel=title, xlabel="number of codes to choose from, k")
+        figure.suptitle(
+            f"target: mean top-1 probability {first['target_top1']:.2f}, entropy {first['target_entropy']:.2f} nats, "
+            f"exact acceptance of a draft {first[f'acceptance_{deltas[0]}']:.2f}",
+            fontsize=8.5,
+        )
+        handles = [Line2D([], [], color=style.BLACK, linestyle=line, label=label) for line, label in LINES.values()]
+        handles.append(Line2D([], [], label="no code replaced", **style.AT_BASELINE))
+        handles += [Line2D([], [], color=_colour(place), label=f"δ {delta}") for place, delta in enumerate(deltas)]
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), handlelength=1.8)
+        return figure
+
+
+def _colour(place: int) -> str:
+    return style.PALETTE[place % len(style.PALETTE)]
+
+
+def _draw_lines(axes: Axes, premise: pd.DataFrame, names: Sequence[str], factor: float = 1.0) -> None:
+    """Draw columns over k, with one line per kind of other codes, and a level line for codes that are not replaced.
+
+    Args:
+        axes: the panel.
+        premise: premise.csv.
+        names: columns to draw. One column is black; several have one colour each.
+        factor: factor by which values are multiplied.
+    """
+    unchanged = premise[premise["neighbours"] == NONE].iloc[0]
+    for place, name in enumerate(names):
+        colour = style.BLACK if len(names) == 1 else _colour(place)
+        axes.axhline(factor * unchanged[name], **style.AT_BASELINE)
+        for kind, (line, _) in LINES.items():
+            rows = premise[premise["neighbours"] == kind].sort_values("k")
+            x = rows["k"].to_numpy()
+            axes.plot(x, factor * rows[name], color=colour, linestyle=line, marker="o", markersize=3.5, zorder=3)
+            if f"{name}_low" in rows:
+                style.draw_band(axes, x, factor * rows[f"{name}_low"], factor * rows[f"{name}_high"], colour)
+    ks = sorted(premise.loc[premise["neighbours"] != NONE, "k"].unique())
+    axes.set_xscale("log")
+    axes.set_xticks(ks, [f"{k:g}" for k in ks])
+    axes.set_xticks([], minor=True)

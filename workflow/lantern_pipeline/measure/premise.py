@@ -1,0 +1,161 @@
+"""LANTERN's premise: nearest codes look alike, so one may be emitted instead of the other.
+
+Two measurements test it on one target and one image tokenizer, with nearest codes and with random codes as a control.
+The first replaces every code of real images by one of k other codes, and scores the decoded images. The second relaxes
+the acceptance of drafts by k other codes. It gives the gain, which is the acceptance of the draft model's samples, and
+the price, which is the total variation from the target's distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from lantern.acceptance.rejection import Rejection
+from lantern.acceptance.relaxed_sets import AdditiveBound
+from lantern.codebook import with_line_end
+from lantern_pipeline.data.image_sources import ImageSource
+from lantern_pipeline.measure.evaluate_images import chunks, concatenate_scores, score_decoded
+from lantern_pipeline.measure.intervals import mean_with_interval
+from lantern_pipeline.measure.metric_models import MetricModels
+from lantern_pipeline.measure.output_distribution import VerifiedNodes, distribution_of_one_sampled_draft
+from lantern_pipeline.measure.quality import compare_sets, make_references
+from lantern_pipeline.measure.registry import IMAGES, metrics_over
+from lantern_pipeline.measure.total_variation import tv_row
+from lantern_pipeline.settings.run_config import FidelitySettings
+
+NONE = "none"  # codes that are not replaced
+KEYS = ("neighbours", "k")  # columns that identify a row: the kind of other codes, and their number per code
+SPLIT = "val"  # split of the real images
+
+
+def replace_codes(codes: Tensor, table: Tensor, k: int, seed: int) -> Tensor:
+    """Replace every code by one of its first `k` codes in a table, chosen at random.
+
+    Args:
+        codes: codes of images, int64 (images, positions).
+        table: other codes of each code, integers (vocab, columns).
+        k: number of other codes to choose from, at most the number of columns.
+        seed: random seed of the choice.
+
+    Returns:
+        int64 (images, positions).
+    """
+    columns = torch.randint(k, codes.shape, generator=torch.Generator().manual_seed(seed))
+    return table[codes, columns.to(table.device)].long()
+
+
+@torch.inference_mode()
+def score_replacements(
+    source: ImageSource,
+    models: MetricModels,
+    tables: Mapping[str, Tensor],
+    ks: Sequence[int],
+    *,
+    num_images: int,
+    cfg_scale: float,
+    fidelity: FidelitySettings,
+    options: Mapping[str, int],
+) -> pd.DataFrame:
+    """Score real images whose codes are all replaced by other codes.
+
+    The images are held-out ones, which the tokenizer encodes. Metrics of sets of images, such as the Fréchet distance,
+    compare with reconstructions of further held-out images.
+
+    Args:
+        source: source of the held-out images.
+        models: the metric models.
+        tables: kind of other codes, such as "random" -> table of them, integers (vocab, columns).
+        ks: numbers of other codes from which a replacement is chosen.
+        num_images: number of images.
+        cfg_scale: guidance scale of the likelihood under the target.
+        fidelity: settings of FID, KID, precision and recall.
+        options: num_resamples and seed of the bootstrap. The seed also determines the replacements.
+
+    Returns:
+        One row per kind and k, after a row with kind NONE, k 0 and the unchanged codes. Columns: KEYS, and the metrics
+        that are on, with 95 % intervals over images as far as they are means over images. Column pixel_mse compares
+        with the image of the unchanged codes.
+    """
+    prompts = source.prompts(SPLIT, num_images)
+    batches = list(chunks(0, len(prompts), models.batch_size, "encode"))
+    encoded = [models.tokenizer.encode(source.images(SPLIT, batch).to(models.device)) for batch in batches]
+    codes = torch.cat(encoded).long()
+    references = make_references(source, models, SPLIT, len(prompts), fidelity)
+    variants = {(NONE, 0): codes}
+    for name, table in tables.items():
+        variants |= {(name, k): replace_codes(codes, table, k, options["seed"]) for k in ks}
+    rows, original = [], []
+    for key, variant in variants.items():
+        parts = []
+        for place, batch in enumerate(batches):
+            chosen = slice(batch.start, batch.stop)
+            scores, pixels = score_decoded(variant[chosen], prompts[chosen], models, cfg_scale)
+            if key[0] == NONE:
+                original.append(pixels)
+            scores.columns["pixel_mse"] = (pixels - original[place]).square().flatten(1).mean(dim=1).cpu()
+            parts.append(scores)
+        found = concatenate_scores(parts)
+        means = [
+            mean_with_interval(metric.column, found.columns[metric.per_image].double().numpy(), **options)
+            for metric in metrics_over(IMAGES)
+            if metric.per_image in found.columns
+        ]
+        values = {name: value for part in means for name, value in part.items()}
+        values |= compare_sets(found, references, fidelity, options["seed"])
+        rows.append({**dict(zip(KEYS, key, strict=True)), "num_images": len(prompts), **values})
+    return pd.DataFrame(rows)
+
+
+@torch.inference_mode()
+def relax_acceptance(
+    nodes: VerifiedNodes,
+    tables: Mapping[str, Tensor],
+    ks: Sequence[int],
+    deltas: Sequence[float],
+    options: Mapping[str, int],
+) -> pd.DataFrame:
+    """Measure what LANTERN's acceptance gains and costs with nearest codes and with random codes, at the same nodes.
+
+    A node has one draft, which the draft model has sampled. The acceptance of the draft adds the probabilities of at
+    most k other codes, and at most `delta` in total.
+
+    Args:
+        nodes: nodes that exact decoding with sampled drafts has visited.
+        tables: kind of other codes, such as "random" -> table of them, integers (codes, columns).
+        ks: numbers of other codes.
+        deltas: values of delta.
+        options: num_resamples and seed of the bootstrap.
+
+    Returns:
+        One row per kind and k, after a row with kind NONE, k 0 and exact acceptance. Columns: KEYS, and for each delta,
+        such as 0.1, acceptance_0.1 (mean probability that the draft is accepted) and tv_mean_0.1 (total variation from
+        the target's distribution, with a 95 % interval over images).
+    """
+    target, draft = nodes.target_probs, nodes.drawn_from
+    padded = {name: with_line_end(table, target.shape[1]) for name, table in tables.items()}
+    rows = []
+    for name, k in [(NONE, 0), *((name, k) for name in tables for k in ks)]:
+        row: dict[str, object] = {"neighbours": name, "k": k}
+        for delta in deltas:
+            relaxed = Rejection(AdditiveBound(padded[name], k=k, delta=delta)) if k else Rejection()
+            found = distribution_of_one_sampled_draft(target, draft, relaxed)
+            values = tv_row(nodes, found, delta, options)
+            row[f"acceptance_{delta:g}"] = float(found.acceptance.mean())
+            row |= {f"tv_mean_{delta:g}{end}": values[f"tv_mean{end}"] for end in ("", "_low", "_high")}
+        rows.append({**row, "num_nodes": len(target)})
+    return pd.DataFrame(rows)
+
+
+def mean_ambiguity(ambiguity: pd.DataFrame, cfg_scale: float) -> dict[str, float]:
+    """Return the mean top-1 and top-10 probability and the mean entropy of the target's next token, in nats.
+
+    Args:
+        ambiguity: quality/ambiguity.csv, as from `measure_ambiguity`.
+        cfg_scale: guidance scale of the rows to average.
+    """
+    rows = ambiguity[ambiguity["cfg_scale"] == cfg_scale]
+    return {f"target_{name}": float(rows[name].mean()) for name in ("top1", "top10", "entropy")}
