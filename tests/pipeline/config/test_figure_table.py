@@ -43,7 +43,7 @@ def test_what_is_off_has_no_figure():
     config = copy.deepcopy(DEFAULT)
     config["ablations"]["grids"] = dict.fromkeys(config["ablations"]["grids"])
     config["methods"] = [{"preset": "autoregressive"}]
-    config["premise"]["ks"] = []
+    config["premise"]["ks"] = None
     assert set(FIGURES) - set(table_of(config)) == {"ablations", "total_variation", "nodes", "premise"}
 
 

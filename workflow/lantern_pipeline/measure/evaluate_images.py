@@ -133,7 +133,7 @@ def score_method(
         codes, others = (found.codes[rows].long().to(models.device) for found in (records, baseline))
         scores, pixels = score_decoded(codes, [prompts[row] for row in rows.tolist()], models, cfg_scale)
         partners = pixels if is_baseline else _to_pixels(decode_images(models.tokenizer, others, len(others)))
-        scores.columns["pixel_mse"] = (pixels - partners).square().flatten(1).mean(dim=1).cpu()
+        scores.columns["pixel_mse"] = pixel_mse(pixels, partners)
         parts.append(scores)
     return MethodScores(method_id, chosen, concatenate_scores(parts))
 
@@ -207,6 +207,19 @@ def score_images(images: Tensor, prompts: Sequence[Prompt], models: MetricModels
         columns |= part.score(images, prompts)
     features = {key: part.extract(images) for key, part in models.of_sets.items()}
     return ImageScores(features, columns)
+
+
+def pixel_mse(pixels: Tensor, others: Tensor) -> Tensor:
+    """Compute the mean squared difference of each image from the image with the same index in another set.
+
+    Args:
+        pixels: (images, 3, S, S) in [0, 1].
+        others: pixels of the other set, of the same shape.
+
+    Returns:
+        (images,), on the CPU.
+    """
+    return (pixels - others).square().flatten(1).mean(dim=1).cpu()
 
 
 def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:

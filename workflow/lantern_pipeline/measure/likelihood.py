@@ -185,11 +185,10 @@ def measure_ambiguity(
         batches = walk_logits(target_model, text_encoder, codes, texts, cfg_scale=cfg_scale, batch_size=batch_size)
         for rows, tokens, logits in batches:
             of_codes = select_codes(target_model, tokens, logits)[1].float()
-            top1, top10 = (mass.cpu() for mass in top_masses(of_codes))
-            entropy = Categorical(logits=of_codes).entropy().cpu()
+            (top1, top10), entropy = top_masses(of_codes), Categorical(logits=of_codes).entropy()
             image, position = torch.meshgrid(*(torch.arange(size) for size in top1.shape), indexing="ij")
-            columns = {"image": image + rows.start, "position": position, "top1": top1, "top10": top10}
-            columns["entropy"] = entropy
-            flat = {name: values.flatten().numpy() for name, values in columns.items()}
+            places = {"image": image + rows.start, "position": position}
+            columns = {**places, "top1": top1, "top10": top10, "entropy": entropy}
+            flat = {name: values.flatten().cpu().numpy() for name, values in columns.items()}
             frames.append(pd.DataFrame({"cfg_scale": cfg_scale, **flat}))
     return pd.concat(frames, ignore_index=True)

@@ -18,7 +18,7 @@ from lantern.acceptance.rejection import Rejection
 from lantern.acceptance.relaxed_sets import AdditiveBound
 from lantern.codebook import with_line_end
 from lantern_pipeline.data.image_sources import ImageSource
-from lantern_pipeline.measure.evaluate_images import chunks, concatenate_scores, score_decoded
+from lantern_pipeline.measure.evaluate_images import chunks, concatenate_scores, pixel_mse, score_decoded
 from lantern_pipeline.measure.intervals import mean_with_interval
 from lantern_pipeline.measure.metric_models import MetricModels
 from lantern_pipeline.measure.output_distribution import VerifiedNodes, distribution_of_one_sampled_draft
@@ -96,7 +96,7 @@ def score_replacements(
             scores, pixels = score_decoded(variant[chosen], prompts[chosen], models, cfg_scale)
             if key[0] == NONE:
                 original.append(pixels)
-            scores.columns["pixel_mse"] = (pixels - original[place]).square().flatten(1).mean(dim=1).cpu()
+            scores.columns["pixel_mse"] = pixel_mse(pixels, original[place])
             parts.append(scores)
         found = concatenate_scores(parts)
         means = [

@@ -344,7 +344,9 @@ class TotalVariation(TotalVariationNodes):
 class Premise(Section):
     """Config section `premise`: what happens if nearest codes replace the codes of images and of drafts."""
 
-    ks: list[Count] = Field(description="numbers of nearest codes to choose from; [] = not measured")
+    ks: Annotated[list[Count], *Unique] | None = Field(
+        description="numbers of nearest codes to choose from; null = not measured"
+    )
     deltas: Annotated[list[Share], *Unique] = Field(description="bounds of the relaxed acceptance")
     num_images: Integer = Field(ge=2, description="held-out images whose codes are replaced")
 
