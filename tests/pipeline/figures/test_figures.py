@@ -314,16 +314,18 @@ def test_lines_of_nearest_and_random_codes_run_over_k_and_a_level_line_shows_unc
     assert [y for _, y in level] == [90, 90]
     assert np.ravel(nearest) == pytest.approx([1, 89, 5, 85]) and np.ravel(random) == pytest.approx([1, 80])
     assert (accuracy.get_ylabel(), distance.get_ylabel()) == (
-        "prompt accuracy (%)",
-        "Fréchet distance (ImageNet features)",
+        "prompt accuracy\n(%)",
+        "Fréchet distance\n(ImageNet features)",
     )
     assert len(acceptance.lines) == len(variation.lines) == 2 * 3  # for each delta a level, nearest and random codes
+    colours = [line.get_color() for line in figure.legends[0].get_lines()[3:]]
+    assert [axes.lines[place].get_color() for axes in (acceptance, variation) for place in (1, 5)] == 2 * colours
     assert acceptance.lines[4].get_ydata().tolist() == pytest.approx([0.404, 0.42])
     assert "top-1 probability 0.25, entropy 3.00 nats, exact acceptance of a draft 0.40" in figure.get_suptitle()
     names = ["nearest codes", "random codes", "no code replaced", "δ 0.1", "δ 0.4"]
     assert texts(figure.legends[0].get_texts()) == names
     without = tables.premise_table().drop(columns=["efficientnet_frechet_distance"]).assign(frechet_distance=9.0)
-    assert draw("premise", premise=without).axes[1].get_ylabel() == "Fréchet distance (classifier features)"
+    assert draw("premise", premise=without).axes[1].get_ylabel() == "Fréchet distance\n(classifier features)"
 
 
 # --- (q), (r) -------------------------------------------------------------------------------------

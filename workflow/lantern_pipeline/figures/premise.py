@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
 from typing import Literal
 
 import pandas as pd
@@ -35,16 +35,18 @@ def draw_premise(premise: pd.DataFrame) -> Figure:
     """
     metrics = {metric.column: metric for metric in METRICS}
     deltas = [name.removeprefix("acceptance_") for name in premise if name.startswith("acceptance_")]
+    colours = dict(zip(deltas, itertools.cycle(style.PALETTE), strict=False))
     first = premise.iloc[0]
     with style.paper_style():
         figure = style.new_figure(style.PAGE_WIDTH, 5.2)
         panels = figure.subplots(2, 2, sharex=True)
         for axes, names in zip(panels[0], OF_IMAGES, strict=True):
             name = next(name for name in names if name in premise)
-            _draw_lines(axes, premise, [name], metrics[name].factor)
-            axes.set_ylabel(metrics[name].title)
+            _draw_lines(axes, premise, name, style.BLACK, metrics[name].factor)
+            axes.set_ylabel(metrics[name].title.replace(" (", "\n("))
         for axes, (name, title) in zip(panels[1], TITLES.items(), strict=True):
-            _draw_lines(axes, premise, [f"{name}_{delta}" for delta in deltas])
+            for delta, colour in colours.items():
+                _draw_lines(axes, premise, f"{name}_{delta}", colour)
             axes.set(ylabel=title, xlabel="number of codes to choose from, k")
         figure.suptitle(
             f"target: mean top-1 probability {first['target_top1']:.2f}, entropy {first['target_entropy']:.2f} nats, "
@@ -53,35 +55,30 @@ def draw_premise(premise: pd.DataFrame) -> Figure:
         )
         handles = [Line2D([], [], color=style.BLACK, linestyle=line, label=label) for line, label in LINES.values()]
         handles.append(Line2D([], [], label="no code replaced", **style.AT_BASELINE))
-        handles += [Line2D([], [], color=_colour(place), label=f"δ {delta}") for place, delta in enumerate(deltas)]
+        handles += [Line2D([], [], color=colour, label=f"δ {delta}") for delta, colour in colours.items()]
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), handlelength=1.8)
         return figure
 
 
-def _colour(place: int) -> str:
-    return style.PALETTE[place % len(style.PALETTE)]
-
-
-def _draw_lines(axes: Axes, premise: pd.DataFrame, names: Sequence[str], factor: float = 1.0) -> None:
-    """Draw columns over k, with one line per kind of other codes, and a level line for codes that are not replaced.
+def _draw_lines(axes: Axes, premise: pd.DataFrame, name: str, colour: str, factor: float = 1.0) -> None:
+    """Draw a column over k, with one line per kind of other codes, and a level line for codes that are not replaced.
 
     Args:
         axes: the panel.
         premise: premise.csv.
-        names: columns to draw. One column is black; several have one colour each.
+        name: the column.
+        colour: colour of the lines.
         factor: factor by which values are multiplied.
     """
-    unchanged = premise[premise["neighbours"] == NONE].iloc[0]
-    for place, name in enumerate(names):
-        colour = style.BLACK if len(names) == 1 else _colour(place)
-        axes.axhline(factor * unchanged[name], **style.AT_BASELINE)
-        for kind, (line, _) in LINES.items():
-            rows = premise[premise["neighbours"] == kind].sort_values("k")
-            x = rows["k"].to_numpy()
-            axes.plot(x, factor * rows[name], color=colour, linestyle=line, marker="o", markersize=3.5, zorder=3)
-            if f"{name}_low" in rows:
-                style.draw_band(axes, x, factor * rows[f"{name}_low"], factor * rows[f"{name}_high"], colour)
-    ks = sorted(premise.loc[premise["neighbours"] != NONE, "k"].unique())
+    is_unchanged = premise["neighbours"] == NONE
+    axes.axhline(factor * premise.loc[is_unchanged, name].iloc[0], **style.AT_BASELINE)
+    for kind, (line, _) in LINES.items():
+        rows = premise[premise["neighbours"] == kind].sort_values("k")
+        x = rows["k"].to_numpy()
+        axes.plot(x, factor * rows[name], color=colour, linestyle=line, marker="o", markersize=3.5, zorder=3)
+        if f"{name}_low" in rows:
+            style.draw_band(axes, x, factor * rows[f"{name}_low"], factor * rows[f"{name}_high"], colour)
+    ks = sorted(premise.loc[~is_unchanged, "k"].unique())
     axes.set_xscale("log")
     axes.set_xticks(ks, [f"{k:g}" for k in ks])
     axes.set_xticks([], minor=True)
