@@ -122,7 +122,7 @@ METRICS = (
     Metric(
         "efficientnet_precision",
         "share of images",
-        "precision (ImageNet features, %)",
+        "precision on ImageNet features (%)",
         SETS,
         HIGHER,
         1,
@@ -132,7 +132,7 @@ METRICS = (
     Metric(
         "efficientnet_recall",
         "share of images",
-        "recall (ImageNet features, %)",
+        "recall on ImageNet features (%)",
         SETS,
         HIGHER,
         1,
