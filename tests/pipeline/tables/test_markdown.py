@@ -112,7 +112,8 @@ def test_every_metric_is_shown_with_its_digits_and_shares_in_percent():
     shown = dict(zip(titles, cells, strict=True))
     expected = {
         "12": "tokens equal to autoregressive (%)",
-        "0.1": "substitutions / image, FID, Fréchet distance (classifier features), Fréchet distance (ImageNet features)",
+        "0.1": "substitutions / image, FID, Fréchet distance (classifier features), "
+        "Fréchet distance (ImageNet features)",
         "12.3": "precision (%), recall (%), precision on ImageNet features (%), recall on ImageNet features (%), "
         "prompt accuracy (%), images with every attribute right (%)",
         "0.12": "tokens / forward, relative step cost, latency (s), speed-up, NLL (nats / token), feature distance",
