@@ -112,10 +112,13 @@ def test_every_metric_is_shown_with_its_digits_and_shares_in_percent():
     shown = dict(zip(titles, cells, strict=True))
     expected = {
         "12": "tokens equal to autoregressive (%)",
-        "0.1": "substitutions / image, FID, Fréchet distance (classifier features)",
-        "12.3": "precision (%), recall (%), prompt accuracy (%), images with every attribute right (%)",
+        "0.1": "substitutions / image, FID, Fréchet distance (classifier features), "
+        "Fréchet distance (ImageNet features)",
+        "12.3": "precision (%), recall (%), precision on ImageNet features (%), recall on ImageNet features (%), "
+        "prompt accuracy (%), images with every attribute right (%)",
         "0.12": "tokens / forward, relative step cost, latency (s), speed-up, NLL (nats / token), feature distance",
-        "0.123": "KID, kernel distance (classifier features), CLIP score, TV from the target, p of the chi-square test",
+        "0.123": "KID, kernel distance (classifier features), kernel distance (ImageNet features), CLIP score, "
+        "TV from the target, p of the chi-square test",
         "0.1235": "HPS, pixel MSE",
     }
     for text, names in expected.items():

@@ -189,9 +189,9 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
                 "of a network that the title names; lower is better.\n\n"
                 "Bottom: LANTERN's formula with one sampled draft, at nodes that exact decoding visited. Left: mean "
                 "probability that the draft is accepted; higher is faster. Right: total variation between the "
-                "distributions of the emitted token and of the target's token; lower is better. A replacement is "
-                "harmless if the left value rises and the right value does not. Bands are 95 % bootstrap intervals "
-                "over images.\n\n"
+                "distributions of the emitted token and of the target's token; lower is better. Total "
+                "variation does not see whether codes look alike: the top shows that. Bands are 95 % bootstrap "
+                "intervals over images.\n\n"
                 "The line above the panels describes the target's next token at guidance scale {cfg_scale}."
             ),
         ),

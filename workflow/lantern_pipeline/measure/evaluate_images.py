@@ -237,7 +237,7 @@ def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:
 
 
 def chunks(first: int, last: int, size: int, name: str) -> tqdm:
-    """Split the integers from `first` to `last` - 1 into ranges, with a progress bar.
+    """Split the integers from `first` to `last` - 1 into ranges of equal length, and show a progress bar.
 
     Args:
         first: first integer.

@@ -118,7 +118,7 @@ METRICS = (
     Metric(
         "efficientnet_precision",
         "share of images",
-        "precision (ImageNet features, %)",
+        "precision on ImageNet features (%)",
         SETS,
         HIGHER,
         1,
@@ -128,7 +128,7 @@ METRICS = (
     Metric(
         "efficientnet_recall",
         "share of images",
-        "recall (ImageNet features, %)",
+        "recall on ImageNet features (%)",
         SETS,
         HIGHER,
         1,

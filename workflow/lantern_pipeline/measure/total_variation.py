@@ -119,10 +119,7 @@ class TotalVariationStudy:
 
     @torch.inference_mode()
     def common_nodes(self, decoder: Decoder) -> VerifiedNodes:
-        """Record the nodes at which all acceptances are compared with each other.
-
-        The nodes come from exact decoding with one sampled draft per node. The tokens before a node are therefore
-        samples of the target, whichever acceptance is measured there, see `visit_exactly`.
+        """Record the nodes at which all acceptances are compared with each other, see `visit_exactly`.
 
         Args:
             decoder: any decoder of the run. Its models and sampling settings are used.
@@ -180,7 +177,7 @@ def visit_exactly(
 ) -> VerifiedNodes:
     """Record nodes that exact decoding visits, with one sampled draft per node.
 
-    The contexts of these nodes follow the target's distribution.
+    The tokens before a node are therefore samples of the target, whichever acceptance is measured there.
 
     Args:
         decoder: any decoder with a draft model. Its models and sampling settings are used.
