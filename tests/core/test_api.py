@@ -166,7 +166,7 @@ def test_what_cannot_be_drawn_is_said_in_a_sentence(model, options, sentence):
 
 
 def test_an_unknown_name_lists_the_known_and_missing_files_are_named():
-    with pytest.raises(ValueError, match=r"one of embedded, llamagen_stage1, .*, the folder of .* got 'embeded'"):
+    with pytest.raises(ValueError, match=r"one of embedded, fashion, llamagen_s.*, the folder of .* got 'embeded'"):
         lantern.load("embeded")
     with pytest.raises(
         FileNotFoundError, match=r"files of llamagen_stage1 .*target=\.\.\. .*text=\.\.\. \(.* of google/flan-t5-xl"

@@ -105,6 +105,12 @@ def test_the_library_page_runs_where_the_core_alone_is_installed(bare, tmp_path)
     assert len(exact) == 2 and all(line.endswith("2 of 2 images equal") for line in exact), output
 
 
+def test_the_shipped_models_come_with_the_wheel(bare, tmp_path):
+    for name, size in (("embedded", "48"), ("fashion", "32")):
+        code = f"import lantern; print(lantern.load({name!r}).tokenizer.config.image_size)"
+        assert run_bare(bare, code, tmp_path).strip() == size
+
+
 def test_what_needs_an_extra_says_which(bare, tmp_path):
     code = """
 import lantern

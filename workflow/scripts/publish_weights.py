@@ -11,6 +11,7 @@ from lantern_pipeline.data.model_cards import card_of
 from lantern_pipeline.data.run_card import make_run_card
 from lantern_pipeline.fetch.manifest import SUMS
 from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.settings.run_config import RunConfig
 
 with job_log(snakemake) as log, TemporaryDirectory() as workplace:
     files, config, folder = snakemake.input, snakemake.config, Path(snakemake.params.folder)
@@ -28,7 +29,7 @@ with job_log(snakemake) as log, TemporaryDirectory() as workplace:
     write_text(folder / SUMS, sums)  # in the format of sha256sum
     write_json(folder / "training.json", training)
     parts = {part: rounded[part].name for part in ("target", "drafter", "tokenizer")}
-    planned = card_of(config).to_dict()
-    card = make_run_card(planned, config["text"], config["data"]["source"], rounded["target"], parts)
+    checked = RunConfig(**config)
+    card = make_run_card(card_of(checked).to_dict(), checked.text, checked.data.source, rounded["target"], parts)
     write_json(folder / "card.json", {**card.to_dict(), "name": folder.name, "licence": "Apache-2.0"})
     log.info("wrote %s; README.md in the same folder is written by hand: check its numbers", folder)
