@@ -9,7 +9,7 @@ Snakemake imports this module to plan the workflow, so it must not import torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import product
 
@@ -107,7 +107,7 @@ class JointTree:
 TreeShape = Choices | DynamicTreeOptions | JointTree
 
 
-def num_drafts(shape: TreeShape | None) -> int:
+def num_drafts(shape: DynamicTreeOptions | JointTree | Sized | None) -> int:
     """Return the number of drafts of a step: the nodes of the tree without its root. 0 if there is no tree."""
     if shape is None:
         return 0

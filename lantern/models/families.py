@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     import torch
@@ -234,7 +234,7 @@ def _janus(model: JanusForConditionalGeneration, _: int | None) -> Parts:
     inner = model.model
     head = nn.Sequential(inner.generation_head.proj_out, nn.GELU(), inner.generation_head.vision_head)
     with torch.no_grad():
-        codes = torch.arange(model.config.vq_config.num_embeddings)
+        codes = torch.arange(cast("Any", model.config.vq_config).num_embeddings)
         tokens = inner.generation_aligner(embed(inner.generation_embeddings, codes)).to(inner.language_model.dtype)
     return Parts(inner.language_model, tokens, head, copies_head=is_readable(head))
 

@@ -238,7 +238,7 @@ def _random_draft(target: Target, dtype: torch.dtype) -> DraftModel | None:
     return draft
 
 
-def _random(cls: type[Any], config: object, dtype: torch.dtype, device: torch.device) -> Any:
+def _random(cls: type[Any], config: Any, dtype: torch.dtype, device: torch.device) -> Any:
     """Return a model with random weights, which are created in `dtype`, so that no float32 copy takes memory."""
     model = empty_model(cls, config, dtype, device).eval()
     with torch.no_grad():  # without torch.nn.init, which imports PyTorch's compiler

@@ -32,9 +32,9 @@ def now(device: torch.device) -> Moment:
 
 def seconds_between(begin: Moment, end: Moment) -> float:
     """Return the seconds between two moments of one device. A GPU must have reached both."""
-    if isinstance(begin, float):
-        return cast("float", end) - begin
-    return begin.elapsed_time(cast("torch.cuda.Event", end)) / 1000
+    if isinstance(begin, torch.cuda.Event):
+        return begin.elapsed_time(cast("torch.cuda.Event", end)) / 1000
+    return cast("float", end) - begin
 
 
 class Timing(NamedTuple):
