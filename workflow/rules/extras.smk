@@ -2,7 +2,15 @@
 
 from lantern_pipeline.config.paths import answer_files
 
-PUBLISHED_FIGURES = {"results": "abl", "peers": "q", "mixing": "", "generality": "r", "targets": "", "nodes": "s"}
+PUBLISHED_FIGURES = {
+    "results": "abl",
+    "fashion": "",
+    "peers": "q",
+    "mixing": "",
+    "generality": "r",
+    "targets": "",
+    "nodes": "s",
+}
 
 if CONFIG.publish:
 

@@ -470,7 +470,7 @@ class RunConfig(Section):
 
     variant: str | None = Field(default=None, description="set by the workflow: name of the variant of this config")
     experiment: Name = Field(max_length=64, description="name of the folder in results/")
-    publish: Literal["results", "peers", "mixing", "generality", "targets", "nodes", None] = Field(
+    publish: Literal["results", "fashion", "peers", "mixing", "generality", "targets", "nodes", None] = Field(
         description="section of docs/results.md that `make readme` writes"
     )
     model: str | None = Field(description="published model")

@@ -63,10 +63,16 @@ def publish(root: Path) -> list[str]:
     Returns:
         Paths of those pages that changed, relative to `root`.
     """
-    tables = {name: read_table(root / "docs" / f"{name}.csv") for name in ("results", "peers", "generality", "nodes")}
+    sections = ("results", "fashion", "peers", "generality", "nodes")
+    tables = {name: read_table(root / "docs" / f"{name}.csv") for name in sections}
     claims = read_json(root / "docs" / "claims.json")
     blocks = []
-    for name, shown in {"results": ("distribution", "delta"), "peers": ("distribution", "equal_length")}.items():
+    shown_claims = {
+        "results": ("distribution", "delta"),
+        "fashion": ("distribution", "delta"),
+        "peers": ("distribution", "equal_length"),
+    }
+    for name, shown in shown_claims.items():
         table = tables[name]
         run = textwrap.fill(describe_run(describe_setting(table[table["acceptance"].notna()])), 120)
         parts = [method_cells(table), *claim_tables(claims[name], shown)]
