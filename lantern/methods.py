@@ -392,7 +392,9 @@ _Row = TypeVar("_Row", DraftsRow, AcceptanceRow)
 
 
 def _declared(name: object, what: str, table: Mapping[str, _Row], kind: type[_Row]) -> _Row:
-    """Return the declaration of a part, from a table or from the attributes of a custom class.
+    """Return what a source of drafts or an acceptance declares about itself, such as its parameters.
+
+    It is a row of a table, or is made from the attributes of a custom class.
 
     Args:
         name: key of the table, or "module:Class".

@@ -133,9 +133,9 @@ def choose_window(num_positions: int, vocab_size: int, device: torch.device | st
 
 
 def is_made_by(device: torch.device | str) -> bool:
-    """Return whether a device makes the noise that it reads. True for GPUs, where PyTorch makes it.
+    """Return whether the noise that decoding on a device reads is also computed there.
 
-    For a CPU, numpy makes the noise in threads.
+    This is so for a GPU. For a CPU, numpy computes the noise in background threads.
     """
     return torch.device(device).type == "cuda"
 

@@ -168,7 +168,9 @@ def _refuse_what_is_not_done(
 
 
 def _source_pictures(model_kwargs: Mapping[str, Any], family: str) -> list[torch.Tensor] | None:
-    """Return what the model's vision part made of the source pictures, (channels, height, width) of each, or None.
+    """Return the pictures to edit as the model's vision encoder has encoded them, (channels, height, width) each.
+
+    None if there are no pictures to edit.
 
     Args:
         model_kwargs: further arguments of `generate`.

@@ -33,7 +33,8 @@ class DraftWeights(Acceptance):
     def make(cls, spec: MethodSpec, read: Readings) -> DraftWeights:
         """Make the acceptance of a method.
 
-        The weights have the mean `omega`, and each weight is exp(-fall) times the previous one.
+        There is one weight per position of the chain of drafts: the factor of the target's probability in the ratio
+        test at this position. The weights have the mean `omega`, and each is exp(-fall) times the previous one.
 
         Args:
             spec: the method, a chain with the parameters `omega` and `fall`.

@@ -113,15 +113,16 @@ class JacobiTreeState:
 
 @dataclass
 class Results:
-    """The pool's results for the drafted positions, NUM_RESULTS for each position.
+    """The target's results of earlier steps for the drafted positions, NUM_RESULTS for each position.
 
-    A *result* is a preceding token and the target's best codes after it, from an earlier step. All nodes of one depth
-    of the tree are drafts of the same position. The axis `depths` begins with depth 1.
+    A *result* is a preceding token and the target's best codes after it, from an earlier step. A result has one of a
+    few *kinds*, see `PoolMixture.table`. All nodes of one depth of the tree are drafts of the same position. The axis
+    `depths` begins with depth 1.
 
     Attributes:
         left: preceding token of each result, int64 (batch, depths, NUM_RESULTS).
-        ages: kind of each result as far as it does not depend on the parent, shaped like `left`. It combines the age
-            and whether the result is the newest, see `PoolMixture.table`.
+        ages: part of the kind of each result that does not depend on the parent, shaped like `left`. It combines the
+            age in steps and whether the result is the newest.
         codes: best codes after the preceding token, best first, int64 (batch, depths, NUM_RESULTS, codes).
         keys: keys of the codes (log-probability plus noise), minus the best code's key, shaped like `codes`.
     """
@@ -276,13 +277,14 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return Results(tokens[..., 0], ages + self._newest, tokens[..., 1:], keys[..., 1:])
 
     def mix(self, kinds: torch.Tensor, codes: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute how probable each code is according to each result of earlier steps, for every parent.
+        """Compute the share of each code of each result in the mixture from which a parent's children are chosen.
 
-        A *result* is a preceding token and the target's best codes after it. It has a weight and a distribution over
-        codes, which depend on its kind. Each code of each result is a *candidate*. Its *share* is the weight of the
-        result times the probability of the code in the result. For example, if a result has weight 0.6 and gives code 7
-        the probability 0.5, the share is 0.3. If several results hold the same code, there are several candidates with
-        this code.
+        A *result* is a preceding token and the target's best codes after it, from an earlier step. It has a weight and
+        a distribution over codes. Both depend on its kind: its age, whether it is the newest, and whether its preceding
+        token is the parent. Each code of each result is a *candidate*. Its *share* is the weight of the result times
+        the probability of the code in the result. For example, if a result has weight 0.6 and gives code 7 the
+        probability 0.5, the share is 0.3. If several results hold the same code, there are several candidates with this
+        code.
 
         Args:
             kinds: kind of each result after each parent, from `Results.kinds`, int64 (batch, depths, inner, results).

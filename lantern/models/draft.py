@@ -133,8 +133,9 @@ class DraftModel(StoredModel):
         """Make an empty cache for this model.
 
         Args:
-            visible: prompt positions that may be attended to, bool (branches, batch, positions).
-            num_slots: number of slots per image.
+            visible: prompt positions that may be attended to, bool (branches, batch, positions). There are two branches
+                with classifier-free guidance, and otherwise one.
+            num_slots: number of slots per image. A slot holds the keys and values of one token.
         """
         head_shape = (self.layer.num_kv_heads, self.layer.head_dim)
         return KVCache(visible, 1, num_slots, head_shape, self.token_embedding.weight.dtype)
@@ -153,7 +154,8 @@ class DraftModel(StoredModel):
         Args:
             cache: keys and values of earlier tokens.
             tokens: int64 (batch, nodes).
-            hidden: hidden states that predicted the tokens, (branches, batch, nodes, dim).
+            hidden: hidden states that predicted the tokens, (branches, batch, nodes, dim). There are two branches with
+                classifier-free guidance, and otherwise one.
             slots: slots for their keys and values, int64 (batch, nodes).
             rotary_positions: positions in the rotary table, int64 (batch, nodes).
             mask: additive mask, (branches * batch, 1, nodes, slots), see `KVCache.mask`.

@@ -103,7 +103,9 @@ class Run:
         return [] if name is None else resource_of(name, self.resources)
 
     def data_params(self) -> dict[str, object]:
-        """Return section `data` as a rule's parameter, with a hash of the files in the image folder.
+        """Return section `data` with a hash of the files in the image folder, as a parameter of Snakemake rules.
+
+        Snakemake runs a rule again if one of its parameters changes.
 
         `num_shards`, the number of jobs that read images, is left out because it changes no image.
         """

@@ -103,7 +103,7 @@ class FashionSource(ListedSource[Photograph]):
         return caption(item.garment)
 
     def name_of(self, item: Photograph) -> str:
-        """Return the number of a photograph in its half, with five digits."""
+        """Return the number of a photograph within the training or test half of the dataset, with five digits."""
         return f"{item.number:05d}"
 
     def _read_train(self) -> dict[str, list[Photograph]]:

@@ -21,7 +21,8 @@ def make_run_card(
     Args:
         planned: the card that the config yields, as a dict (`ModelCard.to_dict` of `card_of(config)`).
         text: config section `text`.
-        data_source: config key data.source. If it is a world, the card lists the words of its captions.
+        data_source: config key data.source. If its captions have a fixed vocabulary, as those of shapes, the card lists
+            the words.
         target: weights file of the run's target. Its header states all sizes of the model.
         files: part of the model, such as "target" -> path of its file, relative to the card.
 

@@ -37,9 +37,9 @@ def unknown_words(texts: Sequence[str], captions: Sequence[str]) -> list[str]:
 
 
 def scene_prompts(text: PromptReading, data_source: str) -> PromptSettings:
-    """Return the prompt settings of a run's model card.
+    """Make the prompt settings that a run writes into its model card.
 
-    If the data source is a world, such as the shapes dataset, the settings include its words.
+    If the captions of the dataset have a fixed vocabulary, as those of shapes and Fashion-MNIST, the settings list it.
 
     Args:
         text: config section `text`.

@@ -79,7 +79,8 @@ class AblationStudy:
 
             - nll_change: negative log-likelihood (nll), minus that of the autoregressive image of the same prompt.
             - tv_mean: total variation from the target's distribution. It is measured only for relaxed methods whose
-              drafts use the target's noise. For other methods, see the run's table of total variations.
+              drafts are sampled with the same Gumbel noise as the target's tokens. For other methods, see the run's
+              table of total variations.
         """
         groups: dict[tuple, list[AblationPoint]] = {}
         for point in points:

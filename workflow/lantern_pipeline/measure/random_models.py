@@ -153,7 +153,9 @@ def target_config(
     settings: Mapping[str, object] | None = None,
     **sizes: int,
 ) -> TargetConfig:
-    """Return the sizes of a published target. Prompts of a transformers model have 128 ids.
+    """Return the sizes of a published target, so that it can be made with random weights.
+
+    Prompts of a transformers model are padded to 128 tokens.
 
     Args:
         card: card of the model.

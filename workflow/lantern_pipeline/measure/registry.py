@@ -93,7 +93,10 @@ class Metric:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns with the value and its interval. A metric of sets of images has no interval."""
+        """Names of the columns with the metric's value and the ends of its confidence interval.
+
+        A metric of a whole set of images, such as FID, has no interval.
+        """
         return (self.column,) if self.over == SETS else with_ends(self.column)
 
 

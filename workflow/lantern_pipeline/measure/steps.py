@@ -43,7 +43,7 @@ def fill(decoder: Decoder, encoder: TextEncoder, batch_size: int) -> DecodingSta
 def run_step(decoder: Decoder, state: DecodingState) -> None:
     """Run one step, eagerly or as a CUDA graph, as the decoder's `stepping` says.
 
-    Attention runs on the kernels that `Decoder.run` allows, without cuDNN.
+    Attention may not use cuDNN's kernels, as in `Decoder.run`.
     """
     decoder.runner.step(decoder.step, state)
 

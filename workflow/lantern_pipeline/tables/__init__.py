@@ -1,1 +1,1 @@
-"""Tables, comparisons and claims, computed from measurements."""
+"""Tables of results, comparisons of methods, and *claims*: the facts that README states, computed from the tables."""
