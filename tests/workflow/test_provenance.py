@@ -82,7 +82,7 @@ def test_a_copy_of_the_results_gives_the_same_figures_and_generates_nothing(fini
     an_ablation_off = with_overlay(workflow, tmp_path, ablations={"grids": {"neighbours": None}})
     code, output = an_ablation_off.make("figures", "--dry-run")
     jobs = set(planned(output)) - {"total", "figures"}
-    assert code == 0 and len(jobs) == 8 and all(job.startswith("draw_") for job in jobs), output
+    assert code == 0 and len(jobs) == 9 and all(job.startswith("draw_") for job in jobs), output
 
     shutil.rmtree(workflow.result("figures"))
     drawing = ["--rerun-triggers", "mtime", "--allowed-rules", *sorted(jobs)]

@@ -80,6 +80,7 @@ def finished(tmp_path_factory):
         target={"checkpoint": "t2i"},
         drafter={"checkpoint": "drafter"},
         methods=methods,
+        premise={"ks": None},
         latency={"num_images": 2, "num_warmup": 1},
         metrics={
             "kid_subset_size": 4,

@@ -45,7 +45,7 @@ EDITS = {
     "an unused constant of sampling": (
         "lantern/sampling.py",
         ("\n\n\n", "\n\nUNUSED = 1\n\n\n"),
-        {"train_drafter", "generate_images", "run_ablation", "measure_ambiguity", "measure_premise"},
+        {"train_drafter", "generate_images", "run_ablation", "measure_ambiguity"},
     ),
     "an unused constant of scores": (
         SCORES,

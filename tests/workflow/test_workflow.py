@@ -66,7 +66,9 @@ def test_a_dry_run_shows_the_jobs_that_the_config_asks_for(overlays, tmp_path):
 def test_a_run_of_jacobi_drafts_trains_no_draft_model(tmp_path):
     grids = dict.fromkeys(["neighbours", "drafter_steps"])
     methods = [{"preset": ["autoregressive", "jacobi"]}]
-    workflow = with_overlay(Workflow(tmp_path), tmp_path, methods=methods, ablations={"grids": grids})
+    workflow = with_overlay(
+        Workflow(tmp_path), tmp_path, methods=methods, ablations={"grids": grids}, premise={"ks": None}
+    )
     code, output = workflow.run("--dry-run", "--quiet", "rules")
     assert code == 0, output
     jobs = planned(output)
