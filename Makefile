@@ -8,6 +8,7 @@
 #   make readme      write the results of a run into README.md and docs/ (for maintainers)
 #   make report      write results/<experiment>/report.html from stored results
 #   make gpu-check   check and time decoding on a GPU (ten minutes; ARGS="--device cpu --tiny" tests the command on a CPU)
+#   make machine     measure this machine for docs/machines.md (NAME=my-laptop; three minutes)
 #   make lint        ruff, codespell, import-linter, pyright, snakefmt, snakemake --lint
 #   make format      let ruff and snakefmt rewrite the files
 #   make diagrams    draw docs/rulegraph.svg (needs graphviz) and docs/draft_trees.svg
@@ -22,7 +23,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help arguments reproduce sample train test figures report readme diagrams docs gpu-check lint format resume lock clean distclean
+.PHONY: help arguments reproduce sample train test figures report readme diagrams docs gpu-check machine lint format resume lock clean distclean
 
 # Take the prompt unexpanded and before all else. Otherwise make would run a $(shell ...) in it.
 override PROMPT := $(value PROMPT)
@@ -106,6 +107,10 @@ docs: $(STAMP)
 
 gpu-check: $(STAMP)
 	$(BIN)/python benchmarks/gpu_check.py --output results/gpu_check $(ARGS)
+
+# Without NAME it only writes the page again.
+machine: $(STAMP)
+	$(BIN)/python docs/machines.py $(NAME)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,12 +1,10 @@
 """Tests that the published graph of rules shows existing rules."""
 
 import re
-import sys
+
+import rulegraph
 
 from helpers.paths import ROOT
-
-sys.path.insert(0, str(ROOT / "docs"))
-import rulegraph
 
 
 def test_every_box_is_a_rule_and_the_picture_shows_it():
