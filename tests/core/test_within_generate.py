@@ -327,7 +327,7 @@ def test_the_library_pages_lines_for_janus_generate_an_image(monkeypatch):
     card = CARDS["janus-pro-1b"]
     monkeypatch.setitem(CARDS, "janus-pro-1b", replace(card, images=replace(card.images, grid=4)))
     names = {}
-    exec(block_of((ROOT / "docs" / "library.md").read_text(), "AutoProcessor"), names)
+    exec(block_of((ROOT / "docs" / "library.md").read_text(), "JanusForConditionalGeneration"), names)
     assert names["images"].codes.shape == (1, 16)
 
 
