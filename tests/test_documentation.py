@@ -11,6 +11,7 @@ TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, tex
 TEXTS = [name for name in TRACKED if re.search(r"(\.(md|py|rst|smk|yaml|yml)|Makefile|Snakefile|\.ci/run)$", name)]
 PAGES = [name for name in TRACKED if name.endswith(".md") and name != "CHANGELOG.md"]
 EXAMPLES = {
+    "docs/machines/my-laptop/bench.json",  # a reader's measurement
     "experiments/mine.yaml",  # a user's file
     "reference/metric_weights.json",  # a result
     "capped.py",
