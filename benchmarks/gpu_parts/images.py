@@ -55,8 +55,8 @@ def _measure_shipped(check: Check) -> None:
     with check.attempt("shipped model", "all methods"), shipped.limited_threads():
         decoders = [make_decoder(models_for(models, spec), spec, sampling) for spec in specs]
         rounds = bench_rounds(decoders, prompts, shipped.encoder, batch_size=batch_size, num_rounds=num_rounds)
-        for number, rows in enumerate(rounds, start=1):
-            for decoder, row in zip(decoders, rows, strict=True):
+        for number, found in enumerate(rounds, start=1):
+            for decoder, row in zip(decoders, found.rows, strict=True):
                 _write_shipped(check, f"shipped model, round {number}", decoder, row)
 
 

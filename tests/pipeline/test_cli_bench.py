@@ -54,6 +54,9 @@ def test_two_methods_are_compared_with_autoregressive_decoding(tmp_path):
         assert row["images_per_s"] > 0 and row["peak_memory_gib"] > 0
         assert shown[3] == f"{1000 * row['latency_s']:.1f}" and shown[6] == f"{row['images_per_s']:.2f}"
     assert table_of(found) in output
+    page = (tmp_path / "new" / "race.html").read_text()
+    assert all(prompt.text in page for prompt in choose_prompts(lantern.load("embedded").encoder, None, 2))
+    assert '"lengths": [' in page or '"lengths":[' in page
 
 
 def test_the_default_prompts_are_captions_of_the_models_world():

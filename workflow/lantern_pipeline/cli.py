@@ -221,11 +221,13 @@ def bench(
     rounds: Annotated[int, typer.Option(help="Rounds: the fastest counts, of steps the median.", min=1)] = 3,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
-    output: Annotated[Path | None, typer.Option(help="Folder for bench.json, written after each round.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for bench.json and race.html, written after each round.")
+    ] = None,
 ) -> None:
     """Measure how much faster than autoregressive decoding a model's methods are on this machine (docs/bench.md)."""
     from lantern_pipeline.cli_bench import bench as measure
-    from lantern_pipeline.cli_bench import load_subject, save_report, table_of
+    from lantern_pipeline.cli_bench import load_subject, save_race, save_report, table_of
     from lantern_pipeline.runtime.job import resolve_device
 
     table = ""
@@ -236,10 +238,12 @@ def bench(
         loaded, chosen = load_subject(model, prompts, num, random_weights=random_weights, is_tiny=tiny, **place)
         options = {"temperature": temperature, "batch_size": batch, "num_rounds": rounds}
         try:
-            for report in measure(loaded, methods, trees, chosen, **options):
+            for report, images in measure(loaded, methods, trees, chosen, **options):
                 table = table_of(report)
                 if output is not None:
                     save_report(output, model, report)
+                if output is not None and chosen is not None:
+                    save_race(output, loaded, chosen, images)
         except KeyboardInterrupt as interrupt:
             typer.echo(table or "interrupted before the first round was complete")
             raise typer.Exit(130) from interrupt

@@ -13,17 +13,20 @@ import torch
 
 import lantern
 from lantern.api import Model
-from lantern.io import write_json
+from lantern.io import write_json, write_text
 from lantern.loading import DTYPES
 from lantern.methods import keeps_tokens
 from lantern.prompts import Prompt
 from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.cli_sample import WITH_DRAFT_MODEL, WITHOUT_DRAFT_MODEL, read_values
+from lantern_pipeline.data.image_files import to_pixels
 from lantern_pipeline.data.prompt_files import load_prompts
-from lantern_pipeline.measure.bench import Row, bench_rounds
+from lantern_pipeline.measure.bench import Round, Row, bench_rounds
+from lantern_pipeline.measure.latency import TimedImage, join_timed_images
 from lantern_pipeline.measure.random_models import random_model
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.measure.steps import step_rounds
+from lantern_pipeline.pages.race import build_page
 from lantern_pipeline.runtime.machine import describe_machine, name_processor
 from lantern_pipeline.tables.markdown import text_table, with_interval
 from lantern_pipeline.world.scenes import caption, sample_scene
@@ -63,7 +66,7 @@ def bench(
     temperature: float | None,
     batch_size: int,
     num_rounds: int,
-) -> Iterator[Report]:
+) -> Iterator[tuple[Report, list[TimedImage]]]:
     """Measure methods of a model, and yield a report of all rounds so far after each round.
 
     Args:
@@ -76,8 +79,9 @@ def bench(
         num_rounds: number of rounds.
 
     Yields:
-        The machine, the settings, and under "rows" the results of `bench_rounds`, or of `step_rounds` if only steps are
-        measured. All values are JSON.
+        A report and the images of the round. The report has the machine, the settings, and under "rows" the results of
+        `bench_rounds`, or of `step_rounds` if only steps are measured. All its values are JSON. There are no images if
+        only steps are measured.
 
     Raises:
         ValueError: a method or a tree is unknown, or does not fit the model.
@@ -92,11 +96,11 @@ def bench(
     options = {"batch_size": batch_size, "num_rounds": num_rounds}
     with model.limited_threads():
         if prompts is None:
-            rounds = step_rounds(decoders, model.encoder, **options)
+            rounds = (Round(rows, []) for rows in step_rounds(decoders, model.encoder, **options))
         else:
             rounds = bench_rounds(decoders, prompts, model.encoder, **options)
-        for num_complete, rows in enumerate(rounds, start=1):
-            yield {
+        for num_complete, (rows, images) in enumerate(rounds, start=1):
+            report = {
                 "machine": machine,
                 "device": device.type,
                 "processor": name_processor(machine, device.type),
@@ -114,6 +118,7 @@ def bench(
                 "rounds_complete": num_complete,
                 "rows": [{name: _to_json(value) for name, value in row.items()} for row in rows],
             }
+            yield report, images
 
 
 def load_subject(
@@ -326,6 +331,28 @@ def save_report(folder: Path, model: str, report: Report) -> None:
         report: a report of `bench`.
     """
     write_json(folder / FILE_NAME, {"model": model, **report})
+
+
+def save_race(folder: Path, model: Model, prompts: Sequence[Prompt], images: Sequence[TimedImage]) -> None:
+    """Write race.html into a folder: the page on which the measured methods generate images side by side.
+
+    The page shows square images only. For other images, and for a model that generates a smaller image first, no page
+    is written.
+
+    Args:
+        folder: the folder.
+        model: the model.
+        prompts: prompts of the images.
+        images: images of one round.
+    """
+    config = model.models.target.config
+    if config.shape[0] != config.shape[1] or config.small_grid:
+        return
+
+    def draw(codes: torch.Tensor) -> np.ndarray:
+        return to_pixels(model.tokenizer.decode(config.code_grids(codes.long())))
+
+    write_text(folder / "race.html", build_page(join_timed_images(images), prompts, draw))
 
 
 def _split(text: str) -> list[str]:

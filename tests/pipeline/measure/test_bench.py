@@ -50,7 +50,8 @@ def test_rounds_add_up_and_steps_as_graphs_count(monkeypatch):
     decoders = [make_decoder(make_models(), make_method(name), sampling) for name in ("autoregressive", "jacobi")]
     for decoder in decoders:
         decoder.runner = stepping.StepRunner("auto", torch.device("cuda"), decoder.spec.name)
-    first, second = bench.bench_rounds(decoders, PROMPTS, ENCODER, batch_size=3, num_rounds=2)
+    rounds = bench.bench_rounds(decoders, PROMPTS, ENCODER, batch_size=3, num_rounds=2)
+    first, second = (found.rows for found in rounds)
     assert [row["method"]["method_id"] for row in first] == ["autoregressive", "jacobi"]
     assert [row["images_per_s"] for row in first] == [4.0, 6.0] and [row["images_per_s"] for row in second] == [
         5.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -37,9 +37,21 @@ class BatchTime:
     peak_gib: float
 
 
+class Round(NamedTuple):
+    """Results after a round.
+
+    Attributes:
+        rows: summary of all rounds so far, one dict per decoder, see `bench_rounds`.
+        images: images of this round, one per decoder and prompt.
+    """
+
+    rows: list[Row]
+    images: list[TimedImage]
+
+
 def bench_rounds(
     decoders: Sequence[Decoder], prompts: Sequence[Prompt], encoder: TextEncoder, *, batch_size: int, num_rounds: int
-) -> Iterator[list[Row]]:
+) -> Iterator[Round]:
     """Measure the speed of several decoders, and yield a summary of all rounds so far after each round.
 
     A round times each prompt at batch 1, see `time_rounds`, and then one batch per decoder.
@@ -52,7 +64,7 @@ def bench_rounds(
         num_rounds: number of rounds.
 
     Yields:
-        One dict per decoder, in the order of the decoders. Its keys are
+        A `Round`. Its rows are one dict per decoder, in the order of the decoders. The keys are
 
         - method: dict from `MethodSpec.to_dict`,
         - num_drafts: number of drafts of a step,
@@ -76,7 +88,7 @@ def bench_rounds(
         rows = _summarise(pd.concat(frames), images, batches)
         for decoder, row in zip(decoders, rows, strict=True):
             row["num_drafts"] = num_drafts(decoder.spec.tree_shape)
-        yield rows
+        yield Round(rows, drawn)
 
 
 def time_batch(decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, batch_size: int) -> BatchTime:

@@ -262,27 +262,34 @@ def accepted_drafts(generation: Generation) -> torch.Tensor:
     return is_draft
 
 
-def save_timed_images(path: Path | str, images: Sequence[TimedImage]) -> None:
-    """Write images of one temperature to a safetensors file that `load_timed_images` reads."""
+def join_timed_images(images: Sequence[TimedImage]) -> TimedImages:
+    """Join images of one temperature, so that a page can replay them."""
     num_tokens = images[0].generation.codes.shape[1]
     seconds = [torch.tensor(image.step_seconds) for image in images]
-    tensors = {
-        "codes": torch.cat([image.generation.codes.int() for image in images]),
-        "step_lengths": torch.cat([image.generation.step_lengths.short() for image in images]),
-        "step_seconds": torch.stack([F.pad(found, (0, num_tokens - len(found))) for found in seconds]),
-        "is_draft": torch.cat([accepted_drafts(image.generation) for image in images]),
-        "is_substituted": torch.cat([image.generation.is_substituted for image in images]),
-    }
     device = images[0].generation.codes.device
-    metadata = {
-        "prompt_ids": [image.prompt_id for image in images],
-        "method_ids": [image.method["method_id"] for image in images],
-        "methods": {image.method["method_id"]: image.method for image in images},
-        "temperature": images[0].temperature,
-        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-        "num_threads": torch.get_num_threads(),
-    }
-    save_tensors(path, tensors, metadata)
+    return TimedImages(
+        prompt_ids=[image.prompt_id for image in images],
+        method_ids=[image.method["method_id"] for image in images],
+        codes=torch.cat([image.generation.codes.int() for image in images]),
+        step_lengths=torch.cat([image.generation.step_lengths.short() for image in images]),
+        step_seconds=torch.stack([F.pad(found, (0, num_tokens - len(found))) for found in seconds]),
+        is_draft=torch.cat([accepted_drafts(image.generation) for image in images]),
+        is_substituted=torch.cat([image.generation.is_substituted for image in images]),
+        metadata={
+            "methods": {image.method["method_id"]: image.method for image in images},
+            "temperature": images[0].temperature,
+            "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+            "num_threads": torch.get_num_threads(),
+        },
+    )
+
+
+def save_timed_images(path: Path | str, images: Sequence[TimedImage]) -> None:
+    """Write images of one temperature to a safetensors file that `load_timed_images` reads."""
+    found = vars(join_timed_images(images))
+    names = {"prompt_ids": found.pop("prompt_ids"), "method_ids": found.pop("method_ids")}
+    metadata = found.pop("metadata")
+    save_tensors(path, found, {**names, **metadata})
 
 
 def load_timed_images(path: Path | str) -> TimedImages:
