@@ -33,9 +33,11 @@ def measure(name: str) -> None:
     Args:
         name: name of the machine, which is the folder of its results.
     """
-    options = ["--methods", METHODS, "--num", str(NUM_PROMPTS), "--output", str(ROOT / "docs" / "machines" / name)]
+    folder = ROOT / "docs" / "machines" / name
+    options = ["--methods", METHODS, "--num", str(NUM_PROMPTS), "--output", str(folder)]
     lantern = Path(sys.executable).with_name("lantern")
     subprocess.run([lantern, "bench", "embedded", *options], check=True)
+    (folder / "race.html").unlink()  # the repository keeps the numbers only
 
 
 def read_machines(docs: Path) -> pd.DataFrame:
