@@ -20,12 +20,14 @@ if CONFIG.publish:
             claims=rules.summarise.output.claims,
             table=GENERALITY if CONFIG.variants else rules.summarise.output.summary,
             pictures=[
-                file
-                for file in figure_files(["png"])
-                for letter in PUBLISHED_FIGURES[CONFIG.publish]
-                if f"fig_{letter}_" in file
-            ]
-            + ([rules.build_race.output.picture] if CONFIG.publish == "results" else []),
+                *(
+                    file
+                    for file in figure_files(["png"])
+                    for letter in PUBLISHED_FIGURES[CONFIG.publish]
+                    if f"fig_{letter}_" in file
+                ),
+                *([rules.build_race.output.picture] if CONFIG.publish == "results" else []),
+            ],
         output:
             touch("<results>/readme.published"),
         log:
@@ -61,7 +63,7 @@ rule publish_weights:
     params:
         code=code("publish_weights.py"),
         models=["tokenizer", "target", "drafter", "attribute_classifier", "clip"],
-        folder="models/" + CONFIG.experiment.removesuffix("_training"),
+        folder=f"models/{CONFIG.experiment.removesuffix('_training')}",
     script:
         "../scripts/publish_weights.py"
 
