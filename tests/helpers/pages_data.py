@@ -62,15 +62,15 @@ def make_timed(temperature=1.0, gpu=None):
     return TimedImages(list(prompt_ids), list(method_ids), *map(torch.stack, tensors), metadata=metadata)
 
 
-def draw(codes, side=8):
-    """Return an image of 16 codes, uint8 (side, side, 3): code c becomes a patch of grey level 4 c + 40."""
-    patches = (4 * codes + 40).to(torch.uint8).view(-1, 4, 4, 1).expand(-1, -1, -1, 3).numpy()
+def draw(codes, side=8, shape=(4, 4)):
+    """Return an image of 16 codes in `shape` whose lines have side / 4 pixels: code c is a patch of level 4 c + 40."""
+    patches = (4 * codes + 40).to(torch.uint8).view(-1, *shape, 1).expand(-1, -1, -1, 3).numpy()
     return np.kron(patches, np.ones((1, side // 4, side // 4, 1), np.uint8))
 
 
-def build_race(timed=None, side=8):
+def build_race(timed=None, side=8, shape=(4, 4)):
     """Return the HTML of the page that replays methods side by side."""
-    return race.build_page(timed or make_timed(), PROMPTS, lambda codes: draw(codes, side))
+    return race.build_page(timed or make_timed(), PROMPTS, lambda codes: draw(codes, side, shape), shape)
 
 
 NUM_PAIRS, NUM_CHECKS = 8, 4

@@ -336,8 +336,7 @@ def save_report(folder: Path, model: str, report: Report) -> None:
 def save_race(folder: Path, model: Model, prompts: Sequence[Prompt], images: Sequence[TimedImage]) -> None:
     """Write race.html into a folder: the page on which the measured methods generate images side by side.
 
-    The page shows square images only. For other images, and for a model that generates a smaller image first, no page
-    is written.
+    For a model that generates a smaller image first, no page is written, because the page shows one image only.
 
     Args:
         folder: the folder.
@@ -346,13 +345,13 @@ def save_race(folder: Path, model: Model, prompts: Sequence[Prompt], images: Seq
         images: images of one round.
     """
     config = model.models.target.config
-    if config.shape[0] != config.shape[1] or config.small_grid:
+    if config.small_grid:
         return
 
     def draw(codes: torch.Tensor) -> np.ndarray:
         return to_pixels(model.tokenizer.decode(config.code_grids(codes.long())))
 
-    write_text(folder / "race.html", build_page(join_timed_images(images), prompts, draw))
+    write_text(folder / "race.html", build_page(join_timed_images(images), prompts, draw, config.shape))
 
 
 def _split(text: str) -> list[str]:

@@ -22,7 +22,7 @@ def test_autoregressive_decoding_comes_first_and_each_method_says_how_it_verifie
 
 def test_a_run_has_the_recorded_forwards_marks_and_differences_and_its_image():
     data = data_of(build_race())
-    assert data["grid"] ** 2 == NUM_TOKENS and [prompt["text"] for prompt in data["prompts"]][1] == SCRIPT
+    assert data["lines"] * data["columns"] == NUM_TOKENS and [prompt["text"] for prompt in data["prompts"]][1] == SCRIPT
     near = run_of(data, "near")
     assert near["lengths"] == [1, 5, 5, 5] and near["ms"] == [100.0] * 4
     assert near["marks"] == "tddsdtddddtddddt" and near["differs"] == 3

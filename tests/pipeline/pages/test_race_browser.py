@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from helpers.pages_data import SCRIPT, build_race
+from helpers.pages_data import SCRIPT, build_race, data_of, pixels_of
 from lantern_pipeline.pages.race import MAX_BYTES
 
 DECODED = (
@@ -264,4 +264,23 @@ def test_a_page_of_the_largest_size_plays_within_snakemakes_report(browser):
     frame = page.frame_locator("iframe")
     frame.locator("#play").click()
     assert frame.locator("#play").inner_text() == "Pause"
+    page.close()
+
+
+def test_a_wide_image_has_wide_lanes_and_its_patches_in_their_places(browser, tmp_path):
+    path = tmp_path / "wide.html"
+    path.write_text(build_race(shape=(2, 8)), encoding="utf-8")
+    page = browser.new_page()
+    page.goto(path.as_uri())
+    page.evaluate(DECODED)
+    page.evaluate(END)
+    page.uncheck("#outlines")
+    width, height = page.evaluate("(() => { const c = race.lanes[0].canvas; return [c.width, c.height]; })()")
+    assert width == pytest.approx(4 * height, abs=4)
+    levels = page.evaluate(
+        "[0, 7].map((column) => race.lanes[0].canvas.getContext('2d').getImageData("
+        "(column + 0.5) * race.lanes[0].canvas.width / 8, race.lanes[0].canvas.height * 0.75, 1, 1).data[0])"
+    )
+    image = pixels_of(data_of(path.read_text())["images"][0])
+    assert levels == [image[2, 0, 0], image[2, 14, 0]]
     page.close()

@@ -27,7 +27,12 @@ QUALITY = 75  # quality of lossy compression, in percent
 OWN, DRAFT, SUBSTITUTION = "tds"  # marks of tokens: sampled from the target, accepted draft, substitution
 
 
-def build_page(timed: TimedImages, prompts: Sequence[Prompt], draw: Callable[[Tensor], np.ndarray]) -> str:
+def build_page(
+    timed: TimedImages,
+    prompts: Sequence[Prompt],
+    draw: Callable[[Tensor], np.ndarray],
+    shape: tuple[int, int] | None = None,
+) -> str:
     """Build the page of the race.
 
     Prompts are added in the given order until the page would exceed MAX_BYTES.
@@ -35,7 +40,8 @@ def build_page(timed: TimedImages, prompts: Sequence[Prompt], draw: Callable[[Te
     Args:
         timed: images of all methods, with the time of each forward pass.
         prompts: their prompts.
-        draw: function that decodes codes, integer (images, tokens), to pixels, uint8 (images, S, S, 3).
+        draw: function that decodes codes, integer (images, tokens), to pixels, uint8 (images, height, width, 3).
+        shape: height and width of the images in codes. None for square images.
 
     Returns:
         HTML.
@@ -45,10 +51,14 @@ def build_page(timed: TimedImages, prompts: Sequence[Prompt], draw: Callable[[Te
     """
     methods = _describe_methods(timed)
     place = {key: row for row, key in enumerate(zip(timed.prompt_ids, timed.method_ids, strict=True))}
+    num_tokens = timed.codes.shape[1]
+    side = math.isqrt(num_tokens)  # also if every line ends with a token of its own
+    lines, columns = shape or (side, side)
     data = {
         "methods": methods,
-        "grid": math.isqrt(timed.codes.shape[1]),  # includes line-end tokens
-        "tokens": timed.codes.shape[1],
+        "lines": lines,
+        "columns": columns,
+        "tokens": num_tokens,
         "pixelated": True,
         "gpu": timed.metadata["gpu"],
         "threads": timed.metadata["num_threads"],
@@ -60,7 +70,7 @@ def build_page(timed: TimedImages, prompts: Sequence[Prompt], draw: Callable[[Te
         rows = [place[prompt.id, method["id"]] for method in methods]
         codes, which = timed.codes[rows].unique(dim=0, return_inverse=True)
         pixels = draw(codes)
-        data["pixelated"] = pixels.shape[1] <= MAX_EXACT_SIDE
+        data["pixelated"] = max(pixels.shape[1:3]) <= MAX_EXACT_SIDE
         images = [_encode(image) for image in pixels]
         runs = [
             {"image": len(data["images"]) + image, **_describe_run(timed, row, rows[0])}
@@ -146,5 +156,5 @@ def _describe_run(timed: TimedImages, row: int, baseline: int) -> dict[str, obje
 
 
 def _encode(pixels: np.ndarray) -> str:
-    is_exact = pixels.shape[0] <= MAX_EXACT_SIDE
+    is_exact = max(pixels.shape[:2]) <= MAX_EXACT_SIDE
     return data_uri(pixels, "webp", method=4, lossless=is_exact, quality=100 if is_exact else QUALITY)
