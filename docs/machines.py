@@ -17,6 +17,7 @@ import pandas as pd
 from lantern.io import read_json
 from lantern_pipeline.data.tables import method_columns, write_table
 from lantern_pipeline.figures import style
+from lantern_pipeline.measure.columns import with_ends
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.markdown import Cells, markdown_table, update_marked_block, with_interval
 from lantern_pipeline.tables.method_labels import label_rows
@@ -24,7 +25,8 @@ from lantern_pipeline.tables.method_labels import label_rows
 ROOT = Path(__file__).resolve().parents[1]
 METHODS = "eagle1, jacobi, hybrid, lantern_pp k=10 lambda_=5, lantern k=20 delta=0.1 tree=chain5 drafts=sampled"
 NUM_PROMPTS = 12
-MEASURED = ("mean_accepted_length", "relative_step_cost", "speedup", "latency_s")
+MACHINE = ("processor", "threads", "torch", "load_average")
+MEASURED = ("mean_accepted_length", "latency_s", "relative_step_cost", "speedup")
 
 
 def measure(name: str) -> None:
@@ -53,15 +55,12 @@ def read_machines(docs: Path) -> pd.DataFrame:
     rows = []
     for path in sorted(docs.glob("machines/*/bench.json")):
         report = read_json(path)
-        machine = {key: report[key] for key in ("processor", "threads", "torch", "load_average")}
+        machine = {key: report[key] for key in MACHINE}
         for row in report["rows"]:
-            numbers = {
-                key: value for key, value in row.items() if key.removesuffix("_low").removesuffix("_high") in MEASURED
-            }
-            rows.append({"machine": path.parent.name, **machine, **method_columns(row["method"]), **numbers})
+            measured = {key: row[key] for key in with_ends(*MEASURED)}
+            rows.append({"machine": path.parent.name, **machine, **method_columns(row["method"]), **measured})
     table = pd.DataFrame(rows)
-    columns = ["machine", "method", "label", *machine, *numbers]
-    return table.assign(label=label_rows(table))[columns]
+    return table.assign(label=label_rows(table))[["machine", "method", "label", *MACHINE, *with_ends(*MEASURED)]]
 
 
 def machine_cells(table: pd.DataFrame) -> Cells:

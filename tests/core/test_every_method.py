@@ -12,20 +12,17 @@ from functools import cache
 import pytest
 import torch
 from every_method import METHODS, spec_of
-from kernels import to_fake
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from helpers.captured_steps import NoHostSync, captured
-from helpers.every_method import assert_equal, decoder_of, make_batches
+from helpers.every_method import assert_equal, decoder_of, fill_on_fake_gpu, make_batches
 from helpers.tiny_models import make_models, make_prompts, start
 from lantern.acceptance import base
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.methods import keeps_tokens
-from lantern.models.draft import DraftModel
-from lantern.models.target import TargetModel
 from lantern.noise import ImageNoise, NoiseField
 from lantern.sampling import SamplingConfig
 
@@ -194,19 +191,10 @@ class OnDevice(TorchDispatchMode):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_step_stays_on_its_gpu(name, temperature):
     """Fake tensors have a device and a shape, but no values that a step could read."""
-    models, fake = make_models(), FakeTensorMode(allow_non_fake_inputs=True)
-    models = DecodingModels(TargetModel(models.target.config), DraftModel(models.draft.config), models.nearest_codes)
-    decoder = decoder_of(models, name, temperature)
-    batch = list(make_batches(decoder, models)[0])
-    with fake, torch.inference_mode():
-        to_fake(decoder, fake, "cuda")
-        to_fake(batch, fake, "cpu")
-        for model in (models.target, models.draft):
-            model.prepare_for_decoding()
-        state = decoder.allocate(3)
-        decoder.fill(state, range(3), *batch)
-        with OnDevice():
-            decoder.step(state)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    decoder, state = fill_on_fake_gpu(name, fake, temperature)
+    with fake, torch.inference_mode(), OnDevice():
+        decoder.step(state)
     assert all(isinstance(tensor, FakeTensor) for tensor in reachable_tensors(state).values())
 
 

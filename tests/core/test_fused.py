@@ -9,16 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from kernels import SAMPLING, XL, count_kernels, random_models, to_fake
+from kernels import SAMPLING, XL, count_kernels, random_models
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from helpers.every_method import decoder_of, make_batches
-from helpers.tiny_models import make_models
+from helpers.every_method import fill_on_fake_gpu
 from lantern import fused
-from lantern.decoding_state import DecodingModels
 from lantern.methods import make_method
-from lantern.models.draft import DraftModel
-from lantern.models.target import TargetModel
 
 CPU = torch.device("cpu")
 
@@ -120,17 +116,9 @@ def test_kernels_of_a_layer_get_contiguous_tensors(monkeypatch, name):
         run = getattr(fused, function)
         monkeypatch.setattr(fused, function, lambda *tensors, run=run: (check(*tensors), run(*tensors))[1])
     monkeypatch.setattr(fused, "is_usable", lambda device: device.type == "cuda")
-    tiny, fake = make_models(), FakeTensorMode(allow_non_fake_inputs=True)
-    models = DecodingModels(TargetModel(tiny.target.config), DraftModel(tiny.draft.config), tiny.nearest_codes)
-    decoder = decoder_of(models, name)
-    batch = list(make_batches(decoder, models)[0])
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    decoder, state = fill_on_fake_gpu(name, fake)
+    num_of_prefills = num_calls
     with fake, torch.inference_mode():
-        to_fake(decoder, fake, "cuda")
-        to_fake(batch, fake, "cpu")
-        for model in (models.target, models.draft):
-            model.prepare_for_decoding()
-        state = decoder.allocate(3)
-        decoder.fill(state, range(3), *batch)
-        num_of_prefills = num_calls
         decoder.step(state)
     assert num_calls > num_of_prefills > 0

@@ -9,10 +9,14 @@ from dataclasses import fields
 
 import torch
 from every_method import spec_of
+from kernels import to_fake
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from helpers.tiny_models import make_prompts
+from helpers.tiny_models import make_models, make_prompts
 from lantern.decoding import Decoder, make_decoder
-from lantern.decoding_state import DecodingModels, Generation
+from lantern.decoding_state import DecodingModels, DecodingState, Generation
+from lantern.models.draft import DraftModel
+from lantern.models.target import TargetModel
 from lantern.sampling import SamplingConfig
 
 
@@ -33,6 +37,22 @@ def make_batches(decoder: Decoder, models: DecodingModels) -> list[tuple]:
     features, mask = make_prompts(models, 6)
     noise = [decoder.make_noise(7, f"prompt-{i}") for i in range(6)]
     return [(features[part], mask[part], noise[part]) for part in (slice(0, 3), slice(3, 6))]
+
+
+def fill_on_fake_gpu(name: str, fake: FakeTensorMode, temperature: float = 1.0) -> tuple[Decoder, DecodingState]:
+    """Return a method's decoder and its state after the prefill, on fake CUDA tensors, which have no values."""
+    models = make_models()
+    models = DecodingModels(TargetModel(models.target.config), DraftModel(models.draft.config), models.nearest_codes)
+    decoder = decoder_of(models, name, temperature)
+    batch = list(make_batches(decoder, models)[0])
+    with fake, torch.inference_mode():
+        to_fake(decoder, fake, "cuda")
+        to_fake(batch, fake, "cpu")
+        for model in (models.target, models.draft):
+            model.prepare_for_decoding()
+        state = decoder.allocate(3)
+        decoder.fill(state, range(3), *batch)
+    return decoder, state
 
 
 def assert_equal(found: Generation, expected: Generation) -> None:

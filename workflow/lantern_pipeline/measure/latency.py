@@ -286,10 +286,15 @@ def join_timed_images(images: Sequence[TimedImage]) -> TimedImages:
 
 def save_timed_images(path: Path | str, images: Sequence[TimedImage]) -> None:
     """Write images of one temperature to a safetensors file that `load_timed_images` reads."""
-    found = vars(join_timed_images(images))
-    names = {"prompt_ids": found.pop("prompt_ids"), "method_ids": found.pop("method_ids")}
-    metadata = found.pop("metadata")
-    save_tensors(path, found, {**names, **metadata})
+    timed = join_timed_images(images)
+    tensors = {
+        "codes": timed.codes,
+        "step_lengths": timed.step_lengths,
+        "step_seconds": timed.step_seconds,
+        "is_draft": timed.is_draft,
+        "is_substituted": timed.is_substituted,
+    }
+    save_tensors(path, tensors, {"prompt_ids": timed.prompt_ids, "method_ids": timed.method_ids, **timed.metadata})
 
 
 def load_timed_images(path: Path | str) -> TimedImages:
