@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from lantern.methods import PRESETS, MethodSpec, acceptance_of, drafts_of, make_method
+from lantern.method_tables import PRESETS, acceptance_of, drafts_of
+from lantern.methods import MethodSpec, make_method
 from lantern.parameters import Parameter
 
 VALUES = {"k": 4, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5, "window": 2}

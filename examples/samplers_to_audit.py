@@ -7,7 +7,7 @@ lantern audit samplers_to_audit:speculative
 import torch
 
 from lantern.acceptance.base import Acceptance
-from lantern.methods import Parameter
+from lantern.parameters import Parameter
 
 
 def speculative(world, prompts, seeds):

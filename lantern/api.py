@@ -21,7 +21,8 @@ from lantern.decoding import Decoder, make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.generation import generate_images
 from lantern.likelihood import token_log_probs
-from lantern.methods import MethodSpec, make_method, preset_of
+from lantern.method_tables import preset_of
+from lantern.methods import MethodSpec, make_method
 from lantern.models.config import TargetConfig, shape_fields, target_parameters
 from lantern.models.families import FAMILIES
 from lantern.parameters import Parameter, check_sides
@@ -157,7 +158,7 @@ class Model:
 
         Args:
             prompts: one text or several.
-            method: name of a preset in `lantern.methods`, such as "lantern" or "jacobi".
+            method: name of a preset in `lantern.method_tables`, such as "lantern" or "jacobi".
             images: source pictures, which the model edits as each of the prompts says, in any type that its processor
                 supports, such as Pillow's. Only GLM-Image supports them.
             seed: seed of the noise.

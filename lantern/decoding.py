@@ -29,8 +29,9 @@ from lantern.custom_parts import named, watch_drafter
 from lantern.decoding_state import DecodingModels, DecodingState, Generation
 from lantern.draft_tree import DraftTree
 from lantern.drafters.base import Drafter
+from lantern.import_paths import load_class
 from lantern.kv_cache import round_slots
-from lantern.methods import MethodSpec, load_class
+from lantern.methods import MethodSpec
 from lantern.models.config import OVERSHOOT
 from lantern.noise import ImageNoise, NoiseField
 from lantern.sampling import SamplingConfig, filter_logits

@@ -27,9 +27,10 @@ from lantern.cards.published import CARDS
 from lantern.checkpoints.native import save_model
 from lantern.codebook import nearest_codes
 from lantern.io import save_tensors
-from lantern.methods import PARAMETERS, make_method
+from lantern.methods import make_method
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
+from lantern.parameters import PARAMETERS
 from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.tables.predict import KERNELS
 

@@ -66,7 +66,7 @@ class Acceptance:
     In verification, s(x) replaces the probability of x under the target.
 
     A custom class defines `relaxed_prob`. It may also declare the class attributes `parameters`, `drafts` and `paper`,
-    which are described in `lantern.methods.AcceptanceRow`.
+    which are described in `lantern.method_tables.AcceptanceRow`.
 
     Args:
         parameters: values of the declared parameters. Each becomes an attribute, for example `self.delta`.

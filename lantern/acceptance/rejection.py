@@ -22,7 +22,7 @@ from lantern.acceptance.base import Acceptance, Choice, Exact, Merged, Verifier,
 from lantern.acceptance.official import official_residual
 from lantern.acceptance.relaxed_sets import MergedSet, RelaxedSets
 from lantern.draft_tree import of_all_nodes
-from lantern.methods import OFFICIAL_RESIDUALS
+from lantern.method_tables import OFFICIAL_RESIDUALS
 from lantern.noise import NoiseField
 from lantern.step import Proposal, Scores
 

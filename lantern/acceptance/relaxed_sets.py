@@ -21,7 +21,8 @@ import torch.nn.functional as F
 
 from lantern.acceptance.base import Acceptance, Choice, Merged, Readings, Verifier, token_of
 from lantern.draft_tree import DraftTree, first_leaf
-from lantern.methods import OFFICIAL_RESIDUALS, MethodSpec
+from lantern.method_tables import OFFICIAL_RESIDUALS
+from lantern.methods import MethodSpec
 from lantern.parameters import ParameterValue
 from lantern.sampling import SamplingConfig
 from lantern.step import Proposal, Scores

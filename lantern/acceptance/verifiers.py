@@ -1,4 +1,4 @@
-"""Construction of a method's verifier. The table of all acceptances is in `lantern.methods`."""
+"""Construction of a method's verifier. The table of all acceptances is in `lantern.method_tables`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import torch
 from lantern.acceptance.base import Acceptance, Exact, Readings, Verifier
 from lantern.acceptance.rejection import ByRejection, Rejection
 from lantern.custom_parts import named, watch_acceptance, watch_verifier
-from lantern.methods import MethodSpec, load_class, verifies_by_rejection
+from lantern.import_paths import load_class
+from lantern.methods import MethodSpec, verifies_by_rejection
 from lantern.sampling import SamplingConfig
 
 

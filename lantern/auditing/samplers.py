@@ -14,7 +14,9 @@ from lantern.auditing.table_models import make_models
 from lantern.auditing.world import World
 from lantern.decoding import make_decoder
 from lantern.drafters.base import Drafter
-from lantern.methods import PRESETS, MethodSpec, acceptance_of, drafts_of, import_object, make_method, preset_of
+from lantern.import_paths import import_object
+from lantern.method_tables import PRESETS, acceptance_of, drafts_of, preset_of
+from lantern.methods import MethodSpec, make_method
 from lantern.sampling import SamplingConfig
 from lantern.tree_shapes import Choices, DynamicTreeOptions
 

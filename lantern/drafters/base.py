@@ -26,7 +26,7 @@ class Drafter(Generic[State]):
     tensors. These tensors are changed in place and never move in memory, so that a CUDA graph can use them.
 
     A custom class may declare the class attributes `trees`, `parameters`, `is_sampled` and others, which are described
-    in `lantern.methods.DraftsRow`.
+    in `lantern.method_tables.DraftsRow`.
 
     Attributes:
         tree: the static tree, or the options of the dynamic one.

@@ -15,7 +15,8 @@ from lantern.acceptance import base
 from lantern.acceptance.base import Exact
 from lantern.acceptance.verifiers import make_verifier
 from lantern.codebook import nearest_codes
-from lantern.methods import MethodSpec, load_class
+from lantern.import_paths import load_class
+from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
 
 PARTS = "helpers.wrong_parts"  # the module, as a config names it

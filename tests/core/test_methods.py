@@ -8,7 +8,9 @@ from dataclasses import asdict
 import pytest
 
 from helpers.paths import ROOT
-from lantern.methods import ACCEPTANCE, PARAMETERS, PEERS, PRESETS, MethodSpec, Parameter, keeps_tokens, make_method
+from lantern.method_tables import ACCEPTANCE, PEERS, PRESETS
+from lantern.methods import MethodSpec, keeps_tokens, make_method
+from lantern.parameters import PARAMETERS, Parameter
 from lantern.tree_shapes import DynamicTreeOptions, JointTree, tree_choices
 
 

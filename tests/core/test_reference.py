@@ -33,7 +33,8 @@ from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import static_tree, tree_from_parents
 from lantern.drafters.eagle import EagleDrafter, EagleState
-from lantern.methods import MethodSpec, load_class
+from lantern.import_paths import load_class
+from lantern.methods import MethodSpec
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, guide
 from lantern.noise import NoiseField

@@ -18,7 +18,8 @@ from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import static_tree
 from lantern.drafters.path_relax import ParallelChainsDrafter
 from lantern.drafters.sjd import SpeculativeJacobiDrafter
-from lantern.methods import PRESETS, make_method
+from lantern.method_tables import PRESETS
+from lantern.methods import make_method
 from lantern.models.config import TargetConfig
 from lantern.sampling import SamplingConfig
 from lantern.tree_shapes import tree_choices

@@ -9,7 +9,7 @@ from lantern.acceptance.base import Acceptance, ByEquality, Exact, Verifier
 from lantern.acceptance.relaxed_sets import AdditiveBound, RelaxedSets
 from lantern.drafters.base import Drafter
 from lantern.drafters.jacobi import JacobiDrafter
-from lantern.methods import PARAMETERS
+from lantern.parameters import PARAMETERS
 
 
 class Guesses(JacobiDrafter):

@@ -11,7 +11,8 @@ from helpers.tiny_transformers import IDS, MASK, NULL, NUM_CODES, TINY, make_tin
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels, Generation
-from lantern.methods import PRESETS, drafts_of, keeps_tokens, make_method
+from lantern.method_tables import PRESETS, drafts_of
+from lantern.methods import keeps_tokens, make_method
 from lantern.models import adapter
 from lantern.models.adapter import TransformersTarget, adapt
 from lantern.models.draft import DraftModel

@@ -247,7 +247,7 @@ def test_parameters_of_a_users_class_follow_in_the_order_of_their_names(tmp_path
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_order", raising=False)
     (tmp_path / "own_order.py").write_text(
-        "from lantern.acceptance.base import Acceptance\nfrom lantern.methods import PARAMETERS, Parameter\n\n"
+        "from lantern.acceptance.base import Acceptance\nfrom lantern.parameters import PARAMETERS, Parameter\n\n"
         "class Own(Acceptance):\n    parameters = {'h': PARAMETERS['h'], "
         f"**{{name: Parameter(name, 'mine') for name in {names}}}}}\n"
     )

@@ -25,7 +25,8 @@ from helpers.figure_tables import (
     make_records,
     make_summary,
 )
-from lantern.methods import PRESETS, MethodSpec, make_method
+from lantern.method_tables import PRESETS
+from lantern.methods import MethodSpec, make_method
 from lantern_pipeline.data.tables import method_columns, read_table
 from lantern_pipeline.figures.published import OWN_MODEL
 from lantern_pipeline.figures.style import column_titles, first_of_each_preset, half_widths, name_rows, save_figure

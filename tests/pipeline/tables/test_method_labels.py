@@ -9,7 +9,8 @@ import pytest
 
 from helpers.configs import load_config, typed_config
 from helpers.paths import ROOT
-from lantern.methods import PRESET_ROWS, MethodSpec, PresetRow, make_method
+from lantern.method_tables import PRESET_ROWS, PresetRow
+from lantern.methods import MethodSpec, make_method
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.data.tables import method_columns, read_table
@@ -122,7 +123,7 @@ def test_own_parameters_are_those_that_users_classes_add(tmp_path, monkeypatch):
     """They are in the order of the names of the classes. Lantern's parameters have columns already."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_parts", raising=False)
-    lines = ["from lantern.methods import PARAMETERS, Parameter", ""]
+    lines = ["from lantern.parameters import PARAMETERS, Parameter", ""]
     for letter in "CADB":
         own = f"'cap_{letter}': Parameter('cap {letter}', 'mine'), 'k': PARAMETERS['k']"
         lines += [f"class {letter}:", f"    parameters = {{{own}}}", ""]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from lantern.methods import OFFICIAL_RESIDUALS
+from lantern.method_tables import OFFICIAL_RESIDUALS
 from lantern.models.config import OVERSHOOT
 from lantern.tree_shapes import DynamicTreeOptions, JointTree, check_choices, tree_choices
 from lantern_pipeline.config.methods import expand_ablations, expand_methods

@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lantern.methods import PARAMETERS, PRESETS, MethodSpec, acceptance_of
+from lantern.method_tables import PRESETS, acceptance_of
+from lantern.methods import MethodSpec
+from lantern.parameters import PARAMETERS
 from lantern.tree_shapes import DynamicTreeOptions, TreeShape, joint_choices, tree_choices
 from lantern_pipeline.measure.ablation_point import AblationPoint
 from lantern_pipeline.measure.registry import CEILINGS

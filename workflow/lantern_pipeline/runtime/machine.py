@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TypedDict
 
-from lantern.methods import CLASS_FOLDERS
+from lantern.import_paths import CLASS_FOLDERS
 
 # Snakemake sets OMP_NUM_THREADS and similar variables itself, from each rule's `threads`.
 JOB_ENVIRONMENT = {

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, create_model
 
-from lantern.methods import NEIGHBOURS, PARAMETERS, PRESETS, RESIDUALS, Parameter
+from lantern.method_tables import NEIGHBOURS, PRESETS, RESIDUALS
+from lantern.parameters import PARAMETERS, Parameter
 from lantern_pipeline.settings.key_types import Integer, Name, Number, OneOrList, Section
 
 

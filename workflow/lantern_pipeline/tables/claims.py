@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lantern.methods import drafts_of, keeps_tokens
+from lantern.method_tables import drafts_of
+from lantern.methods import keeps_tokens
 from lantern_pipeline.measure.columns import with_ends
 from lantern_pipeline.measure.registry import ROUNDING
 from lantern_pipeline.measure.repeats import POOLED

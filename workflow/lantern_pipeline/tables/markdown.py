@@ -11,7 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from lantern.io import write_text
-from lantern.methods import drafts_of
+from lantern.method_tables import drafts_of
 from lantern_pipeline.measure.registry import METRICS, REAL, Metric
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.claims import MIN_TIMED, needs_draft_model, num_timed

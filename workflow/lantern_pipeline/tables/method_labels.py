@@ -11,7 +11,9 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from lantern.methods import PARAMETERS, PRESET_ROWS, PRESETS, PresetRow, load_class
+from lantern.import_paths import load_class
+from lantern.method_tables import PRESET_ROWS, PRESETS, PresetRow
+from lantern.parameters import PARAMETERS
 from lantern_pipeline.data.tables import method_columns
 
 # Labels and colours of the presets and of two other methods. "LANTERN chain" applies the formula of LANTERN's paper to

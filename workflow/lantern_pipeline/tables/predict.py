@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from lantern.cards.published import CARDS
-from lantern.methods import PRESETS, drafts_of
+from lantern.method_tables import PRESETS, drafts_of
 from lantern.models.config import target_parameters
 from lantern_pipeline.measure.speed import BASELINE
 
