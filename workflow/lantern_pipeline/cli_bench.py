@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,7 @@ from lantern_pipeline.measure.steps import step_rounds
 from lantern_pipeline.pages.race import build_page
 from lantern_pipeline.runtime.machine import describe_machine, name_processor
 from lantern_pipeline.tables.markdown import text_table, with_interval
+from lantern_pipeline.world.fashion import GARMENTS
 from lantern_pipeline.world.scenes import caption, sample_scene
 
 Report = dict[str, Any]  # JSON values by name, see `bench`
@@ -44,16 +46,6 @@ TEXTS = (
     "a close-up of a bee on a sunflower",
     "a city street at night after rain",
     "a steam train crossing a stone bridge",
-)
-GARMENTS = (
-    "a dark patterned dress",
-    "a light plain t-shirt",
-    "grey patterned trousers",
-    "a dark plain coat",
-    "a light plain boot",
-    "a grey plain bag",
-    "a dark patterned sandal",
-    "a light patterned shirt",
 )
 
 
@@ -221,8 +213,9 @@ def choose_prompts(encoder: TextEncoder, file: Path | None, num: int) -> list[Pr
         encoder.encode([prompt.text for prompt in prompts])
         return prompts
     captions = [caption(sample_scene(0, index, "seen")) for index in range(num)]
+    garments = random.Random(0).sample(list(GARMENTS), len(GARMENTS))
     classes = [str(index) for index in range(num)]
-    for texts in (TEXTS, captions, GARMENTS, classes):
+    for texts in (TEXTS, captions, garments, classes):
         with suppress(ValueError):
             encoder.encode(texts)
             return [Prompt(f"bench-{index}", texts[index % len(texts)]) for index in range(num)]

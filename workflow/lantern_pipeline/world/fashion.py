@@ -57,7 +57,7 @@ def caption(garment: Garment) -> str:
     return words if garment[-1] == "trousers" else f"a {words}"
 
 
-_GARMENTS = {caption(garment): garment for garment in product(TONES, PATTERNS, CLASSES)}
+GARMENTS = {caption(garment): garment for garment in product(TONES, PATTERNS, CLASSES)}
 
 
 def attributes_of(text: str) -> dict[str, str] | None:
@@ -65,7 +65,7 @@ def attributes_of(text: str) -> dict[str, str] | None:
 
     Case and full stops at the end are ignored.
     """
-    garment = _GARMENTS.get(" ".join(text.lower().rstrip(" .").split()))
+    garment = GARMENTS.get(" ".join(text.lower().rstrip(" .").split()))
     return None if garment is None else dict(zip(HEADS, garment, strict=True))
 
 
