@@ -11,7 +11,7 @@
 #   make machine     measure this machine for docs/machines.md (NAME=my-laptop; three minutes)
 #   make lint        ruff, codespell, import-linter, pyright, snakefmt, snakemake --lint
 #   make format      let ruff and snakefmt rewrite the files
-#   make diagrams    draw docs/rulegraph.svg (needs graphviz) and docs/draft_trees.svg
+#   make diagrams    draw docs/rulegraph.svg (needs graphviz), docs/draft_trees.svg and docs/overview.png
 #   make docs        build the documentation site into site/
 #   make resume      continue a run after a crash or a kill -9
 #   make lock        write requirements.lock.txt and the versions in environment.yml from pyproject.toml (needs uv)
@@ -100,6 +100,7 @@ figures: arguments $(STAMP)
 diagrams: $(STAMP)
 	$(SNAKEMAKE) --configfile experiments/embedded_training.yaml --rulegraph dot | $(BIN)/python docs/rulegraph.py | dot -Tsvg > docs/rulegraph.svg
 	$(BIN)/python docs/draft_trees.py
+	$(BIN)/python docs/overview.py
 
 # The theme warns that its successor is at hand. It reads the same mkdocs.yml, but has no hooks yet.
 docs: $(STAMP)

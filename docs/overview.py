@@ -1,0 +1,100 @@
+"""Draw docs/overview.png: what exact and relaxed methods gain and cost here, and what papers claim.
+
+python docs/overview.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
+
+from lantern_pipeline.data.tables import read_table
+from lantern_pipeline.figures import style
+from lantern_pipeline.figures.published import OWN_MODEL
+from lantern_pipeline.figures.tradeoff import split_curves
+from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.tables.claims import needs_draft_model
+from lantern_pipeline.tables.comparisons import read_published
+from lantern_pipeline.tables.method_labels import method_name
+from lantern_pipeline.tables.nodes import DRAFTS, LENGTH, node_rows
+
+DOCS = Path(__file__).resolve().parent
+TITLES = ("Exact methods", "Relaxed methods", "As published")
+
+
+def draw_overview(nodes: pd.DataFrame, peers: pd.DataFrame, published: pd.DataFrame, path: Path) -> None:
+    """Draw tokens per forward pass in three panels.
+
+    The first panel shows exact methods against the nodes of their draft tree. The second shows relaxed methods against
+    the negative log-likelihood (NLL) that they add. The third shows numbers of papers, which state no NLL.
+
+    Args:
+        nodes: docs/nodes.csv.
+        peers: docs/peers.csv.
+        published: table of published numbers, as `read_published` returns it.
+        path: picture to write.
+    """
+    with style.paper_style():
+        figure = style.new_figure(style.PAGE_WIDTH, 4.4)
+        exact, relaxed, claimed = figure.subplots(1, 3, width_ratios=(1, 1.3, 0.9))
+        _draw_exact(exact, node_rows(nodes))
+        _draw_relaxed(relaxed, peers[peers["temperature"] == 1])
+        _draw_claims(claimed, published)
+        for axes, title in zip((exact, relaxed, claimed), TITLES, strict=True):
+            axes.set_title(title, loc="left")
+        _, labels = relaxed.get_legend_handles_labels()
+        figure.legend(loc="outside lower center", ncols=style.fitting_columns(labels))
+        style.save_figure(figure, [path])
+
+
+def _draw_exact(axes: Axes, rows: pd.DataFrame) -> None:
+    for drafts, line in rows.groupby("drafts", sort=False):
+        look = style.method_look(str(drafts), is_open=drafts == "jacobi")
+        axes.errorbar(line["nodes"], line[LENGTH], yerr=style.half_widths(line, LENGTH), **look)
+        last = line.iloc[-1]
+        offset = (-4, 6) if drafts == "hybrid" else (2, -14)
+        axes.annotate(
+            DRAFTS[str(drafts)], (last["nodes"], last[LENGTH]), offset, textcoords="offset points", ha="right"
+        )
+    numbers = sorted(set(rows["nodes"]) - {12})
+    axes.set_xscale("log")
+    axes.set_xticks(numbers, [str(number) for number in numbers])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set(xlabel="nodes of the draft tree", ylabel="tokens / forward", ylim=(1, 5))
+
+
+def _draw_relaxed(axes: Axes, rows: pd.DataFrame) -> None:
+    baseline = rows.loc[rows["method"] == BASELINE, "nll"].iloc[0]
+    rows = split_curves(rows[rows["is_exact"].eq(False)])
+    for (method, _), line in rows.groupby(["method", "place"], sort=False):
+        look = style.method_look(str(method), is_open=not needs_draft_model(line).iloc[0])
+        axes.errorbar(
+            line["nll"] - baseline,
+            line[LENGTH],
+            yerr=style.half_widths(line, LENGTH),
+            label=line["curve"].iloc[0],
+            **look,
+        )
+    axes.axvline(0, **style.AT_BASELINE)
+    axes.set(xlabel="NLL added (nats / token)", ylim=(1, 5))
+
+
+def _draw_claims(axes: Axes, published: pd.DataFrame) -> None:
+    is_own_model = published["note"].str.startswith(OWN_MODEL, na=False)
+    rows = published[(published[LENGTH] > 1) & ~is_own_model].sort_values(LENGTH, ascending=False)
+    rows = rows.drop_duplicates("method")
+    axes.plot(rows[LENGTH], range(len(rows)), "o", color=style.GREY)
+    style.name_rows(axes, map(method_name, rows["method"]))
+    axes.set_xscale("log")
+    ticks = (1, 2, 4, 8)
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set(xlabel="tokens / forward, at most")
+
+
+if __name__ == "__main__":
+    tables = {name: read_table(DOCS / f"{name}.csv") for name in ("nodes", "peers")}
+    draw_overview(tables["nodes"], tables["peers"], read_published(), DOCS / "overview.png")
