@@ -30,13 +30,13 @@ NO_TOKEN = -2  # `Choice.chosen` if no child is accepted; -1 would match missing
 
 
 class Tried(NamedTuple):
-    """The test of one child x of each node. All these children have the same rank among their siblings.
+    """The probabilities that decide whether one child x of each node is accepted, for example each node's second child.
 
     Attributes:
         relaxed_prob: relaxed probability s(x), (..., 1).
         token_draft: draft probability p(x), (..., 1). p is renormalised over the codes that no earlier sibling holds. 1
             for a deterministic draft.
-        is_tried: whether the node has a child of this rank, bool (..., 1).
+        is_tried: whether the node has this child, bool (..., 1).
         residual: target distribution after x is rejected, (..., vocab).
     """
 
@@ -97,8 +97,8 @@ class Rejection:
 
         Args:
             probs: target distribution, (..., vocab).
-            merged: relaxed probability of one draft x per node. It may be None if the drafts are sampled and all
-                rejected drafts have the same residual, see `has_one_residual`.
+            merged: one draft x per node, with its relaxed probability. It may be None if the drafts are sampled and
+                all rejected drafts have the same residual, see `has_one_residual`.
             draft_probs: distribution that x was sampled from, (..., vocab). None for a deterministic draft.
             is_tried: nodes that had a draft to try, bool (..., 1). The other nodes keep `probs`. None if all nodes had
                 one.
