@@ -1,4 +1,4 @@
-"""The class of a model that generates images, and of the images that it returns.
+"""Two classes that users work with: a model that generates images, and the images that it returns.
 
 `lantern.load` makes a model. docs/library.md has examples.
 """
@@ -117,7 +117,7 @@ class Model:
             `codebook`.
         encoder: text encoder of the prompts.
         sampling: default temperature, filters and guidance of `generate`.
-        parts: defaults of a method. The keys are "static" (name of a static tree), "dynamic" (options of a dynamic
+        parts: defaults for methods. The keys are "static" (name of the static tree), "dynamic" (options of the dynamic
             tree), and "neighbours" (measure of distance by which nearest codes are found).
         family: key of `lantern.models.families.FAMILIES` for a transformers model. None for others, such as LlamaGen.
         make_source_encoder: function that makes the encoder of prompts with source pictures. Its arguments are the last

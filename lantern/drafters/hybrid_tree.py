@@ -71,8 +71,8 @@ class HybridTreeDrafter(HybridDrafter):
     def _children(self, results: Results, parents: torch.Tensor, keys: torch.Tensor, num_siblings: int) -> torch.Tensor:
         """Return the drafts below the parents of one depth, int64 (batch, parents, num_siblings).
 
-        They are the most probable codes of a mixture of distributions: one per result of the pool, and one of the draft
-        model.
+        They are the most probable codes of a mixture of distributions: one of the draft model, and one per result of
+        the pool. A result is a preceding token and the target's best codes after it, from an earlier step.
 
         Args:
             results: the pool's results of the children's position, repeated for every parent, see `Results.at`.

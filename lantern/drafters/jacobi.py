@@ -65,8 +65,9 @@ class JacobiDrafter(Drafter[JacobiState]):
     """The drafter whose drafts are the target's samples of earlier steps, which are kept in a pool.
 
     The pool has several results for every position. A *result* is a preceding token and the best codes after it. All
-    children of a node come from one result: the child of rank r is its r-th best code. This is the newest result whose
-    preceding token equals the newest draft of the node's position, or else the newest result.
+    children of a node come from one result, the newest one whose preceding token equals the newest draft of the node's
+    position. If there is none, they come from the newest result. The child of rank r is the r-th best code of the
+    result.
 
     Args:
         tree: the static tree. Its depth is the window, the number of positions that are drafted in a step.
@@ -74,8 +75,8 @@ class JacobiDrafter(Drafter[JacobiState]):
         num_kept: number of results per position in the pool. With 1, drafts come from the previous step only.
 
     Attributes:
-        keeps_first: whether a position keeps its first draft until a node predicts it. Otherwise the codes of the
-            deepest node replace it.
+        keeps_first: whether a position that the tree does not reach keeps its first draft. If False, the target's best
+            codes after the deepest node replace it in every step.
     """
 
     tree: StaticTree
@@ -180,7 +181,9 @@ class JacobiDrafter(Drafter[JacobiState]):
             self._keep_probs(state.probs, outcome.scores.weights[:, :num_nodes].softmax(-1), written)
 
     def _keep_probs(self, kept: torch.Tensor, probs: torch.Tensor, written: torch.Tensor) -> None:
-        """Put the target's distributions at all nodes into the pool, at the indices of the nodes' results.
+        """Store the target's distribution at each node, so that it can be the draft distribution of later drafts.
+
+        The pool keeps the best codes at each node as a *result*. The distribution is stored at the index of the result.
 
         Args:
             kept: `JacobiState.probs`, changed in place.
@@ -196,7 +199,7 @@ class JacobiDrafter(Drafter[JacobiState]):
 
 
 class SourceJacobiDrafter(JacobiDrafter):
-    """The Jacobi drafter whose first draft of a position is a source picture's code at the same place.
+    """The Jacobi drafter for edited images: the first draft of a position is the source picture's code at that place.
 
     An edited image may repeat much of its source. The target's samples replace these drafts as soon as there are any.
     """
@@ -218,18 +221,18 @@ class SourceJacobiDrafter(JacobiDrafter):
 
 
 def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int, keeps_first: bool) -> torch.Tensor:
-    """Return the indices by which the pool of one image takes the results of a step, int64 (n,).
+    """Return the indices that update the pool of one image after a step, int64 (n,).
 
-    A *result* of a position is a preceding token and the best codes after it. After a step, the pool is filled from a
-    list: the results of all nodes of the tree, then the old results of the positions that change. These are the
-    positions from the next token to twice the depth of the tree after it.
+    A *result* of a position is a preceding token and the best codes after it. A step changes the results of the next
+    2 * depth + 1 positions. The new results of these positions are selected, by the returned indices, from a list. The
+    list holds the results of all nodes of the tree, then the old results of the positions.
 
     - A position that nodes predict gets the results of these nodes, then its newest old results.
-    - A position beyond the tree keeps its results. Unless `keeps_first` is True, the codes of the newest one are
+    - A position beyond the tree keeps its results. Unless `keeps_first` is True, the codes of its newest result are
       replaced by the codes at the first node of the deepest level.
 
-    For example, a chain of two drafts and three results per position: position 0 gets the result of the root, then its
-    two newest old results.
+    For example, let the tree be a chain of two drafts, with three results per position. The next position then gets the
+    result of the root and its two newest old results.
 
     Args:
         tree: the static tree.
