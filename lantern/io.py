@@ -74,7 +74,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
 def _cause_of(error: OSError | SafetensorError) -> tuple[int, str]:
     """Return the error number (errno) and the text of a system error.
 
-    An error of safetensors has the number only in its message. The number is EIO if there is none.
+    An error of safetensors has the number only in its message. If the message has none, the number is EIO.
     """
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno, error.strerror or str(error)

@@ -43,9 +43,9 @@ class DraftsRow:
             so, they are verified by rejection sampling above temperature 0.
         is_coupled: whether drafts are sampled with the target's noise.
         has_twins: whether two siblings may hold the same token.
-        is_exact: whether decoding with exact acceptance has the target's distribution. If False, total variation is not
-            measured, since `Proposal.draft_probs` is not the distribution of the drafts either.
-        loop: class of the decoder, "module:Class".
+        is_exact: whether decoding with exact acceptance keeps the target's distribution. If False, total variation is
+            not measured, since the distributions of the drafts are not known.
+        loop: class of the decoder, which runs the decoding steps, "module:Class".
         paper: source of the method.
     """
 
@@ -147,7 +147,7 @@ class AcceptanceRow:
         path: class of the acceptance, "module:Class".
         parameters: parameters by name. An acceptance with the parameter k reads the table of nearest codes.
         drafts: keys of DRAFTS that can be combined with the acceptance. None for all.
-        reason: why other drafts are refused, the end of the error message.
+        reason: text that ends the error message for other drafts, and states why they are refused.
         exact_at: parameter values that make decoding exact, such as delta = 0.
         has_official: whether LANTERN's public code has this acceptance. If not, the residuals "official" and
             "official_lumina" are not allowed.

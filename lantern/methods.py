@@ -327,9 +327,9 @@ def _check_parameters(spec: MethodSpec) -> None:
 def _shape_of(spec: MethodSpec) -> TreeShape | None:
     """Return the shape of a method's tree, or None if the method has no tree.
 
-    The shape of a static tree is its paths. For hybrid drafts it is the paths of two trees. The shape of a dynamic tree
-    is its options. If `spec.tree_shape` is set, its JSON values are converted to this form. Otherwise the tree is found
-    by its name, `spec.tree`.
+    The shape of a static tree is its paths, and the shape of a dynamic tree is its options. For hybrid drafts the shape
+    is the paths of two trees. If `spec.tree_shape` is set, it is converted from JSON values. Otherwise the shape of the
+    tree named `spec.tree` is returned.
 
     Raises:
         ValueError: the given shape does not fit the kind of tree, or the name of the tree is unknown.

@@ -118,9 +118,9 @@ def _key_of(run_seed: int, prompt_id: str, stream: str) -> tuple[int, int]:
 def choose_window(num_positions: int, vocab_size: int, device: torch.device | str = "cpu") -> int:
     """Return the number of positions whose noise a `NoiseField` keeps in memory per image.
 
-    If the noise of all positions fits into the limit of the device, the result is `num_positions`. The limit is
-    WHOLE_BYTES on a CPU and DEVICE_BYTES on a GPU. Otherwise the result is WINDOW on a CPU. On a GPU it is then the
-    number of positions that fit into DEVICE_BYTES, but at least WINDOW.
+    If the noise of all positions fits into the memory limit, the result is `num_positions`. The limit is WHOLE_BYTES on
+    a CPU and DEVICE_BYTES on a GPU. If it does not fit, the result is WINDOW on a CPU. On a GPU it is the number of
+    positions that fit, but at least WINDOW.
 
     Args:
         num_positions: number of positions of an image.
@@ -133,9 +133,9 @@ def choose_window(num_positions: int, vocab_size: int, device: torch.device | st
 
 
 def is_made_by(device: torch.device | str) -> bool:
-    """Return whether the noise that decoding on a device reads is also computed there.
+    """Return whether a device computes the noise of decoding itself.
 
-    This is so for a GPU. For a CPU, numpy computes the noise in background threads.
+    A GPU does. For a CPU, numpy computes the noise in background threads.
     """
     return torch.device(device).type == "cuda"
 
@@ -143,8 +143,8 @@ def is_made_by(device: torch.device | str) -> bool:
 class ImageNoise:
     """The noise of one image.
 
-    On a CPU, the constructor makes the noise of the first `window` positions. numpy lets other threads run meanwhile.
-    Later positions are made when they are read. On a GPU, all positions are made when they are read.
+    On a CPU, the constructor computes the noise of the first `window` positions. Other threads can run meanwhile. The
+    noise of later positions is computed when it is read. On a GPU, all noise is computed when it is read.
 
     Args:
         run_seed: seed of the run.

@@ -30,9 +30,9 @@ def _rotate_and_write(
 
     Args:
         qkv: as in `lantern.fused.rotate_and_write`.
-        rotary: as there, but a pair of real numbers in place of each complex number.
-        vectors: as there.
-        flat_slots: as there.
+        rotary: as in `lantern.fused.rotate_and_write`, but with a pair of real numbers for each complex number.
+        vectors: as in `lantern.fused.rotate_and_write`.
+        flat_slots: as in `lantern.fused.rotate_and_write`.
         num_rotary: number n of rotations. Token t uses rotation t % n.
         num_queries: number of query heads.
         num_turned: number of query and key heads.

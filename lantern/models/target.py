@@ -120,9 +120,9 @@ class Target(StoredModel):
         return self.token_embedding.weight.dtype
 
     def source_codes(self, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor | None:
-        """Return the code of a source picture at the place of each image token, int64 (batch, image tokens).
+        """Return for each image token the code of the source picture at the same place, int64 (batch, image tokens).
 
-        None if the prompts have no source pictures.
+        A source picture is a picture in the prompt, which the model edits. None if the prompts have none.
 
         Args:
             features: prompts, (batch, ...).
