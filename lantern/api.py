@@ -159,8 +159,8 @@ class Model:
         Args:
             prompts: one text or several.
             method: name of a preset in `lantern.method_tables`, such as "lantern" or "jacobi".
-            images: source pictures, which the model edits as each of the prompts says, in any type that its processor
-                supports, such as Pillow's. Only GLM-Image supports them.
+            images: source pictures to edit. Every prompt describes one edit of these pictures. They may have any type
+                that the model's processor supports, such as Pillow's. Only GLM-Image supports source pictures.
             seed: seed of the noise.
             size: height and width of the images in pixels, or the side of square ones, instead of the model's own size.
                 Models whose prompts state the size allow others: Emu3 allows multiples of 8, GLM-Image multiples of 32.

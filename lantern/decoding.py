@@ -227,7 +227,7 @@ class Decoder:
         mask: torch.Tensor,
         fields: Sequence[ImageNoise],
     ) -> None:
-        """Put new prompts into some rows of the batch, run them through the target, and emit image token 0.
+        """Put new prompts into some rows of the batch, run them through the target, and emit their first image tokens.
 
         Args:
             state: the state, changed in place.

@@ -311,7 +311,7 @@ PEERS = tuple(name for name, row in PRESET_ROWS.items() if row.is_peer)
 
 
 def preset_of(name: str) -> dict[str, ParameterValue]:
-    """Return the parts of a preset.
+    """Return the parts of a preset, which is a named method: its tree, drafts, acceptance and parameters.
 
     Args:
         name: key of PRESETS.
@@ -355,9 +355,9 @@ _Row = TypeVar("_Row", DraftsRow, AcceptanceRow)
 
 
 def _declared(name: object, what: str, table: Mapping[str, _Row], kind: type[_Row]) -> _Row:
-    """Return what a source of drafts or an acceptance declares about itself, such as its parameters.
+    """Return the declaration of a source of drafts or of an acceptance: its parameters and its properties.
 
-    It is a row of a table, or is made from the attributes of a custom class.
+    The declaration is an entry of a table, or is made from the attributes of a custom class.
 
     Args:
         name: key of the table, or "module:Class".

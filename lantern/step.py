@@ -29,7 +29,7 @@ class Prefill:
         hidden: hidden states of the target at the prompt tokens, (branches, prompts, num_text_tokens, dim). branches =
             1, or 2 with classifier-free guidance.
         mask: bool (branches, prompts, num_text_tokens), True for tokens of a prompt, False for padding.
-        first: image token 0, sampled after the last prompt position, int64 (prompts, 1).
+        first: first image token of each prompt, int64 (prompts, 1).
         ids: token ids of the prompts, int64, shaped like `mask`. None if prompts are caption features, or have source
             pictures.
         source: code of a source picture at the place of each image token, int64 (prompts, image tokens). None if

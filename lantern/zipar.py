@@ -89,7 +89,9 @@ def _forwards_of(lines: tuple[int, int], window: int, first: int) -> list[list[F
 
 @dataclass(frozen=True)
 class LineTables:
-    """A schedule as int64 tensors. A *cell* is one token that a forward pass may feed. Unused cells are padded.
+    """The tokens that ZipAR feeds in each forward pass, as int64 tensors.
+
+    A *cell* is one token that a forward pass may feed. Unused cells are padded.
 
     Attributes:
         sources: `Feed.source`, (forwards, cells).

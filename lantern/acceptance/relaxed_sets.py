@@ -369,11 +369,13 @@ class BudgetBound(RelaxedSets):
 
 
 class Proximity(RelaxedSets):
-    """Proximity acceptance, which Lantern adds: the target may sample a draft or any of its k nearest codes.
+    """Proximity acceptance, which Lantern adds: a draft is accepted if the target samples it or a similar code.
 
-    The probability of these codes does not matter. A *substitution* is an emitted token that differs from the token
-    that the target sampled. The share of substitutions among the emitted tokens is an upper limit of the total
-    variation from the target. Codes that top-k or top-p filtering removed are never emitted.
+    The similar codes are the k nearest codes of the draft, whatever their probability. Drafts that top-k or top-p
+    filtering removed are not accepted.
+
+    A *substitution* is an emitted token that differs from the token that the target sampled. The share of substitutions
+    among the emitted tokens is an upper limit of the total variation from the target.
     """
 
     renormalises = False

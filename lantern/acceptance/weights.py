@@ -14,9 +14,12 @@ class DraftWeights(Acceptance):
     """COOL-SD's acceptance, in which each position i of a chain of drafts has a weight omega_i.
 
     Let t be the target distribution and p the draft distribution. The draft x at position i is accepted with
-    probability f(x) = min(1, omega_i t(x) / p(x)). The residual must be "matched", see `Rejection`. No other residual
-    leads to a lower total variation (TV) between the distribution of the emitted token and t. The TV is then the sum of
-    max(0, p(x) f(x) - t(x)) over all codes x. It is 0 if omega_i <= 1, and otherwise at most 1 - 1 / omega_i.
+    probability f(x) = min(1, omega_i t(x) / p(x)). With a weight above 1, more drafts are accepted than by exact
+    rejection sampling, and the output distribution changes.
+
+    The residual must be "matched", see `Rejection`. The total variation between the distribution of the emitted token
+    and t is then the sum of max(0, p(x) f(x) - t(x)) over all codes x. It is 0 if omega_i <= 1, and otherwise at most
+    1 - 1 / omega_i.
 
     Args:
         weights: omega_i of each position, first to last, (drafts,).

@@ -97,7 +97,7 @@ class TableTarget(Target):
     ) -> torch.Tensor:
         """Return the hidden states of new tokens: the rows of their contexts in the tables, see `Target.extend`.
 
-        The term of each token, which its context adds to the row, is stored in the cache.
+        The row of a context is a sum of one term per token. The terms of the new tokens are stored in the cache.
         """
         values = self.values_of(tokens, rotary_positions - self.config.num_text_tokens)
         return self.run_nodes(repeat_rows(values[..., None], len(mask)), slots, rotary_positions, mask, cache)

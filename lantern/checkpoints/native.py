@@ -157,7 +157,7 @@ def read_metadata(path: Path | str) -> dict[str, Any] | None:
 
 
 def read_report(path: Path | str) -> dict[str, Any]:
-    """Return the values that the caller of `save_model` stored in a file, in its argument `metadata`.
+    """Return the values that were given to `save_model` as `metadata` when it wrote a file.
 
     The result is empty if the file has another layout.
     """

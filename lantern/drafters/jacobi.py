@@ -125,7 +125,7 @@ class JacobiDrafter(Drafter[JacobiState]):
             state.probs.index_fill_(0, rows, 0.0)
 
     def _first_drafts(self, prefill: Prefill) -> torch.Tensor:
-        """Return the first image token of each prompt for every position, int64 (prompts, tokens + window)."""
+        """Return the first draft of every position: the first image token, int64 (prompts, tokens + window)."""
         return prefill.first.expand(-1, self._shape[1])
 
     def propose(self, state: JacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
@@ -207,7 +207,9 @@ class SourceJacobiDrafter(JacobiDrafter):
     keeps_first = True
 
     def _first_drafts(self, prefill: Prefill) -> torch.Tensor:
-        """Return the source's code at each position, int64 (prompts, tokens + window). It is 0 past the last token.
+        """Return the first draft of every position: the source picture's code there, int64 (prompts, tokens + window).
+
+        It is 0 after the last token of the image.
 
         Raises:
             ValueError: the prompts have no source pictures.

@@ -133,7 +133,7 @@ class Results:
     keys: torch.Tensor
 
     def after(self, num_depths: int) -> Results:
-        """Return the results without the first `num_depths` entries of the axis `depths`."""
+        """Return only the results of deeper positions, without those of the first `num_depths` depths of the tree."""
         return Results(*(part[:, num_depths:] for part in (self.left, self.ages, self.codes, self.keys)))
 
     def at(self, depth: int, num_parents: int) -> Results:
@@ -277,7 +277,7 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return Results(tokens[..., 0], ages + self._newest, tokens[..., 1:], keys[..., 1:])
 
     def mix(self, kinds: torch.Tensor, codes: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the probability of each code of each result in the mixture from which children are chosen.
+        """Compute the probability of each code of each result in the mixture from which a node's children are chosen.
 
         A *result* is a preceding token and the target's best codes after it, from an earlier step. It has a weight and
         a distribution over codes. Both depend on its kind: its age, whether it is the newest, and whether its preceding

@@ -280,11 +280,11 @@ def _hook_devices(part: nn.Module) -> set[torch.device]:
 
 @contextmanager
 def _grouped_attention(config: PreTrainedConfig) -> Iterator[int]:
-    """Context manager: within its block, the layers of a model compute attention with `_attend_grouped`.
+    """Context manager: within its block, a model's attention takes a draft tree's mask and does not copy the cache.
 
-    Two implementations of transformers are kept: "eager", and "sdpa" if no query heads share a key/value head. If they
-    share one, "sdpa" copies keys and values for every query head. All other implementations, such as flash attention,
-    do not take the mask of a draft tree.
+    If the model is set to "eager", or to "sdpa" and no query heads share a key/value head, its implementation of
+    attention is kept. Otherwise `_attend_grouped` replaces it, since flash attention does not take the mask, and "sdpa"
+    copies shared keys and values for every query head.
 
     Args:
         config: config of the layers. It is changed within the block.
@@ -366,7 +366,7 @@ def _empty_parts(config: AdapterConfig) -> Parts:
 
 
 class _Slots:
-    """The cache that a transformers model gets: it writes keys and values into the slots of a `KVCache`.
+    """An object that a transformers model uses as its cache. It stores keys and values in the slots of a `KVCache`.
 
     Args:
         cache: the cache.

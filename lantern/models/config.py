@@ -226,7 +226,7 @@ class DraftConfig(CommonSizes):
         masks_text_padding: whether padding of prompts is masked. LlamaGen's published draft models attend to it,
             Lantern's do not.
         num_embedded_ids: number of rows of the embedding of prompt ids, which only Chameleon's draft models have. If it
-            is 0, there is no such embedding, and the draft model gets image token 0 at every prompt position.
+            is 0, there is no such embedding, and the draft model gets the token with id 0 at every prompt position.
         has_attention_norm: whether there is a norm before the attention.
     """
 

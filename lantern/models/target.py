@@ -218,7 +218,7 @@ class Target(StoredModel):
         raise NotImplementedError
 
     def forward_with_null(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """Run `forward` on images with their prompts, then on the same images with null prompts.
+        """Run `forward` on images with their prompts, then with null prompts, for classifier-free guidance.
 
         Args:
             features: as in `forward`.
