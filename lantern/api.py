@@ -318,9 +318,9 @@ class Model:
         return replace(models, nearest_codes=self._table(spec)), spec, settings
 
     def limited_threads(self) -> AbstractContextManager[None]:
-        """Return a context manager within which PyTorch uses as few CPU threads as in `generate`.
+        """Return a context manager that limits the CPU threads of PyTorch, as `generate` does, if the model is small.
 
-        Small models are faster with few threads.
+        Small models are faster with few threads. A caller that times single steps needs the same limit.
         """
         return _threads.limited(self.models.target.config)
 

@@ -236,7 +236,7 @@ class NoiseField:
         self._row_offsets = torch.arange(num_rows, device=device)[:, None] * self.window
 
     def fill(self, rows: Sequence[int], fields: Sequence[ImageNoise]) -> None:
-        """Assign rows to new images, which begin at position 0.
+        """Assign rows of the batch to new images, and load the noise of their first positions.
 
         Args:
             rows: batch indices.

@@ -32,8 +32,8 @@ class Prefill:
         first: first image token of each prompt, int64 (prompts, 1).
         ids: token ids of the prompts, int64, shaped like `mask`. None if prompts are caption features, or have source
             pictures.
-        source: code of a source picture at the place of each image token, int64 (prompts, image tokens). None if
-            prompts have no source pictures.
+        source: for each image token, the code of the source picture at the same place, int64 (prompts, image tokens).
+            None if the prompts have no source pictures, which the model edits.
     """
 
     hidden: torch.Tensor

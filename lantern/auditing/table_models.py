@@ -105,8 +105,9 @@ class TableTarget(Target):
     def run_nodes(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """Add up the terms that each new token sees in the cache. The sum is its row in the tables.
+        """Return hidden states: for each new token, the row of its context in the world's tables.
 
+        The row is the sum of the terms that the token sees in the cache, one term per token of the context.
         For the arguments see `Target.run_nodes`.
         """
         (layer,) = cache.layers

@@ -78,8 +78,8 @@ def load_model(
 def _without_storage() -> Iterator[None]:
     """Context manager: within its `with` block, new parameters of modules get no storage (device "meta").
 
-    Making a large model is then fast. PyTorch calls a hook for every new parameter in every thread. The hook acts only
-    on parameters that this thread makes.
+    Making a large model is then fast. PyTorch calls the hook that does this for new parameters of all threads. The hook
+    acts only on those of the thread that entered the block.
     """
     thread = threading.get_ident()
 

@@ -51,8 +51,8 @@ class JacobiState:
     Attributes:
         pool: the last results of every position, newest first, int64 (batch, 1 + siblings, tokens + window, kept). The
             second axis holds the parts of a result: first the preceding token, then the best codes after it, best
-            first. -1 marks a missing code. An empty result has the preceding token -2, which matches no token, and the
-            first draft of the position as every code. Positions that are already emitted are not read.
+            first. -1 marks a missing code. An empty result has the preceding token -2, which matches no token. All its
+            codes are the first draft of the position. Positions that are already emitted are not read.
         probs: the target's distributions of these results, (batch, tokens + window, kept, vocab), 0 for empty ones.
             None unless the drafter keeps them.
     """
