@@ -392,7 +392,7 @@ def _texts_of(prompts: str | Sequence[str]) -> list[str]:
 def _prompts_of(texts: Sequence[str], num_images: int) -> list[Prompt]:
     """Return one prompt per image, with ids that determine the noise.
 
-    The prompt of an image does not depend on how many images follow it.
+    An image of a text stays the same if `num_images` is increased.
 
     Args:
         texts: texts of the prompts. The id of a text's first image is its index, such as "3".

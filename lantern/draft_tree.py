@@ -32,7 +32,7 @@ class DraftTree:
         depths: number of drafts from the root to each node, int64 (rows, nodes).
         ranks: rank of each node among its siblings, int64 (rows, nodes). 0 for the first sibling and for the root.
         ancestors: bool (rows, nodes, nodes). Entry [:, n, a] is True if a is n or an ancestor of n.
-        paths: nodes from the root to each node n, then n repeated, int64 (rows, nodes, max_depth + 1).
+        paths: nodes from the root to each node n, padded with n, int64 (rows, nodes, max_depth + 1).
         children: children of each inner node, int64 (rows, inner, m). -1 marks a missing one.
         parent_nodes: node index of each inner node, in the order of `children`, int64 (inner,). None if all nodes are
             inner.
@@ -239,9 +239,9 @@ def longest_path(
 def first_leaf(tree: DraftTree) -> torch.Tensor:
     """Return for each node the lowest-numbered leaf among the node and its descendants.
 
-    It serves as a tie-break: of several longest accepted paths, the one whose last node has the lowest leaf is emitted.
-    LANTERN's public code does the same, since it orders the paths of a dynamic tree by their leaves. There are several
-    such paths only in greedy relaxed decoding, in which more than one sibling may be accepted.
+    It serves as a tie-break: of several longest accepted paths, the one with the smallest number at its last node is
+    emitted. LANTERN's public code does the same, since it orders the paths of a dynamic tree by their leaves. Several
+    longest paths occur only in greedy relaxed decoding, in which more than one sibling may be accepted.
 
     Returns:
         int64 (batch or 1, nodes).

@@ -83,7 +83,9 @@ def silu_times(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool) -> torch.Tensor:
-    """Make the noise of `lantern.philox.noise_values` in one kernel, float32 (num_values,).
+    """Make Gumbel or uniform noise in one kernel, float32 (num_values,).
+
+    The values are those of `lantern.philox.noise_values` up to rounding.
 
     Args:
         key: key of the generator, two unsigned 64-bit integers stored as int64 (2,).

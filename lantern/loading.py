@@ -166,7 +166,7 @@ def _unwrap(model: Any) -> Any:
 
 
 def _tokenizer_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the weights of a model's image tokenizer by their names in it, also if they are offloaded.
+    """Return the weights of a model's image tokenizer by parameter name, also if they are offloaded.
 
     Raises:
         ValueError: a layer is quantised or has an adapter.

@@ -6,7 +6,8 @@ more. The tables DRAFTS and ACCEPTANCE declare each part once: its class, its pa
 exact. PRESET_ROWS declares the published combinations, with their labels. Error messages, the config's schema and
 tables are made from these declarations.
 
-A custom part is an import string such as "my_module:Capped". Its class declares the same data as attributes.
+A custom drafter or acceptance is named by an import string such as "my_module:Capped". Its class declares the same data
+as attributes.
 
 Snakemake imports this module to plan the workflow, so it must not import torch.
 """

@@ -133,9 +133,9 @@ def choose_window(num_positions: int, vocab_size: int, device: torch.device | st
 
 
 def is_made_by(device: torch.device | str) -> bool:
-    """Return whether a device computes the noise of decoding itself.
+    """Return whether the noise for decoding on a device is computed on that device.
 
-    A GPU does. For a CPU, numpy computes the noise in background threads.
+    This is so for a GPU. For a CPU, numpy computes the noise in background threads.
     """
     return torch.device(device).type == "cuda"
 

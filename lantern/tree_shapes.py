@@ -166,13 +166,13 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
 
 
 def _complete(length: int, words: str) -> Choices:
-    """Return the smallest static tree that contains some paths.
+    """Return the smallest static tree that contains a chain and some further paths.
 
     A tree that contains a path also contains the parents of its nodes, and their siblings of lower rank. For example,
     the path "02" needs the nodes "0", "00" and "01".
 
     Args:
-        length: length of a path through first children, which the tree contains.
+        length: length of the chain, which is the path through first children.
         words: further paths, separated by spaces. Each digit is a rank, as in "02".
     """
     chosen = {(0,) * depth for depth in range(1, length + 1)}

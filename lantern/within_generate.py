@@ -379,7 +379,7 @@ def _check_mask(mask: torch.Tensor | None, ids: torch.Tensor, name: str) -> torc
 
 
 def _ends_within(target: TransformersTarget, max_new_tokens: int | None) -> tuple[int, ...]:
-    """Return the ids of the tokens that follow an image, as many as `max_new_tokens` allows.
+    """Return the ids of those tokens after an image that fit into `max_new_tokens`.
 
     Args:
         target: the target.

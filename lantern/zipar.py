@@ -5,8 +5,8 @@ tokens that exist, while the right ends of the previous lines are still missing.
 line, nothing is missing. This is then autoregressive decoding.
 
 The first token of a line needs its left neighbour, the last token of the previous line, which may not exist yet. Then a
-*placeholder* is fed instead: the newest token of the line before the previous one (of the first line if there is no
-such line), as in the public code for LlamaGen. The true left neighbour is fed at the same position one forward pass
+*placeholder* is fed instead, as in the public code for LlamaGen. It is the newest token of the line before the previous
+one, or of the first line if there is no such line. The true left neighbour is fed at the same position one forward pass
 after it is sampled, so that later tokens attend to it.
 
 Source: ZipAR (arXiv 2412.04062; ThisisBillhe/ZipAR@2a5695c).

@@ -53,7 +53,7 @@ class Rejection:
     Attributes:
         acceptance: computes the relaxed probability s(x) of a draft x.
         residual: kind of residual, in terms of the target distribution t and the draft distribution p. "paper" is
-            normalise(max(0, t~ - p)), where t~ is t after the probabilities that add up to s(x) have moved onto x.
+            normalise(max(0, t~ - p)), where t~ is t after the probabilities of similar codes have moved onto x.
             "official" and "official_lumina" are the residuals of the LANTERN authors' code, see `official_residual`.
             "matched" is normalise(max(0, t - p f)), where f(x) is the probability that x is accepted. No other residual
             leads to a lower total variation from t with the same f. This residual is the same for every rejected x.
@@ -68,7 +68,7 @@ class Rejection:
         return self.residual == "matched" or self.acceptance.has_one_residual()
 
     def at(self, depths: torch.Tensor) -> Rejection:
-        """Return the rejection test for the children of some nodes.
+        """Return the rejection test for the children of some nodes, since the acceptance may depend on their depth.
 
         Args:
             depths: depths of the nodes, int64 (nodes,). The root has depth 0.

@@ -117,8 +117,8 @@ class RelaxedSets(Acceptance):
         """Return which sets of nearest codes are within the bound, so that they may be the relaxed set of a draft x.
 
         For example, [True, True, False] means that the two nearest codes are within the bound, but not the three
-        nearest ones. After the first False all entries must be False. A caller may pass one more set at the end, the k
-        nearest codes with x itself, whose entry it ignores.
+        nearest ones. After the first False all entries must be False. There may be one more set at the end, the k
+        nearest codes with x itself. Its entry is ignored.
 
         Args:
             mass: total target probability of each set, (..., sets). Set i holds the i + 1 nearest codes.
@@ -363,7 +363,8 @@ class BudgetBound(RelaxedSets):
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
         """Return for each set of nearest codes whether its total probability is <= delta - spent.
 
-        This difference is the budget that earlier siblings have left. For the arguments see `RelaxedSets.admits`.
+        The difference is the part of the budget that earlier siblings have not used. For the arguments see
+        `RelaxedSets.admits`.
         """
         return mass <= self.delta - spent
 
@@ -386,7 +387,7 @@ class Proximity(RelaxedSets):
         return torch.ones_like(mass, dtype=torch.bool)
 
     def make_verifier(self, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
-        """Make the verifier that accepts a draft if the target's sample is one of the draft's nearest codes.
+        """Make the verifier that accepts a draft if the target samples the draft or one of its nearest codes.
 
         For the arguments see `Acceptance.make_verifier`.
         """
@@ -427,8 +428,8 @@ class WithinBound(Verifier):
     """The verifier of relaxed sets: a draft x is accepted if the target samples x or a code of its relaxed set A(x).
 
     A(x) holds nearest codes of x. The drafts are deterministic. The output distribution is the same as if the children
-    were tested one by one: x is accepted with probability s(x), the total target probability of x and A(x), and a
-    rejection removes x and A(x) from the target distribution.
+    were tested one by one. In this test, x is accepted with probability s(x), the total target probability of x and
+    A(x). A rejection removes x and A(x) from the target distribution.
 
     With the bounds of the LANTERN papers, drafts that top-k or top-p filtering removed may be accepted. With
     `BudgetBound` they are not.

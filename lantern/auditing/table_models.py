@@ -138,7 +138,10 @@ class TableDraft(DraftModel):
         rotary_positions: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the table rows of the contexts that are longer by the given tokens, see `DraftModel.extend`."""
+        """Add each token to a context, and return hidden states with the table rows of the longer contexts.
+
+        For the arguments see `DraftModel.extend`.
+        """
         contexts = hidden[..., 0] + self.values_of(tokens, rotary_positions)
         return torch.stack([contexts, torch.ones_like(contexts)], dim=-1)
 

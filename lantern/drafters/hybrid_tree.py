@@ -1,11 +1,11 @@
 """Hybrid drafts in one static tree: Jacobi drafts, which a draft model improves near the root.
 
-`lantern.drafters.jacobi_tree` ranks drafts by the target's results of earlier steps, which it keeps in a *pool*. Near
-the root, the ranking also counts the best codes of a draft model, given the drafts on the path from the root. The draft
-model uses the target's noise.
+`lantern.drafters.jacobi_tree` ranks drafts by a *pool*, which holds the codes that the target computed for each
+position in earlier steps. Near the root, the ranking also uses the best codes of a draft model, given the drafts on the
+path from the root. The draft model uses the target's noise.
 
-The two sources complement each other. The pool's results were computed before the last tokens were emitted, but also
-cover distant positions. The draft model has seen the last tokens, but its predictions become worse with each depth.
+The two sources complement each other. The pool was computed before the last tokens were emitted, but also covers
+distant positions. The draft model has seen the last tokens, but its predictions become worse with each depth.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ NUM_DEPTHS = 3  # depths of the tree whose drafts know the draft model's
 class HybridTreeDrafter(HybridDrafter):
     """The drafter that ranks drafts near the root by a draft model and the pool, and all other drafts by the pool.
 
-    The pool holds the target's results of earlier steps, see `lantern.drafters.jacobi_tree`.
+    The pool holds the codes that the target computed for each position in earlier steps, see
+    `lantern.drafters.jacobi_tree`.
 
     Args:
         jacobi: keeps the pool, and drafts the nodes below the first depths.

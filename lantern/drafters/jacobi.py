@@ -131,8 +131,9 @@ class JacobiDrafter(Drafter[JacobiState]):
     def propose(self, state: JacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         """Return the drafts of the positions after the root. The arguments are those of `Drafter.propose`.
 
-        All drafts are looked up at once, before the parents have tokens. The newest draft of the parent's position is
-        therefore compared with the preceding tokens of the results, in place of the parent's token.
+        The pool holds several results per position, each a preceding token and the best codes after it. All drafts are
+        looked up at once, before the parents have tokens. In place of a parent's token, the newest draft of its
+        position is therefore compared with the preceding tokens.
         """
         index = lengths[:, None] * self.num_kept + self._read.flatten()
         left, drafts = state.pool.flatten(1).gather(1, index).view(-1, *self._read.shape).unbind(1)
@@ -295,7 +296,7 @@ class HybridDrafter(Drafter[HybridState]):
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> HybridDrafter:
-        """Make the drafters of a method whose tree names two trees, such as "chain9+chain3": Jacobi's, then EAGLE's.
+        """Make the drafter of a method with two trees, such as "chain9+chain3": for Jacobi drafts, then for EAGLE's.
 
         Raises:
             ValueError: the method does not name two trees.

@@ -44,7 +44,7 @@ DRAFTED = 4 * (OLDEST + 1)  # kind of a draft model's result
 
 @dataclass(frozen=True)
 class PoolMixture:
-    """The coefficients that decide how much each result of earlier steps counts for a draft.
+    """The coefficients that decide how much each result of an earlier step influences the choice of drafts.
 
     A *result* is a preceding token and the target's best codes after it, each with its *key*: log-probability plus
     noise. Results are more reliable if they are new, and if their preceding token is the token of the draft's parent.
@@ -265,7 +265,7 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return Proposal(tokens, self.tree)
 
     def recall(self, state: JacobiTreeState, lengths: torch.Tensor) -> Results:
-        """Read the results of the positions after the root from the pool, one position for each depth of the tree.
+        """Read the pool at the positions after the root, one position for each depth of the tree.
 
         Args:
             state: the state of the drafter.

@@ -166,9 +166,9 @@ def family_named(name: str | None, model_class: str) -> str:
 
 
 def altered_layer(part: nn.Module) -> str | None:
-    """Find the first layer in a part of a model that must not be replaced by a copy of its weights.
+    """Find the first layer, in a part of a model, whose weights must not be copied.
 
-    The copy would lose an adapter such as LoRA, or a quantisation, compilation or sharding. Only plain layers may be
+    A copy would lose an adapter such as LoRA, or a quantisation, compilation or sharding. Only plain layers may be
     copied. The classes of a plain layer and of its weights are defined in torch.nn or in the models of transformers.
 
     Returns:

@@ -98,7 +98,7 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x.float(), (self.dim,), None, self.eps).to(x.dtype) * self.weight
 
     def function(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return this norm as a plain function. It is faster, since a module looks up its attributes in each call."""
+        """Return this norm as a plain function, which is faster: a module looks up its attributes in each call."""
         return self.forward if self.weight is not None else partial(divide_by_norm, floor=self.floor)
 
     def fold_into(self, linear: nn.Linear) -> None:
