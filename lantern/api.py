@@ -191,7 +191,7 @@ class Model:
             if with_log_probs:
                 texts = [prompt.text for prompt in todo]
                 log_probs = token_log_probs(models.target, encoder, texts, records.codes, decoder.sampling)
-        if images is None:  # a call with source pictures has a target of its own, which no later call has
+        if images is None:  # a target with source pictures serves one call only
             self._keep_decoder(decoder)
         return Images(pixels.numpy(), records, models.target.config.code_grids(records.codes), log_probs)
 

@@ -135,7 +135,7 @@ def capture(step: Step, state: DecodingState, limits: Sequence[int]) -> dict[int
                 state.cache.limit(limit)
                 for _ in range(NUM_WARMUP):
                     step(state)
-                # A graph keeps the address of cuBLAS's workspace. It must lie in the graph's own pool, because PyTorch
+                # A graph keeps the address of cuBLAS's workspace. It must be in the graph's own pool, because PyTorch
                 # frees other workspaces with the thread, or with another graph, that used the same stream.
                 torch._C._cuda_clearCublasWorkspaces()
                 graphs[limit] = torch.cuda.CUDAGraph()

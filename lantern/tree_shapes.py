@@ -15,8 +15,8 @@ from itertools import product
 
 from lantern.models.config import OVERSHOOT
 
-MAX_SIBLINGS = 64  # children of one node: a position has noise for this number of acceptance decisions
-MAX_WIDTH = 256  # drafts of one depth in a chain with siblings
+MAX_SIBLINGS = 64  # largest number of children of a node; a position has noise for this number of decisions
+MAX_WIDTH = 256  # largest number of drafts at one depth of a chain with siblings
 
 # Each word is a path from the root: "01" is the second-best token after the best first token. Source of the first two
 # trees: choices.py of jadohu/LANTERN and SafeAILab/EAGLE.

@@ -168,9 +168,9 @@ def _refuse_what_is_not_done(
 
 
 def _source_pictures(model_kwargs: Mapping[str, Any], family: str) -> list[torch.Tensor] | None:
-    """Return the pictures to edit as the model's vision encoder has encoded them, (channels, height, width) each.
+    """Return the source pictures, encoded by the model's vision encoder, (channels, height, width) each.
 
-    None if there are no pictures to edit.
+    A source picture is a picture that the model edits. None if there are none.
 
     Args:
         model_kwargs: further arguments of `generate`.

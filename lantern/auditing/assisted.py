@@ -34,7 +34,7 @@ def assisted_generation(world: World, prompts: torch.Tensor, seeds: torch.Tensor
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # of warnings that `generate` gives about calls of its own
+    logging.set_verbosity_error()  # hides warnings of `generate` about calls that it makes itself
     target = language_model(world, world.target)
     draft = language_model(world, world.draft)
     options = {"assistant_model": draft, "do_sample": True, "top_k": 0, "max_new_tokens": world.num_tokens}

@@ -14,14 +14,14 @@ from lantern.auditing.statistics import Interval, chi_square, detectable_noncent
 from lantern.auditing.world import World, make_world
 from lantern.parameters import Parameter
 
-LEVEL = 0.001  # a p-value below it is a difference
+LEVEL = 0.001  # a p-value below this shows a difference
 UNCLEAR = 0.05  # between these two p-values more samples are needed
 POWER = 0.9
 NUM_FOLDS = 10
 NUM_SAMPLES = 50_000
-NUM_ASSISTED = 2_000  # a sequence takes transformers' assisted generation 10 ms
+NUM_ASSISTED = 2_000  # transformers' assisted generation takes 10 ms per sequence
 BATCH_SIZE = 1_000
-_NUM_SEEDS = 10_000_000  # seeds of one audit, so that audits with other seeds share none
+_NUM_SEEDS = 10_000_000  # number of seeds that one audit may use, so that two audits share none
 _NUM = Parameter("", "number of sequences", 500, 10_000_000, is_integer=True)
 _SEED = Parameter("", "seed of the samples", 0, 2**31, is_integer=True)
 _BATCH = Parameter("", "sequences at a time", 1, is_integer=True)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 FEWEST_EXPECTED = 5  # sequences that are expected less often are counted together in the chi-square test
-NUM_RESAMPLES = 200  # of the bootstrap
+NUM_RESAMPLES = 200  # number of bootstrap resamples
 Z_95 = 1.959964  # half the width of a 95 % interval, in standard errors
 
 

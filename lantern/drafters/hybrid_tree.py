@@ -22,7 +22,7 @@ from lantern.sampling import SamplingConfig
 from lantern.step import Proposal
 from lantern.tree_shapes import JointTree
 
-NUM_DEPTHS = 3  # depths of the tree whose drafts know the draft model's
+NUM_DEPTHS = 3  # number of depths whose drafts are also ranked by the draft model
 
 
 class HybridTreeDrafter(HybridDrafter):

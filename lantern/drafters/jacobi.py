@@ -92,7 +92,7 @@ class JacobiDrafter(Drafter[JacobiState]):
         ranks = tree.ranks[0, 1:]
         self.num_siblings = int(ranks.max()) + 1
         self._shape = (1 + self.num_siblings, config.num_image_tokens + 2 * self.max_depth + 1, num_kept)
-        index = torch.arange(math.prod(self._shape), device=device).view(self._shape)  # into one image's pool
+        index = torch.arange(math.prod(self._shape), device=device).view(self._shape)  # indices into one image's pool
         self._read = torch.stack([index[0, depths - 1], index[1 + ranks, depths - 1]])  # (2, nodes - 1, kept)
         self._written = index[:, : 2 * self.max_depth + 1].flatten()
         self._renewed = _renewed_rows(tree, self.num_siblings, num_kept, self.keeps_first).to(device)

@@ -37,7 +37,7 @@ from lantern.step import Outcome, Prefill, Proposal
 
 NUM_RESULTS = 16  # results per position in the pool
 NUM_CODES = 6  # codes per result
-OLDEST = 20  # steps; older results count as so old
+OLDEST = 20  # largest age in steps; older results count as this old
 NO_KEY = -30.0  # key of a missing code, relative to the best
 DRAFTED = 4 * (OLDEST + 1)  # kind of a draft model's result
 

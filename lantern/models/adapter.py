@@ -203,7 +203,7 @@ def adapt(model: PreTrainedModel, family: str, *, grid: int, **sizes: Any) -> Tr
     row, text = FAMILIES[family], model.config.get_text_config()
     sizes = {"grid": grid, "num_text_tokens": 128, **row.target, **sizes}
     line_end = sizes.get("line_end")
-    if line_end is not None:  # Emu3 names it
+    if line_end is not None:  # Emu3's config states it
         line_end = getattr(model.model.vocabulary_mapping, "eol_token_id", line_end)
     _check_mode(model)
     parts = row.take_apart(model, line_end)

@@ -267,7 +267,7 @@ class DecodingLayer:
     def _choose_kernels(self, num_rows: int) -> tuple:
         (qkv, _), (_, attention_out), (gate_up, _), (_, down) = (part.kernels(num_rows) for part in self.linears)
         chosen = qkv, attention_out, gate_up, down
-        if not torch.compiler.is_compiling():  # torch.compile would compile again after a change of what it has read
+        if not torch.compiler.is_compiling():  # torch.compile would compile again if this dict changed
             self.kernels[num_rows] = chosen
         return chosen
 
