@@ -284,7 +284,7 @@ class NoiseField:
         return self._read(stream, positions)
 
     def uniform(self, positions: torch.Tensor, num_slots: int) -> torch.Tensor:
-        """Return the uniform noise of acceptance decisions, (batch, nodes, num_slots).
+        """Return the uniform random numbers with which a verifier accepts drafts, (batch, nodes, num_slots).
 
         Args:
             positions: image positions, int64 (batch, nodes).
@@ -306,7 +306,7 @@ class NoiseField:
     def sample(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """Sample a code from each distribution by inverse transform sampling.
 
-        This takes one uniform number per sample. Gumbel noise would take a number per code, for every slot.
+        This needs one uniform number per sample. Gumbel noise would need one number per code for each sample.
 
         Args:
             stream: name of a uniform stream.

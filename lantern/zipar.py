@@ -33,7 +33,8 @@ class Feed:
 
     Attributes:
         source: position of the token that is fed.
-        position: position at which it is fed. It differs from `source` if the token is a placeholder.
+        position: position at which it is fed. It differs from `source` if the token is a *placeholder*, which replaces
+            a left neighbour that is not sampled yet.
         sampled: position of the token that is sampled after it. None if the pass only replaces the cache entry of a
             placeholder by that of the true token.
     """

@@ -65,7 +65,7 @@ class TableTarget(Target):
         return 1, 1, 1
 
     def values_of(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return the terms of tokens, float32 (batch, nodes). The row of a context is the sum of its tokens' terms.
+        """Return the term that each token adds to the row of its context in the tables, float32 (batch, nodes).
 
         Args:
             tokens: tokens, int64 (batch, nodes).
@@ -120,8 +120,8 @@ class TableTarget(Target):
 class TableDraft(DraftModel):
     """A draft model that reads its probabilities from the tables of a world.
 
-    The hidden state that it gets holds the row of a context in the tables. It adds the term of the next token, which
-    gives the row of the longer context. It does not use its cache.
+    A hidden state holds the row of a context in the tables. The model adds the term of the next token to the row, which
+    gives the row of the longer context. The key/value cache is not used.
     """
 
     def __init__(self, target: TableTarget) -> None:

@@ -227,8 +227,8 @@ def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int, keeps_firs
     """Return the indices that update the pool of one image after a step, int64 (n,).
 
     A *result* of a position is a preceding token and the best codes after it. A step changes the results of the next
-    2 * depth + 1 positions. The new results of these positions are selected, by the returned indices, from a list. The
-    list holds the results of all nodes of the tree, then the old results of the positions.
+    2 * depth + 1 positions. Let a list hold the results of all nodes of the tree, then the old results of these
+    positions. The returned indices select the new results of the positions from the list.
 
     - A position that nodes predict gets the results of these nodes, then its newest old results.
     - A position beyond the tree keeps its results. Unless `keeps_first` is True, the codes of its newest result are
