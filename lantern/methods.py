@@ -369,7 +369,7 @@ def is_chain(shape: object) -> bool:
 def _code_of(spec: MethodSpec) -> str:
     """Return a checksum of the files of a method's custom classes, or "" if it has none.
 
-    The workflow compares it, so that images are generated again if such a file is edited.
+    The workflow compares it with the checksum of the last run, so that an edited file leads to new images.
     """
     custom = [part for part in (spec.drafts, spec.acceptance) if part is not None and ":" in part]
     if not custom:

@@ -58,8 +58,8 @@ class HybridTreeDrafter(HybridDrafter):
     def propose(self, state: HybridState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         """Return the tree filled with drafts, see `Drafter.propose`.
 
-        The first depths are drafted one after the other, by the draft model and the pool. The nodes of all later depths
-        are drafted at once, by the pool only.
+        The first depths are drafted one after the other, by the draft model and the pool, which holds the target's best
+        codes of earlier steps. The nodes of all later depths are drafted at once, by the pool only.
         """
         results = self.jacobi.recall(state.jacobi, lengths)
 

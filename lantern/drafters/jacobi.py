@@ -117,7 +117,7 @@ class JacobiDrafter(Drafter[JacobiState]):
         return JacobiState(pool, probs)
 
     def fill(self, state: JacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Put the first draft of every position into the pool, see `Drafter.fill`."""
+        """Put the first draft of every position into the pool, from which drafts are taken, see `Drafter.fill`."""
         pool = self._first_drafts(prefill)[:, None, :, None].repeat(1, self._shape[0], 1, self.num_kept)
         pool[:, 0] = -2
         state.pool.index_copy_(0, rows, pool)

@@ -133,11 +133,13 @@ class Results:
     keys: torch.Tensor
 
     def after(self, num_depths: int) -> Results:
-        """Return only the results of deeper positions, without those of the first `num_depths` depths of the tree."""
+        """Return the results without those for the drafts at the first `num_depths` depths of the tree."""
         return Results(*(part[:, num_depths:] for part in (self.left, self.ages, self.codes, self.keys)))
 
     def at(self, depth: int, num_parents: int) -> Results:
         """Return the results of one position, repeated for every node that needs children at this position.
+
+        A result is a preceding token and the target's best codes after it, from an earlier step.
 
         Args:
             depth: depth of these nodes, the parents. It is the index of their children on the axis `depths`.
@@ -245,6 +247,8 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
     def extend(self, results: Results, given: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         """Complete a tree whose first depths are given. The drafts of all later depths come from the pool.
 
+        The pool holds results of earlier steps. A result is a preceding token and the target's best codes after it.
+
         All drafts are chosen at once, before most parents have a token. A parent without a token is taken to be a code
         of the newest result of its position: the r-th best code if the parent is the r-th of its siblings.
 
@@ -265,7 +269,9 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return Proposal(tokens, self.tree)
 
     def recall(self, state: JacobiTreeState, lengths: torch.Tensor) -> Results:
-        """Read the pool at the positions after the root, one position for each depth of the tree.
+        """Read the results of earlier steps for the positions after the root, one position for each depth of the tree.
+
+        A result is a preceding token and the target's best codes after it. The pool holds the newest results.
 
         Args:
             state: the state of the drafter.
@@ -341,6 +347,8 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
 
     def _renew(self, kept: torch.Tensor, new: torch.Tensor, index: torch.Tensor) -> None:
         """Put the results of a step into one tensor of the pool, so that they precede the old results of a position.
+
+        A result is a preceding token and the target's best codes after it.
 
         Args:
             kept: `JacobiTreeState.tokens` or `JacobiTreeState.keys`, changed in place.
@@ -420,6 +428,8 @@ def _renewed_results(tree: StaticTree) -> torch.Tensor:
 
 def _layout(tree: StaticTree, num_codes: int, num_given: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the indices by which `JacobiTreeDrafter.extend` finds the tokens of parents and the drafts of nodes.
+
+    A result is a preceding token and the target's best codes after it, from an earlier step.
 
     Args:
         tree: the tree.

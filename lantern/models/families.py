@@ -184,7 +184,7 @@ def altered_layer(part: nn.Module) -> str | None:
 def is_readable(part: nn.Module) -> bool:
     """Return whether a part of a model may be copied.
 
-    Its layers must be plain, see `altered_layer`, and their weights in memory.
+    Its layers must not have an adapter or be quantised, see `altered_layer`, and their weights must be in memory.
     """
     return altered_layer(part) is None and not any(weight.is_meta for weight in part.parameters())
 
