@@ -45,7 +45,7 @@ def _make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool)
 
 @torch.library.register_fake("lantern::rotate_and_write")
 def _rotate_and_write_of_shapes(*_: torch.Tensor) -> None:
-    """Do nothing. While `torch.compile` traces, tensors have no values, and PyTorch calls this instead of the kernel."""
+    """Do nothing: PyTorch calls this in place of the kernel while `torch.compile` traces tensors without values."""
 
 
 @torch.library.register_fake("lantern::silu_times")
