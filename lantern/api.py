@@ -172,8 +172,8 @@ class Model:
             parts: parameters of the method, such as k=20, delta=0.1 or tree="chain5".
 
         Raises:
-            ValueError: the method is unknown, a parameter is missing, unknown or out of range, the model cannot
-                generate images of this size or edit source pictures, or a prompt or a picture cannot be encoded.
+            ValueError: the method is unknown, or a parameter is missing, unknown or out of range. Also if the model
+                cannot generate images of this size or edit source pictures, or a prompt or picture cannot be encoded.
         """
         texts = _texts_of(prompts)
         _WHOLE.check("seed", seed, "generate")

@@ -59,8 +59,8 @@ def make_decoder(
         spec: the method.
         sampling: temperature, filters and guidance.
         records_margins: whether to record the margin of each token, the difference between the scores of its two best
-            codes. This is slower. It serves to tell rounding errors from mistakes: if another method emits other tokens
-            than autoregressive decoding, the margin there states how close the choice was.
+            codes. This is slower. Margins serve to tell rounding errors from mistakes. If another method emits another
+            token than autoregressive decoding, the margin of this token states how close the choice was.
         stepping: how steps are run: "auto", "eager" or "graph", see `StepRunner`.
 
     Raises:

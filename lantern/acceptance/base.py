@@ -8,8 +8,8 @@ draft.
 
 A verifier decides each node of the draft tree independently. A GPU verifies all nodes at once, so that the shapes of
 tensors are fixed and no result is copied to the host. A CPU usually does the same. If the tree has many more nodes than
-levels, a CPU starts at the root instead, follows the accepted drafts, and verifies one node per level. It then computes
-no filters and no noise for the other nodes.
+levels, a CPU follows the accepted drafts from the root instead, and verifies one node per level. It then computes no
+filters and no noise for the other nodes.
 """
 
 from __future__ import annotations

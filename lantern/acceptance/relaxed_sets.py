@@ -469,8 +469,8 @@ class GreedyWithinBound(Verifier):
 
     Args:
         sets: the acceptance that computes s(x).
-        takes_first_leaf: decides between accepted paths of the same length. If True, the path that leads to the leaf
-            with the lowest number wins, else the path that ends at the node with the lowest number.
+        takes_first_leaf: decides between accepted paths of the same length. If True, the path that leads to the
+            lowest-numbered leaf wins. If False, the path that ends at the lowest-numbered node wins.
 
     Source: jadohu/LANTERN models/kv_variants/utils.py (evaluate_posterior, greedy branch).
     """

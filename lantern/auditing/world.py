@@ -66,9 +66,9 @@ class World:
     def place_values(self) -> torch.Tensor:
         """Place value of each position, int64 (num_tokens,), by which contexts are numbered.
 
-        The number of a context is the number of the prompt without tokens, plus the sum of (token + 1) times the place
-        value of its position over all tokens so far. The last position has the place value 0, since no distribution
-        follows the last token.
+        The number of a context is the number of its prompt without tokens, plus one term per token. The term is
+        (token + 1) times the place value of the token's position. The last position has the place value 0, since no
+        distribution follows the last token.
         """
         values = (self.vocab_size + 1) ** torch.arange(self.num_tokens)
         values[-1] = 0

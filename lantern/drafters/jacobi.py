@@ -166,8 +166,8 @@ class JacobiDrafter(Drafter[JacobiState]):
         """Put the target's best codes after each node into the pool. The arguments are those of `Drafter.observe`.
 
         A node's token and the best codes after it are a *result*, which belongs to the position after the node.
-        Positions beyond the tree have no new result. Since the last position of the tree is the nearest guess for them,
-        the codes of their newest result are replaced by the codes at the first node of the deepest level.
+        Positions beyond the tree have no new result. The last position of the tree is the nearest guess for them. The
+        codes of their newest result are therefore replaced by the codes at the first node of the deepest level.
         """
         num_nodes = self.tree.num_nodes  # a hybrid tree has more nodes
         tokens = outcome.proposal.tokens[:, :num_nodes, None]

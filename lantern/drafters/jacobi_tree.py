@@ -333,8 +333,8 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         """Put the target's best codes after each node into the pool, see `Drafter.observe`.
 
         A node's token and the best codes after it are a *result*, which belongs to the position after the node.
-        Positions beyond the tree have no new result. Since the last position of the tree is the nearest guess for them,
-        their newest result is replaced by the result of the first node of the deepest level.
+        Positions beyond the tree have no new result. The last position of the tree is the nearest guess for them. Their
+        newest result is therefore replaced by the result of the first node of the deepest level.
         """
         num_nodes = self.tree.num_nodes  # a hybrid tree has more nodes
         codes, keys = result_codes(outcome.scores.keys[:, :num_nodes], self.num_codes)

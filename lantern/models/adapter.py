@@ -326,10 +326,10 @@ def grid_positions(config: TargetConfig) -> torch.Tensor:
     """Return the time, row and column of each token, which GLM-Image's rotary embedding reads.
 
     For a prompt token, all three numbers are its position. The smaller image, if there is one, and then the large image
-    follow. The code in row r and column c of an image has time p, row p + r and column p + c, where p is the start of
-    the image. For example, after a prompt of 5 tokens, p of the first image is 5. If the first image has 4 rows and 3
-    columns, p of the second image is 9: the longer side is added. Drafts after the end of the last image have the p of
-    a further image as all three numbers.
+    follow. Let p be the start of an image. Its code in row r and column c has time p, row p + r and column p + c. For
+    example, after a prompt of 5 tokens, p of the first image is 5. If the first image has 4 rows and 3 columns, p of
+    the second image is 9: the longer side is added. Drafts after the end of the last image have the p of a further
+    image as all three numbers.
 
     Returns:
         Times, rows and columns, int64 (3, num_text_tokens + image tokens + OVERSHOOT).

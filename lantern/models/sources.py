@@ -41,7 +41,7 @@ def place_sources(
 
     Raises:
         ValueError: the number of codes is not the number of placeholders, or the grids of a prompt's source pictures
-            do not have as many codes as the prompt has placeholders.
+            have another total size.
     """
     is_begin, is_end = (ids == id for id in (model.config.image_start_token_id, model.config.image_end_token_id))
     is_code = (is_begin.cumsum(1) > is_end.cumsum(1)) & ~is_begin
