@@ -240,7 +240,7 @@ class Model:
         Args:
             target: the target for images of the wanted size.
             texts: the prompts.
-            pictures: the source pictures, which all prompts edit.
+            pictures: the source pictures. Every prompt describes an edit of them.
 
         Raises:
             ValueError: the model cannot edit pictures, `pictures` is no list or is empty, or the processor does not

@@ -197,7 +197,7 @@ def _check_depth(tree: str, depth: int) -> None:
 
 
 def joint_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None = None) -> JointTree:
-    """Return the choices of two static trees.
+    """Return the choices of two static trees. A choice is the path from the root to a node.
 
     Args:
         tree: two names, as in "chain9+chain3".
@@ -216,7 +216,7 @@ def joint_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None
 
 
 def check_choices(choices: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Check the choices of a static tree, and return them sorted by depth, then lexicographically.
+    """Check the choices (paths) of a static tree, and return them sorted by depth, then lexicographically.
 
     Args:
         choices: one path per node. A path gives for each step from the root the child's rank, its index among its

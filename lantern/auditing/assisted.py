@@ -1,4 +1,4 @@
-"""The assisted generation of transformers, as a sampler that an audit can test: speculative sampling."""
+"""The assisted generation of transformers (speculative sampling), as a sampler that an audit can test."""
 
 from __future__ import annotations
 
