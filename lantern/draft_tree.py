@@ -239,7 +239,7 @@ def longest_path(
 def first_leaf(tree: DraftTree) -> torch.Tensor:
     """Return for each node the lowest-numbered leaf among the node and its descendants.
 
-    It serves as a tie-break: of several longest accepted paths, the one with the smallest number at its last node is
+    It serves as a tie-break: of several longest accepted paths, the one whose last node has the lowest-numbered leaf is
     emitted. LANTERN's public code does the same, since it orders the paths of a dynamic tree by their leaves. Several
     longest paths occur only in greedy relaxed decoding, in which more than one sibling may be accepted.
 

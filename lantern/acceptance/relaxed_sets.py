@@ -458,7 +458,7 @@ class WithinBound(Verifier):
 
 
 class GreedyWithinBound(Verifier):
-    """The verifier of relaxed sets at temperature 0: it accepts a draft x if no code is more probable than s(x).
+    """The verifier of relaxed sets at temperature 0: it accepts a draft x if no code has a probability above s(x).
 
     s(x) is the total target probability of x and of its relaxed set A(x), which holds nearest codes of x.
     Probabilities are the softmax of the guided logits, without temperature and filters. If two are equal, the lower

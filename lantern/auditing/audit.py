@@ -21,7 +21,7 @@ NUM_FOLDS = 10
 NUM_SAMPLES = 50_000
 NUM_ASSISTED = 2_000  # transformers' assisted generation takes 10 ms per sequence
 BATCH_SIZE = 1_000
-_NUM_SEEDS = 10_000_000  # number of seeds that one audit may use, so that two audits share none
+_NUM_SEEDS = 10_000_000  # number of seeds per audit; audits with different seeds share none
 _NUM = Parameter("", "number of sequences", 500, 10_000_000, is_integer=True)
 _SEED = Parameter("", "seed of the samples", 0, 2**31, is_integer=True)
 _BATCH = Parameter("", "sequences at a time", 1, is_integer=True)

@@ -122,7 +122,7 @@ def empty_model(
     dtype: torch.dtype | Mapping[str, torch.dtype],
     device: torch.device | str = "cpu",
 ) -> Stored:
-    """Make a model whose parameters are not initialised, since the caller fills them from a file.
+    """Make a model whose parameters are not initialised, since the caller fills them.
 
     Args:
         cls: class of the model.

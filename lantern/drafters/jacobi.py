@@ -75,8 +75,8 @@ class JacobiDrafter(Drafter[JacobiState]):
         num_kept: number of results per position in the pool. With 1, drafts come from the previous step only.
 
     Attributes:
-        keeps_first: whether a position that the tree does not reach keeps its first draft. If False, the target's best
-            codes after the deepest node replace it in every step.
+        keeps_first: whether a position that the tree does not reach keeps its first draft. If False, every step
+            replaces it by the target's best codes after the first node of the deepest level.
     """
 
     tree: StaticTree

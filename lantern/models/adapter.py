@@ -280,7 +280,7 @@ def _hook_devices(part: nn.Module) -> set[torch.device]:
 
 @contextmanager
 def _grouped_attention(config: PreTrainedConfig) -> Iterator[int]:
-    """Context manager: within its block, a model's attention takes a draft tree's mask and does not copy the cache.
+    """Context manager: within its block, a model's attention takes the mask of a draft tree.
 
     If the model is set to "eager", or to "sdpa" and no query heads share a key/value head, its implementation of
     attention is kept. Otherwise `_attend_grouped` replaces it, since flash attention does not take the mask, and "sdpa"
