@@ -302,7 +302,7 @@ class Verifier:
         return None
 
     def _verify_path(self, scores: Scores, proposal: Proposal) -> Outcome:
-        """Verify the root's children, then the children of the accepted child, and so on, without all other nodes.
+        """Verify the root's children, then the children of the accepted child, and so on. Skip all other nodes.
 
         No two siblings may hold the same token, since both would be accepted, and only one can be followed.
         """

@@ -362,7 +362,9 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         )
 
     def _index(self, lengths: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
-        """Return indices into a tensor of the pool whose axes `batch` and `positions` are flattened, int64 (batch, n).
+        """Return the indices of some positions in a tensor of the pool, int64 (batch, n).
+
+        They are indices into the flattened axes `batch` and `positions`.
 
         Args:
             lengths: number of emitted tokens of each image, int64 (batch,).

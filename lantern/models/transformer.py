@@ -279,8 +279,8 @@ def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: 
     other along the axis of the new tokens, so that one query head per key/value head remains. Every attention kernel
     supports this, and keys and values are read only once.
 
-    With one new token per row and many rows, a CPU in float32 uses two batched products. They take a third of the time
-    of the fused kernel.
+    If every row has one new token, and there are many rows, a CPU in float32 uses two batched products. They take a
+    third of the time of the fused kernel.
 
     Args:
         query: (rows, nodes, heads, head_dim), with rows = branches * batch and nodes = new tokens.
