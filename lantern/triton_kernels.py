@@ -24,9 +24,9 @@ def _rotate_and_write(
     half: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Process one head of one token.
+    """Rotate one query or key head of one token (RoPE), and write it to its place. Value heads are not rotated.
 
-    Queries and keys are rotated. A query is written back in place. A key or a value is written to a slot of the cache.
+    A query is written back in place. A key or a value is written to a slot of the cache.
 
     Args:
         qkv: as in `lantern.fused.rotate_and_write`.
