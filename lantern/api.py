@@ -1,4 +1,4 @@
-"""The class of a model that generates images, and of the images that it returns.
+"""Two classes that users work with: a model that generates images, and the images that it returns.
 
 `lantern.load` makes a model. docs/library.md has examples.
 """
@@ -117,7 +117,7 @@ class Model:
             `codebook`.
         encoder: text encoder of the prompts.
         sampling: default temperature, filters and guidance of `generate`.
-        parts: defaults of a method. The keys are "static" (name of a static tree), "dynamic" (options of a dynamic
+        parts: defaults for methods. The keys are "static" (name of the static tree), "dynamic" (options of the dynamic
             tree), and "neighbours" (measure of distance by which nearest codes are found).
         family: key of `lantern.models.families.FAMILIES` for a transformers model. None for others, such as LlamaGen.
         make_source_encoder: function that makes the encoder of prompts with source pictures. Its arguments are the last
@@ -159,8 +159,8 @@ class Model:
         Args:
             prompts: one text or several.
             method: name of a preset in `lantern.method_tables`, such as "lantern" or "jacobi".
-            images: source pictures, which the model edits as each of the prompts says, in any type that its processor
-                supports, such as Pillow's. Only GLM-Image supports them.
+            images: source pictures to edit. Every prompt describes one edit of these pictures. They may have any type
+                that the model's processor supports, such as Pillow's. Only GLM-Image supports source pictures.
             seed: seed of the noise.
             size: height and width of the images in pixels, or the side of square ones, instead of the model's own size.
                 Models whose prompts state the size allow others: Emu3 allows multiples of 8, GLM-Image multiples of 32.
@@ -172,8 +172,8 @@ class Model:
             parts: parameters of the method, such as k=20, delta=0.1 or tree="chain5".
 
         Raises:
-            ValueError: the method is unknown, a parameter is missing, unknown or out of range, the model cannot
-                generate images of this size or edit source pictures, or a prompt or a picture cannot be encoded.
+            ValueError: the method is unknown, or a parameter is missing, unknown or out of range. Also if the model
+                cannot generate images of this size or edit source pictures, or a prompt or picture cannot be encoded.
         """
         texts = _texts_of(prompts)
         _WHOLE.check("seed", seed, "generate")
@@ -191,7 +191,7 @@ class Model:
             if with_log_probs:
                 texts = [prompt.text for prompt in todo]
                 log_probs = token_log_probs(models.target, encoder, texts, records.codes, decoder.sampling)
-        if images is None:  # a call with source pictures has a target of its own, which no later call has
+        if images is None:  # a target with source pictures serves one call only
             self._keep_decoder(decoder)
         return Images(pixels.numpy(), records, models.target.config.code_grids(records.codes), log_probs)
 
@@ -240,7 +240,7 @@ class Model:
         Args:
             target: the target for images of the wanted size.
             texts: the prompts.
-            pictures: the source pictures, which all prompts edit.
+            pictures: the source pictures. Every prompt describes an edit of them.
 
         Raises:
             ValueError: the model cannot edit pictures, `pictures` is no list or is empty, or the processor does not
@@ -318,9 +318,9 @@ class Model:
         return replace(models, nearest_codes=self._table(spec)), spec, settings
 
     def limited_threads(self) -> AbstractContextManager[None]:
-        """Return a context manager within which PyTorch uses as few CPU threads as in `generate`.
+        """Return a context manager that limits the CPU threads of PyTorch, as `generate` does, if the model is small.
 
-        Small models are faster with few threads.
+        Small models are faster with few threads. A caller that times single steps needs the same limit.
         """
         return _threads.limited(self.models.target.config)
 
@@ -392,7 +392,7 @@ def _texts_of(prompts: str | Sequence[str]) -> list[str]:
 def _prompts_of(texts: Sequence[str], num_images: int) -> list[Prompt]:
     """Return one prompt per image, with ids that determine the noise.
 
-    The prompt of an image does not depend on how many images follow it.
+    An image of a text stays the same if `num_images` is increased.
 
     Args:
         texts: texts of the prompts. The id of a text's first image is its index, such as "3".

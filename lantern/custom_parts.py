@@ -129,8 +129,8 @@ def watch_acceptance(acceptance: Any, spec: MethodSpec) -> None:
 def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Tensor]:
     """Wrap the method `admits` of a user's acceptance, so that its result is checked.
 
-    The result states for the sets of 1, 2, ... nearest codes whether the set is within the bound of the acceptance, for
-    example [True, True, False]. After the first False all must be False. The last entry is not checked, since
+    `admits` states for the sets of 1, 2, ... nearest codes whether the set is within the bound of the acceptance, for
+    example [True, True, False]. After the first False all entries must be False. The last entry is not checked, since
     `RelaxedSets` ignores it.
 
     Args:

@@ -51,7 +51,7 @@ def make_decoder(
 ) -> Decoder:
     """Make the decoder of a method.
 
-    It is a `TreeDecoder`, unless the declaration of the method's drafts names another class in `DraftsRow.loop`.
+    It is a `TreeDecoder`, unless the method needs another class of decoder, as ZipAR does (`DraftsRow.loop`).
 
     Args:
         models: models that are prepared for decoding. The draft model and the table of nearest codes may be None if the
@@ -59,8 +59,8 @@ def make_decoder(
         spec: the method.
         sampling: temperature, filters and guidance.
         records_margins: whether to record the margin of each token, the difference between the scores of its two best
-            codes. This is slower. It serves to tell rounding errors from mistakes: if another method emits other tokens
-            than autoregressive decoding, the margin there states how close the choice was.
+            codes. This is slower. Margins serve to tell rounding errors from mistakes. If another method emits another
+            token than autoregressive decoding, the margin of this token states how close the choice was.
         stepping: how steps are run: "auto", "eager" or "graph", see `StepRunner`.
 
     Raises:
@@ -227,7 +227,7 @@ class Decoder:
         mask: torch.Tensor,
         fields: Sequence[ImageNoise],
     ) -> None:
-        """Put new prompts into some rows of the batch, run them through the target, and emit image token 0.
+        """Put new prompts into some rows of the batch, run them through the target, and emit their first image tokens.
 
         Args:
             state: the state, changed in place.
@@ -315,7 +315,7 @@ class Decoder:
         return self.num_tokens if used >= self.num_slots else fewest + (used - needed) // tokens_per_step
 
     def _score(self, state: DecodingState, hidden: torch.Tensor, positions: torch.Tensor) -> Scores:
-        """Compute the target's scores of some nodes, that is, their logits and the values derived from them.
+        """Compute the target's logits at some nodes, as `Scores`, from which the verifier samples tokens.
 
         Args:
             state: the state, for its noise.
@@ -336,7 +336,7 @@ class Decoder:
         Args:
             state: the state, changed in place.
             num_accepted: number of emitted tokens minus 1, int64 (batch,).
-            node: deepest accepted node, int64 (batch,).
+            node: index of the deepest accepted node, int64 (batch,).
             is_finite: whether the logits at that node were finite, bool (batch,).
         """
         entry = torch.stack([num_accepted, node, is_finite.long()], dim=1)

@@ -56,7 +56,7 @@ class Generation:
             zeros, so that each row sums to `tokens`.
         accepted_lengths: number of drafts that each step accepted, int64 (batch, steps). Accepted drafts after the end
             of the image count, too. -1 if the image was complete before the step.
-        accepted_nodes: number of the deepest accepted node of the draft tree in each step, int64 (batch, steps). 0 is
+        accepted_nodes: index of the deepest accepted node of the draft tree in each step, int64 (batch, steps). 0 is
             the root. -1 if the image was complete before the step.
         is_substituted: whether a token differs from the target's sample at its node, bool (batch, tokens).
         margins: for each token, how close the sample was: the difference between the two largest scores, in nats,
@@ -89,8 +89,9 @@ class DecodingState:
         is_substituted: whether a token differs from the target's sample, bool, shaped like `tokens`.
         margins: as in `Generation`, float32, shaped like `tokens`. None unless margins are recorded.
         num_steps: number of steps of each image, int64 (batch,).
-        step_log: three values per step, int64 (batch, tokens, 3): number of accepted drafts, deepest accepted node, and
-            whether the logits after that node were finite (1 or 0). Entries from `num_steps` on have no meaning.
+        step_log: three integers per step, int64 (batch, tokens, 3): number of accepted drafts, index of the deepest
+            accepted node, and whether the logits after that node were finite (1 or 0). Entries from `num_steps` on have
+            no meaning.
         drafter_state: the drafter's state, see `Drafter.allocate`. None without a drafter.
         graphs: CUDA graphs of a step on these tensors, by the number of slots that it reads, see `StepRunner`. Empty
             unless a step was captured.

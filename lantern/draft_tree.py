@@ -2,9 +2,9 @@
 
 Node 0 is the root, the last emitted token. Every other node is a draft for the position after its parent. A parent
 comes before its children, and siblings are numbered in drafting order. A *static* tree never changes. It is defined by
-a list of choices, which are paths of ranks from the root. For example, the choices (0,), (1,) and (0, 0) give the root
-two children, and its first child one child. A *dynamic* tree (EAGLE-2) is chosen in every step from the draft model's
-probabilities.
+a list of *choices*, one per node. A choice is the path from the root to the node, and states for each step which child
+is taken. For example, the choices (0,), (1,) and (0, 0) give the root two children, and its first child one child. A
+*dynamic* tree (EAGLE-2) is chosen in every decoding step from the draft model's probabilities.
 
 Axes: rows = batch for a dynamic tree, 1 for a static one; inner = nodes that may have children; m = largest number of
 children of a node.
@@ -32,9 +32,9 @@ class DraftTree:
         depths: number of drafts from the root to each node, int64 (rows, nodes).
         ranks: rank of each node among its siblings, int64 (rows, nodes). 0 for the first sibling and for the root.
         ancestors: bool (rows, nodes, nodes). Entry [:, n, a] is True if a is n or an ancestor of n.
-        paths: nodes from the root to each node n, then n repeated, int64 (rows, nodes, max_depth + 1).
+        paths: nodes from the root to each node n, padded with n, int64 (rows, nodes, max_depth + 1).
         children: children of each inner node, int64 (rows, inner, m). -1 marks a missing one.
-        parent_nodes: numbers of the inner nodes, in the order of `children`, int64 (inner,). None if all nodes are
+        parent_nodes: node index of each inner node, in the order of `children`, int64 (inner,). None if all nodes are
             inner.
     """
 
@@ -102,9 +102,9 @@ def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) 
 class StaticTree(DraftTree):
     """The tree that a list of choices defines, with the indices by which the draft model fills it.
 
-    The draft model fills it level by level. A *level* consists of the inner nodes of one depth, that is, of the nodes
-    that have children. Level 0 is the root. For example, the choices (0,), (1,) and (0, 0) define the nodes 1, 2 and 3
-    and two levels, [0] and [1].
+    A choice is the path from the root to a node. The draft model fills the tree level by level. A *level* consists of
+    the inner nodes of one depth, that is, of the nodes that have children. Level 0 is the root. For example, the
+    choices (0,), (1,) and (0, 0) define the nodes 1, 2 and 3 and two levels, [0] and [1].
 
     Attributes:
         levels: for each level, its inner nodes, int64 (inner nodes,).
@@ -203,7 +203,8 @@ def reached_nodes(tree: DraftTree, is_accepted: torch.Tensor) -> torch.Tensor:
 
     Args:
         tree: structure of the tree.
-        is_accepted: whether each node was accepted by its parent, bool (batch, nodes). The root's entry is ignored.
+        is_accepted: whether each node was accepted as a child of its parent, bool (batch, nodes). The root's entry is
+            ignored.
     """
     is_cut = tree.ancestors[:, :, 1:] & ~is_accepted[:, None, 1:]  # (batch, node, ancestor)
     return ~is_cut.any(-1)
@@ -216,7 +217,7 @@ def longest_path(
 
     Args:
         tree: structure of the tree.
-        is_accepted: whether each node was accepted by its parent, bool (batch, nodes).
+        is_accepted: whether each node was accepted as a child of its parent, bool (batch, nodes).
         order: tie-break between nodes of the same depth: the node with the smallest number wins. Distinct numbers in
             [0, nodes), int64 (batch or 1, nodes). None for the node numbers.
 
@@ -238,9 +239,9 @@ def longest_path(
 def first_leaf(tree: DraftTree) -> torch.Tensor:
     """Return for each node the lowest-numbered leaf among the node and its descendants.
 
-    It serves as a tie-break: of several longest accepted paths, the one whose last node has the lowest leaf is emitted.
-    LANTERN's public code does the same, since it orders the paths of a dynamic tree by their leaves. There are several
-    such paths only in greedy relaxed decoding, in which more than one sibling may be accepted.
+    It serves as a tie-break: of several longest accepted paths, the one whose last node has the lowest-numbered leaf is
+    emitted. LANTERN's public code does the same, since it orders the paths of a dynamic tree by their leaves. Several
+    longest paths occur only in greedy relaxed decoding, in which more than one sibling may be accepted.
 
     Returns:
         int64 (batch or 1, nodes).
@@ -252,7 +253,7 @@ def first_leaf(tree: DraftTree) -> torch.Tensor:
 
 
 def of_all_nodes(values: torch.Tensor, tree: DraftTree, fill: int) -> torch.Tensor:
-    """Extend values of the inner nodes to all nodes of a tree. Inner nodes are nodes that may have children.
+    """Scatter values of the inner nodes, which may have children, into a tensor for all nodes of a tree.
 
     Args:
         values: values of the inner nodes, (batch or 1, inner, ...).

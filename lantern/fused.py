@@ -45,7 +45,7 @@ def _make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool)
 
 @torch.library.register_fake("lantern::rotate_and_write")
 def _rotate_and_write_of_shapes(*_: torch.Tensor) -> None:
-    """Do nothing. PyTorch calls this instead of the kernel for tensors without values, as in `torch.compile`."""
+    """Do nothing: PyTorch calls this in place of the kernel while `torch.compile` traces tensors without values."""
 
 
 @torch.library.register_fake("lantern::silu_times")
@@ -83,7 +83,9 @@ def silu_times(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool) -> torch.Tensor:
-    """Make the noise of `lantern.philox.noise_values` in one kernel, float32 (num_values,).
+    """Make Gumbel or uniform noise in one kernel, float32 (num_values,).
+
+    The values are those of `lantern.philox.noise_values` up to rounding.
 
     Args:
         key: key of the generator, two unsigned 64-bit integers stored as int64 (2,).

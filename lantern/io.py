@@ -74,7 +74,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
 def _cause_of(error: OSError | SafetensorError) -> tuple[int, str]:
     """Return the error number (errno) and the text of a system error.
 
-    An error of safetensors has the number only in its message. The number is EIO if there is none.
+    An error of safetensors has the number only in its message. If the message has none, the number is EIO.
     """
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno, error.strerror or str(error)
@@ -218,7 +218,7 @@ def write_json(path: Path | str, value: object) -> None:
 
 
 def check_last_line(path: Path | str) -> None:
-    """Check that the last line of a text file is complete. Text files have no checksum.
+    """Check that the last line of a text file is complete, which finds truncated files. Text files have no checksum.
 
     Raises:
         DamagedFileError: the last line does not end with a line break.

@@ -61,7 +61,8 @@ def token_log_probs(
     """
     rows = []
     with torch.inference_mode():
-        for text, tokens in zip(texts, codes.long().to(target.device).split(1), strict=True):  # the logits are large
+        # One image at a time, since the logits of an image are large.
+        for text, tokens in zip(texts, codes.long().to(target.device).split(1), strict=True):
             features, mask = (part.to(target.device) for part in encoder.encode([text]))
             logits = teacher_forced_logits(target, features, mask, tokens, sampling.cfg_scale)
             log_probs = filter_logits(logits, sampling).log_softmax(-1)

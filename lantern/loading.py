@@ -64,9 +64,9 @@ def load(
     """Load a model.
 
     Args:
-        source: one of "embedded" and "fashion" (the shipped models of the shapes dataset and of Fashion-MNIST), the
-            name of a published model such as "llamagen_stage1", the folder of a finished run, or the folder or hub id
-            of a transformers model, such as "deepseek-community/Janus-Pro-1B".
+        source: one of "embedded" and "fashion", the shipped models of the shapes dataset and of Fashion-MNIST. Or the
+            name of a published model such as "llamagen_stage1", the folder of a finished run of the workflow, or the
+            folder or hub id of a transformers model, such as "deepseek-community/Janus-Pro-1B".
         target: file or folder of weights that replaces the model's target.
         drafter: file or folder that replaces the draft model.
         tokenizer: file or folder that replaces the image tokenizer.
@@ -120,9 +120,9 @@ def from_transformers(
             prompts.
 
     Raises:
-        ValueError: the class is unknown (the message lists the known ones), the tokenizer belongs to another model, the
-            model is in training mode or runs on several devices, or its image tokenizer is quantised or has an adapter
-            such as LoRA.
+        ValueError: the class is unknown (the message lists the known ones), the tokenizer belongs to another model, or
+            the model is in training mode or runs on several devices. Also if its image tokenizer is quantised or has an
+            adapter such as LoRA.
     """
     _COUNT.check("max_tokens", max_tokens, "from_transformers")
     given = None if grid is None else check_sides("grid", grid)
@@ -166,7 +166,7 @@ def _unwrap(model: Any) -> Any:
 
 
 def _tokenizer_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the weights of a model's image tokenizer by their names in it, also if they are offloaded.
+    """Return the weights of a model's image tokenizer by parameter name, also if they are offloaded.
 
     Raises:
         ValueError: a layer is quantised or has an adapter.

@@ -6,7 +6,8 @@ more. The tables DRAFTS and ACCEPTANCE declare each part once: its class, its pa
 exact. PRESET_ROWS declares the published combinations, with their labels. Error messages, the config's schema and
 tables are made from these declarations.
 
-A custom part is an import string such as "my_module:Capped". Its class declares the same data as attributes.
+A custom drafter or acceptance is named by an import string such as "my_module:Capped". Its class declares the same data
+as attributes.
 
 Snakemake imports this module to plan the workflow, so it must not import torch.
 """
@@ -43,9 +44,9 @@ class DraftsRow:
             so, they are verified by rejection sampling above temperature 0.
         is_coupled: whether drafts are sampled with the target's noise.
         has_twins: whether two siblings may hold the same token.
-        is_exact: whether decoding with exact acceptance has the target's distribution. If False, total variation is not
-            measured, since `Proposal.draft_probs` is not the distribution of the drafts either.
-        loop: class of the decoder, "module:Class".
+        is_exact: whether decoding with exact acceptance keeps the target's distribution. If False, total variation is
+            not measured, since the distributions of the drafts are not known.
+        loop: class of the decoder, which runs the decoding steps, "module:Class".
         paper: source of the method.
     """
 
@@ -147,7 +148,7 @@ class AcceptanceRow:
         path: class of the acceptance, "module:Class".
         parameters: parameters by name. An acceptance with the parameter k reads the table of nearest codes.
         drafts: keys of DRAFTS that can be combined with the acceptance. None for all.
-        reason: why other drafts are refused, the end of the error message.
+        reason: text that ends the error message for other drafts, and states why they are refused.
         exact_at: parameter values that make decoding exact, such as delta = 0.
         has_official: whether LANTERN's public code has this acceptance. If not, the residuals "official" and
             "official_lumina" are not allowed.
@@ -311,7 +312,7 @@ PEERS = tuple(name for name, row in PRESET_ROWS.items() if row.is_peer)
 
 
 def preset_of(name: str) -> dict[str, ParameterValue]:
-    """Return the parts of a preset.
+    """Return the parts of a preset, which is a named method: its tree, drafts, acceptance and parameters.
 
     Args:
         name: key of PRESETS.
@@ -355,9 +356,9 @@ _Row = TypeVar("_Row", DraftsRow, AcceptanceRow)
 
 
 def _declared(name: object, what: str, table: Mapping[str, _Row], kind: type[_Row]) -> _Row:
-    """Return what a source of drafts or an acceptance declares about itself, such as its parameters.
+    """Return the declaration of a source of drafts or of an acceptance: its parameters and its properties.
 
-    It is a row of a table, or is made from the attributes of a custom class.
+    The declaration is an entry of a table, or is made from the attributes of a custom class.
 
     Args:
         name: key of the table, or "module:Class".

@@ -155,12 +155,12 @@ class MethodSpec:
 
     @property
     def drafts_row(self) -> DraftsRow:
-        """The declaration of the method's drafts: the entry of DRAFTS, or the one made from a custom class."""
+        """The declaration of the method's drafts: an entry of DRAFTS, or made from the attributes of a custom class."""
         return drafts_of(self.drafts)
 
     @property
     def acceptance_row(self) -> AcceptanceRow:
-        """The declaration of the method's acceptance: the entry of ACCEPTANCE, or the one made from a custom class."""
+        """The declaration of the method's acceptance: an entry of ACCEPTANCE, or made from a custom class."""
         return acceptance_of(self.acceptance)
 
     @property
@@ -327,9 +327,9 @@ def _check_parameters(spec: MethodSpec) -> None:
 def _shape_of(spec: MethodSpec) -> TreeShape | None:
     """Return the shape of a method's tree, or None if the method has no tree.
 
-    The shape of a static tree is its paths. For hybrid drafts it is the paths of two trees. The shape of a dynamic tree
-    is its options. If `spec.tree_shape` is set, its JSON values are converted to this form. Otherwise the tree is found
-    by its name, `spec.tree`.
+    The shape of a static tree is its paths, and the shape of a dynamic tree is its options. For hybrid drafts the shape
+    is the paths of two trees. If `spec.tree_shape` is set, it is converted from JSON values. Otherwise the shape of the
+    tree named `spec.tree` is returned.
 
     Raises:
         ValueError: the given shape does not fit the kind of tree, or the name of the tree is unknown.
@@ -369,7 +369,7 @@ def is_chain(shape: object) -> bool:
 def _code_of(spec: MethodSpec) -> str:
     """Return a checksum of the files of a method's custom classes, or "" if it has none.
 
-    The workflow compares it, so that images are generated again if such a file is edited.
+    The workflow compares it with the checksum of the last run, so that an edited file leads to new images.
     """
     custom = [part for part in (spec.drafts, spec.acceptance) if part is not None and ":" in part]
     if not custom:

@@ -118,9 +118,9 @@ def _key_of(run_seed: int, prompt_id: str, stream: str) -> tuple[int, int]:
 def choose_window(num_positions: int, vocab_size: int, device: torch.device | str = "cpu") -> int:
     """Return the number of positions whose noise a `NoiseField` keeps in memory per image.
 
-    If the noise of all positions fits into the limit of the device, the result is `num_positions`. The limit is
-    WHOLE_BYTES on a CPU and DEVICE_BYTES on a GPU. Otherwise the result is WINDOW on a CPU. On a GPU it is then the
-    number of positions that fit into DEVICE_BYTES, but at least WINDOW.
+    If the noise of all positions fits into the memory limit, the result is `num_positions`. The limit is WHOLE_BYTES on
+    a CPU and DEVICE_BYTES on a GPU. If it does not fit, the result is WINDOW on a CPU. On a GPU it is the number of
+    positions that fit, but at least WINDOW.
 
     Args:
         num_positions: number of positions of an image.
@@ -133,7 +133,7 @@ def choose_window(num_positions: int, vocab_size: int, device: torch.device | st
 
 
 def is_made_by(device: torch.device | str) -> bool:
-    """Return whether the noise that decoding on a device reads is also computed there.
+    """Return whether the noise for decoding on a device is computed on that device.
 
     This is so for a GPU. For a CPU, numpy computes the noise in background threads.
     """
@@ -143,8 +143,8 @@ def is_made_by(device: torch.device | str) -> bool:
 class ImageNoise:
     """The noise of one image.
 
-    On a CPU, the constructor makes the noise of the first `window` positions. numpy lets other threads run meanwhile.
-    Later positions are made when they are read. On a GPU, all positions are made when they are read.
+    On a CPU, the constructor computes the noise of the first `window` positions. Other threads can run meanwhile. The
+    noise of later positions is computed when it is read. On a GPU, all noise is computed when it is read.
 
     Args:
         run_seed: seed of the run.
@@ -236,7 +236,7 @@ class NoiseField:
         self._row_offsets = torch.arange(num_rows, device=device)[:, None] * self.window
 
     def fill(self, rows: Sequence[int], fields: Sequence[ImageNoise]) -> None:
-        """Assign rows to new images, which begin at position 0.
+        """Assign rows of the batch to new images, and load the noise of their first positions.
 
         Args:
             rows: batch indices.
@@ -284,7 +284,7 @@ class NoiseField:
         return self._read(stream, positions)
 
     def uniform(self, positions: torch.Tensor, num_slots: int) -> torch.Tensor:
-        """Return the uniform noise of acceptance decisions, (batch, nodes, num_slots).
+        """Return the uniform random numbers with which a verifier accepts drafts, (batch, nodes, num_slots).
 
         Args:
             positions: image positions, int64 (batch, nodes).
@@ -306,7 +306,7 @@ class NoiseField:
     def sample(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """Sample a code from each distribution by inverse transform sampling.
 
-        This takes one uniform number per sample. Gumbel noise would take a number per code, for every slot.
+        This needs one uniform number per sample. Gumbel noise would need one number per code for each sample.
 
         Args:
             stream: name of a uniform stream.

@@ -85,7 +85,7 @@ def check_sides(name: str, value: object) -> tuple[int, int]:
         value: the value.
 
     Raises:
-        ValueError: the value is neither.
+        ValueError: the value is neither a pair nor a side.
     """
     sides = value if isinstance(value, tuple | list) else (value, value)
     whole = [side for side in sides if type(side) is int and side > 0]

@@ -29,11 +29,11 @@ class Prefill:
         hidden: hidden states of the target at the prompt tokens, (branches, prompts, num_text_tokens, dim). branches =
             1, or 2 with classifier-free guidance.
         mask: bool (branches, prompts, num_text_tokens), True for tokens of a prompt, False for padding.
-        first: image token 0, sampled after the last prompt position, int64 (prompts, 1).
+        first: first image token of each prompt, int64 (prompts, 1).
         ids: token ids of the prompts, int64, shaped like `mask`. None if prompts are caption features, or have source
             pictures.
-        source: code of a source picture at the place of each image token, int64 (prompts, image tokens). None if
-            prompts have no source pictures.
+        source: for each image token, the code of the source picture at the same place, int64 (prompts, image tokens).
+            None if the prompts have no source pictures, which the model edits.
     """
 
     hidden: torch.Tensor
@@ -73,9 +73,9 @@ class Proposal:
 
 @dataclass
 class Scores:
-    """The target's logits at some nodes, and values derived from them.
+    """The target's logits at some nodes of a draft tree, from which `weights` and `keys` are computed when first read.
 
-    A derived value is computed when it is first read.
+    `weights` are log-probabilities after temperature and filters. `keys` are `weights` plus the target's noise.
 
     Attributes:
         hidden: hidden states of the target, (branches, batch, nodes, dim). None if `at` made these scores.
@@ -135,8 +135,8 @@ class Outcome:
     Attributes:
         proposal: the drafts.
         scores: the target's scores of their nodes.
-        is_accepted: whether a node was accepted by its parent, bool (batch, nodes). Also False for nodes that were not
-            verified because no accepted path leads to them.
+        is_accepted: whether a node was accepted as a child of its parent, bool (batch, nodes). Also False for nodes
+            that were not verified because no accepted path leads to them.
         path: accepted nodes, the root first, int64 (batch, max_depth + 1). Padded with the last accepted node.
         num_accepted: number of accepted drafts, int64 (batch,).
         emitted: accepted drafts, then the token that follows them, int64 (batch, max_depth + 1). Later entries have no

@@ -89,13 +89,14 @@ class StepRunner:
         return state
 
     def prepare(self, step: Step, state: DecodingState, limits: Sequence[int] = ()) -> None:
-        """Capture a step on a new state. In eager mode do nothing.
+        """Capture a decoding step as CUDA graphs, on the tensors of a new state. In eager mode do nothing.
 
         Args:
             step: function that changes a state in place.
             state: a state whose images are all complete, so that steps emit nothing.
-            limits: numbers of cache slots that attention may read. One graph is captured per number. The graph of the
-                last number runs until `KVCache.limit` chooses another one. By default only the cache's present limit.
+            limits: numbers of cache slots that attention may read. One graph is captured for each number. The graph of
+                the last number is used until `KVCache.limit` chooses another one. By default there is one graph, for
+                the cache's present limit.
         """
         if self.mode == "eager":
             return
@@ -134,7 +135,7 @@ def capture(step: Step, state: DecodingState, limits: Sequence[int]) -> dict[int
                 state.cache.limit(limit)
                 for _ in range(NUM_WARMUP):
                     step(state)
-                # A graph keeps the address of cuBLAS's workspace. It must lie in the graph's own pool, because PyTorch
+                # A graph keeps the address of cuBLAS's workspace. It must be in the graph's own pool, because PyTorch
                 # frees other workspaces with the thread, or with another graph, that used the same stream.
                 torch._C._cuda_clearCublasWorkspaces()
                 graphs[limit] = torch.cuda.CUDAGraph()

@@ -15,8 +15,8 @@ from itertools import product
 
 from lantern.models.config import OVERSHOOT
 
-MAX_SIBLINGS = 64  # children of one node: a position has noise for this number of acceptance decisions
-MAX_WIDTH = 256  # drafts of one depth in a chain with siblings
+MAX_SIBLINGS = 64  # largest number of children of a node; a position has noise for this number of decisions
+MAX_WIDTH = 256  # largest number of drafts at one depth of a chain with siblings
 
 # Each word is a path from the root: "01" is the second-best token after the best first token. Source of the first two
 # trees: choices.py of jadohu/LANTERN and SafeAILab/EAGLE.
@@ -166,13 +166,13 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
 
 
 def _complete(length: int, words: str) -> Choices:
-    """Return the smallest static tree that contains some paths.
+    """Return the smallest static tree that contains a chain and some further paths.
 
     A tree that contains a path also contains the parents of its nodes, and their siblings of lower rank. For example,
     the path "02" needs the nodes "0", "00" and "01".
 
     Args:
-        length: length of a path through first children, which the tree contains.
+        length: length of the chain, which is the path through first children.
         words: further paths, separated by spaces. Each digit is a rank, as in "02".
     """
     chosen = {(0,) * depth for depth in range(1, length + 1)}
@@ -197,7 +197,7 @@ def _check_depth(tree: str, depth: int) -> None:
 
 
 def joint_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None = None) -> JointTree:
-    """Return the choices of two static trees.
+    """Return the choices of two static trees. A choice is the path from the root to a node.
 
     Args:
         tree: two names, as in "chain9+chain3".
@@ -216,7 +216,7 @@ def joint_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None
 
 
 def check_choices(choices: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Check the choices of a static tree, and return them sorted by depth, then lexicographically.
+    """Check the choices (paths) of a static tree, and return them sorted by depth, then lexicographically.
 
     Args:
         choices: one path per node. A path gives for each step from the root the child's rank, its index among its

@@ -24,15 +24,15 @@ def _rotate_and_write(
     half: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Process one head of one token.
+    """Rotate one query or key head of one token (RoPE), and write it to its place. Value heads are not rotated.
 
-    Queries and keys are rotated. A query is written back in place. A key or a value is written to a slot of the cache.
+    A query is written back in place. A key or a value is written to a slot of the cache.
 
     Args:
         qkv: as in `lantern.fused.rotate_and_write`.
-        rotary: as there, but a pair of real numbers in place of each complex number.
-        vectors: as there.
-        flat_slots: as there.
+        rotary: as in `lantern.fused.rotate_and_write`, but with a pair of real numbers for each complex number.
+        vectors: as in `lantern.fused.rotate_and_write`.
+        flat_slots: as in `lantern.fused.rotate_and_write`.
         num_rotary: number n of rotations. Token t uses rotation t % n.
         num_queries: number of query heads.
         num_turned: number of query and key heads.
@@ -86,7 +86,7 @@ def _silu_times(gate_up, product, width, block: tl.constexpr):
 
 @triton.jit
 def _noise(key, noise, first, num_values, is_gumbel: tl.constexpr, block: tl.constexpr):
-    """Make the noise of a block of counters of numpy's Philox generator. A counter gives four values.
+    """Make Gumbel or uniform noise for a block of counters of numpy's Philox generator. A counter gives four values.
 
     `lantern.philox` describes the generator.
 
@@ -135,7 +135,7 @@ def _store_noise(noise, flat_slot, bits, num_values, is_gumbel: tl.constexpr):
 
 
 def rotate_and_write(qkv: torch.Tensor, rotary: torch.Tensor, vectors: torch.Tensor, flat_slots: torch.Tensor) -> None:
-    """Implement `lantern.fused.rotate_and_write`."""
+    """Rotate queries and keys, and write keys and values to the cache, see `lantern.fused.rotate_and_write`."""
     half, num_new = rotary.shape[-1], flat_slots.shape[1]
     num_heads = qkv.shape[1] // (2 * half)
     sizes = (len(rotary), num_heads - num_new, num_heads - num_new // 2, num_heads)
@@ -146,7 +146,7 @@ def rotate_and_write(qkv: torch.Tensor, rotary: torch.Tensor, vectors: torch.Ten
 
 
 def silu_times(gate_up: torch.Tensor) -> torch.Tensor:
-    """Implement `lantern.fused.silu_times`."""
+    """Return SiLU(gate) * up, see `lantern.fused.silu_times`."""
     width = gate_up.shape[1] // 2
     product = gate_up.new_empty(len(gate_up), width)
     launch: Any = _silu_times
@@ -155,7 +155,7 @@ def silu_times(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool) -> torch.Tensor:
-    """Implement `lantern.fused.make_noise`."""
+    """Make Gumbel or uniform noise, see `lantern.fused.make_noise`."""
     noise = torch.empty(num_values, device=key.device)
     num_counters = triton.cdiv(num_values + first % 4, 4)
     launch: Any = _noise

@@ -168,9 +168,9 @@ def _refuse_what_is_not_done(
 
 
 def _source_pictures(model_kwargs: Mapping[str, Any], family: str) -> list[torch.Tensor] | None:
-    """Return the pictures to edit as the model's vision encoder has encoded them, (channels, height, width) each.
+    """Return the source pictures, encoded by the model's vision encoder, (channels, height, width) each.
 
-    None if there are no pictures to edit.
+    A source picture is a picture that the model edits. None if there are none.
 
     Args:
         model_kwargs: further arguments of `generate`.
@@ -379,7 +379,7 @@ def _check_mask(mask: torch.Tensor | None, ids: torch.Tensor, name: str) -> torc
 
 
 def _ends_within(target: TransformersTarget, max_new_tokens: int | None) -> tuple[int, ...]:
-    """Return the ids of the tokens that follow an image, as many as `max_new_tokens` allows.
+    """Return the ids of those tokens after an image that fit into `max_new_tokens`.
 
     Args:
         target: the target.

@@ -5,8 +5,8 @@ tokens that exist, while the right ends of the previous lines are still missing.
 line, nothing is missing. This is then autoregressive decoding.
 
 The first token of a line needs its left neighbour, the last token of the previous line, which may not exist yet. Then a
-*placeholder* is fed instead: the newest token of the line before the previous one (of the first line if there is no
-such line), as in the public code for LlamaGen. The true left neighbour is fed at the same position one forward pass
+*placeholder* is fed instead, as in the public code for LlamaGen. It is the newest token of the line before the previous
+one, or of the first line if there is no such line. The true left neighbour is fed at the same position one forward pass
 after it is sampled, so that later tokens attend to it.
 
 Source: ZipAR (arXiv 2412.04062; ThisisBillhe/ZipAR@2a5695c).
@@ -33,7 +33,8 @@ class Feed:
 
     Attributes:
         source: position of the token that is fed.
-        position: position at which it is fed. It differs from `source` if the token is a placeholder.
+        position: position at which it is fed. It differs from `source` if the token is a *placeholder*, which replaces
+            a left neighbour that is not sampled yet.
         sampled: position of the token that is sampled after it. None if the pass only replaces the cache entry of a
             placeholder by that of the true token.
     """
@@ -89,7 +90,9 @@ def _forwards_of(lines: tuple[int, int], window: int, first: int) -> list[list[F
 
 @dataclass(frozen=True)
 class LineTables:
-    """A schedule as int64 tensors. A *cell* is one token that a forward pass may feed. Unused cells are padded.
+    """The tokens that ZipAR feeds in each forward pass, as int64 tensors.
+
+    A *cell* is one token that a forward pass may feed. Unused cells are padded.
 
     Attributes:
         sources: `Feed.source`, (forwards, cells).

@@ -8,8 +8,8 @@ draft.
 
 A verifier decides each node of the draft tree independently. A GPU verifies all nodes at once, so that the shapes of
 tensors are fixed and no result is copied to the host. A CPU usually does the same. If the tree has many more nodes than
-levels, a CPU starts at the root instead, follows the accepted drafts, and verifies one node per level. It then computes
-no filters and no noise for the other nodes.
+levels, a CPU follows the accepted drafts from the root instead, and verifies one node per level. It then computes no
+filters and no noise for the other nodes.
 """
 
 from __future__ import annotations
@@ -31,13 +31,11 @@ MANY_LOGITS = 2**16  # if a step on a CPU has more logits, only the nodes of the
 
 @dataclass
 class Merged:
-    """The relaxed probabilities s(x) of drafts x, and the codes that count for each draft.
-
-    s(x) is the sum of the target probabilities of these codes, each counted once.
+    """The relaxed probabilities s(x) of drafts x, and the codes whose target probability moves onto x.
 
     Attributes:
-        taken: the codes that count for x, with x itself last, int64 (..., n). If fewer than n codes count, the other
-            entries repeat x. For example, [3, 7, 7] means that codes 3 and 7 count for the draft 7.
+        taken: these codes, with x itself last, int64 (..., n). If there are fewer than n, the other entries repeat x.
+            For example, [3, 7, 7] means that the probability of code 3 moves onto the draft 7.
         relaxed_prob: s(x), (..., 1).
     """
 
@@ -46,7 +44,7 @@ class Merged:
 
 
 class Readings(NamedTuple):
-    """The inputs of `Acceptance.make`, in addition to the parameters of the method.
+    """The data from which `Acceptance.make` makes an acceptance, in addition to the method and its parameters.
 
     Attributes:
         sampling: temperature and filters.
@@ -82,7 +80,7 @@ class Acceptance:
 
         Args:
             spec: the method, with the values of the acceptance's parameters.
-            read: the other inputs, such as the table of nearest codes.
+            read: settings and tables that the acceptance may need, such as the table of nearest codes.
         """
         return cls(**spec.parameters)
 
@@ -118,7 +116,7 @@ class Acceptance:
         return tokens[..., None]
 
     def merge(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, codes: torch.Tensor) -> Merged:
-        """Return the relaxed probability s(x) of one draft x per node, and the codes that count in it.
+        """Return the relaxed probability s(x) of one draft x per node, and the codes whose probability moves onto x.
 
         Args:
             probs: target distribution t, (..., vocab).
@@ -128,16 +126,16 @@ class Acceptance:
         return Merged(codes, self.relaxed_prob(probs, draft_probs, codes))
 
     def move_mass(self, probs: torch.Tensor, merged: Merged | None) -> torch.Tensor:
-        """Move the target probabilities that count for a draft x onto x.
+        """Move the target probabilities of similar codes onto a draft x.
 
-        For example, if only code c counts for x, the result has the probability 0 at c and t(x) + t(c) at x. If x is
-        rejected, the residual distribution is computed from this result instead of t. By default only t(x) itself
-        counts, so that `probs` is returned unchanged.
+        For example, if code c is the only such code, the result has probability 0 at c and t(x) + t(c) at x. If x is
+        rejected, the residual distribution is computed from this result instead of t. By default nothing moves, and
+        `probs` is returned unchanged.
 
         Args:
             probs: target distribution t, (..., vocab).
-            merged: relaxed probability of one draft x per node. It may be None if `has_one_residual()` returns True,
-                since the result then does not depend on x.
+            merged: one draft x per node, with the codes whose probability moves onto x. It may be None if
+                `has_one_residual()` returns True, since the result then does not depend on x.
 
         Returns:
             The changed distribution, (..., vocab).
@@ -211,8 +209,8 @@ class Verifier:
     subclass defines `verify_nodes`. If it can only verify all nodes at once, it defines `verify_all` instead.
 
     Attributes:
-        noise_streams: names of the streams of random numbers that the verifier reads above temperature 0, in addition
-            to the stream "target".
+        noise_streams: names of the streams that the verifier reads above temperature 0, in addition to the stream
+            "target". A stream is an independent field of random numbers.
         samples_target_tokens: whether the verifier samples a token from the target at every node. Only then can
             substitutions be counted, which are emitted tokens that differ from this sample.
         has_twins: whether two siblings may hold the same token. `lantern.acceptance.verifiers.make_verifier` sets it
@@ -238,7 +236,7 @@ class Verifier:
         """Find the accepted path and the emitted tokens.
 
         Args:
-            scores: the target's logits after each node, and values derived from them.
+            scores: the target's logits after each node, and the noise with which the target samples.
             proposal: the tree of drafts.
         """
         tree = proposal.tree
@@ -265,7 +263,7 @@ class Verifier:
         """Verify all nodes at once.
 
         Args:
-            scores: the target's logits after each node, and values derived from them.
+            scores: the target's logits after each node, and the noise with which the target samples.
             proposal: the tree of drafts.
 
         Returns:
@@ -282,7 +280,7 @@ class Verifier:
         """Verify the children of n nodes of each image.
 
         Args:
-            scores: the target's logits after these n nodes, and values derived from them.
+            scores: the target's logits after these n nodes, and the noise with which the target samples.
             children: tokens of the nodes' children, int64 (batch, n, m), with m children per node. -1 marks a missing
                 child.
             draft_probs: distributions that the children were sampled from, (batch, n, vocab). None for deterministic
@@ -304,7 +302,7 @@ class Verifier:
         return None
 
     def _verify_path(self, scores: Scores, proposal: Proposal) -> Outcome:
-        """Verify the root's children, then the children of the accepted child, and so on.
+        """Verify the root's children, then the children of the accepted child, and so on. Skip all other nodes.
 
         No two siblings may hold the same token, since both would be accepted, and only one can be followed.
         """
@@ -380,7 +378,7 @@ def _outcome_of_root(scores: Scores, proposal: Proposal) -> Outcome:
 
 
 def _widths_of_levels(tree: DraftTree) -> list[int]:
-    """Return the largest number of children per node for each level of the tree, from the root down.
+    """Return for each level of the tree the largest number of children of a node, from the root down.
 
     The deepest level, whose nodes have no children, is left out.
     """

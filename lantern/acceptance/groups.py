@@ -57,10 +57,10 @@ class ProbabilityGroups(Acceptance):
 
         Args:
             spec: the method, with the parameters h, p_max and d_max.
-            read: the other inputs, with the target's code embeddings.
+            read: sampling settings, and the target's code embeddings.
 
         Raises:
-            ValueError: the temperature is above 0, and the inputs hold no embedding.
+            ValueError: the temperature is above 0, and the embeddings are missing.
         """
         if read.sampling.is_greedy:
             return Exact()

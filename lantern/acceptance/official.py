@@ -19,13 +19,15 @@ def official_residual(
 ) -> torch.Tensor:
     """Return the residual distribution of the LANTERN authors' code after a rejected draft, (..., vocab).
 
-    Some of the draft's nearest codes are merged into it: their target probabilities count for the draft. Let t be the
-    target distribution and p the distribution that the draft was sampled from. If no code is merged, the residual is
+    Let t be the target distribution and p the distribution that the draft was sampled from. The residual is
     normalise(max(0, t - p)). For a deterministic draft it is t without the draft, normalised.
 
-    In the paper, the residual is 0 at the merged codes. The authors' code differs from the paper in two ways. First, if
-    any code is merged, it sets one distribution to 0 at all k + 1 nearest codes. This distribution is p for LlamaGen's
-    sampled drafts, and t in all other cases. Second, if no probability is left, the residual is uniform over all codes.
+    Some of the draft's nearest codes may be merged into it: their target probabilities were added to the draft's. In
+    the paper, the residual is then 0 at the merged codes. The authors' code differs from the paper in two ways:
+
+    - If any code is merged, it first sets t to 0 at all k + 1 nearest codes. For LlamaGen's sampled drafts, it sets p
+      instead of t to 0 there.
+    - If the residual would be 0 at all codes, it is uniform instead.
 
     Args:
         sets: acceptance that computed `merged`. Its table of nearest codes needs k + 1 columns.

@@ -30,13 +30,13 @@ NO_TOKEN = -2  # `Choice.chosen` if no child is accepted; -1 would match missing
 
 
 class Tried(NamedTuple):
-    """The test of one child x of each node. All these children have the same rank among their siblings.
+    """The probabilities that decide whether one child x of each node is accepted, for example each node's second child.
 
     Attributes:
         relaxed_prob: relaxed probability s(x), (..., 1).
         token_draft: draft probability p(x), (..., 1). p is renormalised over the codes that no earlier sibling holds. 1
             for a deterministic draft.
-        is_tried: whether the node has a child of this rank, bool (..., 1).
+        is_tried: whether the node has this child, bool (..., 1).
         residual: target distribution after x is rejected, (..., vocab).
     """
 
@@ -53,7 +53,7 @@ class Rejection:
     Attributes:
         acceptance: computes the relaxed probability s(x) of a draft x.
         residual: kind of residual, in terms of the target distribution t and the draft distribution p. "paper" is
-            normalise(max(0, t~ - p)), where t~ is t after the probabilities that add up to s(x) have moved onto x.
+            normalise(max(0, t~ - p)), where t~ is t after the probabilities of similar codes have moved onto x.
             "official" and "official_lumina" are the residuals of the LANTERN authors' code, see `official_residual`.
             "matched" is normalise(max(0, t - p f)), where f(x) is the probability that x is accepted. No other residual
             leads to a lower total variation from t with the same f. This residual is the same for every rejected x.
@@ -68,7 +68,7 @@ class Rejection:
         return self.residual == "matched" or self.acceptance.has_one_residual()
 
     def at(self, depths: torch.Tensor) -> Rejection:
-        """Return the rejection test for the children of some nodes.
+        """Return the rejection test for the children of some nodes, since the acceptance may depend on their depth.
 
         Args:
             depths: depths of the nodes, int64 (nodes,). The root has depth 0.
@@ -97,8 +97,8 @@ class Rejection:
 
         Args:
             probs: target distribution, (..., vocab).
-            merged: relaxed probability of one draft x per node. It may be None if the drafts are sampled and all
-                rejected drafts have the same residual, see `has_one_residual`.
+            merged: one draft x per node, with its relaxed probability. It may be None if the drafts are sampled and
+                all rejected drafts have the same residual, see `has_one_residual`.
             draft_probs: distribution that x was sampled from, (..., vocab). None for a deterministic draft.
             is_tried: nodes that had a draft to try, bool (..., 1). The other nodes keep `probs`. None if all nodes had
                 one.

@@ -1,4 +1,4 @@
-"""Relaxed sets: the nearest codes of a draft whose target probabilities count for the draft.
+"""Relaxed sets: the nearest codes of a draft whose target probabilities are added to the draft's.
 
 The relaxed set A(x) of a draft x consists of the first n of its k nearest codes. It does not contain x. The relaxed
 probability s(x) is the total target probability of x and of the codes in A(x). A *bound* determines n. It is an upper
@@ -34,8 +34,8 @@ MASSES_AT_ONCE = 2**22  # number of nearest codes that are in memory at the same
 class MergedSet:
     """The relaxed sets A(x) of some drafts x, with all attributes of `Merged`.
 
-    A(x) consists of the first n of the k nearest codes of x. Their target probabilities count for x. Sums of
-    probabilities are computed when they are first read.
+    A(x) consists of the first n of the k nearest codes of x. Their target probabilities are added to that of x. Sums
+    of probabilities are computed when they are first read.
 
     Attributes:
         taken: the codes of A(x), then x, int64 (..., k + 1). Nearest codes that are not in A(x) are replaced by x.
@@ -68,9 +68,10 @@ class MergedSet:
 
 
 class RelaxedSets(Acceptance):
-    """The base class of all bounds, which limit how many of a draft's nearest codes count for the draft.
+    """The base class of acceptances that add the target probabilities of a draft's nearest codes to the draft's.
 
-    These codes form the relaxed set A(x) of the draft x. A subclass defines `admits`.
+    The added codes form the relaxed set A(x) of the draft x. A subclass defines `admits`, a bound that limits how many
+    codes are added.
 
     Args:
         table: the nearest codes of each code, nearest first, integers of any dtype, (vocab, k or more). The residuals
@@ -99,7 +100,7 @@ class RelaxedSets(Acceptance):
 
         Args:
             spec: the method, with k and the parameters of the bound.
-            read: the other inputs, with the table of nearest codes.
+            read: sampling settings, and the table of nearest codes.
 
         Raises:
             ValueError: the table is missing or has too few columns.
@@ -113,16 +114,19 @@ class RelaxedSets(Acceptance):
         return cls(table[:, :columns].contiguous(), **spec.parameters)
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
-        """Return which sets of nearest codes may count for a draft x, bool (..., sets).
+        """Return which sets of nearest codes are within the bound, so that they may be the relaxed set of a draft x.
 
-        Entry i, counted from 0, is about the set of the i + 1 nearest codes of x. After the first False all entries are
-        False. A caller may pass one more set, of the k nearest codes and x itself. It then ignores the entry of this
-        set.
+        For example, [True, True, False] means that the two nearest codes are within the bound, but not the three
+        nearest ones. After the first False all entries must be False. There may be one more set at the end, the k
+        nearest codes with x itself. Its entry is ignored.
 
         Args:
-            mass: total target probability of each set, (..., sets).
+            mass: total target probability of each set, (..., sets). Set i holds the i + 1 nearest codes.
             token_probs: target probability t(x), (..., 1).
             spent: total target probability of the relaxed sets of earlier siblings of x, (..., 1).
+
+        Returns:
+            bool (..., sets).
         """
         raise NotImplementedError
 
@@ -162,26 +166,26 @@ class RelaxedSets(Acceptance):
         return MergedSet(taken, codes[..., :-1], is_member[..., :-1], cumulative[..., :-1], token_probs)
 
     def merge(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, codes: torch.Tensor) -> MergedSet:
-        """Return the relaxed set A(x) of one draft x per node: the nearest codes that count for x.
+        """Return the relaxed set A(x) of one draft x per node: the nearest codes whose probability is added to t(x).
 
         For the arguments see `Acceptance.merge`.
         """
         return self.grow(codes, probs.gather(-1, codes))
 
     def move_mass(self, probs: torch.Tensor, merged: Merged) -> torch.Tensor:
-        """Move the target probability of the codes that count for a draft x onto x.
+        """Move the target probabilities of the codes in the relaxed set A(x) onto the draft x.
 
-        These codes form the relaxed set A(x). For arguments and result see `Acceptance.move_mass`.
+        For arguments and result see `Acceptance.move_mass`.
         """
         moved = probs.scatter(-1, merged.taken, 0.0)
         return moved.scatter_(-1, merged.taken[..., -1:], merged.relaxed_prob)
 
     def has_one_residual(self) -> bool:
-        """Return False: the residual distribution after a rejection depends on the codes that count for the draft."""
+        """Return False: the residual distribution after a rejection depends on the relaxed set of the rejected code."""
         return False
 
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
-        """Return s(x), the total target probability of a draft x and of the nearest codes that count for it.
+        """Return s(x), the total target probability of a draft x and of its relaxed set A(x).
 
         For the arguments see `Acceptance.relaxed_prob`.
         """
@@ -210,8 +214,8 @@ class RelaxedSets(Acceptance):
     ) -> Iterator[tuple[torch.Tensor, MergedSet, torch.Tensor]]:
         """Yield the relaxed sets of the m deterministic drafts of each node, one sibling after the other.
 
-        The relaxed set of a draft holds the nearest codes that count for it. A code that is in the set of one sibling
-        has probability 0 for later siblings.
+        The relaxed set of a draft holds the nearest codes whose probability is added to the draft's. A code that is in
+        the set of one sibling has probability 0 for later siblings.
 
         Args:
             probs: target distribution, (..., vocab).
@@ -247,8 +251,7 @@ class RelaxedSets(Acceptance):
         """Make the verifier for drafts that are not verified by rejection sampling.
 
         At temperature 0 it is the verifier of the LANTERN authors' code. Above temperature 0 it accepts a draft if the
-        target samples the draft or a code of its relaxed set. The relaxed set holds the nearest codes that count for
-        the draft.
+        target samples the draft or a code of its relaxed set.
 
         Args:
             spec: the method. Its residual and tree decide which of several longest paths wins at temperature 0.
@@ -260,11 +263,11 @@ class RelaxedSets(Acceptance):
 
 
 class AdditiveBound(RelaxedSets):
-    """LANTERN's bound: the nearest codes of a draft x count for x while their total probability is at most delta.
+    """LANTERN's bound: the relaxed set A(x) of a draft x grows while its total target probability is at most delta.
 
-    These codes form the relaxed set A(x). The output distribution differs from the target's. With one deterministic
-    draft per node, the total variation (TV) is at most delta. With m deterministic drafts it is at most 1 - (1 -
-    delta)^m. With sampled drafts there is no such bound.
+    A(x) holds the nearest codes whose probability is added to that of x. The output distribution differs from the
+    target's. With one deterministic draft per node, the total variation (TV) is at most delta. With m deterministic
+    drafts it is at most 1 - (1 - delta)^m. With sampled drafts, delta does not bound the TV.
 
     Attributes:
         delta: upper bound of the total target probability of A(x).
@@ -280,16 +283,18 @@ class AdditiveBound(RelaxedSets):
 
 
 class JensenShannonBound(RelaxedSets):
-    """LANTERN's bound with another distance: codes count for a draft up to a Jensen-Shannon divergence of delta bits.
+    """A variant of LANTERN's bound: the relaxed set of a draft grows up to a Jensen-Shannon divergence of delta bits.
 
-    The relaxed set A(x) holds the nearest codes of a draft x that count for x, without x itself. Let c be their total
-    target probability. Let t~ be the target distribution t after c has moved onto the draft x. The divergence is taken
-    between t and t~. It therefore depends only on t(x) and c. It grows with c, is at most c and is at least c / 2. A(x)
-    is therefore at least as large as with `AdditiveBound` and the same delta, and c is at most 2 delta.
+    The relaxed set A(x) of a draft x holds the nearest codes whose probability is added to that of x. Let c be the
+    total target probability of A(x). Let t~ be the target distribution t after c has moved from A(x) onto x. The bound
+    limits the divergence between t and t~.
+
+    The divergence depends only on t(x) and c. It grows with c, and is between c / 2 and c. A(x) is therefore at least
+    as large as with `AdditiveBound` and the same delta, and c is at most 2 delta.
 
     The output distribution differs from the target's. With one deterministic draft per node, the total variation (TV)
     is c, and thus at most 2 delta. With m deterministic drafts it is at most 1 - (1 - 2 delta)^m, if delta <= 1/2. With
-    sampled drafts there is no such bound.
+    sampled drafts, delta does not bound the TV.
 
     Attributes:
         delta: upper bound of the divergence, in bits.
@@ -302,9 +307,9 @@ class JensenShannonBound(RelaxedSets):
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
         """Return for each set of nearest codes whether the Jensen-Shannon divergence is <= delta.
 
-        The divergence compares the target distribution before and after the set's probability c has moved onto the
-        draft. Afterwards the codes of the set have probability 0, and therefore add c / 2 to the divergence. The draft
-        adds the rest. For the arguments see `RelaxedSets.admits`.
+        The divergence is taken between the target distribution before and after the set's total probability c has
+        moved onto the draft. The codes of the set contribute c / 2, since their new probability is 0. The draft
+        contributes the rest. For the arguments see `RelaxedSets.admits`.
         """
         before = token_probs.expand_as(mass)
         after = token_probs + mass
@@ -314,11 +319,10 @@ class JensenShannonBound(RelaxedSets):
 
 
 class MultiplicativeBound(RelaxedSets):
-    """LANTERN++'s bound: the codes that count for a draft x have a total probability of at most (lambda - 1) t(x).
+    """LANTERN++'s bound: the relaxed set A(x) of a draft x has a total probability of at most (lambda - 1) t(x).
 
-    t(x) is the target probability of x. The codes that count for x are its first nearest codes, which form its relaxed
-    set A(x). No parameter bounds the distance of the output distribution from the target's, since the bound is wider
-    for more probable drafts.
+    t(x) is the target probability of x. A(x) holds the nearest codes whose probability is added to t(x). No parameter
+    bounds the distance of the output distribution from the target's, since more probable drafts may add more.
 
     Attributes:
         lambda_: lambda, an upper bound of the factor s(x) / t(x) by which relaxation raises the probability of x.
@@ -340,10 +344,10 @@ class MultiplicativeBound(RelaxedSets):
 class BudgetBound(RelaxedSets):
     """A bound that Lantern adds to the papers' bounds: all children of a node share one budget of probability.
 
-    The relaxed set of a child is the set of its nearest codes that count for it. The relaxed sets of all children
-    together have a target probability of at most delta. They use up this budget in drafting order. With deterministic
-    drafts, at most the probability delta moves to other codes. At every node, the total variation (TV) between the
-    distribution of the emitted token and the target's is then at most delta.
+    The relaxed set of a child holds the nearest codes whose probability is added to the child's. The relaxed sets of
+    all children together have a target probability of at most delta. They use up this budget in drafting order. With
+    deterministic drafts, the total variation (TV) between the distribution of the emitted token and the target's is
+    therefore at most delta at every node.
 
     This does not hold at temperature 0. The target then emits one token with certainty. If another token is emitted,
     the TV is 1. At temperature 0 every draft has a separate budget, see `GreedyWithinBound`.
@@ -359,17 +363,20 @@ class BudgetBound(RelaxedSets):
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
         """Return for each set of nearest codes whether its total probability is <= delta - spent.
 
-        This difference is the budget that earlier siblings have left. For the arguments see `RelaxedSets.admits`.
+        The difference is the part of the budget that earlier siblings have not used. For the arguments see
+        `RelaxedSets.admits`.
         """
         return mass <= self.delta - spent
 
 
 class Proximity(RelaxedSets):
-    """Proximity acceptance, which Lantern adds: all k nearest codes count for a draft, whatever their probability.
+    """Proximity acceptance, which Lantern adds: a draft is accepted if the target samples it or a similar code.
+
+    The similar codes are the k nearest codes of the draft, whatever their probability. Drafts that top-k or top-p
+    filtering removed are not accepted.
 
     A *substitution* is an emitted token that differs from the token that the target sampled. The share of substitutions
-    among the emitted tokens is an upper limit of the total variation from the target. Codes that top-k or top-p
-    filtering removed are never emitted.
+    among the emitted tokens is an upper limit of the total variation from the target.
     """
 
     renormalises = False
@@ -380,7 +387,7 @@ class Proximity(RelaxedSets):
         return torch.ones_like(mass, dtype=torch.bool)
 
     def make_verifier(self, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
-        """Make the verifier that looks for the target's sample among the nearest codes of each draft.
+        """Make the verifier that accepts a draft if the target samples the draft or one of its nearest codes.
 
         For the arguments see `Acceptance.make_verifier`.
         """
@@ -388,11 +395,10 @@ class Proximity(RelaxedSets):
 
 
 class ByProximity(Verifier):
-    """The verifier of `Proximity`, in which all k nearest codes count for a draft, whatever their probability.
+    """The verifier of `Proximity`: it accepts a draft if the target samples the draft or one of its k nearest codes.
 
-    Let y be the token that the target samples at the draft's parent. A draft is accepted if it equals y or if one of
-    its nearest codes does. A draft that equals y is preferred. Drafts that top-k or top-p filtering removed are not
-    accepted.
+    The target samples at the draft's parent. If one sibling equals the sample and another is only near it, the equal
+    one is accepted. Drafts that top-k or top-p filtering removed are not accepted.
 
     Args:
         sets: the acceptance, with the table of nearest codes.
@@ -419,11 +425,11 @@ class ByProximity(Verifier):
 
 
 class WithinBound(Verifier):
-    """The verifier of relaxed sets: a draft x is accepted if the target samples x or a code that counts for x.
+    """The verifier of relaxed sets: a draft x is accepted if the target samples x or a code of its relaxed set A(x).
 
-    The codes that count for x form its relaxed set A(x). The drafts are deterministic. The output distribution is the
-    same as if the children were tried one by one. Then x would be accepted with probability s(x), the total target
-    probability of x and A(x). A rejection would remove x and A(x) from the target distribution.
+    A(x) holds nearest codes of x. The drafts are deterministic. The output distribution is the same as if the children
+    were tested one by one. In this test, x is accepted with probability s(x), the total target probability of x and
+    A(x). A rejection removes x and A(x) from the target distribution.
 
     With the bounds of the LANTERN papers, drafts that top-k or top-p filtering removed may be accepted. With
     `BudgetBound` they are not.
@@ -436,7 +442,7 @@ class WithinBound(Verifier):
         self.sets = sets
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """Accept the first child x such that the target samples x or one of the nearest codes that count for x.
+        """Accept the first child for which the target samples the child itself or a code of its relaxed set.
 
         If there is no such child, the sampled token is emitted. For the arguments see `Verifier.verify_nodes`.
         """
@@ -452,20 +458,19 @@ class WithinBound(Verifier):
 
 
 class GreedyWithinBound(Verifier):
-    """The verifier of relaxed sets at temperature 0: s(x) must make the draft x the most probable token.
+    """The verifier of relaxed sets at temperature 0: it accepts a draft x if no code has a probability above s(x).
 
-    s(x) is the total target probability of x and of its relaxed set A(x), the nearest codes that count for x. It is
-    computed from the softmax of the guided logits, without temperature and filters. If two probabilities are equal, the
-    lower code counts as more probable.
+    s(x) is the total target probability of x and of its relaxed set A(x), which holds nearest codes of x.
+    Probabilities are the softmax of the guided logits, without temperature and filters. If two are equal, the lower
+    code counts as more probable.
 
     s(x) is compared with the unchanged target probabilities of all other codes, although the probability of A(x) moves
-    onto x. This makes no difference: if A(x) holds the most probable token, s(x) is larger than the probability of that
-    token.
+    onto x. This makes no difference, since s(x) is larger than the probability of any code in A(x).
 
     Args:
         sets: the acceptance that computes s(x).
-        takes_first_leaf: decides between accepted paths of the same length. If True, the path that leads to the leaf
-            with the lowest number wins, else the path that ends at the node with the lowest number.
+        takes_first_leaf: decides between accepted paths of the same length. If True, the path that leads to the
+            lowest-numbered leaf wins. If False, the path that ends at the lowest-numbered node wins.
 
     Source: jadohu/LANTERN models/kv_variants/utils.py (evaluate_posterior, greedy branch).
     """
@@ -483,7 +488,7 @@ class GreedyWithinBound(Verifier):
         return first_leaf(tree) if self.takes_first_leaf else None
 
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Accept every draft x whose relaxed probability s(x) makes x the most probable token after its parent.
+        """Accept every draft x whose relaxed probability s(x) exceeds the target probability of every other code.
 
         Several siblings may be accepted. For arguments and results see `Verifier.verify_all`.
         """

@@ -1,4 +1,7 @@
-"""Construction of a method's verifier. The table of all acceptances is in `lantern.method_tables`."""
+"""Construction of a method's verifier, which decides which drafts are accepted.
+
+The table of all acceptances is in `lantern.method_tables`.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def _make_acceptance(spec: MethodSpec, read: Readings) -> Acceptance:
 
     Args:
         spec: the method.
-        read: the inputs from which the acceptance is made, such as the table of nearest codes.
+        read: settings and tables that the acceptance may need, such as the table of nearest codes.
     """
     row = spec.acceptance_row
     if any(spec[name] == value for name, value in row.exact_at.items()):

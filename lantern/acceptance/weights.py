@@ -14,9 +14,12 @@ class DraftWeights(Acceptance):
     """COOL-SD's acceptance, in which each position i of a chain of drafts has a weight omega_i.
 
     Let t be the target distribution and p the draft distribution. The draft x at position i is accepted with
-    probability f(x) = min(1, omega_i t(x) / p(x)). The residual must be "matched", see `Rejection`. No other residual
-    leads to a lower total variation (TV) between the distribution of the emitted token and t. The TV is then the sum of
-    max(0, p(x) f(x) - t(x)) over all codes x. It is 0 if omega_i <= 1, and otherwise at most 1 - 1 / omega_i.
+    probability f(x) = min(1, omega_i t(x) / p(x)). With a weight above 1, more drafts are accepted than by exact
+    rejection sampling, and the output distribution changes.
+
+    The residual must be "matched", see `Rejection`. The total variation between the distribution of the emitted token
+    and t is then the sum of max(0, p(x) f(x) - t(x)) over all codes x. It is 0 if omega_i <= 1, and otherwise at most
+    1 - 1 / omega_i.
 
     Args:
         weights: omega_i of each position, first to last, (drafts,).
@@ -33,12 +36,12 @@ class DraftWeights(Acceptance):
     def make(cls, spec: MethodSpec, read: Readings) -> DraftWeights:
         """Make the acceptance of a method.
 
-        There is one weight per position of the chain of drafts: the factor of the target's probability in the ratio
-        test at this position. The weights have the mean `omega`, and each is exp(-fall) times the previous one.
+        Each position of the chain of drafts has a weight, by which the target's probability of the draft is multiplied
+        before the test. The weights have the mean `omega`, and each is exp(-fall) times the previous one.
 
         Args:
             spec: the method, a chain with the parameters `omega` and `fall`.
-            read: the other inputs. The weights are on the device of the embedding, or else on the CPU.
+            read: only its embedding is used: the weights are on the same device, or on the CPU if it is None.
         """
         length = len(spec.static_choices)
         values = [math.exp(-spec["fall"] * index) for index in range(length)]
@@ -52,8 +55,8 @@ class DraftWeights(Acceptance):
         For the arguments see `Acceptance.relaxed_prob`.
 
         Returns:
-            (..., nodes, n). The axis `nodes` is the chain: entry i is the node before draft i, which has the weight
-            omega_i. If the acceptance was made by `at`, the axis holds the nodes that `at` was called with.
+            (..., nodes, n). Entry i of the axis `nodes` is the node whose child is the draft at position i. If `at`
+            made this acceptance, the axis holds the nodes that `at` was called with.
         """
         return self.weights[:, None] * probs.gather(-1, tokens)
 

@@ -1,1 +1,1 @@
-"""Audits of samplers. An audit tests whether the samples have the distribution of the target, see docs/audit.md."""
+"""Audits of samplers, which test whether the samples have the distribution of the target, see docs/audit.md."""

@@ -1,4 +1,4 @@
-"""The assisted generation of transformers as a sampler: speculative sampling with a draft model."""
+"""The assisted generation of transformers (speculative sampling), as a sampler that an audit can test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def assisted_generation(world: World, prompts: torch.Tensor, seeds: torch.Tensor
     Sequences are sampled one at a time.
 
     Args:
-        world: the target and the draft model.
+        world: the target and the draft model, whose probabilities are in tables.
         prompts: prompts, int64 (batch,).
         seeds: seeds of torch's generator, int64 (batch,).
 
@@ -34,7 +34,7 @@ def assisted_generation(world: World, prompts: torch.Tensor, seeds: torch.Tensor
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # of warnings that `generate` gives about calls of its own
+    logging.set_verbosity_error()  # hides warnings of `generate` about calls that it makes itself
     target = language_model(world, world.target)
     draft = language_model(world, world.draft)
     options = {"assistant_model": draft, "do_sample": True, "top_k": 0, "max_new_tokens": world.num_tokens}
@@ -52,9 +52,9 @@ def assisted_generation(world: World, prompts: torch.Tensor, seeds: torch.Tensor
 def language_model(world: World, table: torch.Tensor) -> Any:
     """Return a language model of transformers that reads its probabilities from a table instead of computing them.
 
-    The input is a prompt, which is one id, and the tokens after it. Together they are the context. Each context is a
-    row of the table, and the number of the row is a sum of one term per id. The key/value cache holds these terms, as
-    it would hold the values of a transformer.
+    The input is a prompt, which is one id, and the tokens after it. Together they are the context, which has one row in
+    the table. The number of the row is a sum of one term per id. The key/value cache holds these terms in place of
+    attention values.
 
     Args:
         world: the world that the table belongs to.

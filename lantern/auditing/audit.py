@@ -14,14 +14,14 @@ from lantern.auditing.statistics import Interval, chi_square, detectable_noncent
 from lantern.auditing.world import World, make_world
 from lantern.parameters import Parameter
 
-LEVEL = 0.001  # a p-value below it is a difference
+LEVEL = 0.001  # a p-value below this shows a difference
 UNCLEAR = 0.05  # between these two p-values more samples are needed
 POWER = 0.9
 NUM_FOLDS = 10
 NUM_SAMPLES = 50_000
-NUM_ASSISTED = 2_000  # a sequence takes transformers' assisted generation 10 ms
+NUM_ASSISTED = 2_000  # transformers' assisted generation takes 10 ms per sequence
 BATCH_SIZE = 1_000
-_NUM_SEEDS = 10_000_000  # seeds of one audit, so that audits with other seeds share none
+_NUM_SEEDS = 10_000_000  # number of seeds per audit; audits with different seeds share none
 _NUM = Parameter("", "number of sequences", 500, 10_000_000, is_integer=True)
 _SEED = Parameter("", "seed of the samples", 0, 2**31, is_integer=True)
 _BATCH = Parameter("", "sequences at a time", 1, is_integer=True)
@@ -35,7 +35,7 @@ class Audit:
         name: name of the sampler.
         num_samples: number of sequences that were sampled.
         num_possible: number of sequences that are possible, summed over prompts.
-        num_impossible: number of samples that the target never emits.
+        num_impossible: number of samples whose probability under the target is 0.
         total_variation: estimate of the total variation between the distributions of whole sequences, averaged over
             prompts, with a 95 % interval. See `lantern.auditing.statistics.total_variation`.
         p_value: p-value of a chi-square test of whole sequences.
@@ -107,7 +107,8 @@ def audit(
         sampler: a function of a world, prompts, int64 (batch,), and seeds, int64 (batch,), which returns tokens, int64
             (batch, num_tokens). Or a name: a preset, "transformers" for its assisted generation, "module:function", or
             "module:Class" of an acceptance or a drafter.
-        world: the target and its draft model. By default `make_world()`, or a smaller world for "transformers".
+        world: a small target and draft model with known probabilities. By default `make_world()`, or a smaller world
+            for "transformers".
         num: number of sequences to sample, shared equally by the prompts. By default 50,000, or 2,000 for
             "transformers".
         seed: seed of the samples. No two samples have the same seed.
@@ -148,7 +149,8 @@ def audit(
 def _count(sampler: Sampler, name: str, world: World, num: int, seed: int, batch_size: int) -> torch.Tensor:
     """Return how often each sequence was sampled, int64 (folds, prompts, sequences).
 
-    The samples are divided into NUM_FOLDS folds of the same size, which the estimate of the total variation needs.
+    The samples are divided into NUM_FOLDS parts of the same size, called folds. The estimate of the total variation
+    needs them.
 
     Args:
         sampler: the sampler.

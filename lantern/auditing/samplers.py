@@ -32,7 +32,7 @@ _TREES = {"static": "static", "dynamic": "dynamic", "chains": "chain3x2", "joint
 
 @dataclass(frozen=True)
 class MethodSampler:
-    """A sampler that decodes with a method of Lantern.
+    """A sampler that decodes sequences of a small world with a method of Lantern.
 
     Attributes:
         spec: the method.
@@ -41,7 +41,7 @@ class MethodSampler:
     spec: MethodSpec
 
     def __call__(self, world: World, prompts: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
-        """Decode one sequence per prompt, with noise from the seed of the same index. See `Sampler` for the shapes."""
+        """Decode one sequence for each prompt, with noise from the seed of the same index, see `Sampler`."""
         decoder = make_decoder(make_models(world, self.spec.neighbours), self.spec, SamplingConfig())
         noise = [
             decoder.make_noise(seed, str(prompt)) for seed, prompt in zip(seeds.tolist(), prompts.tolist(), strict=True)
@@ -100,13 +100,13 @@ def _custom_method(path: str, kind: type, parts: Mapping[str, object]) -> Method
 
 
 def _with_small_tree(known: Mapping[str, object], given: Mapping[str, object]) -> dict[str, Any]:
-    """Return a method's parts with a small tree if the method has a default tree, "static" or "dynamic".
+    """Add a small tree shape to a method's parts if its tree is "static" or "dynamic", the names of default trees.
 
-    A world is too small for the usual trees.
+    The sequences of an audited world have only a few tokens, so that the default trees are too deep.
 
     Args:
         known: all parts of the method, including a preset's. Only its "tree" is read.
-        given: the parts to return. A tree shape in them is kept.
+        given: the parts that the caller gave, which are copied. If they have a tree shape, it is kept.
     """
     shapes = {"static": SMALL_TREE, "dynamic": SMALL_DYNAMIC_TREE}
     parts = dict(given)

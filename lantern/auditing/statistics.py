@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 FEWEST_EXPECTED = 5  # sequences that are expected less often are counted together in the chi-square test
-NUM_RESAMPLES = 200  # of the bootstrap
+NUM_RESAMPLES = 200  # number of bootstrap resamples
 Z_95 = 1.959964  # half the width of a 95 % interval, in standard errors
 
 
@@ -106,10 +106,10 @@ def noncentral_upper_tail(value: float, df: int, noncentrality: float) -> float:
 
 
 def detectable_noncentrality(df: int, level: float, power: float) -> float:
-    """Return how large a difference must be for a chi-square test to find it with a given probability.
+    """Return the smallest difference of distributions that a chi-square test finds with a given probability.
 
-    The difference is measured by the noncentrality of the test statistic, which is the number of samples times the sum
-    of (difference of probabilities)^2 / probability.
+    The difference is expressed as the noncentrality of the test statistic: the number of samples times the sum of
+    (difference of probabilities)^2 / probability over all outcomes.
 
     Args:
         df: degrees of freedom.
@@ -122,7 +122,7 @@ def detectable_noncentrality(df: int, level: float, power: float) -> float:
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return the root of an increasing function in the interval from `low` to `high`, by bisection."""
+    """Return the point between `low` and `high` at which an increasing function is 0, by bisection."""
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if function(middle) > 0 else (middle, high)
@@ -148,8 +148,8 @@ def total_variation(counts: torch.Tensor, probs: torch.Tensor) -> Interval:
     Shapes: cells = possible outcomes, such as sequences of tokens; groups = distributions over them, such as one per
     prompt; folds = parts of the samples.
 
-    The distance between frequencies and probabilities is above 0 for exact samplers, too, since counts are random. The
-    expectation of this estimate is 0 for them, see `_held_out_excess`.
+    The distance between observed frequencies and probabilities is above 0 even for exact samplers, since counts are
+    random. This estimate corrects for that: its expectation is 0 for exact samplers, see `_held_out_excess`.
 
     Args:
         counts: number of times that each cell occurred, (folds, groups, cells). Each sample is in one fold.
@@ -172,10 +172,12 @@ def total_variation(counts: torch.Tensor, probs: torch.Tensor) -> Interval:
 def _held_out_excess(counts: np.ndarray, probs: np.ndarray) -> float:
     """Estimate the total variation from the cells that are too frequent.
 
-    A cell is a possible outcome. It is too frequent if its frequency exceeds its probability. The total variation is
-    the sum of the excesses of these cells. Chance makes some cells of an exact sampler too frequent, so the cells are
-    chosen on other samples than those on which their excess is measured. Each fold is held out once. The other folds
-    together choose the cells, and the held-out fold measures their excess.
+    A *cell* is a possible outcome. It is too frequent if its frequency exceeds its probability, and the difference is
+    its excess. The total variation is the sum of the excesses of these cells.
+
+    Chance makes some cells too frequent even for an exact sampler. The cells are therefore chosen on other samples than
+    those on which their excess is measured. A *fold* is a part of the samples. Each fold is held out once: the other
+    folds choose the cells, and the held-out fold measures their excess.
 
     The expectation of the estimate is 0 for an exact sampler. It never exceeds the total variation. It is close to the
     total variation if there are enough samples to choose the right cells.

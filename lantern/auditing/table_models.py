@@ -1,10 +1,11 @@
 """The target and the draft model of a world, as models that every method of Lantern can decode with.
 
-A world has a table of distributions, with one row per context: a prompt and the tokens so far. The number of a row is
-the sum of one term for the prompt and one term for each token. The models do not compute with weights. Instead, the
-target stores the terms in its key/value cache, like the values of a transformer. "Attention" adds up the terms that the
-mask admits, and the sum is the number of the row. A wrong slot, mask or position therefore leads to the wrong row, so
-that an audit also finds errors in the handling of the cache.
+A *world* is a target and a draft model whose distributions are in tables, with one row per context. A *context* is a
+prompt and the tokens so far. The number of its row is the sum of one term for the prompt and one term for each token.
+
+The models have no weights. The target stores the terms in its key/value cache, in place of attention values.
+"Attention" adds up the terms that the mask admits, and the sum is the number of the row. A wrong slot, mask or position
+therefore leads to a wrong row, so that an audit also finds errors in the handling of the cache.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from lantern.models.target import Target
 class TableTarget(Target):
     """A target that reads its probabilities from the tables of a world.
 
-    A hidden state has two channels. The first is the number of the context, a row of the tables. The second selects the
-    table: 0 for the target's, 1 for the draft model's.
+    A hidden state has two channels. The first is the row of the context, that is, of the prompt and the tokens so far.
+    The second selects the table: 0 for the target's, 1 for the draft model's.
     """
 
     kind = "table_target"
@@ -64,12 +65,12 @@ class TableTarget(Target):
         return 1, 1, 1
 
     def values_of(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return the terms that tokens add to the number of their context, float32 (batch, nodes).
+        """Return the term that each token adds to the row of its context in the tables, float32 (batch, nodes).
 
         Args:
             tokens: tokens, int64 (batch, nodes).
-            positions: their positions in the image, int64 (batch, nodes). A token after the end of the image adds
-                nothing. Negative positions occur only in rows of complete images, whose results are not used.
+            positions: their positions in the image, int64 (batch, nodes). The term of a token after the end of the
+                image is 0. Negative positions occur only for complete images, whose results are not used.
         """
         return (tokens + 1) * self.place_values[positions.clamp(0, len(self.place_values) - 1)]
 
@@ -79,7 +80,7 @@ class TableTarget(Target):
         return self.log_probs[is_draft, context.clamp(max=self.log_probs.shape[1] - 1)]  # a wrong mask adds too much
 
     def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
-        """Return the number of the context that consists of a prompt only, float32 (..., 1).
+        """Return the row of the context that consists of a prompt only, float32 (..., 1).
 
         Args:
             features: the prompts as numbers from 0, (...).
@@ -94,14 +95,21 @@ class TableTarget(Target):
         rotary_positions: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Store the terms of new tokens and return their hidden states, see `Target.extend`."""
+        """Return the hidden states of new tokens: the rows of their contexts in the tables, see `Target.extend`.
+
+        The row of a context is a sum of one term per token. The terms of the new tokens are stored in the cache.
+        """
         values = self.values_of(tokens, rotary_positions - self.config.num_text_tokens)
         return self.run_nodes(repeat_rows(values[..., None], len(mask)), slots, rotary_positions, mask, cache)
 
     def run_nodes(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """Add up the terms of each new token's context, see `Target.run_nodes`."""
+        """Return hidden states: for each new token, the row of its context in the world's tables.
+
+        The row is the sum of the terms that the token sees in the cache, one term per token of the context.
+        For the arguments see `Target.run_nodes`.
+        """
         (layer,) = cache.layers
         layer.write(cache.flat_slots(slots), x.view(-1, 1, 1).expand(-1, 2, -1))
         _, values = layer.read()
@@ -112,7 +120,8 @@ class TableTarget(Target):
 class TableDraft(DraftModel):
     """A draft model that reads its probabilities from the tables of a world.
 
-    It adds each token to the context in the hidden state that it gets, and does not use its cache.
+    A hidden state holds the row of a context in the tables. The model adds the term of the next token to the row, which
+    gives the row of the longer context. The key/value cache is not used.
     """
 
     def __init__(self, target: TableTarget) -> None:
@@ -129,7 +138,10 @@ class TableDraft(DraftModel):
         rotary_positions: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Add each token to the context in its hidden state, see `DraftModel.extend`."""
+        """Add each token to a context, and return hidden states with the table rows of the longer contexts.
+
+        For the arguments see `DraftModel.extend`.
+        """
         contexts = hidden[..., 0] + self.values_of(tokens, rotary_positions)
         return torch.stack([contexts, torch.ones_like(contexts)], dim=-1)
 

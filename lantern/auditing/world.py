@@ -64,11 +64,11 @@ class World:
 
     @property
     def place_values(self) -> torch.Tensor:
-        """Factor of the token at each position in the number of a context, int64 (num_tokens,).
+        """Place value of each position, int64 (num_tokens,), by which contexts are numbered.
 
-        The number of a context is the number of the prompt's first context, plus (token + 1) times the factor of its
-        position for each token so far. The factor of the last position is 0, since no distribution follows the last
-        token.
+        The number of a context is the number of its prompt without tokens, plus one term per token. The term is
+        (token + 1) times the place value of the token's position. The last position has the place value 0, since no
+        distribution follows the last token.
         """
         values = (self.vocab_size + 1) ** torch.arange(self.num_tokens)
         values[-1] = 0
@@ -87,11 +87,17 @@ class World:
         return first + ((tokens + 1) * self.place_values[: tokens.shape[1]]).sum(1)
 
     def target_probs(self, prompts: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the target distribution of the next token, float64 (batch, vocab). Arguments: see `contexts_of`."""
+        """Return the target distribution of the next token, float64 (batch, vocab).
+
+        For the arguments see `contexts_of`.
+        """
         return self.target[self.contexts_of(prompts, tokens)]
 
     def draft_probs(self, prompts: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the draft model's distribution of the next token, float64 (batch, vocab), see `contexts_of`."""
+        """Return the draft model's distribution of the next token, float64 (batch, vocab).
+
+        For the arguments see `contexts_of`.
+        """
         return self.draft[self.contexts_of(prompts, tokens)]
 
     def sequence_probs(self) -> torch.Tensor:
@@ -108,7 +114,7 @@ class World:
         return torch.stack(found)
 
     def numbers_of(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the number of each sequence, int64 (batch,). It is the column of the sequence in `sequence_probs`.
+        """Return the column of each sequence in `sequence_probs`, int64 (batch,).
 
         Args:
             tokens: whole sequences, int64 (batch, num_tokens).
@@ -119,7 +125,7 @@ class World:
 def make_world(
     vocab_size: int = 5, lines: int = 2, columns: int = 2, num_prompts: int = 2, top_k: int = 4, seed: int = 0
 ) -> World:
-    """Make a world with random probabilities.
+    """Make a world, a small target and draft model, with random probabilities.
 
     Args:
         vocab_size: number of codes.

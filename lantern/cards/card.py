@@ -43,7 +43,7 @@ class PromptSettings:
     class_words: tuple[tuple[str, ...], ...] | None = None
 
     def sizes(self) -> dict[str, object]:
-        """Return the fields of a `TargetConfig` that follow from the prompts, by name."""
+        """Return the fields of a `TargetConfig` that these prompts determine, by name."""
         if self.encoder == "classes":
             return {"num_text_tokens": 1, "num_prompt_ids": self.num_classes + 1, "null_ids": (self.num_classes,)}
         sizes: dict[str, object] = {"num_text_tokens": self.max_tokens}
@@ -103,8 +103,8 @@ class ModelCard:
         name: name of the model in published tables.
         prompts: the model's prompts.
         images: sizes of the model's images.
-        target: fields of a `TargetConfig` that follow neither from `prompts` nor from `images`, by name.
-        sampling: fields of a `SamplingConfig` with which the model is sampled by default, by name.
+        target: further fields of a `TargetConfig`, by name. Those that follow from `prompts` or `images` are left out.
+        sampling: default fields of a `SamplingConfig`, by name.
         trees: default draft trees. "static" is the name of a static tree, "dynamic" has the fields of a
             `DynamicTreeOptions`.
         neighbours: measure of distance between codes, by which nearest codes are found, see

@@ -314,7 +314,7 @@ def card_of_family(family: str) -> ModelCard | None:
 
 
 def published_shape(family: str) -> tuple[int, int]:
-    """Return the height and width in codes of the images of a family's published models.
+    """Return the height and width of an image, in codes, that the published models of a family generate.
 
     Args:
         family: key of `FAMILIES`, such as "janus".

@@ -78,8 +78,8 @@ def load_model(
 def _without_storage() -> Iterator[None]:
     """Context manager: within its `with` block, new parameters of modules get no storage (device "meta").
 
-    Making a large model is then fast. PyTorch calls a hook for every new parameter in every thread. The hook acts only
-    on parameters that this thread makes.
+    Making a large model is then fast. PyTorch calls the hook that does this for new parameters of all threads. The hook
+    acts only on those of the thread that entered the block.
     """
     thread = threading.get_ident()
 
@@ -122,7 +122,7 @@ def empty_model(
     dtype: torch.dtype | Mapping[str, torch.dtype],
     device: torch.device | str = "cpu",
 ) -> Stored:
-    """Make a model whose parameters are not initialised.
+    """Make a model whose parameters are not initialised, since the caller fills them.
 
     Args:
         cls: class of the model.
@@ -157,7 +157,7 @@ def read_metadata(path: Path | str) -> dict[str, Any] | None:
 
 
 def read_report(path: Path | str) -> dict[str, Any]:
-    """Return the values that the caller of `save_model` stored in a file, in its argument `metadata`.
+    """Return the values that were given to `save_model` as `metadata` when it wrote a file.
 
     The result is empty if the file has another layout.
     """

@@ -1,8 +1,8 @@
 """Functions that read models of the package transformers from their folders, and Chameleon in Meta's layout.
 
 Lantern reads the weights itself, so that no code in a pickle runs and every damaged file leads to one clear error
-message. The package transformers provides the classes, the dtypes, and the names that tensors have in older files. No
-code of a model's repository is executed.
+message. The package transformers provides the classes and the dtypes. It also renames tensors of older files. No code
+of a model's repository is executed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _UNUSED = (
 def is_pretrained(weights: WeightFile) -> bool:
     """Return whether config.json names a transformers class that generates images.
 
-    The result is False if no class is named. It is also False for the LANTERN authors' LlamaGen: its config.json may
-    name a class, but transformers has none for it.
+    The result is False if no class is named. It is also False for the LANTERN authors' LlamaGen: transformers does not
+    have the class that its config.json may name.
 
     Raises:
         ValueError: config.json names a class that is not known to generate images.

@@ -134,7 +134,7 @@ class EagleDrafter(Drafter[EagleState]):
     def fill(self, state: EagleState, rows: torch.Tensor, prefill: Prefill) -> None:
         """Run the draft model over new prompts, and store their keys and values in its cache, see `Drafter.fill`."""
         n = self.num_text_rows
-        if n > 0:  # 0 for a class prompt, whose only hidden state belongs to image token 0
+        if n > 0:  # 0 for a class prompt, whose only hidden state belongs to the first image token
             ids = None if prefill.ids is None else prefill.ids[:, :, 1:]
             cache = self.draft.prefill(prefill.hidden[:, :, :n], prefill.mask[:, :, :n], n, ids)
             state.cache.copy_rows(rows, cache)
@@ -317,9 +317,9 @@ class EagleDrafter(Drafter[EagleState]):
     def _select(
         self, root: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor, parents: torch.Tensor
     ) -> Proposal:
-        """Return the tree of the candidates that have the most probable paths.
+        """Return the tree of those candidates of the beam search that have the most probable paths.
 
-        The nodes are in the order in which the candidates were found, so that parents come before their children. The
+        The nodes are in the order in which the search found them, so that parents come before their children. The
         parent of every kept candidate is kept, too: its path is at least as probable, and of equally probable
         candidates the earlier one is preferred.
 

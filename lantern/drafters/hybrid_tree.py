@@ -1,11 +1,11 @@
 """Hybrid drafts in one static tree: Jacobi drafts, which a draft model improves near the root.
 
-`lantern.drafters.jacobi_tree` ranks drafts by the target's results of earlier steps, which it keeps in a *pool*. Near
-the root, the ranking also counts the best codes of a draft model, given the drafts on the path from the root. The draft
-model uses the target's noise.
+`lantern.drafters.jacobi_tree` ranks drafts by a *pool*, which holds the codes that the target computed for each
+position in earlier steps. Near the root, the ranking also uses the best codes of a draft model, given the drafts on the
+path from the root. The draft model uses the target's noise.
 
-The two sources complement each other. The pool's results were computed before the last tokens were emitted, but also
-cover distant positions. The draft model has seen the last tokens, but its predictions become worse with each depth.
+The two sources complement each other. The pool was computed before the last tokens were emitted, but also covers
+distant positions. The draft model has seen the last tokens, but its predictions become worse with each depth.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from lantern.sampling import SamplingConfig
 from lantern.step import Proposal
 from lantern.tree_shapes import JointTree
 
-NUM_DEPTHS = 3  # depths of the tree whose drafts know the draft model's
+NUM_DEPTHS = 3  # number of depths whose drafts are also ranked by the draft model
 
 
 class HybridTreeDrafter(HybridDrafter):
     """The drafter that ranks drafts near the root by a draft model and the pool, and all other drafts by the pool.
 
-    The pool holds the target's results of earlier steps, see `lantern.drafters.jacobi_tree`.
+    The pool holds the codes that the target computed for each position in earlier steps, see
+    `lantern.drafters.jacobi_tree`.
 
     Args:
         jacobi: keeps the pool, and drafts the nodes below the first depths.
@@ -57,8 +58,8 @@ class HybridTreeDrafter(HybridDrafter):
     def propose(self, state: HybridState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         """Return the tree filled with drafts, see `Drafter.propose`.
 
-        The first depths are drafted one after the other, by the draft model and the pool. The nodes of all later depths
-        are drafted at once, by the pool only.
+        The first depths are drafted one after the other, by the draft model and the pool, which holds the target's best
+        codes of earlier steps. The nodes of all later depths are drafted at once, by the pool only.
         """
         results = self.jacobi.recall(state.jacobi, lengths)
 
@@ -71,8 +72,8 @@ class HybridTreeDrafter(HybridDrafter):
     def _children(self, results: Results, parents: torch.Tensor, keys: torch.Tensor, num_siblings: int) -> torch.Tensor:
         """Return the drafts below the parents of one depth, int64 (batch, parents, num_siblings).
 
-        They are the most probable codes of a mixture of distributions: one per result of the pool, and one of the draft
-        model.
+        They are the most probable codes of a mixture of distributions: one of the draft model, and one per result of
+        the pool. A result is a preceding token and the target's best codes after it, from an earlier step.
 
         Args:
             results: the pool's results of the children's position, repeated for every parent, see `Results.at`.

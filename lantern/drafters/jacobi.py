@@ -51,8 +51,8 @@ class JacobiState:
     Attributes:
         pool: the last results of every position, newest first, int64 (batch, 1 + siblings, tokens + window, kept). The
             second axis holds the parts of a result: first the preceding token, then the best codes after it, best
-            first. -1 marks a missing code. An empty result has the preceding token -2, which matches no token, and the
-            first draft of the position as every code. Positions that are already emitted are not read.
+            first. -1 marks a missing code. An empty result has the preceding token -2, which matches no token. All its
+            codes are the first draft of the position. Positions that are already emitted are not read.
         probs: the target's distributions of these results, (batch, tokens + window, kept, vocab), 0 for empty ones.
             None unless the drafter keeps them.
     """
@@ -65,8 +65,9 @@ class JacobiDrafter(Drafter[JacobiState]):
     """The drafter whose drafts are the target's samples of earlier steps, which are kept in a pool.
 
     The pool has several results for every position. A *result* is a preceding token and the best codes after it. All
-    children of a node come from one result: the child of rank r is its r-th best code. This is the newest result whose
-    preceding token equals the newest draft of the node's position, or else the newest result.
+    children of a node come from one result, the newest one whose preceding token equals the newest draft of the node's
+    position. If there is none, they come from the newest result. The child of rank r is the r-th best code of the
+    result.
 
     Args:
         tree: the static tree. Its depth is the window, the number of positions that are drafted in a step.
@@ -74,8 +75,8 @@ class JacobiDrafter(Drafter[JacobiState]):
         num_kept: number of results per position in the pool. With 1, drafts come from the previous step only.
 
     Attributes:
-        keeps_first: whether a position keeps its first draft until a node predicts it. Otherwise the codes of the
-            deepest node replace it.
+        keeps_first: whether a position that the tree does not reach keeps its first draft. If False, every step
+            replaces it by the target's best codes after the first node of the deepest level.
     """
 
     tree: StaticTree
@@ -91,7 +92,7 @@ class JacobiDrafter(Drafter[JacobiState]):
         ranks = tree.ranks[0, 1:]
         self.num_siblings = int(ranks.max()) + 1
         self._shape = (1 + self.num_siblings, config.num_image_tokens + 2 * self.max_depth + 1, num_kept)
-        index = torch.arange(math.prod(self._shape), device=device).view(self._shape)  # into one image's pool
+        index = torch.arange(math.prod(self._shape), device=device).view(self._shape)  # indices into one image's pool
         self._read = torch.stack([index[0, depths - 1], index[1 + ranks, depths - 1]])  # (2, nodes - 1, kept)
         self._written = index[:, : 2 * self.max_depth + 1].flatten()
         self._renewed = _renewed_rows(tree, self.num_siblings, num_kept, self.keeps_first).to(device)
@@ -116,7 +117,7 @@ class JacobiDrafter(Drafter[JacobiState]):
         return JacobiState(pool, probs)
 
     def fill(self, state: JacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Put the first draft of every position into the pool, see `Drafter.fill`."""
+        """Put the first draft of every position into the pool, from which drafts are taken, see `Drafter.fill`."""
         pool = self._first_drafts(prefill)[:, None, :, None].repeat(1, self._shape[0], 1, self.num_kept)
         pool[:, 0] = -2
         state.pool.index_copy_(0, rows, pool)
@@ -124,14 +125,15 @@ class JacobiDrafter(Drafter[JacobiState]):
             state.probs.index_fill_(0, rows, 0.0)
 
     def _first_drafts(self, prefill: Prefill) -> torch.Tensor:
-        """Return the first image token of each prompt for every position, int64 (prompts, tokens + window)."""
+        """Return the first draft of every position: the first image token, int64 (prompts, tokens + window)."""
         return prefill.first.expand(-1, self._shape[1])
 
     def propose(self, state: JacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         """Return the drafts of the positions after the root. The arguments are those of `Drafter.propose`.
 
-        All drafts are looked up at once, before the parents have tokens. The newest draft of the parent's position is
-        therefore compared with the preceding tokens of the results, in place of the parent's token.
+        The pool holds several results per position, each a preceding token and the best codes after it. All drafts are
+        looked up at once, before the parents have tokens. In place of a parent's token, the newest draft of its
+        position is therefore compared with the preceding tokens.
         """
         index = lengths[:, None] * self.num_kept + self._read.flatten()
         left, drafts = state.pool.flatten(1).gather(1, index).view(-1, *self._read.shape).unbind(1)
@@ -164,8 +166,8 @@ class JacobiDrafter(Drafter[JacobiState]):
         """Put the target's best codes after each node into the pool. The arguments are those of `Drafter.observe`.
 
         A node's token and the best codes after it are a *result*, which belongs to the position after the node.
-        Positions beyond the tree have no new result. Since the last position of the tree is the nearest guess for them,
-        the codes of their newest result are replaced by the codes at the first node of the deepest level.
+        Positions beyond the tree have no new result. The last position of the tree is the nearest guess for them. The
+        codes of their newest result are therefore replaced by the codes at the first node of the deepest level.
         """
         num_nodes = self.tree.num_nodes  # a hybrid tree has more nodes
         tokens = outcome.proposal.tokens[:, :num_nodes, None]
@@ -180,7 +182,9 @@ class JacobiDrafter(Drafter[JacobiState]):
             self._keep_probs(state.probs, outcome.scores.weights[:, :num_nodes].softmax(-1), written)
 
     def _keep_probs(self, kept: torch.Tensor, probs: torch.Tensor, written: torch.Tensor) -> None:
-        """Put the target's distributions at all nodes into the pool, at the indices of the nodes' results.
+        """Store the target's distribution at each node, so that it can be the draft distribution of later drafts.
+
+        The pool keeps the best codes at each node as a *result*. The distribution is stored at the index of the result.
 
         Args:
             kept: `JacobiState.probs`, changed in place.
@@ -196,7 +200,7 @@ class JacobiDrafter(Drafter[JacobiState]):
 
 
 class SourceJacobiDrafter(JacobiDrafter):
-    """The Jacobi drafter whose first draft of a position is a source picture's code at the same place.
+    """The Jacobi drafter for edited images: the first draft of a position is the source picture's code at that place.
 
     An edited image may repeat much of its source. The target's samples replace these drafts as soon as there are any.
     """
@@ -204,7 +208,9 @@ class SourceJacobiDrafter(JacobiDrafter):
     keeps_first = True
 
     def _first_drafts(self, prefill: Prefill) -> torch.Tensor:
-        """Return the source's code at each position, int64 (prompts, tokens + window). It is 0 past the last token.
+        """Return the first draft of every position: the source picture's code there, int64 (prompts, tokens + window).
+
+        It is 0 after the last token of the image.
 
         Raises:
             ValueError: the prompts have no source pictures.
@@ -218,18 +224,18 @@ class SourceJacobiDrafter(JacobiDrafter):
 
 
 def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int, keeps_first: bool) -> torch.Tensor:
-    """Return the indices by which the pool of one image takes the results of a step, int64 (n,).
+    """Return the indices that update the pool of one image after a step, int64 (n,).
 
-    A *result* of a position is a preceding token and the best codes after it. After a step, the pool is filled from a
-    list: the results of all nodes of the tree, then the old results of the positions that change. These are the
-    positions from the next token to twice the depth of the tree after it.
+    A *result* of a position is a preceding token and the best codes after it. A step changes the results of the next
+    2 * depth + 1 positions. Let a list hold the results of all nodes of the tree, then the old results of these
+    positions. The returned indices select the new results of the positions from the list.
 
     - A position that nodes predict gets the results of these nodes, then its newest old results.
-    - A position beyond the tree keeps its results. Unless `keeps_first` is True, the codes of the newest one are
+    - A position beyond the tree keeps its results. Unless `keeps_first` is True, the codes of its newest result are
       replaced by the codes at the first node of the deepest level.
 
-    For example, a chain of two drafts and three results per position: position 0 gets the result of the root, then its
-    two newest old results.
+    For example, let the tree be a chain of two drafts, with three results per position. The next position then gets the
+    result of the root and its two newest old results.
 
     Args:
         tree: the static tree.
@@ -290,7 +296,7 @@ class HybridDrafter(Drafter[HybridState]):
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> HybridDrafter:
-        """Make the drafters of a method whose tree names two trees, such as "chain9+chain3": Jacobi's, then EAGLE's.
+        """Make the drafter of a method with two trees, such as "chain9+chain3": for Jacobi drafts, then for EAGLE's.
 
         Raises:
             ValueError: the method does not name two trees.

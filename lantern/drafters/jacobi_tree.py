@@ -37,14 +37,14 @@ from lantern.step import Outcome, Prefill, Proposal
 
 NUM_RESULTS = 16  # results per position in the pool
 NUM_CODES = 6  # codes per result
-OLDEST = 20  # steps; older results count as so old
+OLDEST = 20  # largest age in steps; older results count as this old
 NO_KEY = -30.0  # key of a missing code, relative to the best
 DRAFTED = 4 * (OLDEST + 1)  # kind of a draft model's result
 
 
 @dataclass(frozen=True)
 class PoolMixture:
-    """The coefficients that decide how much each result of earlier steps counts for a draft.
+    """The coefficients that decide how much each result of an earlier step influences the choice of drafts.
 
     A *result* is a preceding token and the target's best codes after it, each with its *key*: log-probability plus
     noise. Results are more reliable if they are new, and if their preceding token is the token of the draft's parent.
@@ -74,14 +74,14 @@ class PoolMixture:
     drafted: tuple[float, float, float] = (1.81, 0.6, -3.13)
 
     def table(self) -> torch.Tensor:
-        """Return three values for every kind of result, float32 (kinds, 3).
+        """Return the weight and the shape of the distribution for every kind of result, float32 (kinds, 3).
 
-        They are the logit of the weight, the factor of the keys, and the logit of all codes that the result does not
-        hold.
+        The three columns are the logit of the weight, the factor of the keys, and the logit of all codes that the
+        result does not hold. The class describes them.
 
-        The number of a kind is the age of the result in steps, at most OLDEST. To this are added OLDEST + 1 if the
-        result is the newest of its position, and 2 (OLDEST + 1) if its preceding token equals the parent's token.
-        DRAFTED, the last kind, is a draft model's result.
+        The kind of a result is a row of this table. Its number is the age of the result in steps, at most OLDEST. If
+        the result is the newest of its position, OLDEST + 1 is added. If its preceding token equals the parent's token,
+        2 (OLDEST + 1) is added. The last row, DRAFTED, is for results of a draft model.
         """
         age = torch.arange(OLDEST + 1)
         fits, is_newest = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]]).repeat_interleave(OLDEST + 1, dim=0).unbind(1)
@@ -101,8 +101,9 @@ class JacobiTreeState:
         tokens: the last results of every position, newest first, int64 (batch, positions, NUM_RESULTS, 1 + codes). A
             result is the preceding token, then the best codes after it, best first. -1 marks a missing code. An empty
             result has the preceding token -2, which matches no token.
-        keys: values of the same results, float32, shaped like `tokens`. The first value is the number of the step that
-            the result is from. Then follow the keys of the codes, minus the best code's key.
+        keys: more about the same results, float32, shaped like `tokens`. The first entry is the number of the step that
+            the result is from. Then follow the keys of the codes (log-probability plus noise), minus the best code's
+            key.
         num_steps: number of steps that each image has had so far, float32 (batch,).
     """
 
@@ -115,14 +116,13 @@ class JacobiTreeState:
 class Results:
     """The target's results of earlier steps for the drafted positions, NUM_RESULTS for each position.
 
-    A *result* is a preceding token and the target's best codes after it, from an earlier step. A result has one of a
-    few *kinds*, see `PoolMixture.table`. All nodes of one depth of the tree are drafts of the same position. The axis
-    `depths` begins with depth 1.
+    A *result* is a preceding token and the target's best codes after it, from an earlier step. All nodes of one depth
+    of the tree are drafts of the same position. The axis `depths` begins with depth 1.
 
     Attributes:
         left: preceding token of each result, int64 (batch, depths, NUM_RESULTS).
-        ages: part of the kind of each result that does not depend on the parent, shaped like `left`. It combines the
-            age in steps and whether the result is the newest.
+        ages: age of each result in steps, plus OLDEST + 1 if the result is the newest, shaped like `left`. It is the
+            part of the kind, see `PoolMixture.table`, that does not depend on the parent.
         codes: best codes after the preceding token, best first, int64 (batch, depths, NUM_RESULTS, codes).
         keys: keys of the codes (log-probability plus noise), minus the best code's key, shaped like `codes`.
     """
@@ -133,14 +133,16 @@ class Results:
     keys: torch.Tensor
 
     def after(self, num_depths: int) -> Results:
-        """Return the results without the first `num_depths` entries of the axis `depths`."""
+        """Return the results without those for the drafts at the first `num_depths` depths of the tree."""
         return Results(*(part[:, num_depths:] for part in (self.left, self.ages, self.codes, self.keys)))
 
     def at(self, depth: int, num_parents: int) -> Results:
-        """Return the pool's results of one position, repeated for every parent.
+        """Return the results of one position, repeated for every node that needs children at this position.
+
+        A result is a preceding token and the target's best codes after it, from an earlier step.
 
         Args:
-            depth: index on the axis `depths`, which is the depth of the parents.
+            depth: depth of these nodes, the parents. It is the index of their children on the axis `depths`.
             num_parents: number of parents.
 
         Returns:
@@ -150,7 +152,7 @@ class Results:
         return Results(*(part.expand(-1, num_parents, *part.shape[2:]) for part in parts))
 
     def kinds(self, parents: torch.Tensor) -> torch.Tensor:
-        """Return the kind that each result has after each parent, int64 (batch, depths, inner, NUM_RESULTS).
+        """Return the kind of each result for the children of each parent, int64 (batch, depths, inner, NUM_RESULTS).
 
         The kind states how reliable a result is. It combines the age of the result, whether it is the newest, and
         whether its preceding token equals the parent's token, see `PoolMixture.table`.
@@ -163,10 +165,10 @@ class Results:
 
 
 class JacobiTreeDrafter(Drafter[JacobiTreeState]):
-    """The drafter of trees that ranks drafts by all that the target computed for their position in earlier steps.
+    """The drafter of trees that ranks drafts by several results of earlier steps for their position.
 
     Each earlier step gave a *result* per position: the preceding token, and the target's best codes after it. The
-    results are kept in a pool. Together they rank the drafts better than the newest one does.
+    newest results are kept in a pool. Together they rank the drafts better than the newest one does.
 
     Args:
         tree: the static tree. Its depth is the number of positions that are drafted in a step.
@@ -245,8 +247,10 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
     def extend(self, results: Results, given: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         """Complete a tree whose first depths are given. The drafts of all later depths come from the pool.
 
-        All drafts are chosen at once, before most parents have a token. In place of its token, a parent counts as a
-        code of the newest result of its position: the r-th best code if the parent is the r-th of its siblings.
+        The pool holds results of earlier steps. A result is a preceding token and the target's best codes after it.
+
+        All drafts are chosen at once, before most parents have a token. A parent without a token is taken to be a code
+        of the newest result of its position: the r-th best code if the parent is the r-th of its siblings.
 
         Args:
             results: results of the positions after the root.
@@ -265,7 +269,9 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return Proposal(tokens, self.tree)
 
     def recall(self, state: JacobiTreeState, lengths: torch.Tensor) -> Results:
-        """Read the results of the positions after the root from the pool, one position for each depth of the tree.
+        """Read the results of earlier steps for the positions after the root, one position for each depth of the tree.
+
+        A result is a preceding token and the target's best codes after it. The pool holds the newest results.
 
         Args:
             state: the state of the drafter.
@@ -277,14 +283,15 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return Results(tokens[..., 0], ages + self._newest, tokens[..., 1:], keys[..., 1:])
 
     def mix(self, kinds: torch.Tensor, codes: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the share of each code of each result in the mixture from which a parent's children are chosen.
+        """Compute the probability of each code of each result in the mixture from which a node's children are chosen.
 
         A *result* is a preceding token and the target's best codes after it, from an earlier step. It has a weight and
         a distribution over codes. Both depend on its kind: its age, whether it is the newest, and whether its preceding
-        token is the parent. Each code of each result is a *candidate*. Its *share* is the weight of the result times
-        the probability of the code in the result. For example, if a result has weight 0.6 and gives code 7 the
-        probability 0.5, the share is 0.3. If several results hold the same code, there are several candidates with this
-        code.
+        token is the parent.
+
+        Each code of each result is a *candidate*. Its *share* is the weight of the result times the probability of the
+        code in the result. For example, if a result has weight 0.6 and gives code 7 the probability 0.5, the share is
+        0.3. If several results hold the same code, there are several candidates with this code.
 
         Args:
             kinds: kind of each result after each parent, from `Results.kinds`, int64 (batch, depths, inner, results).
@@ -326,8 +333,8 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         """Put the target's best codes after each node into the pool, see `Drafter.observe`.
 
         A node's token and the best codes after it are a *result*, which belongs to the position after the node.
-        Positions beyond the tree have no new result. Since the last position of the tree is the nearest guess for them,
-        their newest result is replaced by the result of the first node of the deepest level.
+        Positions beyond the tree have no new result. The last position of the tree is the nearest guess for them. Their
+        newest result is therefore replaced by the result of the first node of the deepest level.
         """
         num_nodes = self.tree.num_nodes  # a hybrid tree has more nodes
         codes, keys = result_codes(outcome.scores.keys[:, :num_nodes], self.num_codes)
@@ -339,7 +346,9 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         state.num_steps.add_(1.0)
 
     def _renew(self, kept: torch.Tensor, new: torch.Tensor, index: torch.Tensor) -> None:
-        """Put the results of a step into one tensor of the pool, before the old results of the same positions.
+        """Put the results of a step into one tensor of the pool, so that they precede the old results of a position.
+
+        A result is a preceding token and the target's best codes after it.
 
         Args:
             kept: `JacobiTreeState.tokens` or `JacobiTreeState.keys`, changed in place.
@@ -353,11 +362,13 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         )
 
     def _index(self, lengths: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
-        """Return indices into a tensor of the pool whose axes `batch` and `positions` are flattened, int64 (batch, n).
+        """Return the indices of some positions in a tensor of the pool, int64 (batch, n).
+
+        They are indices into the flattened axes `batch` and `positions`.
 
         Args:
             lengths: number of emitted tokens of each image, int64 (batch,).
-            ahead: distance of each wanted position from the position of the next token, int64 (n,).
+            ahead: number of positions from the next token to each wanted position, int64 (n,).
         """
         first = torch.arange(len(lengths), device=lengths.device) * self.num_positions + lengths
         return first[:, None] + ahead
@@ -391,10 +402,11 @@ def _pick(kept: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def _renewed_results(tree: StaticTree) -> torch.Tensor:
-    """Return the indices that select the results of one image's pool after a step, int64 (positions * NUM_RESULTS,).
+    """Return the indices that update the pool of one image after a step, int64 (positions * NUM_RESULTS,).
 
-    The indices point into a list: the results of all nodes of the tree, then the old results of the positions that
-    change. These are the positions from the next token to twice the depth of the tree after it.
+    A *result* of a position is a preceding token and the best codes after it. A step changes the results of the next
+    2 * depth + 1 positions. Let a list hold the results of all nodes of the tree, then the old results of these
+    positions. The returned indices select the new results of the positions from the list.
 
     - A position that nodes predict gets the results of these nodes, then its newest old results.
     - A position beyond the tree keeps its results, except the newest one. That is replaced by the result of the first
@@ -419,15 +431,20 @@ def _renewed_results(tree: StaticTree) -> torch.Tensor:
 def _layout(tree: StaticTree, num_codes: int, num_given: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the indices by which `JacobiTreeDrafter.extend` finds the tokens of parents and the drafts of nodes.
 
+    A result is a preceding token and the target's best codes after it, from an earlier step.
+
     Args:
         tree: the tree.
         num_codes: number of codes of a result.
         num_given: number of depths of the tree, from depth 1 on, whose drafts are given.
 
     Returns:
-        Two int64 tensors. The first, (depths, inner), holds the index of each parent's token in a list: the given
-        tokens, then the codes of the newest result of each position. Depths with fewer than `inner` parents are padded
-        with 0. The second, (drafted nodes,), holds the index of each node's draft in the flattened result of `choose`.
+        Two int64 tensors.
+
+        - The first, (depths, inner), holds the index of each parent's token in a list. The list holds the given tokens,
+          then the codes of the newest result of each position. Depths with fewer than `inner` parents are padded with
+          0.
+        - The second, (drafted nodes,), holds the index of each node's draft in the flattened result of `choose`.
     """
     depths, ranks, of_nodes = (part[0].tolist() for part in (tree.depths, tree.ranks, tree.parents))
     num_nodes_given = sum(depth <= num_given for depth in depths)

@@ -55,8 +55,9 @@ class TransformersTarget(Target):
 
     Args:
         config: sizes of the target. Prompts are token ids.
-        parts: parts of a loaded model. If `copies_head`, the head is copied and cast to float32. Otherwise it is called
-            as it is, in the dtype of the model. None makes parts with random weights, to be filled later.
+        parts: parts of a loaded model. If `parts.copies_head` is True, the head is copied and cast to float32.
+            Otherwise it is called as it is, in the dtype of the model. None makes parts with random weights, which the
+            caller loads later.
 
     Attributes:
         negative: negative prompts and their mask, both (batch, num_text_tokens), for the next batch of prompts. They
@@ -89,8 +90,8 @@ class TransformersTarget(Target):
         """Return this target for images of another size. It has the same weights in memory.
 
         Args:
-            sizes: fields of a `TargetConfig` that change: those of `shape_fields`, `num_text_tokens`, and `null_ids`,
-                if the null prompt contains the size as text.
+            sizes: fields of a `TargetConfig` that change: the result of `shape_fields`, `num_text_tokens`, and also
+                `null_ids` if the null prompt states the size.
         """
         other = copy(self)
         other.config = replace(self.config, **sizes)
@@ -156,10 +157,13 @@ class TransformersTarget(Target):
         return hidden.view(-1, *slots.shape, x.shape[2])
 
     def _positions_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return what the rotary embedding reads of some positions in the sequence, (batch, n) or (3, batch, n).
+        """Return the numbers from which the rotary embedding at some positions in the sequence is computed.
 
         Args:
             rows: positions in the sequence, int64 (batch, n).
+
+        Returns:
+            `rows`, or for GLM-Image the time, row and column of each position, int64 (3, batch, n).
         """
         return rows if self.positions is None else self.positions[:, rows]
 
@@ -170,13 +174,13 @@ class TransformersTarget(Target):
 
 
 def _split(features: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the ids of prompts, int64 (batch, n), and their positions, int64 (3, batch, n).
+    """Split prompts into ids, int64 (batch, n), and positions (time, row and column), int64 (3, batch, n).
 
     The positions are None for prompts without source pictures.
 
     Args:
         features: ids, int64 (batch, n), or ids and positions, int64 (batch, n, 4).
-        mask: bool (batch, n).
+        mask: True for prompt tokens, bool (batch, n). Only its shape is read.
     """
     if features.shape == mask.shape:
         return features, None
@@ -199,7 +203,7 @@ def adapt(model: PreTrainedModel, family: str, *, grid: int, **sizes: Any) -> Tr
     row, text = FAMILIES[family], model.config.get_text_config()
     sizes = {"grid": grid, "num_text_tokens": 128, **row.target, **sizes}
     line_end = sizes.get("line_end")
-    if line_end is not None:  # Emu3 names it
+    if line_end is not None:  # Emu3's config states it
         line_end = getattr(model.model.vocabulary_mapping, "eol_token_id", line_end)
     _check_mode(model)
     parts = row.take_apart(model, line_end)
@@ -276,18 +280,18 @@ def _hook_devices(part: nn.Module) -> set[torch.device]:
 
 @contextmanager
 def _grouped_attention(config: PreTrainedConfig) -> Iterator[int]:
-    """Context manager: within its block, the layers of a model compute attention with `_attend_grouped`.
+    """Context manager: within its block, a model's attention takes the mask of a draft tree.
 
-    The implementations "eager" and "sdpa" of transformers are kept if they take a draft tree's mask and copy nothing.
-    All others, such as flash attention, do not take the mask. "sdpa" copies keys and values for every query head, if
-    query heads share key/value heads and a pass has more than one token.
+    If the model is set to "eager", or to "sdpa" and no query heads share a key/value head, its implementation of
+    attention is kept. Otherwise `_attend_grouped` replaces it, since flash attention does not take the mask, and "sdpa"
+    copies shared keys and values for every query head.
 
     Args:
         config: config of the layers. It is changed within the block.
 
     Yields:
-        Number of query heads per key/value head. The caller repeats the attention mask by it, see `group_mask`. It is 1
-            if the attention of transformers is kept.
+        Number of query heads per key/value head, for the argument `groups` of `group_mask`. 1 if the attention of
+            transformers is kept.
     """
     groups, kind = config.num_attention_heads // config.num_key_value_heads, config._attn_implementation
     if kind == "eager" or (kind == "sdpa" and groups == 1):
@@ -319,13 +323,13 @@ def _attend_grouped(
 
 
 def grid_positions(config: TargetConfig) -> torch.Tensor:
-    """Return the times, rows and columns that GLM-Image's rotary embedding reads.
+    """Return the time, row and column of each token, which GLM-Image's rotary embedding reads.
 
-    Each token has three numbers: time, row and column. For a prompt token, all three are its position. Two images
-    follow: the smaller one, if there is one, and the large one. Let p be the number at which an image begins. The code
-    in row r and column c of the image has time p, row p + r and column p + c. The first image begins at the length of
-    the prompt. The second image begins at p plus the longer side of the first one. All drafts after the end of the last
-    image have the number at which a further image would begin.
+    For a prompt token, all three numbers are its position. The smaller image, if there is one, and then the large image
+    follow. Let p be the start of an image. Its code in row r and column c has time p, row p + r and column p + c. For
+    example, after a prompt of 5 tokens, p of the first image is 5. If the first image has 4 rows and 3 columns, p of
+    the second image is 9: the longer side is added. Drafts after the end of the last image have the p of a further
+    image as all three numbers.
 
     Returns:
         Times, rows and columns, int64 (3, num_text_tokens + image tokens + OVERSHOOT).
@@ -362,7 +366,7 @@ def _empty_parts(config: AdapterConfig) -> Parts:
 
 
 class _Slots:
-    """The cache that a transformers model gets: it writes keys and values into the slots of a `KVCache`.
+    """An object that a transformers model uses as its cache. It stores keys and values in the slots of a `KVCache`.
 
     Args:
         cache: the cache.

@@ -177,8 +177,8 @@ class TargetConfig(CommonSizes):
         has_qk_norm: whether queries and keys of each head are normalised.
         has_mlp_head: whether the head has a hidden layer.
         columns: number of codes per line if the image is not a square. 0 for `grid`.
-        line_end: id of the token that ends every line of codes, in the vocabulary of the prompts. Among the sampled
-            tokens it has the number `vocab_size` - 1. None if there is no such token.
+        line_end: id, in the vocabulary of the prompts, of the token that ends every line of codes. None if there is no
+            such token. Among the sampled tokens, codes have the numbers from 0, and the line end is the last.
         small_grid: number of lines of the smaller image that some models generate first. 0 for none.
         small_columns: number of codes per line of the smaller image if it is not a square. 0 for `small_grid`.
     """
@@ -226,7 +226,7 @@ class DraftConfig(CommonSizes):
         masks_text_padding: whether padding of prompts is masked. LlamaGen's published draft models attend to it,
             Lantern's do not.
         num_embedded_ids: number of rows of the embedding of prompt ids, which only Chameleon's draft models have. If it
-            is 0, there is no such embedding, and the draft model gets image token 0 at every prompt position.
+            is 0, there is no such embedding, and the draft model gets the token with id 0 at every prompt position.
         has_attention_norm: whether there is a norm before the attention.
     """
 

@@ -112,8 +112,8 @@ class DraftModel(StoredModel):
 
         Args:
             hidden: hidden states of the target at all prompt positions except the last, (branches, batch,
-                num_text_tokens - 1, dim). The last one enters a later pass, with image token 0. branches = 1, or 2 with
-                classifier-free guidance.
+                num_text_tokens - 1, dim). The last one enters a later pass, together with the first image token.
+                branches = 1, or 2 with classifier-free guidance.
             mask: True for prompt tokens, at the positions of `hidden`, bool (branches, batch, num_text_tokens - 1).
             num_slots: number of slots of the cache per image.
             ids: for each hidden state, the prompt id at the next position, int64, shaped like `mask`. Read only if

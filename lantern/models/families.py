@@ -68,11 +68,11 @@ class Parts:
     Attributes:
         layers: the model without its head.
         tokens: input embedding of each image token, (vocab, dim).
-        head: maps hidden states to logits of the image tokens, or also of other words, see `outputs`.
+        head: maps hidden states to logits of the image tokens. If `outputs` is given, it also has logits of words.
         ids: ids of the image tokens in the model's vocabulary, int64 (vocab,). None if they are not in it.
         ends: ids of the tokens that follow an image.
-        outputs: index of each image token among the outputs of the head, int64 (vocab,). None if the head has no other
-            outputs.
+        outputs: index of each image token among the outputs of the head, int64 (vocab,). None if the outputs are
+            exactly the image tokens.
         copies_head: whether the head may be replaced by a copy in float32, see `is_readable`.
     """
 
@@ -166,10 +166,10 @@ def family_named(name: str | None, model_class: str) -> str:
 
 
 def altered_layer(part: nn.Module) -> str | None:
-    """Find the first layer in a part of a model that is not plain, so that a copy of its weights could lose something.
+    """Find the first layer, in a part of a model, whose weights must not be copied.
 
-    The classes of a plain layer and of its weights are defined in torch.nn or in the models of transformers. Any other
-    layer may have an adapter such as LoRA, or be quantised, compiled or sharded.
+    A copy would lose an adapter such as LoRA, or a quantisation, compilation or sharding. Only plain layers may be
+    copied. The classes of a plain layer and of its weights are defined in torch.nn or in the models of transformers.
 
     Returns:
         Name and class of the layer, or None if there is no such layer.
@@ -182,7 +182,10 @@ def altered_layer(part: nn.Module) -> str | None:
 
 
 def is_readable(part: nn.Module) -> bool:
-    """Return whether a part of a model may be copied: its layers are plain and their weights are in memory."""
+    """Return whether a part of a model may be copied.
+
+    Its layers must not have an adapter or be quantised, see `altered_layer`, and their weights must be in memory.
+    """
     return altered_layer(part) is None and not any(weight.is_meta for weight in part.parameters())
 
 

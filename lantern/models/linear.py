@@ -100,7 +100,7 @@ def is_amd() -> bool:
 
 
 def prepare_linears(model: nn.Module) -> None:
-    """Replace all linear maps of a model by prepared ones, in place.
+    """Replace all linear maps of a model by the faster `PreparedLinear`, in place.
 
     Each old map is freed before the next one is prepared, to save memory.
     """

@@ -22,17 +22,17 @@ def place_sources(
     num_grids: torch.Tensor,
     codes: torch.Tensor,
 ) -> torch.Tensor:
-    """Return prompts with the codes of their source pictures, and the positions of all tokens.
+    """Replace the placeholders in prompts by the codes of source pictures, and compute the positions of all tokens.
 
     Positions are shifted so that the image begins at the position after the padded prompt, as in prompts without source
-    pictures. The rotary embedding depends on differences of positions only.
+    pictures. This changes no result, since the rotary embedding depends on differences of positions only.
 
     Args:
         model: a `GlmImageForConditionalGeneration` of transformers.
         ids: ids of the prompts, padded on the left, int64 (batch, tokens).
         mask: True for prompt tokens, bool (batch, tokens).
-        grids: duration (1), height and width of grids of codes, int64 (grids, 3): for each prompt those of its source
-            pictures, then that of its image.
+        grids: duration (always 1), height and width of each grid of codes, int64 (grids, 3). For each prompt, the grids
+            of its source pictures come first, then the grid of its image.
         num_grids: number of grids of each prompt, int64 (batch,).
         codes: codes of all source pictures in the order of the placeholders, int64 (codes,).
 
@@ -40,8 +40,8 @@ def place_sources(
         id, time, row and column of each token, int64 (batch, tokens, 4).
 
     Raises:
-        ValueError: the number of codes is not the number of placeholders, or the grids of source pictures have another
-            number of codes than the pictures in a prompt.
+        ValueError: the number of codes is not the number of placeholders, or the grids of a prompt's source pictures
+            have another total size.
     """
     is_begin, is_end = (ids == id for id in (model.config.image_start_token_id, model.config.image_end_token_id))
     is_code = (is_begin.cumsum(1) > is_end.cumsum(1)) & ~is_begin
@@ -65,7 +65,7 @@ def place_sources(
 def codes_at_target(prompts: torch.Tensor, mask: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
     """Return the codes of each prompt's first source picture, scaled to the height and width of the image.
 
-    A code of the image gets the source's code at its centre.
+    Each code of the image gets the source code nearest to the same place (nearest-neighbour scaling).
 
     Args:
         prompts: prompts with source pictures, from `place_sources`, int64 (batch, tokens, 4).

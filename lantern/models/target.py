@@ -120,9 +120,9 @@ class Target(StoredModel):
         return self.token_embedding.weight.dtype
 
     def source_codes(self, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor | None:
-        """Return the code of a source picture at the place of each image token, int64 (batch, image tokens).
+        """Return for each image token the code of the source picture at the same place, int64 (batch, image tokens).
 
-        None if the prompts have no source pictures.
+        A source picture is a picture in the prompt, which the model edits. None if the prompts have none.
 
         Args:
             features: prompts, (batch, ...).
@@ -218,7 +218,7 @@ class Target(StoredModel):
         raise NotImplementedError
 
     def forward_with_null(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """Run `forward` on images with their prompts, then on the same images with null prompts.
+        """Run `forward` on images with their prompts, then with null prompts, for classifier-free guidance.
 
         Args:
             features: as in `forward`.

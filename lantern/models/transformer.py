@@ -98,7 +98,7 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x.float(), (self.dim,), None, self.eps).to(x.dtype) * self.weight
 
     def function(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return this norm as a plain function. It is faster, since a module looks up its attributes in each call."""
+        """Return this norm as a plain function, which is faster: a module looks up its attributes in each call."""
         return self.forward if self.weight is not None else partial(divide_by_norm, floor=self.floor)
 
     def fold_into(self, linear: nn.Linear) -> None:
@@ -267,7 +267,7 @@ class DecodingLayer:
     def _choose_kernels(self, num_rows: int) -> tuple:
         (qkv, _), (_, attention_out), (gate_up, _), (_, down) = (part.kernels(num_rows) for part in self.linears)
         chosen = qkv, attention_out, gate_up, down
-        if not torch.compiler.is_compiling():  # torch.compile would compile again after a change of what it has read
+        if not torch.compiler.is_compiling():  # torch.compile would compile again if this dict changed
             self.kernels[num_rows] = chosen
         return chosen
 
@@ -279,8 +279,8 @@ def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: 
     other along the axis of the new tokens, so that one query head per key/value head remains. Every attention kernel
     supports this, and keys and values are read only once.
 
-    With one new token per row and many rows, a CPU in float32 uses two batched products. They take a third of the time
-    of the fused kernel.
+    If every row has one new token, and there are many rows, a CPU in float32 uses two batched products. They take a
+    third of the time of the fused kernel.
 
     Args:
         query: (rows, nodes, heads, head_dim), with rows = branches * batch and nodes = new tokens.

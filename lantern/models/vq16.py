@@ -349,7 +349,7 @@ def by_lines(latents: Tensor, grid: int) -> Tensor:
     """Arrange the vectors of images by line and column, (images, height, width, dim).
 
     Args:
-        latents: vectors in this shape, which is returned unchanged, or of square images, (images, grid * grid, dim).
+        latents: vectors of square images, (images, grid * grid, dim), or vectors that already have the resulting shape.
         grid: side of a square image in codes.
     """
     return latents.unflatten(1, (grid, grid)) if latents.ndim == 3 else latents

@@ -1,4 +1,4 @@
-"""The caption cleaning with which LlamaGen's text encoder was trained.
+"""The caption cleaning with which LlamaGen's targets were trained.
 
 LlamaGen's published targets have only seen captions that were cleaned twice in this way. Their images therefore depend
 on every detail of the cleaning: digits next to letters vanish, a comma gets a space after it, "free shipping" is

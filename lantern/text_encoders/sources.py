@@ -13,7 +13,7 @@ from lantern.models.sources import place_sources
 
 
 class SourceEncoder:
-    """The encoder of texts that edit the same source pictures. It is a `TextEncoder`.
+    """The encoder of texts that describe edits of the same source pictures. It is a `TextEncoder`.
 
     A prompt begins with the codes of the pictures, each between two tokens of the model. The text and the size of the
     image follow. Each picture may have any height and width that the processor supports.
@@ -62,7 +62,7 @@ class SourceEncoder:
     def encode(self, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return prompts, int64 (texts, max_tokens, 4), and their mask, bool (texts, max_tokens).
 
-        See `place_sources` and `TextEncoder.encode`.
+        A token of a prompt has four numbers: id, time, row and column, see `place_sources`.
         """
         rows = [self._ids[text] for text in texts]
         ids = torch.stack([F.pad(row, (self.max_tokens - len(row), 0)) for row in rows])

@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 class NullPrompt(TypedDict):
     """The null prompt of classifier-free guidance: the prompt without a caption.
 
-    Its two entries are the fields `null_ids` and `null_filler` of a `TargetConfig`, which describes them.
+    The two entries are fields of a `TargetConfig`. For example, the ids (1, 2) with the filler 0 give the null prompt
+    1, 0, ..., 0, 2, as long as the prompt.
     """
 
     null_ids: tuple[int, ...]
