@@ -2,7 +2,7 @@
 
     python benchmarks/jacobi_trees.py --results results/embedded           # prints the numbers and the shapes
 
-The numbers are those of `PoolMixture` in lantern/drafters/jacobi_tree.py, the shapes those of lantern/tree_shapes.py
+The numbers are `FITTED` in lantern/drafters/jacobi_tree.py, the shapes those of lantern/tree_shapes.py
 and experiments/nodes.yaml. No table reports these captions.
 
 The mixture is fitted by maximum likelihood. An example is an accepted node of a step: the results of the position after
@@ -29,7 +29,16 @@ from lantern.decoding import TreeDecoder, make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import reached_nodes
 from lantern.drafters.hybrid_tree import HybridTreeDrafter
-from lantern.drafters.jacobi_tree import DRAFTED, NUM_RESULTS, OLDEST, JacobiTreeDrafter, PoolMixture
+from lantern.drafters.jacobi_tree import (
+    DRAFTED,
+    FITTED,
+    NUM_RESULTS,
+    OLDEST,
+    DraftedCoefficients,
+    JacobiTreeDrafter,
+    PoolMixture,
+    ResultCoefficients,
+)
 from lantern.generation import generate_records, load_decoding_models
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
@@ -157,7 +166,7 @@ def fit(examples: Examples, mixture: PoolMixture, free: Sequence[int]) -> tuple[
     is_right = torch.stack(examples.is_right)
     facts = facts_of(kinds)
     is_known = is_right.flatten(1).any(1)
-    parts = ((*mixture.weight, 0.0), mixture.sharpness, mixture.other)
+    parts = (mixture.weight, mixture.sharpness, mixture.other)
     start = torch.tensor([(*part, drafted) for part, drafted in zip(parts, mixture.drafted, strict=True)]).T
     is_free = torch.zeros(len(start), 1)
     is_free[list(free)] = 1.0
@@ -176,8 +185,10 @@ def fit(examples: Examples, mixture: PoolMixture, free: Sequence[int]) -> tuple[
     numbers = (start + is_free * change).detach()
     columns = [tuple(round(value, 2) for value in column) for column in numbers.T.tolist()]
     weight, sharpness, other = columns
-    drafted = (weight[5], sharpness[5], other[5])
-    return PoolMixture(weight[:4], sharpness[:5], other[:5], drafted), likelihood.item()
+    drafted = DraftedCoefficients(weight[5], sharpness[5], other[5])
+    # A constant would change the weights of all results alike, and so change nothing.
+    functions = ResultCoefficients(*weight[:4]), ResultCoefficients(*sharpness[:5]), ResultCoefficients(*other[:5])
+    return PoolMixture(*functions, drafted), likelihood.item()
 
 
 class AcceptedNodes:
@@ -264,7 +275,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     run = load(options)
-    mixture = PoolMixture()
+    mixture = FITTED
     for drafts in options.drafts:
         decoder = run.decoder(drafts, tree_choices("jacobi_50"), mixture)
         examples = decoder.observer = Examples(pool_of(decoder))

@@ -21,7 +21,7 @@ token, since every draft is verified.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,36 +42,52 @@ NO_KEY = -30.0  # key of a missing code, relative to the best
 DRAFTED = 4 * (OLDEST + 1)  # kind of a draft model's result
 
 
+class ResultCoefficients(NamedTuple):
+    """Coefficients of a linear function of a result, see `PoolMixture`. The result's age is its number of steps.
+
+    Attributes:
+        fits: coefficient of 1 if the preceding token of the result equals the parent's token, else of 0.
+        is_previous: coefficient of 1 if the result is from the previous step, else of 0.
+        is_newest: coefficient of 1 if the result is the newest of its position, else of 0.
+        age: coefficient of the age divided by 10.
+        constant: the value that is always added.
+    """
+
+    fits: float
+    is_previous: float
+    is_newest: float
+    age: float
+    constant: float = 0.0
+
+
+class DraftedCoefficients(NamedTuple):
+    """The values of the three functions of `PoolMixture` for a result of a draft model, which has no age."""
+
+    weight: float
+    sharpness: float
+    other: float
+
+
 @dataclass(frozen=True)
 class PoolMixture:
     """The coefficients that decide how much each result of an earlier step influences the choice of drafts.
 
     A *result* is a preceding token and the target's best codes after it, each with its *key*: log-probability plus
     noise. Results are more reliable if they are new, and if their preceding token is the token of the draft's parent.
-    `weight`, `sharpness` and `other` are the coefficients of three linear functions of a result. The inputs of each
-    function are, in this order:
-
-    1. 1 if the preceding token equals the parent's token, else 0
-    2. 1 if the result is from the previous step, else 0
-    3. 1 if the result is the newest of its position, else 0
-    4. age of the result in steps, divided by 10
-    5. the constant 1 (`weight` has no such coefficient)
-
-    Source: maximum likelihood on images of training captions (benchmarks/jacobi_trees.py).
+    `weight`, `sharpness` and `other` are three linear functions of a result.
 
     Attributes:
-        weight: coefficients of a logit. The softmax of these logits over all results of a position gives their weights.
-        sharpness: coefficients of the logarithm of a factor f. A code of the result has the logit f times its key.
-        other: coefficients of one more logit, which represents all codes that the result does not hold. The softmax
-            over the logits of the codes and this logit is the distribution of the result.
-        drafted: values for a result of a draft model: the logit of its weight, the logarithm of f, and the logit of all
-            other codes.
+        weight: a logit. The softmax of these logits over all results of a position gives their weights.
+        sharpness: the logarithm of a factor f. A code of the result has the logit f times its key.
+        other: one more logit, which represents all codes that the result does not hold. The softmax over the logits of
+            the codes and this logit is the distribution of the result.
+        drafted: values of the three functions for a result of a draft model.
     """
 
-    weight: tuple[float, ...] = (2.49, 0.84, 0.52, -4.56)
-    sharpness: tuple[float, ...] = (1.36, 0.72, -0.32, -0.72, -0.09)
-    other: tuple[float, ...] = (-3.01, 1.68, 1.06, 3.82, -4.27)
-    drafted: tuple[float, float, float] = (1.81, 0.6, -3.13)
+    weight: ResultCoefficients
+    sharpness: ResultCoefficients
+    other: ResultCoefficients
+    drafted: DraftedCoefficients
 
     def table(self) -> torch.Tensor:
         """Return the weight and the shape of the distribution for every kind of result, float32 (kinds, 3).
@@ -87,10 +103,19 @@ class PoolMixture:
         fits, is_newest = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]]).repeat_interleave(OLDEST + 1, dim=0).unbind(1)
         age = age.repeat(4)
         facts = torch.stack([fits, age == 1, is_newest, age / 10, torch.ones_like(age)], dim=1)
-        columns = torch.tensor([(*self.weight, 0.0), self.sharpness, self.other])
+        columns = torch.tensor([self.weight, self.sharpness, self.other])
         table = torch.cat([facts @ columns.T, torch.tensor([self.drafted])])
         table[:, 1] = table[:, 1].exp()
         return table
+
+
+# Fitted by maximum likelihood on images of training captions (benchmarks/jacobi_trees.py).
+FITTED = PoolMixture(
+    weight=ResultCoefficients(fits=2.49, is_previous=0.84, is_newest=0.52, age=-4.56),
+    sharpness=ResultCoefficients(fits=1.36, is_previous=0.72, is_newest=-0.32, age=-0.72, constant=-0.09),
+    other=ResultCoefficients(fits=-3.01, is_previous=1.68, is_newest=1.06, age=3.82, constant=-4.27),
+    drafted=DraftedCoefficients(weight=1.81, sharpness=0.6, other=-3.13),
+)
 
 
 @dataclass
@@ -190,7 +215,7 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         self.num_codes = min(NUM_CODES, config.vocab_size)
         self.num_positions = config.num_image_tokens + 2 * tree.max_depth + 1
         device = tree.parents.device
-        self.use(mixture or PoolMixture())
+        self.use(mixture or FITTED)
         self._ahead = torch.arange(2 * tree.max_depth + 1, device=device)  # positions that a step changes
         self._newest = torch.where(torch.arange(NUM_RESULTS, device=device) == 0, OLDEST + 1, 0)
         self._renewed = _renewed_results(tree).to(device)

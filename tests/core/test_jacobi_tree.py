@@ -14,7 +14,7 @@ from lantern.decoding import make_decoder
 from lantern.draft_tree import static_tree
 from lantern.drafters.hybrid_tree import NUM_DEPTHS, HybridTreeDrafter
 from lantern.drafters.jacobi import JacobiDrafter
-from lantern.drafters.jacobi_tree import NO_KEY, NUM_CODES, NUM_RESULTS, OLDEST, JacobiTreeDrafter, PoolMixture
+from lantern.drafters.jacobi_tree import FITTED, NO_KEY, NUM_CODES, NUM_RESULTS, OLDEST, JacobiTreeDrafter
 from lantern.methods import make_method
 from lantern.sampling import SamplingConfig
 from lantern.tree_shapes import tree_choices
@@ -30,7 +30,7 @@ def mixture_scores(
     results: list[Result], parent: int, step: int, drafted: tuple[list[int], list[float]] = ([], [])
 ) -> dict[int, float]:
     """Return the probability of every code in the mixture of some results, newest first, and of a draft model's."""
-    mixture, scores, total = PoolMixture(), defaultdict(float), 0.0
+    mixture, scores, total = FITTED, defaultdict(float), 0.0
     if drafted[0]:
         weight, sharpness, other = (math.exp(number) for number in mixture.drafted)
         shares = [math.exp(key * sharpness) for key in drafted[1]]
@@ -40,7 +40,7 @@ def mixture_scores(
     for number, (left, codes, keys, of_step) in enumerate(results):
         age = min(step - of_step, OLDEST)
         facts = [left == parent, age == 1, number == 0, age / 10, 1]
-        weight = math.exp(dot(mixture.weight, facts[:4]))
+        weight = math.exp(dot(mixture.weight, facts))
         sharpness = math.exp(dot(mixture.sharpness, facts))
         shares = [math.exp(key * sharpness) for key in keys]
         total += weight
