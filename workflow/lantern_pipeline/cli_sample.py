@@ -72,7 +72,7 @@ def sample_prompt(
     Args:
         model: target, tokenizer, text encoder and draft model, as `lantern.load` returns them.
         prompt: the prompt.
-        methods: presets with their parameters, such as "lantern k=20 delta=0.1". If empty, a few presets are used.
+        methods: names of presets with parameters, such as "lantern k=20 delta=0.1". If empty, a few presets are used.
         size: height and width of the image in pixels. None for the model's own size.
 
     Returns:
@@ -108,7 +108,7 @@ def sample_prompt(
 
 
 def read_values(words: Sequence[str]) -> dict[str, Any]:
-    """Split words such as "k=20" into names and values, which are read as YAML: {"k": 20}."""
+    """Convert words such as "k=20" to a dict: {"k": 20}. Values are read as YAML."""
     return {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words)}
 
 
