@@ -36,7 +36,7 @@ class Gaussian:
         return cls(features.mean(dim=0), torch.cov(features.T))
 
     def to(self, device: torch.device | str) -> Gaussian:
-        """Return a copy on another device. FID is computed on the device of the reference."""
+        """Return a copy of mean and covariance on another device. FID is computed there."""
         return Gaussian(self.mean.to(device), self.covariance.to(device))
 
     def to_numpy(self) -> dict:

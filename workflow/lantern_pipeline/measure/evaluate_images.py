@@ -25,21 +25,21 @@ from lantern_pipeline.measure.speed import BASELINE
 
 @dataclass(frozen=True)
 class ImageScores:
-    """Measurements of a set of images.
+    """Measurements of single images: columns of scores, and features for metrics of the whole set.
 
     Attributes:
-        features: key of config section `metrics` -> features of a network such as Inception, from which FID and similar
-            metrics are computed, float32 (images, width). Empty if these metrics are off.
+        features: config key of a metric of sets, such as FID -> features of the images by a network such as Inception,
+            float32 (images, width). Empty if these metrics are off.
         columns: name of a column (`Metric.per_image`) -> values, float32 (images,). Column nll is the negative
             log-likelihood, a mean over the tokens of an image. It is nan for images without codes. Column pixel_mse,
-            the distance from the autoregressive image, is there only for images that a method generated.
+            the distance from the autoregressive image, exists only for images that a method generated.
     """
 
     features: dict[str, Tensor]
     columns: dict[str, Tensor]
 
     def select(self, rows: Tensor) -> ImageScores:
-        """Return the scores of some images.
+        """Return the scores of some of these images.
 
         Args:
             rows: indices of the images, int64 (selected,).
@@ -50,13 +50,13 @@ class ImageScores:
 
 @dataclass(frozen=True)
 class MethodScores:
-    """Scores of the images of a method, without those images that equal the autoregressive image of the same prompt.
+    """Scores of those images of a method that differ from the autoregressive image of the same prompt.
 
     For autoregressive decoding itself, these are the scores of all images.
 
     Attributes:
         method_id: id of the method.
-        prompts: index of each image's prompt, int64 (images,).
+        prompts: index of the prompt of each scored image, int64 (images,).
         scores: scores of these images.
     """
 
@@ -237,7 +237,7 @@ def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:
 
 
 def chunks(first: int, last: int, size: int, name: str) -> tqdm:
-    """Split the integers from `first` to `last` - 1 into ranges of equal length, and show a progress bar.
+    """Iterate over the integers from `first` to `last` - 1 in ranges of equal length, with a progress bar.
 
     Args:
         first: first integer.
@@ -253,5 +253,5 @@ def chunks(first: int, last: int, size: int, name: str) -> tqdm:
 
 
 def _to_pixels(images: Tensor) -> Tensor:
-    """Convert images in [-1, 1] to pixels in [0, 1]."""
+    """Convert images with values in [-1, 1] to pixels with values in [0, 1]."""
     return (images.clamp(-1, 1) + 1) / 2

@@ -399,7 +399,7 @@ def _compare_acceptance(
         images: one row per method and image.
         first: acceptance that is compared with the others.
         others: the other acceptances.
-        options: num_resamples and seed of the bootstrap.
+        options: arguments num_resamples and seed of the bootstrap.
 
     Returns:
         `first` -> other acceptance -> result of `compare_at_equal_length`, to which the mean total variations tv_first

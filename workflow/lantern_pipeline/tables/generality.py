@@ -73,7 +73,7 @@ def measure_masses(ambiguity: pd.DataFrame, cfg_scale: float, options: Mapping[s
     Args:
         ambiguity: top1 and top10 per guidance scale, image and position, as `measure_ambiguity` returns them.
         cfg_scale: guidance scale of decoding. Rows with other guidance scales are ignored.
-        options: num_resamples and seed of the bootstrap.
+        options: arguments num_resamples and seed of the bootstrap.
 
     Returns:
         Column -> value, for top1 and top10, and for the ends of their intervals (_low and _high).
@@ -91,7 +91,7 @@ def measure_gains(rows: pd.DataFrame, images: pd.DataFrame, options: Mapping[str
     Args:
         rows: main results of the run, one row per method, see `select_headline`.
         images: one row per method and image, with target_forwards.
-        options: num_resamples and seed of the bootstrap.
+        options: arguments num_resamples and seed of the bootstrap.
 
     Returns:
         A table with the index of `rows`. Columns are gain, gain_low, gain_high, and gain_over, the id of the exact

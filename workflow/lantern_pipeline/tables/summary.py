@@ -230,7 +230,7 @@ def _measure_images(group: pd.DataFrame, options: dict[str, int]) -> dict[str, f
 
     Args:
         group: rows of the images of one method, prompt set, temperature and repeat, or of all repeats.
-        options: num_resamples and seed of the bootstrap.
+        options: arguments num_resamples and seed of the bootstrap.
 
     Returns:
         Column -> value. The ends of the interval are in the columns with `_low` and `_high`.
@@ -256,7 +256,7 @@ def _measure_decoding(group: pd.DataFrame, baseline: pd.DataFrame, options: dict
     Args:
         group: rows of the method's images.
         baseline: rows of the autoregressive images of the same prompts and repeats.
-        options: num_resamples and seed of the bootstrap.
+        options: arguments num_resamples and seed of the bootstrap.
 
     Returns:
         Column -> value. The ends of the 95 % intervals are in the columns with `_low` and `_high`.
@@ -287,7 +287,7 @@ def _share_with_interval(
         name: name of the share, a column of the table of results.
         is_hit: whether an image has the property, (repeats, prompts).
         is_counted: whether an image is included in the share, (repeats, prompts).
-        options: num_resamples and seed of the bootstrap.
+        options: arguments num_resamples and seed of the bootstrap.
 
     Returns:
         Values of `<name>`, `<name>_low` and `<name>_high`; nan if no image is included.
