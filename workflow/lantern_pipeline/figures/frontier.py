@@ -72,8 +72,8 @@ def draw_frontier(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
 def _draw_curves(axes: Axes, rows: pd.DataFrame, speed: str, is_list: bool = False) -> None:
     """Draw the total variation of methods against a measure of speed, with one marker per row.
 
-    A line connects the rows of a curve, see `split_curves`. Markers are filled if the method has a draft model, else
-    open. If a method has several curves, its first curve has small markers, and its other curves have large ones.
+    A line connects rows that differ in one parameter only (a curve, see `split_curves`). Markers are filled if the
+    method has a draft model, else open. If a method has several curves, only its first curve has small markers.
 
     Args:
         axes: the panel.

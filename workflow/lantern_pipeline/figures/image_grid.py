@@ -1,4 +1,4 @@
-"""Grids of generated images: rows are prompts, columns are methods or variants, and a note is under each image."""
+"""Grids of generated images: one row per prompt, one column per method, and a short text under each image."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def draw_pictures(
         row_titles: the prompt of each row.
         column_titles: the method or variant of each column.
         notes: for each row, the short texts under its images. An empty text leaves the place under the image blank.
-        note_title: meaning of the notes, written to the left of the notes of the last row.
+        note_title: words that explain the notes, written to the left of the notes of the last row.
     """
     rows, columns = len(row_titles), len(column_titles)
     cell = min(MAX_CELL, max(MIN_CELL, (PAGE_WIDTH - PROMPT_WIDTH) / columns))

@@ -56,13 +56,13 @@ _ANSWERS = _object(
 
 
 class KeyTrial(TypedDict):
-    """One trial in the key of a study.
+    """What the key of a preference study states about one trial, a pair of images on the page.
 
     Attributes:
         kind: PAIR, or CHECK for an attention check.
         method_id: id of the compared method; empty for a check.
         prompt_id: id of the prompt.
-        baseline: position, 0 or 1, of the autoregressive image; in a check, of the image that fits the caption.
+        baseline: position, 0 or 1, of the autoregressive image. In a check: position of the image that fits the prompt.
     """
 
     kind: str
@@ -77,7 +77,7 @@ class StudyMethod(TypedDict):
     Attributes:
         method_id: id of the method.
         label: name of the method for readers.
-        num_pairs: number of pairs of images for the method, including the pairs that are not shown.
+        num_pairs: number of pairs of images for the method, including the pairs that the page does not show.
         num_ties: number of pairs that are not shown, because both images are equal.
     """
 
@@ -91,10 +91,11 @@ class StudyKey(TypedDict):
     """Contents of the key of a study, which states which image of each trial is the autoregressive one.
 
     Attributes:
-        format: KEY_FORMAT, by which the file is recognised.
+        format: the constant KEY_FORMAT, which marks a JSON file as a key.
         version: version of the format.
         methods: the compared methods.
-        trials: name of a trial -> its kind, method, prompt and position of the autoregressive image.
+        trials: name of a trial (a pair of images), such as "t001" -> its kind, method, prompt and position of the
+            autoregressive image.
         study: id of the study.
     """
 
@@ -106,7 +107,7 @@ class StudyKey(TypedDict):
 
 
 class Reader(NamedTuple):
-    """The answers of one reader of the page, from a file that the reader saved.
+    """The answers of one reader (participant) of the preference study, from a file that the reader saved.
 
     The page names its trials (pairs and attention checks) "t001" and so on, and so does the key of the study.
 
@@ -115,7 +116,7 @@ class Reader(NamedTuple):
         reader: random id of the reader.
         download: 1 for the reader's first file, 2 for the second, and so on.
         is_baseline: name of a trial -> whether the reader chose the autoregressive image. If the trial is an attention
-            check: whether the reader chose the image that fits the caption.
+            check: whether the reader chose the image that fits the prompt.
         is_left: name of a trial -> whether the reader chose the image on the left.
         seconds: median time from the appearance of a trial to its answer.
     """
@@ -131,9 +132,9 @@ class Reader(NamedTuple):
 def analyse_answers(
     paths: Sequence[Path | str], key: StudyKey, min_checks: float
 ) -> tuple[pd.DataFrame, dict[str, object]]:
-    """Compute the preference rate of each method from answer files.
+    """Compute the preference rate of each method: the share of answers that chose the autoregressive image.
 
-    If a reader saved several files, only the last counts.
+    The answers are in files that the readers saved. If a reader saved several files, only the last counts.
 
     Args:
         paths: the answer files.
@@ -243,7 +244,7 @@ def read_answers(path: Path | str, key: StudyKey) -> Reader:
 
 
 def last_of_each_reader(files: Sequence[Reader]) -> list[Reader]:
-    """Keep the last saved file of each reader, in the order in which the readers first appear.
+    """Keep only the last saved answer file of each reader, in the order in which the readers first appear.
 
     Raises:
         ValueError: two files of a reader have the same `download` number, but different answers.
@@ -300,7 +301,7 @@ def _measure(method: StudyMethod, key: StudyKey, readers: Sequence[Reader]) -> d
 
 
 def _standard_error(chosen: np.ndarray) -> float:
-    """Compute the standard error of the share of true values, if both readers and prompts are random samples.
+    """Compute the standard error of a preference rate, if both readers and prompts are random samples.
 
     The variance is clustered in two ways (Cameron, Gelbach and Miller 2011): variance of reader means plus variance of
     prompt means, minus the residual variance. The result is multiplied by the ratio of Student's to the normal
