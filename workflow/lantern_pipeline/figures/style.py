@@ -113,7 +113,7 @@ def half_widths(rows: pd.DataFrame, name: str, factor: float = 1.0) -> np.ndarra
     """Return the lengths of error bars below and above the value of each row, (2, rows), for `Axes.errorbar`.
 
     Args:
-        rows: table with the columns `<name>`, `<name>_low` and `<name>_high`. If a row has no interval, they are 0.
+        rows: table with the columns `<name>`, `<name>_low` and `<name>_high`. Lengths are 0 without an interval.
         name: column of the value.
         factor: factor by which values are multiplied.
     """

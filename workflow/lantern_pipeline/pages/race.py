@@ -141,7 +141,7 @@ def _describe_run(timed: TimedImages, row: int, baseline: int) -> dict[str, obje
         - lengths: number of tokens that each forward pass emits.
         - ms: milliseconds of each forward pass.
         - marks: string with one letter per token: OWN if the target sampled it, DRAFT for an accepted draft, or
-          SUBSTITUTION for an accepted draft that differs from the target's sample.
+          SUBSTITUTION for a token that differs from the target's sample.
         - differs: number of tokens that differ from the autoregressive image.
     """
     lengths = timed.step_lengths[row][timed.step_lengths[row] > 0].tolist()
