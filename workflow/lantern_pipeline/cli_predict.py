@@ -48,8 +48,8 @@ def predict_from_bench(path: Path, methods: Sequence[str], tokens_per_forward: f
             in docs/results.csv.
 
     Raises:
-        ValueError: `lantern bench` did not write the file, a method is unknown, the tokens per forward pass are out of
-            range or not known, or no similar method was measured.
+        ValueError: `lantern bench` did not write the file, a method is unknown, or no similar method was measured. Or
+            the tokens per forward pass are out of range or not known.
     """
     report, found = read_bench(path), []
     for text in methods or ["jacobi"]:

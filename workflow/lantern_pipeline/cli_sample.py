@@ -79,8 +79,8 @@ def sample_prompt(
         One sample per method, autoregressive decoding first.
 
     Raises:
-        ValueError: the prompt is empty or contains an unknown word, a preset or a parameter is unknown or out of range,
-            or the model does not have this size.
+        ValueError: the prompt is empty or contains an unknown word. Or a preset or a parameter is unknown or out of
+            range, or the model does not have this size.
     """
     vocabulary = getattr(model.encoder, "vocabulary", None)  # models of a world have one
     world = world_with(vocabulary)

@@ -54,8 +54,8 @@ def redraw(
         (name of an image; whether each of its tokens equals the stored one, bool (tokens,)).
 
     Raises:
-        ValueError: the config or a file of generated images names a custom class, a model is missing or has another
-            checksum, or the images do not fit the config and the prompts.
+        ValueError: a model is missing or has another checksum, or the images do not fit the config and the prompts. Or
+            the config or a file of generated images names a custom class.
     """
     if not num_images:
         return

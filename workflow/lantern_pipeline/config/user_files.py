@@ -29,9 +29,9 @@ def check_user_files(config: RunConfig, resources: Mapping[str, Resource], is_lo
         is_local: whether jobs run on this machine.
 
     Raises:
-        ValueError: `device` is "cuda" but this machine has no GPU, the image folder or a file of Fashion-MNIST is
-            missing, weights differ in size from the config, or a prompt file is unusable. The message names the config
-            key.
+        ValueError: `device` is "cuda" but this machine has no GPU, or the image folder or a file of Fashion-MNIST is
+            missing. Or weights differ in size from the config, or a prompt file is unusable. The message names the
+            config key.
     """
     if is_local and config.device == "cuda" and not has_gpu():
         raise ValueError("config key device must be auto or cpu on this machine, got 'cuda': it has no GPU")

@@ -111,8 +111,8 @@ def card_of(config: RunConfig) -> ModelCard:
 def target_fields(config: RunConfig) -> dict[str, Any]:
     """Return the sizes of the target that the config determines, as fields of `TargetConfig`.
 
-    Two fields are added for some targets only: ffn_multiple for published weights of LlamaGen and for targets with the
-    key `size`, num_prompt_ids for the other families of published models (FAMILIES).
+    Published weights of LlamaGen, and targets with the config key `size`, also get the field ffn_multiple. The other
+    families of published models (FAMILIES) also get the field num_prompt_ids.
     """
     encoder = config.text.encoder
     target = config.target

@@ -1,9 +1,9 @@
 """Distribution of the emitted token for drafts that are sampled with the target's noise: coupled and Jacobi drafts.
 
-At a node of the draft tree, let t be the target's distribution, p the distribution of the draft, and g the Gumbel noise
-of the position that the node predicts. The draft is x = argmax(log p + g). The token that the target samples is y =
-argmax(log t + g). Since p and t do not depend on g, averaging over g gives the distribution of the emitted token given
-all earlier tokens.
+A node of the draft tree predicts the token at one position. Let t be the target's distribution there, p the
+distribution of the draft, and g the Gumbel noise of the position. The draft is x = argmax(log p + g). The token that
+the target samples is y = argmax(log t + g). Since p and t do not depend on g, averaging over g gives the distribution
+of the emitted token given all earlier tokens.
 
 For coupled drafts, p is the distribution of the draft model. Jacobi drafts are tokens that the target sampled for this
 position in earlier steps, and that were kept in a pool. For them, p is the target's distribution in that earlier step.
@@ -70,8 +70,8 @@ def measure_coupled_drafts(
         options: further arguments of `record_nodes`.
 
     Returns:
-        (recorded nodes, kind, distribution of the emitted token). kind is "enumeration" if the distribution is exact:
-        there is one draft per node, and the verifier has relaxed sets, the sets of codes that a draft may replace.
+        (recorded nodes, kind, distribution of the emitted token). kind is "enumeration" if the distribution is exact.
+        This is so with one draft per node and a verifier with relaxed sets, the sets of codes that a draft may replace.
         Otherwise kind is "monte_carlo".
     """
     nodes, verifier = record_nodes(decoder.with_draft_probs(), prompts, encoder, **options), decoder.verifier

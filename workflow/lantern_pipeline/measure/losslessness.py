@@ -29,7 +29,7 @@ NEAR_TIE_MARGIN = 1e-4  # nats; if the gap between two tokens is smaller, roundi
 class Equality:
     """Result of comparing each image with the autoregressive image of the same prompt and noise.
 
-    A *near-tie* is a difference that rounding explains: at the first different token, the scores of the two best
+    A *near-tie* is a difference that rounding explains. At the first different token, the scores of the two best
     candidates of autoregressive decoding differed by less than NEAR_TIE_MARGIN. A score is a log-probability plus
     Gumbel noise.
 

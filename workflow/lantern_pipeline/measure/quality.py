@@ -55,8 +55,8 @@ def measure_quality(
 
     FID and other metrics of sets of images compare generated images with a reference set. If they use Inception's
     features, `models` has the reference set. If they use features of the attribute classifier or of EfficientNet, the
-    reference set consists of reconstructions of further held-out images of `split`, which belong to no prompt. If an
-    image folder has too few of these images, they are repeated.
+    reference set consists of reconstructions of further held-out images of `split`. These images belong to no prompt.
+    If an image folder has too few of them, they are repeated.
 
     Args:
         records: method id -> generated images, at one temperature and guidance scale, in the order of `prompts`.

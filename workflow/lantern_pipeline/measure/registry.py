@@ -340,8 +340,8 @@ def check_choices(metrics: MetricChoices, resources: Mapping[str, Resource]) -> 
         resources: the entries of config section `resources`.
 
     Raises:
-        ValueError: a package is not installed, a needed file is not named, a resource is unknown, the reference has no
-            name, or both images and statistics of the reference are given.
+        ValueError: a package is not installed, a needed file is not named, or a resource is unknown. Or the reference
+            set has no name, or is given both as images and as statistics.
     """
     for key, choice in chosen(metrics).items():
         missing = [name.replace("_", "-") for name in choice.packages if find_spec(name) is None]

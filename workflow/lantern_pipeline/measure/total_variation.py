@@ -101,8 +101,9 @@ class TotalVariationStudy:
             - "monte_carlo": by Monte Carlo.
             - "coupling": it was not computed, only substitutions are counted. This is the case for drafts that use the
               target's noise, if the method is exact or `knows_drafts` is False for it.
-            - "none": it was not computed. This is the case for autoregressive decoding, for drafts whose distribution
-              is not known, and at temperature 0 for drafts that do not use the target's noise.
+            - "none": it was not computed. This is the case for autoregressive decoding and for drafts whose
+              distribution is not known. At temperature 0 it is also the case for drafts that do not use the target's
+              noise.
         """
         image_test = ImageTest(self.target_model, self.encoder, self.tested_prompts, self.options["seed"])
         rows = []

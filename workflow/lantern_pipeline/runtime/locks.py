@@ -1,7 +1,7 @@
 """Locks that keep two processes from running the same job or using the same GPU.
 
 The operating system releases a lock when its process ends, even if the process is killed. Snakemake's lock is not
-enough: it is a file that remains after a run is killed, and it does not show whether jobs of that run are still active.
+enough. It is a file that remains after a run is killed, and does not show whether jobs of that run are still active.
 """
 
 from __future__ import annotations

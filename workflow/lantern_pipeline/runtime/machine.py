@@ -90,7 +90,7 @@ def find_own_classes(config: object, configfiles: Iterable[Path | str]) -> None:
     """Allow this process and its jobs to import a user's custom classes from the folders of the config files.
 
     The folders are written to the environment variable that CLASS_FOLDERS names. This is done only if a method in the
-    config names a custom class, because a file next to a config file could otherwise replace a library unnoticed.
+    config names a custom class. Otherwise a file next to a config file could replace a library unnoticed.
 
     Args:
         config: the config.

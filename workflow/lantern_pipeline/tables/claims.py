@@ -1,8 +1,8 @@
 """Claims: the numbers behind the conclusions of a run, computed from its tables.
 
-They state which methods are exact, which one emits the most tokens per forward pass of the target, which one is
-fastest, and at what cost. Tokens per forward pass are the same on other machines, but speed-ups are not. Most claims
-are about the run's main results: one row per method, at the prompt set and temperature that the config names for
+They state which methods are exact, which emit the most tokens per forward pass of the target, which are fastest, and at
+what loss of quality. Tokens per forward pass are the same on other machines, but speed-ups are not. Most claims are
+about the run's main results: one row per method, at the prompt set and temperature that the config names for
 conclusions (`select_headline`).
 
 Sentences in README.md and docs/results.md that state these numbers are written by hand. A test compares them with the
@@ -103,8 +103,8 @@ def claims_of_rows(rows: pd.DataFrame) -> dict[str, object]:
         - exact, exact_fastest: numbers of the longest and of the fastest exact method, see `_is_lossless`.
         - exact_without_draft_model: numbers of the longest exact method without a draft model.
         - relaxed, relaxed_fastest: numbers of the longest and of the fastest relaxed method.
-        - relaxed_and_slow: labels of the relaxed methods for which the whole interval of the speed-up is below 1, and
-          which were timed on at least MIN_TIMED prompts.
+        - relaxed_and_slow: labels of the relaxed methods for which the whole interval of the speed-up is below 1. Only
+          methods that were timed on at least MIN_TIMED prompts count.
         - distribution: see `_judge_distributions`.
         - frontier: see `_frontier`.
     """

@@ -213,8 +213,8 @@ def compare_with_published(
 ) -> pd.DataFrame:
     """Build a table that has results of this run next to published results of the same methods.
 
-    A row of the run matches a published row if it has the same method and temperature, and the same parameters if the
-    source states them. The numbers are comparable only if column is_same_model is true.
+    A row of the run matches a published row if it has the same method, temperature and parameters. Parameters that the
+    source does not state are ignored. The numbers are comparable only if column is_same_model is true.
 
     Args:
         published: table of published numbers, as `read_published` returns it.

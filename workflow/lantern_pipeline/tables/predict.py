@@ -107,7 +107,7 @@ def step_ms(model: str, gpu: str, stepping: str) -> Estimate:
     """Estimate the milliseconds of a step of autoregressive decoding.
 
     In a CUDA graph, a step takes the time to read the weights in bfloat16, and a little time per kernel. An eager step
-    takes as long as the CPU needs to launch its kernels, on any GPU, but never less than a step in a CUDA graph.
+    takes as long as the CPU needs to launch its kernels, on any GPU. It never takes less than a step in a CUDA graph.
 
     Args:
         model: name of a published model, a key of KERNELS.

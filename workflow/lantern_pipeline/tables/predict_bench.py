@@ -73,7 +73,7 @@ def cost_of(report: Report, spec: MethodSpec) -> StepCost:
     the next larger number. Autoregressive decoding counts as a method with 0 drafts.
 
     Args:
-        report: a report from `read_bench`.
+        report: measurements of `lantern bench`, from `read_bench`.
         spec: the method.
 
     Raises:
@@ -124,7 +124,7 @@ def table_of(report: Report, methods: Sequence[tuple[MethodSpec, float, str]]) -
     """Write predicted times and speed-ups of several methods as a text table, autoregressive decoding first.
 
     Args:
-        report: a report from `read_bench`.
+        report: measurements of `lantern bench`, from `read_bench`.
         methods: for each method, (the method, tokens per forward pass, words that state where this number is from).
 
     Raises:

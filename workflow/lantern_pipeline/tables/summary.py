@@ -163,9 +163,9 @@ def preferred_rows(summary: pd.DataFrame) -> pd.DataFrame:
 def select_headline(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
     """Select the run's main results, the *headline rows*, and add the column `label`.
 
-    They are the rows from which conclusions are drawn: one row per method, at the prompt set and the temperature that
-    the config keys metrics.headline_* name. `preferred_rows` selects among repeats. Ceilings (real images and
-    reconstructions) have no temperature and are left out.
+    Conclusions are drawn from these rows. There is one row per method, at the prompt set and the temperature that the
+    config keys metrics.headline_* name. `preferred_rows` selects among repeats of the run. Rows of real images and of
+    reconstructions have no temperature and are left out.
     """
     prompt_set, temperature = settings["headline_prompt_set"], settings["headline_temperature"]
     rows = preferred_rows(summary)
