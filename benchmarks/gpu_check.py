@@ -40,7 +40,7 @@ RESULTS = ("rows.jsonl", "page.md", "summary.json", "profile.csv", "log.txt")
 
 
 def run_part(letter: str, options: argparse.Namespace, limit_s: float) -> dict[str, Any]:
-    """Run a part in a separate process.
+    """Run one part of the check in a separate process.
 
     Args:
         letter: letter of the part.

@@ -36,17 +36,17 @@ def measure(check: Check) -> None:
 def _measure_method(
     check: Check, models: DecodingModels, spec: MethodSpec, batch: int, baseline: float | None
 ) -> float | None:
-    """Time the steps of a method, and write a row.
+    """Time the steps of a method, and write a row with the result.
 
     Args:
         check: this part.
         models: the models.
         spec: the method.
-        batch: number of images.
-        baseline: seconds of an autoregressive step, or None before it is known.
+        batch: number of images that are decoded together.
+        baseline: seconds of an autoregressive step of this batch, or None before it is measured.
 
     Returns:
-        Seconds of an autoregressive step.
+        Seconds of an autoregressive step, or None if it is not measured.
     """
     row = f"{label(spec)}, batch {batch}"
     with check.attempt("batches", row):

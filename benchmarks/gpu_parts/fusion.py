@@ -55,14 +55,14 @@ def _measure_steps(
     change: str,
     expected: dict[str, torch.Tensor | None] | None = None,
 ) -> torch.Tensor | None:
-    """Write the row of a method with a change of the code.
+    """Time the steps of a method after a change of the code, compare its tokens, and write a row.
 
     Args:
         check: this part.
-        models: the models with the change.
+        models: the models with the change, such as compiled layers.
         spec: the method.
         change: name of the change.
-        expected: tokens without the change, by method; None if there is nothing to compare.
+        expected: id of a method -> its tokens without the change. None if tokens are not compared.
 
     Returns:
         The tokens after some steps, as in `emitted_tokens`. None if the steps failed.

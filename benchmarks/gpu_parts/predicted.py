@@ -1,6 +1,6 @@
-"""Predicted times on an H100: counted kernels times their durations, which were measured on other GPUs.
+"""Predicted times on an H100: number of kernels times their durations, which were measured on other GPUs.
 
-docs/gpu.md explains the durations. The page of the check shows predictions next to measurements.
+docs/gpu.md explains the durations. The page of the GPU check shows predictions next to measurements.
 """
 
 from __future__ import annotations

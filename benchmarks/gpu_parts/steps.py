@@ -63,8 +63,8 @@ def measure_method(
         models: the models.
         spec: the method.
         num_tokens: tokens of an image, for the names of rows.
-        baselines: way to run steps -> seconds of an autoregressive step. Calls for the method `autoregressive` add
-            them.
+        baselines: "eager" or "graph" -> seconds of an autoregressive step. The call for the method `autoregressive`
+            adds these seconds.
     """
     tokens: dict[str, torch.Tensor] = {}
     for mode in check.modes:
@@ -99,9 +99,10 @@ def measure_method(
 
 
 def _memory(check: Check, models: DecodingModels, state: DecodingState, seconds: float) -> dict[str, float]:
-    """Return the share of the roofline and the peak memory.
+    """Return the peak memory, and how close a step's time is to the roofline.
 
     The roofline is the time in which the GPU could read the weights, keys and values of a step at its peak bandwidth.
+    Column share_of_roofline is this time divided by the measured time.
     """
     values = {}
     peak = check.peak_bandwidth()
@@ -149,7 +150,7 @@ def _profile(check: Check, decoder: Decoder, state: DecodingState, name: str) ->
 
 
 def _kernels(check: Check, averages: Any) -> Iterator[tuple[str, int, float]]:
-    """Yield the name, number of calls and microseconds of each kernel, or of each operation on a CPU."""
+    """Yield (name, number of calls, microseconds) of each kernel of a profiled step; on a CPU, of each operation."""
     wanted = DeviceType.CUDA if check.has_graphs else DeviceType.CPU
     for event in averages:
         if event.device_type == wanted and event.key not in PARTS and not getattr(event, "is_user_annotation", False):

@@ -1,6 +1,6 @@
 """Measure the total variation between the distributions of the emitted token and of the target's token.
 
-It is measured for each method. It is also measured for each kind of relaxed acceptance, at several values of the
+It is measured for each method. It is also measured for each kind of relaxed acceptance, as a function of the
 acceptance's parameter delta, which limits the relaxation.
 """
 

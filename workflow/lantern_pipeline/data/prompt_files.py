@@ -327,7 +327,7 @@ def _read_coco(path: Path, values: Mapping[str, Any]) -> Rows:
 
     Images are in the order in which they first appear among the annotations. The id is the image's file name without
     suffix, so that it also names the reference image. For 5,000 images of COCO's val2017, the result equals the prompt
-    list that LANTERN's authors published, also in its order and in the choice among equally long captions.
+    list that LANTERN's authors published. This includes its order and the choice among equally long captions.
 
     Args:
         path: file name for error messages.

@@ -1,8 +1,8 @@
 """Comparison of sets of images by FID and KID (or other distances), precision and recall.
 
-A distance is called FID or KID only if it is computed from Inception's features. If the same formulas are applied to
-features of the run's attribute classifier or of EfficientNet-lite0, the results have other names: Fréchet distance and
-kernel distance. Values from different networks cannot be compared.
+A distance is called FID or KID only if it is computed from Inception's features. With features of the run's attribute
+classifier or of EfficientNet-lite0, the same formulas give the Fréchet distance and the kernel distance. Values from
+different networks cannot be compared.
 """
 
 from __future__ import annotations

@@ -140,8 +140,8 @@ def _describe_run(timed: TimedImages, row: int, baseline: int) -> dict[str, obje
 
         - lengths: number of tokens that each forward pass emits.
         - ms: milliseconds of each forward pass.
-        - marks: string with one letter per token. It is SUBSTITUTION if the token differs from the target's sample,
-          else DRAFT for an accepted draft and OWN for a token that the target sampled.
+        - marks: string with one letter per token. SUBSTITUTION marks a token that differs from the target's sample,
+          DRAFT any other accepted draft, and OWN any other token, which the target sampled.
         - differs: number of tokens that differ from the autoregressive image.
     """
     lengths = timed.step_lengths[row][timed.step_lengths[row] > 0].tolist()
