@@ -18,7 +18,7 @@ step.
 With --batch, whole generation jobs are measured, from prompts to stored codes. A job generates four times as many
 images as the batch size, at least 16.
 
-Run it on an idle machine. The JSON of the last line states the load of the machine before the start.
+Run the benchmark on an idle machine. The JSON in its last line states the load of the machine before the start.
 """
 
 from __future__ import annotations
@@ -351,7 +351,7 @@ def summarise(answers: dict[str, dict[str, list[dict[str, float]]]]) -> dict[str
 
 
 def make_case(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the description of a case, which workers get first: models, prompts, methods and settings."""
+    """Return the description of a case, which is sent to workers first: models, prompts, methods and settings."""
     case = {"temperature": options.temperature}
     if name != "embedded":
         sizes = RANDOM_CASES[name]["sizes"]
@@ -389,7 +389,7 @@ def show(case: str, rows: dict[str, dict[str, Any]]) -> None:
 
 
 def show_jobs(batch: int, rows: dict[str, dict[str, Any]]) -> None:
-    """Print a table of images per second."""
+    """Print a table of images per second of generation jobs, with one line per method."""
     print(f"\nbatch {batch:<36} images/s   against     ratio   tokens a forward   steps without refill")
     for method, row in rows.items():
         sides = (row.get(name, {}).get("images_per_s") for name in ("this", "against", "ratio"))

@@ -1,4 +1,4 @@
-"""Every preset, and methods with parts (drafts, trees, acceptances) that no preset has.
+"""Every preset, and methods with combinations of drafts, tree and acceptance rule that no preset has.
 
 Tests and the GPU check run all of them.
 """

@@ -124,7 +124,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run the parts."""
+    """Run the parts of the check one after another, and update the results after each."""
     options = parse_options()
     options.output.mkdir(parents=True, exist_ok=True)
     for name in RESULTS:

@@ -313,7 +313,7 @@ def load(options: argparse.Namespace) -> Run:
 
 
 def main() -> None:
-    """Command line."""
+    """Fit the coefficients and grow the shapes, for the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=Path("results/embedded"), help="folder of a run with models")
     parser.add_argument("--config", type=Path, default=ROOT / "config.yaml", help="config of that run")

@@ -68,7 +68,7 @@ class Check:
         """Append a row of results to rows.jsonl. The row is on the disk when this returns.
 
         Args:
-            table: name of the table on the page.
+            table: name of the table on the page of results.
             name: name of the row, which states what was measured.
             values: measured numbers and words, by name. The names of numbers end in the unit.
         """
@@ -88,7 +88,7 @@ class Check:
         Some kernels do not support all sizes or devices, and memory may be too small.
 
         Args:
-            table: name of the table on the page.
+            table: name of the table on the page of results.
             name: name of the row.
         """
         try:

@@ -24,7 +24,7 @@ NUM_STEPS = 30
 
 
 def measure(check: Check) -> None:
-    """Time decoding steps with Lantern's code as it is, without Triton, with fewer slots, and with compiled layers."""
+    """Time decoding steps of Lantern's code, without Triton, with fewer cache slots, and with compiled layers."""
     methods = [make_method("autoregressive"), *chains(15)]
     models = make_models(check.xl(), check.device, torch.bfloat16)
     tokens = {label(spec): _measure_steps(check, models, spec, "as it is") for spec in methods}

@@ -1,7 +1,7 @@
 """Provenance of results: the config, code, packages, machines, random seeds and files that they were made with.
 
 It is written to a file that is published with the results, so it contains no user name, host name or absolute path.
-Snakemake reads this module while it builds the workflow, so only functions import torch.
+Snakemake imports this module while it plans the jobs, so only functions import torch.
 """
 
 from __future__ import annotations

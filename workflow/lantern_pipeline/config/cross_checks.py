@@ -1,6 +1,6 @@
 """Checks whether config keys fit together, and whether they fit Lantern's methods and the files in `resources`.
 
-Snakemake reads this module while it builds the workflow, so it does not import torch.
+Snakemake imports this module while it plans the jobs, so the module does not import torch.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Function `draw_<name>` of module `lantern_pipeline.figures.<name>` draws the figure <name>. Script
 `workflow/scripts/draw_figure.py` calls it with the contents of the files and the settings as keyword arguments.
-Snakemake reads this module while it plans, so it does not import matplotlib.
+Snakemake imports this module while it plans the jobs, so the module does not import matplotlib.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Expansion of config entries into single methods, each with one value per parameter and its draft tree.
 
 A config entry may have a list of values for a parameter. Then every combination of the values is one method.
-Snakemake reads this module while it builds the workflow, so it does not import torch.
+Snakemake imports this module while it plans the jobs, so the module does not import torch.
 """
 
 from __future__ import annotations
@@ -72,10 +72,8 @@ def _expand_entries(entries: Sequence[dict[str, Any]], key: str, config: RunConf
 def expand_ablations(config: RunConfig) -> dict[str, list[AblationPoint]]:
     """Return the points of each ablation. A point is a method with sampling settings and a draft model.
 
-    Every combination of the values in the config is a point.
-
-    Autoregressive decoding is added at each temperature and sampling setting, because the other points are compared
-    with it.
+    Every combination of the values in the config is a point. Autoregressive decoding is added at each temperature and
+    sampling setting, because the other points are compared with it.
 
     Returns:
         Name of the ablation -> its points.
@@ -162,7 +160,7 @@ def _tree_shape(tree: str | None, config: RunConfig) -> TreeShape | None:
 def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]) -> str:
     """Return the id of a method, such as "name-k20-delta0.1".
 
-    The id begins with the name of the preset. It contains every part (tree, drafts, acceptance) and parameter that
+    The id begins with the name of the preset. It contains every part (tree, drafts, acceptance rule) and parameter that
     differs from the preset. A custom class appears by its class name.
 
     Args:

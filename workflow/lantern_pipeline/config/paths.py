@@ -1,7 +1,7 @@
 """Plan of a run, computed from its config: methods, repeats with other seeds, and paths of all files.
 
-Paths begin with Snakemake's path variable <results>, which Snakemake replaces by results/<experiment>. Snakemake reads
-this module while it builds the workflow, so it imports neither torch nor pandas.
+Paths begin with Snakemake's path variable <results>, which Snakemake replaces by results/<experiment>. Snakemake
+imports this module while it plans the jobs, so the module imports neither torch nor pandas.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class RunPlan:
         return [f"<results>/quality/{name}.T{found}.{repeat}.{ending}" for name, found, repeat in self._run_keys()]
 
     def latency_tables(self, ending: str) -> list[str]:
-        """Return the paths of the latency tables, or of the timed images, one per repeat.
+        """Return the paths of the latency tables, or of the timed images, one per repeat (run with other seeds).
 
         Args:
             ending: "csv" for the tables, or "images.safetensors" for the images whose decoding was timed.
@@ -202,7 +202,7 @@ class RunPlan:
         """Return the paths of the tables of all ablations.
 
         Args:
-            *endings: "csv" for the tables with one line per point, "images.csv" for those with one line per image.
+            *endings: "csv" for tables with one line per method and settings, "images.csv" for one line per image.
         """
         return [f"<results>/ablations/{name}.{ending}" for name in self.ablations for ending in endings]
 
@@ -213,7 +213,8 @@ class RunPlan:
 
         Returns:
             Kind of table -> paths, first of the run itself, then of each variant. The kinds are "summary", "paired"
-            (differences from autoregressive decoding), "images" (metrics per image) and "ambiguity".
+            (differences from autoregressive decoding), "images" (metrics per image) and "ambiguity" (how unsure the
+            target is of the next token).
         """
         repeat = self.repeats[0]
         file_ending = f"T{self.headline['temperature']}.{repeat}.images.csv"

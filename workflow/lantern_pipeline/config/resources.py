@@ -1,7 +1,7 @@
 """Memory and time limits of jobs, estimated from the sizes in the config.
 
 Estimates may be too small: if a job exceeds a limit of the cluster, Snakemake submits it again with twice the limit.
-Snakemake reads this module while it builds the workflow, so it does not import torch.
+Snakemake imports this module while it plans the jobs, so the module does not import torch.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class JobSizes:
         return growing(max(first, math.ceil(seconds / 60) if self.is_large else 0), MOST_MINUTES)
 
     def images_of(self, prompt_set: str, num_shards: int = 1) -> int:
-        """Return the number of images of a prompt set, or of one of its shards.
+        """Return the number of images of a prompt set, or of the part of it (shard) that one job generates.
 
         If the set takes all prompts of a file, 5,000 prompts are assumed, because the file is not read here.
 

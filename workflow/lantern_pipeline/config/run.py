@@ -52,7 +52,7 @@ class Run:
     def training_threads(self) -> int:
         """Number of CPU threads of a training job.
 
-        It is 1 if trainings of several variants may run at the same time, else 2.
+        It is 1 if the run has variants, whose models may be trained at the same time, else 2.
         """
         return 1 if self.config.variants or self.is_variant else 2
 
@@ -132,8 +132,8 @@ def load_run(config: dict[str, object], files: Sequence[Path | str], *, is_main:
         is_remote: whether jobs run on other machines, such as a cluster's nodes.
 
     Raises:
-        ValueError: a config value is not allowed, or a file that it names is unusable. The message is one sentence; for
-            a variant it begins with the variant's name.
+        ValueError: a config value is not allowed, or a file that it names is unusable. The message is one sentence. For
+            a variant (repetition of the run with changed keys), it begins with the variant's name.
     """
     try:
         if is_main:

@@ -44,8 +44,8 @@ class FashionSource(ListedSource[Photograph]):
     "val" and "seen". No model is trained on the test half.
 
     "train_unseen" and "unseen" have only combinations of tone, pattern and class in `world.fashion.HELD_OUT`. The other
-    splits have none of these. Only metric models are trained on "train_unseen". Splits "val" and "seen" get every
-    second of the remaining test images each.
+    splits have none of these. The test images that are not in "unseen" alternate between "val" and "seen". Only metric
+    models are trained on "train_unseen".
 
     Attributes:
         splits: names of the splits, except "train_unseen".

@@ -231,7 +231,7 @@ class DataSection(TypedDict):
             file of captions without images) or "none".
         image_size: side of the images in pixels.
         num_train: number of training images of the shapes dataset, and largest number of those of Fashion-MNIST.
-        folder: path of the image folder, or of the folder with Fashion-MNIST. None for that of Debian's package.
+        folder: path of the image folder, or of the folder with Fashion-MNIST. None for the folder of Debian's package.
         max_words: number of words after which captions of a folder are cut.
     """
 

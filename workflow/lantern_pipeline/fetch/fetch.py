@@ -50,7 +50,7 @@ class RemoteFile(NamedTuple):
         url: URL of the file.
         headers: HTTP headers of the request.
         size: size in bytes; None if the server does not state it.
-        version: ETag or date of the content. A download is resumed only if it is unchanged.
+        version: ETag or date of the content. An interrupted download is resumed only if the version is the same.
         sha256: hash of the content that the hub states; None if it states none.
     """
 
@@ -63,6 +63,9 @@ class RemoteFile(NamedTuple):
 
 def fetch_resource(resource: Resource) -> Manifest:
     """Make sure that the files of a resource are on this machine and correct, and return their manifest.
+
+    A resource is a group of files that a run uses but does not make, such as published weights. The manifest states
+    their location and checksums.
 
     A user's copy is used in place. Otherwise files that are not yet in the resource's folder are downloaded. The first
     call writes the checksums and the repository's commit to .record.json, and later calls compare with them.
@@ -126,7 +129,7 @@ def _network_allowed() -> Iterator[None]:
 
 
 def _use_own_copy(resource: Resource, path: Path) -> Manifest:
-    """Check the user's copy of a resource in place, without copying it, and return its manifest.
+    """Check a user's copy of a resource in place, and return its manifest (location and checksums of the files).
 
     Args:
         resource: the resource.

@@ -34,7 +34,7 @@ def draw_frontier(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
     axis has a square-root scale. The figure has page width.
 
     Args:
-        summary: table of results, one row per method and repeat, from `build_summary`.
+        summary: table of results, one row per method and repeat (pair of seeds), from `build_summary`.
         settings: keys of config section `metrics`.
     """
     rows = split_curves(add_distance(select_headline(summary, settings)))

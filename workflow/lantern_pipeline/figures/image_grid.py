@@ -57,7 +57,7 @@ def draw_pictures(
     Args:
         images: the images by row and column, uint8 (rows, columns, S, S, 3).
         row_titles: the prompt of each row.
-        column_titles: the method or variant of each column.
+        column_titles: the method of each column.
         notes: for each row, the short texts under its images. An empty text leaves the place under the image blank.
         note_title: words that explain the notes, written to the left of the notes of the last row.
     """

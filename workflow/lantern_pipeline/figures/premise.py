@@ -1,4 +1,4 @@
-"""Figure (p): LANTERN's premise, that nearest codes may replace each other, with random codes as a control."""
+"""Figure (p): test of LANTERN's premise that nearest codes may replace each other, with random codes as a control."""
 
 from __future__ import annotations
 

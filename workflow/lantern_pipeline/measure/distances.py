@@ -140,7 +140,7 @@ def measure_precision_recall(generated: Tensor, reference: Tensor, *, neighbours
 
 
 def _check_features(generated: Tensor, reference: Tensor) -> None:
-    """Check that features can be compared with a reference.
+    """Check that features of generated images can be compared with those of reference images.
 
     Args:
         generated: features (n, width).

@@ -127,7 +127,9 @@ class EfficientNetFidelity(ReconstructionFidelity):
         return self.extractor.extract(to_uint8(images))
 
     def reference(self, reconstructions: Iterable[Tensor], name: str) -> Reference:
-        """Build the reference set from the tokenizer's reconstructions of held-out images.
+        """Build the set with which generated images are compared, from reconstructions of held-out images.
+
+        The tokenizer has encoded these images and decoded them again.
 
         Args:
             reconstructions: batches of images, (n, 3, S, S) in [-1, 1].

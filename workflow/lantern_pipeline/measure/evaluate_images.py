@@ -116,10 +116,10 @@ def score_method(
     batches of images are in memory at once.
 
     Args:
-        records: records of the method, one per prompt, in the order of `prompts`.
-        baseline: records of autoregressive decoding, with the same prompts and guidance scale.
+        records: generated images of the method, one per prompt, in the order of `prompts`.
+        baseline: images of autoregressive decoding, with the same prompts and guidance scale.
         prompts: prompts of the images.
-        models: the metric models.
+        models: models that evaluate images (metric models).
     """
     method_id = records.metadata["method"]["method_id"]
     is_baseline = method_id == BASELINE
@@ -146,12 +146,12 @@ def score_records(
     An image that equals the autoregressive one is not measured again, see `score_method`.
 
     Args:
-        records: method -> records of its images. Autoregressive decoding must be among the methods.
-        prompts: prompts of the images, in the order of the records.
-        models: the metric models.
+        records: method id -> its generated images. Autoregressive decoding must be among the methods.
+        prompts: prompts of the images, in the same order.
+        models: models that evaluate images (metric models).
 
     Returns:
-        Method -> scores of all its images, in the order of the prompts.
+        Method id -> scores of all its images, in the order of the prompts.
     """
     baseline = records[BASELINE]
     parts = {name: score_method(record, baseline, prompts, models) for name, record in records.items()}
@@ -164,7 +164,7 @@ def score_codes(codes: Tensor, prompts: Sequence[Prompt], models: MetricModels, 
     Args:
         codes: codes of the images, (images, tokens).
         prompts: one per image.
-        models: the metric models.
+        models: models that evaluate images (metric models).
         cfg_scale: guidance scale of the likelihood under the target.
     """
     return score_decoded(codes.to(models.device), prompts, models, cfg_scale)[0]
@@ -178,7 +178,7 @@ def score_decoded(
     Args:
         codes: codes of the images, (images, tokens), on the device of the models.
         prompts: one per image.
-        models: the metric models.
+        models: models that evaluate images (metric models).
         cfg_scale: guidance scale of the likelihood under the target.
 
     Returns:
@@ -198,7 +198,7 @@ def score_images(images: Tensor, prompts: Sequence[Prompt], models: MetricModels
     Args:
         images: float32 (images, 3, S, S) in [-1, 1].
         prompts: one per image.
-        models: the metric models.
+        models: models that evaluate images (metric models).
         nll: negative log-likelihood of each image, a mean over its tokens in nats, (images,). nan for images without
             tokens.
     """

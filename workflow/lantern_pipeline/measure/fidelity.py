@@ -58,7 +58,9 @@ class ReconstructionFidelity(ABC):
 
     @abstractmethod
     def reference(self, reconstructions: Iterable[Tensor], name: str) -> Reference:
-        """Build the reference set from the tokenizer's reconstructions of held-out images.
+        """Build the set with which generated images are compared, from reconstructions of held-out images.
+
+        The tokenizer has encoded these images and decoded them again.
 
         Args:
             reconstructions: batches of images, (n, 3, S, S) in [-1, 1].
@@ -93,7 +95,9 @@ class ClassifierFidelity(ReconstructionFidelity):
         return classifier_features(self.classifier, images)
 
     def reference(self, reconstructions: Iterable[Tensor], name: str) -> Reference:
-        """Build the reference set from the tokenizer's reconstructions of held-out images.
+        """Build the set with which generated images are compared, from reconstructions of held-out images.
+
+        The tokenizer has encoded these images and decoded them again.
 
         Args:
             reconstructions: batches of images, (n, 3, S, S) in [-1, 1].
@@ -112,7 +116,7 @@ class PublishedFidelity:
     Attributes:
         extractors: INCEPTION and VGG16 -> extractor.
         preprocessing: preparation of the images before features are extracted.
-        real: reference set of real images. None if it is not measured yet or not needed.
+        real: reference set of real images. None if it is not needed, or its features are not extracted yet.
     """
 
     extractors: Mapping[str, Extractor]

@@ -1,4 +1,4 @@
-"""Latency at batch 1. The timed images are stored, so that the page of the race can replay them.
+"""Latency at batch 1. The timed images are stored, so that an HTML page can replay them.
 
 Methods take turns image by image, so that slow changes in the machine's speed affect all of them equally. The prompts
 are decoded in several rounds, and only the fastest time of each prompt counts. The images are stored with the seconds

@@ -2,8 +2,8 @@
 
 At a node of the draft tree, let t be the target's distribution and p the draft model's. The drafts are the children of
 the node. Verification emits a random token, whose distribution is called the *output distribution*. This module
-computes it and compares it with t in total variation (TV). Some acceptances limit the probability that a relaxation may
-move to a draft. This limit does not bound the TV, see docs/methods.md.
+computes it and compares it with t in total variation (TV). Some acceptance rules limit the probability that a
+relaxation may move to a draft. This limit does not bound the TV, see docs/methods.md.
 
 Shapes: nodes = verified nodes, m = largest number of children of a node.
 """
@@ -314,11 +314,11 @@ def distribution_of_sampled_siblings(
 ) -> OutputDistribution:
     """Estimate the distribution of the emitted token by Monte Carlo, if each node has several sampled drafts.
 
-    Each sample replaces the children of a node by the same number of newly sampled drafts. For these drafts, the output
-    distribution is computed twice: with the method's acceptance and with exact acceptance. The estimate is the target's
-    distribution plus the mean difference of the two. This is correct, because exact acceptance gives the target's
-    distribution on average over all drafts. It also has little noise. If the method itself is exact, the difference is
-    0 in every sample.
+    Each sample replaces the children of a node by the same number of newly sampled drafts. For these drafts, the
+    distribution of the emitted token is computed twice: with the method's acceptance rule and with the exact one. The
+    estimate is the target's distribution plus the mean difference of the two. This is correct, because exact acceptance
+    gives the target's distribution on average over all drafts. The estimate also has little noise. If the method itself
+    is exact, the difference is 0 in every sample.
 
     Monte Carlo noise makes the estimated total variation too large by about `error`. This is half the total variation
     between two estimates, each from half of the samples.

@@ -67,7 +67,7 @@ def score_replacements(
 
     Args:
         source: source of the held-out images.
-        models: the metric models.
+        models: models that evaluate images (metric models).
         tables: kind of other codes, such as "random" -> other codes for each code, integers (vocab, columns).
         ks: values of k, the number of other codes from which a replacement is chosen.
         num_images: number of images.
@@ -118,10 +118,10 @@ def relax_acceptance(
     deltas: Sequence[float],
     options: Mapping[str, int],
 ) -> pd.DataFrame:
-    """Measure what LANTERN's acceptance gains and costs with nearest codes and with random codes, at the same nodes.
+    """Measure what relaxing the acceptance of drafts gains and costs, with nearest codes and with random codes.
 
-    A node has one draft, which the draft model has sampled. The acceptance of the draft adds the probabilities of at
-    most k other codes, and at most `delta` in total.
+    Each node of a draft tree has one draft, sampled from the draft model. LANTERN's rule adds the probabilities of at
+    most k other codes to that of the draft, at most `delta` in total. All cases are measured at the same nodes.
 
     Args:
         nodes: nodes that exact decoding with sampled drafts has visited.
@@ -151,7 +151,7 @@ def relax_acceptance(
 
 
 def mean_ambiguity(ambiguity: pd.DataFrame, cfg_scale: float) -> dict[str, float]:
-    """Return the mean top-1 and top-10 probability and the mean entropy of the target's next token, in nats.
+    """Return the mean top-1 and top-10 probability of the target's next token, and its mean entropy in nats.
 
     Args:
         ambiguity: quality/ambiguity.csv, as from `measure_ambiguity`.

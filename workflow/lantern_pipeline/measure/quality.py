@@ -63,7 +63,7 @@ def measure_quality(
         scores: method id -> scores of these images.
         prompts: prompts of the images.
         source: source of held-out images. None if the run has no such images. Then ceilings are left out.
-        models: the metric models.
+        models: models that evaluate images (metric models).
         settings: settings of FID, KID, precision and recall.
         prompt_set: name of the prompt set.
         split: split of `source` that the prompts come from. "val" for prompts from a file.
@@ -129,7 +129,7 @@ def make_references(
 
     Args:
         source: source of the held-out images. None if the run has no such images.
-        models: the metric models.
+        models: models that evaluate images (metric models).
         split: split of the held-out images.
         first: index of the first image of the reference set. The images before it belong to the prompts.
         settings: settings of the reference set.
@@ -179,7 +179,7 @@ def _reconstruct(
 
     Args:
         source: source of the images.
-        models: the metric models, which include the tokenizer.
+        models: models that evaluate images, among them the tokenizer.
         split: split of the images.
         first: index of the first image.
         settings: settings of the reference set.
@@ -200,7 +200,7 @@ def _score_ceilings(
     Args:
         source: source of the images.
         prompts: captions of the images, as prompts. Their number is the number of images.
-        models: the metric models.
+        models: models that evaluate images (metric models).
         split: split of the images.
         cfg_scale: guidance scale of the likelihood under the target.
 

@@ -225,7 +225,7 @@ def random_models(
 
 
 def prepare(models: DecodingModels) -> DecodingModels:
-    """Make decoding by a target and its draft model faster, in place, as for trained models. Return the models."""
+    """Make decoding by a target and its draft model faster (`prepare_for_decoding`), in place. Return the models."""
     for model in (models.target, models.draft):
         if model is not None:
             model.prepare_for_decoding()

@@ -37,7 +37,7 @@ KIND = "reference_set"  # value of key "kind" in the metadata of a file
 
 
 class SetColumns(NamedTuple):
-    """Column names of FID and the other metrics of sets of images. They depend on the network whose features are used.
+    """Column names of FID and the other metrics of sets of images, which depend on the network of the features.
 
     Attributes:
         frechet: column of the Fréchet distance, which is called FID if the features are Inception's.

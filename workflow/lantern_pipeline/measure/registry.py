@@ -64,8 +64,8 @@ class Metric:
         is_distance: whether the metric is a distance from the autoregressive image of the same prompt. Then it is 0 for
             autoregressive decoding, and the quality table with one row per method does not have it.
         image_column: name of the column in the quality table with one row per image. Empty if it equals `column`.
-        loader: function that loads the metric, as in `Choice`. Only for a metric without `key` that needs a model, else
-            empty.
+        loader: function that loads the metric, "<module of measure>:<function>". Empty if the metric has a `key` or
+            needs no model.
     """
 
     column: str
@@ -333,7 +333,7 @@ def metric_files(
 
 
 def check_choices(metrics: MetricChoices, resources: Mapping[str, Resource]) -> None:
-    """Check, before anything runs, that every chosen metric has the packages, weights and reference that it needs.
+    """Check, before anything runs, that every chosen metric has the packages, weights and real images that it needs.
 
     Args:
         metrics: config section `metrics`.

@@ -100,7 +100,7 @@ class TotalVariationStudy:
             - "enumeration": exactly.
             - "monte_carlo": by Monte Carlo.
             - "coupling": it was not computed, only substitutions are counted. This is the case for drafts that use the
-              target's noise, if the method is exact or `knows_drafts` is False for it.
+              target's noise, if the method is exact or the drafts' distributions cannot be recorded.
             - "none": it was not computed. This is the case for autoregressive decoding and for drafts whose
               distribution is not known. At temperature 0 it is also the case for drafts that do not use the target's
               noise.
@@ -123,7 +123,7 @@ class TotalVariationStudy:
 
     @torch.inference_mode()
     def common_nodes(self, decoder: Decoder) -> VerifiedNodes:
-        """Record the nodes of draft trees at which all acceptances are compared with each other.
+        """Record the nodes of draft trees at which all acceptance rules are compared with each other.
 
         Exact decoding visits them, see `visit_exactly`.
 
@@ -183,7 +183,7 @@ def visit_exactly(
 ) -> VerifiedNodes:
     """Record nodes of draft trees during exact decoding, with one sampled draft per node.
 
-    The tokens before a node are therefore samples of the target, whichever acceptance is measured there later.
+    The tokens before a node are therefore samples of the target, whichever acceptance rule is measured there later.
 
     Args:
         decoder: any decoder with a draft model. Its models and sampling settings are used.
@@ -273,9 +273,10 @@ def tv_curves(
     num_children: int,
     options: Mapping[str, int],
 ) -> pd.DataFrame:
-    """Compute the total variation of several acceptances as a function of their parameter delta, at the same nodes.
+    """Compute the total variation of several acceptance rules as a function of their parameter delta.
 
-    The acceptances are those in RULES. Each determines the probability that a draft is accepted.
+    An acceptance rule determines the probability that a draft is accepted. The rules in RULES are compared, all at the
+    same nodes.
 
     Args:
         nodes: nodes of draft trees, as from `common_nodes`.

@@ -33,7 +33,7 @@ def build_page(
     draw: Callable[[Tensor], np.ndarray],
     shape: tuple[int, int] | None = None,
 ) -> str:
-    """Build the page of the race.
+    """Build the HTML page on which several methods generate the same prompts side by side, at the recorded speed.
 
     Prompts are added in the given order until the page would exceed MAX_BYTES.
 

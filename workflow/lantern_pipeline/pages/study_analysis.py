@@ -88,7 +88,7 @@ class StudyMethod(TypedDict):
 
 
 class StudyKey(TypedDict):
-    """Contents of the key of a study, which states which image of each trial is the autoregressive one.
+    """Contents of the key of a preference study, which states which image of each pair is the autoregressive one.
 
     Attributes:
         format: the constant KEY_FORMAT, which marks a JSON file as a key.
@@ -145,8 +145,8 @@ def analyse_answers(
         (table with one row per method, facts about the readers). The facts are counts of files, readers and checks, and
         two results:
 
-        - left: (share, low, high). The share is that of answers in which the reader chose the left image. Low and high
-          are the ends of the 95 % interval that is exact if answers are independent.
+        - left: (share, low, high). The share counts answers in which the reader chose the left image. Low and high are
+          the ends of the 95 % interval that is exact if answers are independent.
         - seconds: median over readers of their median time per trial.
 
     Raises:
@@ -175,11 +175,11 @@ def analyse_answers(
 
 
 def preference_interval(chosen: np.ndarray) -> tuple[float, float]:
-    """Compute the 95 % interval of the share of choices of the autoregressive image.
+    """Compute the 95 % interval of a preference rate: the share of choices of the autoregressive image.
 
     Both readers and prompts are regarded as random samples, so that the interval also holds for readers and prompts
-    that are not in the study. It extends 1.96 standard errors (of `_standard_error`) to either side of the share. It is
-    never narrower than the exact interval for the same number of independent choices.
+    that are not in the study. The interval extends 1.96 standard errors (see `_standard_error`) to either side of the
+    share. It is never narrower than the exact interval for the same number of independent choices.
 
     Args:
         chosen: whether a reader chose the autoregressive image, bool (readers, prompts).
@@ -195,7 +195,7 @@ def preference_interval(chosen: np.ndarray) -> tuple[float, float]:
 
 
 def read_key(path: Path | str) -> StudyKey:
-    """Read the key of a study.
+    """Read the key of a preference study, which states which image of each pair is the autoregressive one.
 
     Raises:
         ValueError: the file is not a key, or is a key of another version.
@@ -207,15 +207,15 @@ def read_key(path: Path | str) -> StudyKey:
 
 
 def read_answers(path: Path | str, key: StudyKey) -> Reader:
-    """Read the answers in one file that a reader saved.
+    """Read the answer file that a reader (participant) of the preference study saved.
 
     Args:
         path: the file.
-        key: key of the study.
+        key: key of the study, which states which image of each pair is the autoregressive one.
 
     Raises:
-        ValueError: the file is not an answer file, is damaged or belongs to another study. Or a trial has no answer or
-            two answers, or is not in the study.
+        ValueError: the file is not an answer file, is damaged or belongs to another study. Or a trial (pair of images)
+            has no answer or two answers, or is not in the study.
     """
     path = Path(path)
     try:
@@ -244,7 +244,7 @@ def read_answers(path: Path | str, key: StudyKey) -> Reader:
 
 
 def last_of_each_reader(files: Sequence[Reader]) -> list[Reader]:
-    """Keep only the last saved answer file of each reader, in the order in which the readers first appear.
+    """Keep only the last saved answer file of each reader (participant), in the order of their first files.
 
     Raises:
         ValueError: two files of a reader have the same `download` number, but different answers.

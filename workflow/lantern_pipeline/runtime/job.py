@@ -52,9 +52,9 @@ class Job(Protocol):
 def job_log(snakemake: Job) -> Iterator[logging.Logger]:
     """Context manager around the whole code of a Snakemake script: log file, errors, threads, GPU and lock.
 
-    Output, warnings and log records go to the log file of the rule. Warnings of this package also go to the terminal,
-    and so do progress bars if the terminal shows them. An error ends the process: its traceback goes to the log file,
-    one sentence to the terminal. A damaged input file is renamed, so that the next run makes it again.
+    Output, warnings and log records go to the log file of the rule. Warnings of this package also go to the terminal.
+    If there is a terminal, progress bars are shown there. An error ends the process: its traceback goes to the log
+    file, one sentence to the terminal. A damaged input file is renamed, so that the next run makes it again.
 
     PyTorch uses as many CPU threads as the rule states. If the rule requests a GPU, the process sees only one. A killed
     Snakemake may leave a process that still runs the same job. Then this function waits until that process ends.

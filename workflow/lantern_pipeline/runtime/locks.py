@@ -65,8 +65,8 @@ def hold_job(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
 def hold_gpu(rule: str, terminal: TextIO, folder: Path | None = None) -> Iterator[None]:
     """Context manager: reserve a free GPU for a job, and hide all other GPUs from the job.
 
-    Snakemake only limits the number of jobs that use a GPU; this function chooses the GPU. If no GPU is free, it waits.
-    On a machine without a GPU nothing happens.
+    Snakemake only limits the number of jobs that use a GPU; this function chooses the GPU. If no GPU is free, the job
+    waits. On a machine without a GPU nothing happens.
 
     Args:
         rule: name of the rule, for the message.

@@ -1,6 +1,6 @@
 """Description of this machine, the memory that jobs may use, and the environment variables of all jobs.
 
-Snakemake reads this module while it builds the workflow. Only functions that look for GPUs import torch.
+Snakemake imports this module while it plans the jobs, so only functions that look for GPUs import torch.
 """
 
 from __future__ import annotations

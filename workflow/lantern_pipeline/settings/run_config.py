@@ -276,7 +276,7 @@ class DraftTree(Section):
 
 
 class Generation(Section):
-    """Config section `generation`: how jobs generate images."""
+    """Config section `generation`: number of jobs that generate images, batch size, dtype, use of CUDA graphs."""
 
     dtype: Literal["float32", "bfloat16"] = Field(description="dtype of the decoding models")
     stepping: Literal["auto", "eager", "graph"] = Field(description="how a step runs: eagerly, or as a CUDA graph")

@@ -61,7 +61,7 @@ def find_claims(
     """Compute all claims of a run: the numbers behind its conclusions, such as which method is fastest.
 
     Args:
-        summary: table of results, one row per method and repeat, from `build_summary`.
+        summary: table of results, one row per method and repeat (pair of seeds), from `build_summary`.
         curves: total variation as a function of delta, from total_variation/curves.csv.
         images: one row per method and image.
         reports: name of a model -> its training report.
@@ -174,7 +174,8 @@ def describe_run(setting: Mapping[str, str]) -> str:
 def num_timed(rows: pd.DataFrame | Mapping[str, Any]) -> Any:
     """Return on how many prompts the method of each row, or of one row, was timed.
 
-    Column num_timed counts a prompt once per repeat of the run. It is therefore divided by column num_repeats.
+    Column num_timed counts a prompt once per repeat of the run with other seeds. It is therefore divided by column
+    num_repeats.
 
     Args:
         rows: the rows as a table, or a single row as a mapping.
@@ -191,8 +192,8 @@ def needs_draft_model(rows: pd.DataFrame) -> pd.Series:
 def _is_lossless(rows: pd.DataFrame) -> pd.Series:
     """Return whether the method of each row is exact, bool. The row of autoregressive decoding gets False.
 
-    A method is exact if a proof says so (column is_exact) and the run confirms it. The run does not confirm it if the
-    tokens must equal those of autoregressive decoding (see `_must_be_equal`) but differ.
+    A method is exact if a proof says so (column is_exact). If its tokens must also equal those of autoregressive
+    decoding (see `_must_be_equal`), they must have done so in this run.
     """
     is_equal = (rows["tokens_equal_autoregressive"] == 1) | ~_must_be_equal(rows)
     return rows["is_exact"].eq(True) & is_equal & (rows["method_id"] != BASELINE)
@@ -238,7 +239,7 @@ def _fastest(rows: pd.DataFrame) -> dict[str, object] | None:
 
 
 def _numbers_of_row(row: pd.Series) -> dict[str, object]:
-    """Return the values of the columns CLAIM_COLUMNS, which a claim about one method contains; None for empty cells."""
+    """Return the numbers of one method that claims contain, the columns CLAIM_COLUMNS. None replaces empty cells."""
     cells = ((name, row.get(name, np.nan)) for name in CLAIM_COLUMNS)
     return {name: None if pd.isna(cell) else cell if isinstance(cell, str) else float(cell) for name, cell in cells}
 
@@ -353,10 +354,11 @@ def _frontier(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def _bound(curves: pd.DataFrame) -> dict[str, object]:
-    """Return the claim `delta`: whether parameter delta of an acceptance bounds its total variation from the target.
+    """Return the claim `delta`: whether an acceptance rule's parameter delta bounds its total variation.
 
-    Published acceptances are checked at one delta, the measured value nearest to 0.1. Lantern's acceptance `bounded` is
-    checked at every measured delta.
+    Total variation compares the distributions of the emitted token and of the target's token. Published rules are
+    checked at one delta, the measured value nearest to 0.1. Lantern's rule `bounded` is checked at every measured
+    delta.
 
     Args:
         curves: total variation as a function of delta, from total_variation/curves.csv.
@@ -364,9 +366,9 @@ def _bound(curves: pd.DataFrame) -> dict[str, object]:
     Returns:
         An empty dict if `curves` is empty. Otherwise:
 
-        - delta: the value at which published acceptances are checked.
-        - published: name of the acceptance -> mean total variation and its interval at this delta.
-        - published_is_above: whether the total variation of a published acceptance exceeds this delta at some node.
+        - delta: the value at which published rules are checked.
+        - published: name of the rule -> mean total variation and its interval at this delta.
+        - published_is_above: whether the total variation of a published rule exceeds this delta at some node.
         - ours_is_above: whether the total variation of `bounded` exceeds delta at some node, for some delta.
         - num_nodes, num_deltas: number of nodes and of values of delta at which `bounded` is checked.
     """

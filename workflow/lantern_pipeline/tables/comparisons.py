@@ -62,7 +62,7 @@ def conclude(low: float, high: float, num_prompts: int, num_repeats: int = 1, *,
         low: lower end of the interval; nan if there is no interval.
         high: upper end of the interval.
         num_prompts: number of prompts.
-        num_repeats: number of repeats.
+        num_repeats: number of repeats of the run with other seeds.
         metric: the metric, which determines the words, such as "better" or "higher".
     """
     above, below, none = *WORDS[metric.better], "no detectable difference"
@@ -119,10 +119,10 @@ def _row(
     Args:
         key: values of KEYS (method, prompt set, temperature, repeat), which identify the compared rows.
         metric: metric by which they are compared.
-        counts: (number of repeats, number of prompts).
-        interval: difference from autoregressive decoding, and lower and upper end of its interval.
-        shown: interval from which the conclusion is drawn (see `conclude`). For most metrics it equals the one above.
-            If the metric is a distance between two images, both ends are the largest distance of all images.
+        counts: (number of repeats of the run with other seeds, number of prompts).
+        interval: (difference from autoregressive decoding, lower end and upper end of its interval).
+        shown: (lower end, upper end) from which the conclusion is drawn, see `conclude`. For most metrics they are the
+            ends in `interval`. For a distance between two images, both are the largest distance of all images.
     """
     num_repeats, num_prompts = counts
     conclusion = conclude(*shown, num_prompts, num_repeats, metric=metric)

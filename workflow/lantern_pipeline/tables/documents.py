@@ -1,4 +1,4 @@
-"""Generation of the tables in README.md and docs/results.md, from docs/*.csv, docs/claims.json and a benchmark.
+"""Generation of the tables in README.md and docs/results.md, from published results in docs/ and a benchmark.
 
 Each table replaces the text between two markers of the page, see `update_marked_block`.
 """
@@ -133,11 +133,11 @@ def distribution_cells(found: Mapping[str, Any]) -> Cells:
 
 
 def bound_cells(found: Mapping[str, Any]) -> Cells:
-    """Make the table that shows whether an acceptance's parameter delta bounds its total variation from the target.
+    """Make the table that shows whether an acceptance rule's parameter delta bounds its total variation.
 
     Total variation compares the distribution of emitted tokens with the target's distribution. It is shown for
-    published acceptances at one value of delta. For Lantern's `bounded`, the table only says whether the total
-    variation ever exceeds delta.
+    published rules at one value of delta. For Lantern's `bounded`, the table only says whether the total variation ever
+    exceeds delta.
 
     Args:
         found: numbers of the claim, from `find_claims`.
@@ -149,10 +149,10 @@ def bound_cells(found: Mapping[str, Any]) -> Cells:
 
 
 def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
-    """Make the table that compares acceptances at equal tokens per forward pass.
+    """Make the table that compares acceptance rules at equal tokens per forward pass.
 
-    Each line compares two acceptances by the difference of their NLL, and by their total variations from the target.
-    An acceptance determines the probability with which a draft is accepted.
+    Each line compares two rules by the difference of their NLL, and by their total variations from the target. An
+    acceptance rule determines the probability with which a draft is accepted.
 
     Args:
         found: first acceptance -> second acceptance -> result of `claims._compare_acceptance` for the two. It is None
@@ -174,9 +174,9 @@ def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
 def trend_cells(claims: Mapping[str, Mapping[str, Any]]) -> Cells:
     """Make the table that shows whether methods gain more on more ambiguous targets, with one line per method.
 
-    A line shows how the method's gain varies over all targets, and how it correlates with the ambiguity of the target.
-    The gain is the tokens per forward pass of a relaxed method divided by those of the exact method with the same
-    drafts. For other methods, the line is about tokens per forward pass instead.
+    A target is ambiguous if it is unsure of the next token. A line shows how the method's gain varies over all targets,
+    and how it correlates with their ambiguity. The gain is the tokens per forward pass of a relaxed method divided by
+    those of the exact method with the same drafts. For other methods, the line is about tokens per forward pass.
 
     Args:
         claims: method id -> claim, as `find_generality_claims` returns them.

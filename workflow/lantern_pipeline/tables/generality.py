@@ -115,9 +115,9 @@ def measure_gains(rows: pd.DataFrame, images: pd.DataFrame, options: Mapping[str
 def find_generality_claims(table: pd.DataFrame) -> dict[str, object]:
     """Compute one claim per method: how its gain varies over many targets, and whether it grows with their ambiguity.
 
-    The gain of a relaxed method is its tokens per forward pass divided by those of the exact method with the same
-    drafts and tree. The claim of an exact method is about its tokens per forward pass instead. The same holds for a
-    relaxed method if no such exact method ran.
+    A target is ambiguous if it is unsure of the next token. The gain of a relaxed method is its tokens per forward pass
+    divided by those of the exact method with the same drafts and tree. The claim of an exact method is about its tokens
+    per forward pass instead. The same holds for a relaxed method if no such exact method ran.
 
     Args:
         table: a table with the columns COLUMNS.

@@ -68,9 +68,9 @@ def read_bench(path: Path) -> Report:
 def cost_of(report: Report, spec: MethodSpec) -> StepCost:
     """Return the relative step cost of a method: a measured one, or a range between two measured methods.
 
-    If the method itself was not measured, methods are used that need a draft model like it, or none like it. The range
-    begins at the step cost of the one with the next smaller number of drafts. It ends at the step cost of the one with
-    the next larger number. Autoregressive decoding counts as a method with 0 drafts.
+    If the method itself was not measured, the measured methods that need a draft model are used, or those that need
+    none, like the method. The range begins at the step cost of the one with the next smaller number of drafts. It ends
+    at the step cost of the one with the next larger number. Autoregressive decoding counts as a method with 0 drafts.
 
     Args:
         report: measurements of `lantern bench`, from `read_bench`.

@@ -191,8 +191,8 @@ def _combine_quality(rows: pd.DataFrame) -> dict[str, object]:
         rows: rows of the quality table for one method, prompt set and temperature, one per repeat.
 
     Returns:
-        Column -> value. Name, parts and parameters of the method are copied. num_images is summed. Metrics of a whole
-        set of images, such as FID, are averaged over the repeats.
+        Column -> value. Columns that describe the method are copied. num_images is summed. Metrics of a whole set of
+        images, such as FID, are averaged over the repeats.
     """
     over_sets = [metric for metric in metrics_over(SETS) if metric.column in rows]
     values = {name: rows[name].iloc[0] for name in (*METHOD_PARTS, *custom_parameters(rows), *SAMPLING) if name in rows}
