@@ -131,7 +131,7 @@ def _summarise(found: GenerationRecords, usual: GenerationRecords, expected: tor
 
 
 def main() -> None:
-    """Measure, print one line of JSON, and write it to --output."""
+    """Measure all kinds of sources, print the numbers as one line of JSON, and write them to --output."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num", type=int, default=48, help="number of captions")
     parser.add_argument("--output", type=Path, help="JSON file")

@@ -19,7 +19,7 @@ from lantern_pipeline.measure.steps import run_step
 
 
 def measure(check: Check) -> None:
-    """Measure some methods at three batch sizes."""
+    """Time the steps of some methods at three batch sizes."""
     models = make_models(check.xl(1024), check.device, torch.bfloat16)
     methods = [
         make_method("autoregressive"),

@@ -32,7 +32,7 @@ NUM_TINY_KERNELS = 500
 
 
 def measure(check: Check) -> None:
-    """Run all measurements of this part."""
+    """Measure memory bandwidth, matrix products, the launch of kernels, attention and small kernels."""
     with torch.inference_mode():
         _measure_memory(check)
         free(check.device)

@@ -42,7 +42,7 @@ PARTS = ("draft", "target", "score", "verify", "commit")
 
 
 def measure(check: Check) -> None:
-    """Measure all methods with images of 256 and of 1024 tokens."""
+    """Time the steps of all methods, for images of 256 and of 1024 tokens."""
     for num_tokens in (256,) if check.is_tiny else (256, 1024):
         models = make_models(check.xl(num_tokens), check.device, torch.bfloat16)
         methods = methods_of(models)

@@ -33,7 +33,7 @@ CELL_HEIGHT = 1.75  # inches, titles included
 
 @dataclass(frozen=True)
 class Sample:
-    """The image that one method generates for the prompt.
+    """The image that one method generates for the prompt of the command `lantern sample`.
 
     Attributes:
         label: name of the method.

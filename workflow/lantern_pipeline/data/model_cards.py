@@ -78,7 +78,7 @@ def hub_entries() -> dict[str, dict[str, object]]:
 
 
 def prompt_settings(text: PromptReading) -> PromptSettings:
-    """Build the part of a model card that describes how prompts are encoded.
+    """Build the part of a model card (description of a model) that states how prompts are encoded.
 
     The words of an encoder with a fixed vocabulary are missing in the result, because config section `text` does not
     state them. `scene_prompts` adds them.

@@ -16,7 +16,7 @@ from lantern_pipeline.settings.run_config import PromptReading
 def make_run_card(
     planned: Mapping[str, object], text: PromptReading, data_source: str, target: Path, files: Mapping[str, str]
 ) -> ModelCard:
-    """Complete the model card that was planned for a run, after its models are trained.
+    """Complete the model card (description of a model) that was planned for a run, after its models are trained.
 
     Args:
         planned: the card that the config yields, as a dict (`ModelCard.to_dict` of `card_of(config)`).

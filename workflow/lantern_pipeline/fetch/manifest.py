@@ -83,8 +83,9 @@ def make_manifest(name: str, place: Path, source: str, files: Mapping[str, FileD
 def resource_path(given: Path | str) -> Path:
     """Return the path of a file or folder that a job reads, after a check that its content has not changed.
 
-    The files of a manifest are hashed again only if their size or date has changed. A file without a manifest is
-    compared with the checksum in SHA256SUMS of its folder, if that exists.
+    A manifest is a JSON file with the location and checksums of downloaded files. These are hashed again only if their
+    size or date has changed. A file without a manifest is compared with the checksum in SHA256SUMS of its folder, if
+    that exists.
 
     Args:
         given: input of the job's rule: path of a manifest, or of a file or folder that has no manifest.
@@ -117,7 +118,7 @@ def resource_sha256(given: Path | str) -> str:
     """Return the SHA-256 of weights in hexadecimal. Results state it to identify the weights that they used.
 
     Args:
-        given: path of a file or a folder, or of a manifest.
+        given: path of a file, of a folder, or of a manifest (JSON file with the checksums of downloaded files).
     """
     manifest = read_manifest(given)
     return manifest["sha256"] if manifest is not None else _hash_of_all(describe_path(Path(given)))

@@ -151,7 +151,7 @@ class OpenClipInput:
         self.transform = image_transform_v2(PreprocessCfg(size=image_size), is_train=False)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Convert a batch of images.
+        """Convert a batch of images to the input of the CLIP model.
 
         Args:
             images: float32 (n, 3, height, width) in [-1, 1].

@@ -168,7 +168,7 @@ class _GivenScores(Scores):
 
     @property
     def keys(self) -> torch.Tensor:
-        """Log-probabilities plus Gumbel noise, (nodes, 1, vocab). The code with the largest is the target's sample."""
+        """Log-probability plus Gumbel noise of each code, (nodes, 1, vocab). The target samples the largest one."""
         return self.given_keys
 
 

@@ -245,7 +245,7 @@ def _parameters(record: GenerationRecords) -> dict[str, object]:
 
 
 def _speed_columns(record: GenerationRecords) -> dict[str, Tensor]:
-    """Return the columns about decoding of the table of images: tokens, forward passes, substitutions and time.
+    """Return columns that state how each image was decoded: tokens, forward passes, substitutions and time.
 
     Column seconds_in_batch is the image's share of the decoding time of its batch, not its latency at batch 1.
     """

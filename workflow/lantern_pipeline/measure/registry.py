@@ -265,7 +265,7 @@ def loading_modules(metrics: MetricChoices) -> list[str]:
 
 
 def trained_models(metrics: MetricChoices) -> tuple[str, ...]:
-    """Return which models of TRAINED the chosen metrics need: "attribute_classifier", "clip", both or none."""
+    """Return which unpublished models the chosen metrics need: "attribute_classifier", "clip", both or none."""
     needed = {name for choice in chosen(metrics).values() for name in choice.trained}
     return tuple(name for name in TRAINED if name in needed)
 

@@ -57,7 +57,7 @@ def stack_prompts(rows: pd.DataFrame, name: str) -> np.ndarray:
 
 
 def combine_repeats(values: np.ndarray, lows: np.ndarray, highs: np.ndarray) -> tuple[float, float, float]:
-    """Average a share over repeats (runs with other seeds), and combine the 95 % intervals of the repeats.
+    """Average a share, a number in [0, 1], over repeats (runs with other seeds), and combine its 95 % intervals.
 
     This is used if values per prompt, which could be bootstrapped, are not known.
 

@@ -66,7 +66,7 @@ def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed:
         - latency_s: mean time of an image in seconds.
         - relative_step_cost: time per forward pass, divided by the time per forward pass of autoregressive decoding.
         - speedup: total time of autoregressive decoding, divided by the total time of the method.
-        - speedup_cpu: speed-up in core-seconds of the process instead of wall-clock time.
+        - speedup_cpu: speed-up computed from the process's CPU seconds, summed over cores, instead of wall-clock time.
         - num_timed: number of timed images.
         - busy_elsewhere: mean number of cores that other processes kept busy.
         - machine: name of the processor.

@@ -32,7 +32,7 @@ def now(device: torch.device) -> Moment:
 
 
 def seconds_between(begin: Moment, end: Moment) -> float:
-    """Return the seconds between two moments of one device. A GPU must have reached both."""
+    """Return the seconds between two moments of one device. Synchronise a GPU before, so that it has reached both."""
     if isinstance(begin, torch.cuda.Event):
         return begin.elapsed_time(cast("torch.cuda.Event", end)) / 1000
     return cast("float", end) - begin

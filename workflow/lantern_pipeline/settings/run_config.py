@@ -301,10 +301,10 @@ class GridSampling(Section):
     )
 
     def combinations(self) -> list[dict[str, int | float]]:
-        """Return every combination of the values that the config states for these keys.
+        """Return every combination of the sampling settings that the ablation varies.
 
         Returns:
-            One dict per combination: key -> value. If the config states no key, the only dict is empty.
+            One dict per combination: key -> value. If the ablation varies no setting, the only dict is empty.
         """
         values = {"cfg_scale": self.cfg_scale, "top_k": self.top_k, "top_p": self.top_p}
         given = {name: value for name, value in values.items() if value != []}
