@@ -1,6 +1,6 @@
 """Benchmark of decoding: time of each part of a step, and images per second of a generation job, per method.
 
-It can compare this checkout with another version of the project.
+The benchmark can compare this checkout with another version of the project.
 
     python benchmarks/decode.py --results results/embedded                    # trained models of a run: whole images
     python benchmarks/decode.py --case large vocab16384                       # random weights: some steps only

@@ -1,6 +1,6 @@
 """Part F: decoding steps of several images of 1024 tokens, at the sizes of LlamaGen XL.
 
-It measures time, images per second and memory. Steps read all slots of the cache, as the last steps of an image do.
+This part measures time, images per second and memory. Steps read all slots of the cache, as the last steps of an image do.
 Part H shows how much time reading fewer slots saves.
 """
 

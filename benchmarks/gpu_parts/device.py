@@ -1,6 +1,6 @@
 """Part A: basic speeds of the device, from which docs/gpu.md estimates all other times.
 
-It is the first part, so that these numbers are known even if later parts fail. It measures the bandwidth of a copy, the
+This is the first part, so that its numbers are known even if later parts fail. It measures the bandwidth of a copy, the
 speed of a matrix product, and the cost of launching a kernel. It also measures the kernels of a LlamaGen XL layer:
 matrix products, attention by each backend, top-k, norm and rotary embedding.
 """

@@ -1,8 +1,8 @@
 """Part C: decoding steps at the sizes of LlamaGen XL, eagerly and as a CUDA graph.
 
-Weights are random and bfloat16, guidance is on, and the batch is 1. It measures time, relative step cost, share of the
-roofline, number of kernels and memory. It writes the ten longest kernels to profile.csv. It tests that graph steps emit
-the same tokens as eager steps.
+Weights are random and bfloat16, guidance is on, and the batch is 1. This part measures time, relative step cost, share
+of the roofline, number of kernels and memory. It writes the ten longest kernels to profile.csv. It tests that graph
+steps emit the same tokens as eager steps.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def predict_gpu(model: str, gpu: str, methods: Sequence[str], tokens_per_forward
 
 
 def predict_from_bench(path: Path, methods: Sequence[str], tokens_per_forward: float | None) -> str:
-    """Return a table of predicted times and speed-ups on this machine, from step costs that it has measured.
+    """Return a table of predicted times and speed-ups on a machine, from step costs that were measured there.
 
     Args:
         path: file that `lantern bench --output` wrote, or its folder.

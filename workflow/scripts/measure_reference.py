@@ -1,6 +1,6 @@
 """Compute the features of real images with which FID, KID, precision and recall compare generated images.
 
-They are computed once for all methods.
+The features are computed once for all methods.
 """
 
 from lantern.io import save_tensors

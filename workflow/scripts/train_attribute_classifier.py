@@ -1,6 +1,6 @@
 """Train the attribute classifier, which recognises in an image the attributes that captions name.
 
-It is trained on Fashion-MNIST if the run is about this dataset, else on the shapes dataset.
+The classifier is trained on Fashion-MNIST if the run is about this dataset, else on the shapes dataset.
 """
 
 from lantern.checkpoints.native import save_model

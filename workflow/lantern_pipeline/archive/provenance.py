@@ -1,6 +1,6 @@
 """Provenance of results: the config, code, packages, machines, random seeds and files that they were made with.
 
-It is written to a file that is published with the results, so it contains no user name, host name or absolute path.
+The provenance is published in a file with the results, so it contains no user name, host name or absolute path.
 Snakemake imports this module while it plans the jobs, so only functions import torch.
 """
 

@@ -99,7 +99,7 @@ def choose_records(folder: Path, num: int, draw: random.Random) -> list[str]:
 
 
 def _parts_of(name: str) -> tuple[str, ...]:
-    """Split the name of a file of generated images into what it states about them.
+    """Read the method, prompt set, temperature and seeds of generated images from the name of their file.
 
     Args:
         name: name of the file, relative to the folder of the results.

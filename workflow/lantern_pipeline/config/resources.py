@@ -89,8 +89,8 @@ class JobSizes:
     def decoding_mb(self, more: int = 0) -> Callable[..., int]:
         """Return the host memory that a job needs to decode images.
 
-        It counts the target and the draft model in the dtype of decoding, and the random noise of images. There are two
-        kinds of noise, each for the current and the next batch. Weight files are memory-mapped and read tensor by
+        The estimate counts the target and the draft model in the dtype of decoding, and the random noise of images.
+        There are two kinds of noise, each for the current and the next batch. Weight files are memory-mapped and read tensor by
         tensor, so they need no second copy.
 
         Args:
@@ -106,8 +106,8 @@ class JobSizes:
     def scoring_mb(self, more: int = 0) -> Callable[..., int]:
         """Return the host memory that a job needs to compute the likelihood of tokens.
 
-        It counts the target and the draft model for decoding, a second target for the likelihoods, and the logits of a
-        block of tokens.
+        The estimate counts the target and the draft model for decoding, a second target for the likelihoods, and the
+        logits of a block of tokens.
 
         Args:
             more: additional MB.
@@ -134,7 +134,7 @@ class JobSizes:
     def training_mb(self) -> Callable[..., int]:
         """Return the host memory that a job needs to train the draft model.
 
-        It counts the frozen target, and weights, gradients and two optimiser moments of the draft model.
+        The estimate counts the frozen target, and weights, gradients and two optimiser moments of the draft model.
 
         Returns:
             Function for a rule's `mem_mb`: MB, doubled with every attempt.
@@ -144,7 +144,7 @@ class JobSizes:
         return growing(max(3000, self._host_mb(target_bytes) + math.ceil(drafter)), MOST_MB)
 
     def decoding_minutes(self, num_images: int, batch_size: int, first: int = 60) -> Callable[..., int]:
-        """Return the time limit of a job that decodes images. It suffices if a forward pass emits one token per image.
+        """Return the time limit of a job that decodes images, long enough if a pass emits one token per image.
 
         Args:
             num_images: number of images.

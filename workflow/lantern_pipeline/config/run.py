@@ -106,9 +106,7 @@ class Run:
         """Return a parameter of Snakemake rules that changes if the training images change.
 
         Snakemake then runs the rules again. The parameter is config section `data`, with a hash of the files in the
-        image folder.
-
-        `num_shards`, the number of jobs that read images, is left out because it changes no image.
+        image folder. Key `num_shards`, the number of jobs that read images, is left out because it changes no image.
         """
         data = self.config.data
         section = {

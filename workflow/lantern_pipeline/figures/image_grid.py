@@ -52,7 +52,7 @@ def draw_pictures(
     notes: Sequence[Sequence[str]],
     note_title: str,
 ) -> Figure:
-    """Draw a grid of images. It is wider than a page only if it has more than eight columns.
+    """Draw a grid of images. The figure is wider than a page only if it has more than eight columns.
 
     Args:
         images: the images by row and column, uint8 (rows, columns, S, S, 3).

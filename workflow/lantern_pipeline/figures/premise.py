@@ -28,8 +28,8 @@ def draw_premise(premise: pd.DataFrame) -> Figure:
     """Draw what changes if codes may be replaced by one of k nearest or random codes, in four panels over k.
 
     The upper panels show the quality of images whose codes are all replaced. The lower ones show how often drafts are
-    accepted and at what total variation, with one colour per value of the acceptance's parameter delta. The figure has
-    page width.
+    accepted and at what total variation, with one colour per value of LANTERN's parameter delta. The figure has page
+    width.
 
     Args:
         premise: premise.csv, with one row per kind of other codes (nearest or random) and per k.

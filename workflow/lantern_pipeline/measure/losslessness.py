@@ -65,7 +65,8 @@ def compare_with_autoregressive(
 
     A forward pass over one token and one over several tokens differ in the last bits, due to rounding. If the two best
     candidates of autoregressive decoding are almost equal, rounding may decide which of them is sampled. All later
-    tokens may then differ, although the method is exact. So only the *first* difference can be a near-tie.
+    tokens may then differ, although the method is exact. So only the *first* difference can be a near-tie, a difference
+    that rounding explains.
 
     Args:
         codes: codes of a method, (images, tokens).

@@ -1,9 +1,9 @@
 """LANTERN's premise: nearest codes look alike, so one may be emitted instead of the other.
 
 Two measurements test this premise, with nearest codes and with random codes as a control. The first replaces every code
-of real images by one of k other codes, and scores the decoded images. The second relaxes the acceptance of drafts by k
-other codes. The gain is the probability that a draft is accepted. The price is the total variation from the target's
-distribution.
+of real images by one of k other codes, and scores the decoded images. The second accepts a draft also for the
+probability of k other codes. The gain is that more drafts are accepted. The price is the total variation from the
+target's distribution.
 """
 
 from __future__ import annotations

@@ -314,7 +314,7 @@ def metric_files(
 ) -> dict[str, str]:
     """Return the files that the chosen metrics need: weights of metric models, and the reference set of real images.
 
-    They are inputs of Snakemake rules that measure images, and an argument of functions that load metrics.
+    The files are inputs of Snakemake rules that measure images, and an argument of functions that load metrics.
 
     Args:
         metrics: config section `metrics`.

@@ -59,7 +59,7 @@ def stack_prompts(rows: pd.DataFrame, name: str) -> np.ndarray:
 def combine_repeats(values: np.ndarray, lows: np.ndarray, highs: np.ndarray) -> tuple[float, float, float]:
     """Average a share, a number in [0, 1], over repeats (runs with other seeds), and combine its 95 % intervals.
 
-    This is used if values per prompt, which could be bootstrapped, are not known.
+    Use this function if values per prompt, which could be bootstrapped, are not known.
 
     The squared standard error is mean(se_i^2) / R + (variance between the repeats) / R for R repeats, where se_i is the
     standard error of repeat i. This interval is too wide, since the variance between repeats already includes the

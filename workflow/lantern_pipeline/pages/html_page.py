@@ -16,7 +16,7 @@ from PIL import Image
 
 
 def data_uri(pixels: np.ndarray, kind: str = "png", **options: int) -> str:
-    """Encode an image as a data URI, which an HTML page can contain. It has no metadata.
+    """Encode an image as a data URI, which an HTML page can contain. The image file has no metadata.
 
     Args:
         pixels: the image, uint8 (height, width, 3).

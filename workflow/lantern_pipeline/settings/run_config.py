@@ -56,7 +56,7 @@ class Repeats(Section):
 
 
 class Captions(Section):
-    """Config section `data.captions`: captions from which the target model generates the training images."""
+    """Config section `data.captions`: captions for which the target generates the draft model's training images."""
 
     file: Text = Field(description="path, or name of an entry of resources")
     member: str | None = Field(default=None, description="file inside a zip archive or folder")

@@ -1,6 +1,6 @@
 """Claims: the numbers behind the conclusions of a run, computed from its tables.
 
-They state which methods are exact, which emit the most tokens per forward pass of the target, which are fastest, and
+The claims state which methods are exact, which emit the most tokens per forward pass of the target, which are fastest, and
 what this costs. Tokens per forward pass are the same on other machines, but speed-ups are not. Most claims are about
 the run's main results: one row per method, at the prompt set and temperature that the config names for conclusions
 (`select_headline`).

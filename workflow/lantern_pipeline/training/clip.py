@@ -69,7 +69,7 @@ class ClipTrainer(Trainer[ClipModel]):
         self.optimiser = Optimiser([adamw], 1.0, model.parameters())
 
     def step(self, i: int) -> dict[str, float]:
-        """Run optimiser step i on a batch in which every caption occurs once.
+        """Run optimiser step i on a batch in which no caption occurs twice.
 
         Returns:
             loss, in nats.
