@@ -1,7 +1,7 @@
 """Part F: decoding steps of several images of 1024 tokens, at the sizes of LlamaGen XL.
 
-This part measures time, images per second and memory. Steps read all slots of the cache, as the last steps of an image do.
-Part H shows how much time reading fewer slots saves.
+This part measures time, images per second and memory. Steps read all slots of the cache, as the last steps of an image
+do. Part H shows how much time reading fewer slots saves.
 """
 
 from __future__ import annotations

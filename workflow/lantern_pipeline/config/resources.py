@@ -90,8 +90,8 @@ class JobSizes:
         """Return the host memory that a job needs to decode images.
 
         The estimate counts the target and the draft model in the dtype of decoding, and the random noise of images.
-        There are two kinds of noise, each for the current and the next batch. Weight files are memory-mapped and read tensor by
-        tensor, so they need no second copy.
+        There are two kinds of noise, each for the current and the next batch. Weight files are memory-mapped and read
+        tensor by tensor, so they need no second copy.
 
         Args:
             more: additional MB.

@@ -92,8 +92,8 @@ class OutputDistribution:
 class NodeRecorder:
     """Observer of a decoder that records some of the nodes of draft trees at which drafts are verified.
 
-    The recorder chooses random positions of every image. A node is recorded if it predicts the token at a chosen position. The
-    positions depend on the seed only, so they are the same for every method.
+    The recorder chooses random positions of every image. A node is recorded if it predicts the token at a chosen
+    position. The positions depend on the seed only, so they are the same for every method.
 
     Args:
         num_images: number of images of the whole measurement.

@@ -1,9 +1,9 @@
 """Claims: the numbers behind the conclusions of a run, computed from its tables.
 
-The claims state which methods are exact, which emit the most tokens per forward pass of the target, which are fastest, and
-what this costs. Tokens per forward pass are the same on other machines, but speed-ups are not. Most claims are about
-the run's main results: one row per method, at the prompt set and temperature that the config names for conclusions
-(`select_headline`).
+The claims state which methods are exact, which emit the most tokens per forward pass of the target, which are fastest,
+and what this costs. Tokens per forward pass are the same on other machines, but speed-ups are not. Most claims are
+about the run's main results: one row per method, at the prompt set and temperature that the config names for
+conclusions (`select_headline`).
 
 Sentences in README.md and docs/results.md that state these numbers are written by hand. A test compares them with the
 claims.
