@@ -155,7 +155,7 @@ class Examples:
 def facts_of(kinds: torch.Tensor) -> torch.Tensor:
     """Return the inputs of the mixture's linear functions for each kind of result.
 
-    These are the five inputs that `PoolMixture` lists, and whether the result is from a draft model (DRAFTED).
+    These are the five inputs that `ResultCoefficients` lists, and whether the result is from a draft model (DRAFTED).
 
     Args:
         kinds: kinds of results, integer (...), see `PoolMixture.table`.
