@@ -1,4 +1,4 @@
-"""Every preset, and methods with combinations of drafts, tree and acceptance rule that no preset has.
+"""Every preset (method that has a name), and methods with other combinations of drafts, tree and acceptance rule.
 
 Tests and the GPU check run all of them.
 """

@@ -1,4 +1,4 @@
-"""Part F: decoding steps of several images of 1024 tokens, at the sizes of LlamaGen XL.
+"""Part F of the GPU check: decoding steps of several images of 1024 tokens, at the sizes of LlamaGen XL.
 
 This part measures time, images per second and memory. Steps read all slots of the cache, as the last steps of an image
 do. Part H shows how much time reading fewer slots saves.
@@ -39,7 +39,7 @@ def _measure_method(
     """Time the steps of a method, and write a row with the result.
 
     Args:
-        check: this part.
+        check: tools that measure and write the results.
         models: the models.
         spec: the method.
         batch: number of images that are decoded together.

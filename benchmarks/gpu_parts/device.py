@@ -1,4 +1,4 @@
-"""Part A: basic speeds of the device, from which docs/gpu.md estimates all other times.
+"""Part A of the GPU check: basic speeds of the device, from which docs/gpu.md estimates all other times.
 
 This is the first part, so that its numbers are known even if later parts fail. It measures the bandwidth of a copy, the
 speed of a matrix product, and the cost of launching a kernel. It also measures the kernels of a LlamaGen XL layer:

@@ -1,9 +1,11 @@
-"""Part B: test that the shipped model in float32 generates the same images on a CPU, on the GPU, and by a CUDA graph.
+"""Part B of the GPU check: test that images do not depend on the device or on CUDA graphs.
 
-Every method runs at temperatures 0 and 1. The model is trained, so drafts are accepted as often as in real use.
+The shipped model generates images in float32 on a CPU, on the GPU, and by a CUDA graph. Every method runs at
+temperatures 0 and 1. The model is trained, so drafts are accepted as often as in real use.
 
-CPU and GPU round differently. Their images may therefore differ after a *near-tie*: a token whose two best codes had
-almost equal scores. The row then states the *margin*, the difference of these scores.
+With and without a CUDA graph, images must be equal. CPU and GPU round differently, so their images may differ after a
+*near-tie*: a token whose two best codes had almost equal scores. The row then states the *margin*, the difference of
+these scores.
 """
 
 from __future__ import annotations
@@ -117,7 +119,7 @@ def _compare(check: Check, decoder: Decoder, captions: list[str], expected: dict
     """Generate images on the device, write a row about the method, and return how many images equal the CPU's.
 
     Args:
-        check: this part.
+        check: tools that measure and write the results.
         decoder: decoder on the device.
         captions: captions of the images.
         expected: images of the CPU, from `generate_on_cpu`.

@@ -1,4 +1,4 @@
-"""Part D: test that exact methods in bfloat16 give the images of autoregressive decoding, at equal matrix sizes.
+"""Part D of the GPU check: test that exact methods in bfloat16 give the images of autoregressive decoding.
 
 A matrix product with 2 rows rounds differently from one with 20 rows, unless kernels are batch-invariant. Jacobi
 decoding on a chain is therefore compared with two baselines. Autoregressive steps that are padded to the same number of

@@ -1,4 +1,4 @@
-"""Part H: measurement of the time that three techniques save in a LlamaGen XL step.
+"""Part H of the GPU check: measurement of the time that three techniques save in a LlamaGen XL step.
 
 The techniques are Triton's kernels, attention to the used slots of the cache only, and compiled layers.
 """
@@ -58,7 +58,7 @@ def _measure_steps(
     """Time the steps of a method after a change of the code, compare its tokens, and write a row.
 
     Args:
-        check: this part.
+        check: tools that measure and write the results.
         models: the models with the change, such as compiled layers.
         spec: the method.
         change: name of the change.

@@ -1,4 +1,4 @@
-"""Part E: time of whole images, including noise, prefill and the host's reads from the GPU.
+"""Part E of the GPU check: time of whole images, including noise, prefill and the host's reads from the GPU.
 
 The shipped model gives real speed-ups, measured by the code of `lantern bench`. LlamaGen XL with random weights gives
 the seconds of noise, prefill and steps at several image sizes. Noise is stored either for all positions of an image, or

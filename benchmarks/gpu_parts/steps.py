@@ -1,4 +1,4 @@
-"""Part C: decoding steps at the sizes of LlamaGen XL, eagerly and as a CUDA graph.
+"""Part C of the GPU check: decoding steps at the sizes of LlamaGen XL, eagerly and as a CUDA graph.
 
 Weights are random and bfloat16, guidance is on, and the batch is 1. This part measures time, relative step cost, share
 of the roofline, number of kernels and memory. It writes the ten longest kernels to profile.csv. It tests that graph
@@ -59,7 +59,7 @@ def measure_method(
     """Time the steps of a method, and write a row for each way to run steps.
 
     Args:
-        check: this part.
+        check: tools that measure and write the results.
         models: the models.
         spec: the method.
         num_tokens: tokens of an image, for the names of rows.

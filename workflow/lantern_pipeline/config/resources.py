@@ -149,7 +149,7 @@ class JobSizes:
         Args:
             num_images: number of images.
             batch_size: images decoded together.
-            first: lower bound of the time limit, in minutes. It is the limit itself if the target is small.
+            first: lower bound of the time limit, in minutes. If the target is small, this is the time limit.
 
         Returns:
             Function for a rule's `runtime`: minutes, doubled with every attempt.
@@ -162,7 +162,7 @@ class JobSizes:
 
         Args:
             num_images: number of images.
-            first: lower bound of the time limit, in minutes. It is the limit itself if the target is small.
+            first: lower bound of the time limit, in minutes. If the target is small, this is the time limit.
 
         Returns:
             Function for a rule's `runtime`: minutes, doubled with every attempt.

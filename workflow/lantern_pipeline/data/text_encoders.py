@@ -40,7 +40,7 @@ def unknown_words(texts: Sequence[str], captions: Sequence[str]) -> list[str]:
 def scene_prompts(text: PromptReading, data_source: str) -> PromptSettings:
     """Return the settings of prompt encoding that a run writes into its model card, a description of its model.
 
-    If the captions have a fixed vocabulary, as those of the shapes dataset and of Fashion-MNIST, its words are added.
+    If the dataset has a fixed vocabulary, as the shapes dataset and Fashion-MNIST have, the settings contain its words.
 
     Args:
         text: config section `text`.

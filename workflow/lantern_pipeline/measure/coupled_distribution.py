@@ -84,7 +84,8 @@ def measure_coupled_drafts(
 def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute two numbers F_i and M_i per code i, from which the joint distribution of draft x and sample y follows.
 
-    x is the draft, and y is the token that the target samples with the same noise:
+    x is sampled from the draft's distribution p, and y from the target's distribution t, both with the same Gumbel
+    noise g. A relaxed method emits x instead of y for some pairs, and these are their probabilities:
 
     - P(x = i, y = j) = p_i t_j max(0, F_i - F_j) for i != j
     - P(x = y = i) = p_i / M_i if t_i > 0
@@ -95,8 +96,8 @@ def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[to
     s between the sorted ratios p_v / t_v. M_i is M(p_i / t_i). F_i is the integral of 1 / M(s)^2 from 0 to p_i / t_i.
 
     Args:
-        target_probs: the target's distribution t, (nodes, vocab).
-        draft_probs: distribution p of the draft, (nodes, vocab).
+        target_probs: t, (nodes, vocab).
+        draft_probs: p, (nodes, vocab).
 
     Returns:
         (F, M), float64 (nodes, vocab) each.

@@ -287,7 +287,7 @@ def join_timed_images(images: Sequence[TimedImage]) -> TimedImages:
 
 
 def save_timed_images(path: Path | str, images: Sequence[TimedImage]) -> None:
-    """Write images of one temperature to a safetensors file that `load_timed_images` reads."""
+    """Write images and the times of their steps to a safetensors file. All images must have the same temperature."""
     timed = join_timed_images(images)
     tensors = {
         "codes": timed.codes,
@@ -300,6 +300,6 @@ def save_timed_images(path: Path | str, images: Sequence[TimedImage]) -> None:
 
 
 def load_timed_images(path: Path | str) -> TimedImages:
-    """Read images that `save_timed_images` wrote."""
+    """Read images and the times of their steps from a file that `save_timed_images` wrote."""
     tensors, metadata = load_tensors(path)
     return TimedImages(metadata.pop("prompt_ids"), metadata.pop("method_ids"), **tensors, metadata=metadata)
