@@ -43,9 +43,9 @@ class FashionSource(ListedSource[Photograph]):
     The dataset's training half is divided into the splits "train" and "train_unseen", its test half into "unseen",
     "val" and "seen". No model is trained on the test half.
 
-    "train_unseen" and "unseen" have only combinations of tone, pattern and class in `world.fashion.HELD_OUT`. The other
-    splits have none of these. The test images that are not in "unseen" alternate between "val" and "seen". Only metric
-    models are trained on "train_unseen".
+    Some combinations of tone, pattern and class (`world.fashion.HELD_OUT`) are held out from the training of generative
+    models. Only "train_unseen" and "unseen" have these combinations, and they have no others. The other test images
+    alternate between "val" and "seen". Only metric models are trained on "train_unseen".
 
     Attributes:
         splits: names of the splits, except "train_unseen".

@@ -135,7 +135,7 @@ def _draw_side(part: SubFigure, side: Sequence[Panel], height: float, limits: di
 
 
 def _limits(rows: pd.DataFrame, name: str) -> tuple[float, float]:
-    """Return the ends of an axis on which all values, all intervals and the autoregressive value are visible.
+    """Return the ends of an axis that shows all values, their intervals, and the value of autoregressive decoding.
 
     Args:
         rows: one row per method and settings of all ablations.

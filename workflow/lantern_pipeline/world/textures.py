@@ -43,7 +43,7 @@ class TextureNoise:
         return TextureNoise(self.fine[rows], self.coarse[rows], self.parameters[rows])
 
     def parameter(self, index: int, low: float, high: float) -> Tensor:
-        """Return one of the `parameters` of each image, scaled from [0, 1) to [low, high).
+        """Return one random parameter of each image's background, such as a tint, scaled from [0, 1) to [low, high).
 
         Args:
             index: number of the parameter.
