@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def normalise(name: str) -> str:
-    """Return a package's name as lock files spell it."""
+    """Return the name of a package as lock files spell it: lower case, with hyphens."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

@@ -1,4 +1,7 @@
-"""Hooks of mkdocs. README.md and CHANGELOG.md become pages; links to files that the site lacks become text."""
+"""Functions that mkdocs calls while it builds the site of the documentation.
+
+README.md and CHANGELOG.md become pages. Links to files that the site does not have become plain text.
+"""
 
 import re
 from pathlib import Path
@@ -13,7 +16,7 @@ LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:)([^)#]+)(#[^)]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that lie outside docs/."""
+    """Add README.md and CHANGELOG.md, which are outside docs/, to the pages of the site."""
     for source, page in PAGES.items():
         text = (ROOT / source).read_text().replace("](docs/", "](")
         files.append(File.generated(config, page, content=text))

@@ -1,6 +1,6 @@
 """Benchmark of decoding: time of each part of a step, and images per second of a generation job, per method.
 
-It can compare this checkout with another version of the project.
+The benchmark can compare this checkout with another version of the project.
 
     python benchmarks/decode.py --results results/embedded                    # trained models of a run: whole images
     python benchmarks/decode.py --case large vocab16384                       # random weights: some steps only
@@ -11,13 +11,14 @@ It can compare this checkout with another version of the project.
 All runs are on a CPU, by default with batch 1 and one thread. Methods and checkouts take turns image by image. Each
 checkout runs in a separate process. A ratio therefore compares two versions on one machine at almost the same time.
 
-Milliseconds are medians over the steps of an image, then over images. Ratios (this version / the other one) are medians
-of the ratios of the same image. Measuring the parts takes about 1 % of the smallest step.
+Milliseconds are medians over the steps of an image, then over images. A ratio divides this version's time by the other
+version's for the same image, and the median over images is shown. Measuring the parts takes about 1 % of the smallest
+step.
 
-With --batch, a measurement is a generation job, from texts to records. It generates four times the batch size of
-images, at least 16.
+With --batch, whole generation jobs are measured, from prompts to stored codes. A job generates four times as many
+images as the batch size, at least 16.
 
-Run it on an idle machine. The JSON of the last line states the load of the machine before the start.
+Run the benchmark on an idle machine. The JSON in its last line states the load of the machine before the start.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ PARTS = ("step", "draft", "target", "score", "verify", "commit", "other")
 
 
 def common_methods(k: int) -> list[dict[str, Any]]:
-    """Return the methods that every case measures: the published trees, and trees of 4 to 14 nodes.
+    """Return the methods that every case measures, with the published draft trees and with trees of 4 to 14 nodes.
 
     Args:
         k: number of nearest codes of the preset `lantern`.
@@ -81,10 +82,10 @@ def common_methods(k: int) -> list[dict[str, Any]]:
 
 
 class Bench:
-    """Decoders of a case, and functions that measure them.
+    """Decoders of a case (models, prompts, methods and settings), and functions that measure them.
 
-    A case is a set of models, prompts, methods and settings. This class imports the packages itself, because they may
-    be those of another checkout. Methods that they do not know are left out.
+    The class imports Lantern's packages in its functions, because they may be those of another checkout. Methods that
+    this checkout does not have are left out.
 
     Args:
         case: the description of the case, see `make_case`.
@@ -148,7 +149,7 @@ class Bench:
 
     @staticmethod
     def _specs(case: dict[str, Any]) -> Iterator[Any]:
-        """Return the methods of a case. Their ids name the preset and the tree."""
+        """Yield the methods of a case. The id of a method names its preset and its draft tree."""
         from lantern.methods import make_method
 
         for entry in case["methods"]:
@@ -159,7 +160,7 @@ class Bench:
                 print(f"left out: {entry}: {error}", file=sys.stderr)
 
     def decode(self, method: str, image: int, steps: int | None) -> dict[str, float]:
-        """Measure the steps of one image.
+        """Decode one image, and measure the parts of its steps.
 
         Args:
             method: id of the method.
@@ -168,7 +169,7 @@ class Bench:
 
         Returns:
             "<part>_ms" -> median milliseconds of the part. For a whole image also its seconds, `latency_s`, and its
-                tokens per forward pass of the target, `mean_accepted_length`.
+            tokens per forward pass of the target, `mean_accepted_length`.
         """
         from lantern.generation import decode_timed
 
@@ -186,7 +187,7 @@ class Bench:
         return {**whole, **clock.medians()}
 
     def job(self, method: str, batch: int, images: int) -> dict[str, float]:
-        """Measure a generation job from texts to records.
+        """Run a generation job, from prompts to codes with their statistics, and measure its speed.
 
         Args:
             method: id of the method.
@@ -196,8 +197,8 @@ class Bench:
         Returns:
             images_per_s: images per second.
             mean_accepted_length: tokens per forward pass of the target.
-            steps_without_refill: steps that the job would take if each batch waited for its slowest image, divided by
-                the steps of the job. The job itself fills the place of a complete image with the next prompt.
+            steps_without_refill: number of steps if each batch waited for its slowest image, divided by the number of
+                steps that the job takes. In the job, the next prompt replaces a complete image in the batch at once.
         """
         from lantern.generation import generate_records
 
@@ -243,7 +244,7 @@ def serve() -> None:
 
 
 class Side:
-    """Worker process that runs one of the two compared checkouts.
+    """Worker process for one of the two checkouts of the project that are compared.
 
     Args:
         name: "this" or "against".
@@ -303,19 +304,19 @@ def open_sides(case: dict[str, Any], against: Path | None, threads: list[int]) -
 
 
 def measure(sides: list[Side], turns: int, command: str, **arguments: Any) -> dict[str, dict[str, list[dict]]]:
-    """Measure every method with every checkout, in turns.
+    """Measure every method with both checkouts, which take turns.
 
-    One more turn before the others warms up and is not counted. The checkout that is first in one turn is last in the
+    A further turn before the others is a warm-up and not counted. The checkout that is first in one turn is last in the
     next.
 
     Args:
         sides: the workers of the checkouts.
         turns: number of turns.
         command: "decode" or "job", a function of `Bench`.
-        arguments: its further arguments.
+        arguments: further arguments of this function.
 
     Returns:
-        method -> name of the checkout -> answer of each turn.
+        Id of the method -> name of the checkout -> numbers of each turn.
     """
     answers: dict[str, dict[str, list]] = {method: defaultdict(list) for method in sides[0].methods}
     for turn in range(-1, turns):
@@ -330,9 +331,9 @@ def measure(sides: list[Side], turns: int, command: str, **arguments: Any) -> di
 
 
 def summarise(answers: dict[str, dict[str, list[dict[str, float]]]]) -> dict[str, dict[str, Any]]:
-    """Return medians per method and checkout.
+    """Return the medians over turns of all measured numbers, per method and checkout.
 
-    The entry "ratio" of a method is this checkout divided by the other.
+    Key "ratio" of a method has the numbers of this checkout divided by those of the other checkout.
     """
     rows: dict[str, dict[str, Any]] = defaultdict(dict)
     for method, sides in answers.items():
@@ -350,7 +351,7 @@ def summarise(answers: dict[str, dict[str, list[dict[str, float]]]]) -> dict[str
 
 
 def make_case(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the description of a case, which workers get first: models, prompts, methods and settings."""
+    """Return the description of a case, which is sent to workers first: models, prompts, methods and settings."""
     case = {"temperature": options.temperature}
     if name != "embedded":
         sizes = RANDOM_CASES[name]["sizes"]
@@ -388,7 +389,7 @@ def show(case: str, rows: dict[str, dict[str, Any]]) -> None:
 
 
 def show_jobs(batch: int, rows: dict[str, dict[str, Any]]) -> None:
-    """Print a table of images per second."""
+    """Print a table of images per second of generation jobs, with one line per method."""
     print(f"\nbatch {batch:<36} images/s   against     ratio   tokens a forward   steps without refill")
     for method, row in rows.items():
         sides = (row.get(name, {}).get("images_per_s") for name in ("this", "against", "ratio"))

@@ -1,4 +1,7 @@
-"""Every preset, and variants with parts that no preset has. The tests and the GPU check run them."""
+"""Every preset (method that has a name), and methods with other combinations of drafts, tree and acceptance rule.
+
+Tests and the GPU check run all of them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ METHODS = [*PRESETS, *VARIANTS]
 
 
 def spec_of(name: str) -> MethodSpec:
-    """Return a preset or a variant, with values for the parameters that it requires."""
+    """Return a method of METHODS by its name, with allowed values for the parameters that it requires."""
     preset, parts = VARIANTS.get(name, (name, {}))
     known = {key: value for key, value in PRESETS[preset].items() if key != "window"} | parts
     wanted = {**drafts_of(known.get("drafts")).parameters}
@@ -35,7 +38,7 @@ def spec_of(name: str) -> MethodSpec:
 
 
 def example_of(parameter: Parameter) -> float | str:
-    """Return an allowed value of a parameter: a word, or a number between its bounds."""
+    """Return an allowed value of a method's parameter: a word, or a number between its bounds."""
     if parameter.choices:
         return parameter.choices[0]
     low = max(parameter.low, 0)

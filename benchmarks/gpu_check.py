@@ -40,7 +40,7 @@ RESULTS = ("rows.jsonl", "page.md", "summary.json", "profile.csv", "log.txt")
 
 
 def run_part(letter: str, options: argparse.Namespace, limit_s: float) -> dict[str, Any]:
-    """Run a part in a separate process.
+    """Run one part of the check in a separate process.
 
     Args:
         letter: letter of the part.
@@ -124,7 +124,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run the parts."""
+    """Run the parts of the check one after another, and update the results after each."""
     options = parse_options()
     options.output.mkdir(parents=True, exist_ok=True)
     for name in RESULTS:

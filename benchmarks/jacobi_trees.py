@@ -1,14 +1,17 @@
-"""Fit the mixture of Jacobi drafts and grow the shapes of its trees, on images of training captions.
+"""Fit the coefficients that rank Jacobi drafts, and choose the shapes of their trees, on images of training captions.
 
-    python benchmarks/jacobi_trees.py --results results/embedded           # prints the numbers and the shapes
+    python benchmarks/jacobi_trees.py --results results/embedded           # prints the coefficients and the shapes
 
-The numbers are `FITTED` in lantern/drafters/jacobi_tree.py, the shapes those of lantern/tree_shapes.py
-and experiments/nodes.yaml. No table reports these captions.
+The coefficients are `FITTED` in lantern/drafters/jacobi_tree.py. The shapes are those of lantern/tree_shapes.py and
+experiments/nodes.yaml. No table of results uses these captions.
 
-The mixture is fitted by maximum likelihood. An example is an accepted node of a step: the results of the position after
-it, and the token that followed. The shapes are grown in rounds. A round decodes with a large tree and counts how often
-each node is accepted. It keeps the nodes that are accepted most often, and adds the next sibling and the first child of
-each of them. A shape has a chain of first ranks, the *spine*, and the nodes that were accepted most often.
+A *result* is a preceding token and the target's best codes after it, from an earlier step. A mixture of the results of
+a position predicts its token. The coefficients of the mixture are fitted by maximum likelihood. An example for the fit
+is the position after an accepted node: its results, and the token that was emitted there.
+
+The shapes are grown in rounds. A round decodes with a large tree and counts how often each node is accepted. It keeps
+the nodes that are accepted most often, and adds the next sibling and the first child of each of them. The final shape
+has a *spine*, the path on which every node is the best draft of its parent, and the nodes accepted most often.
 """
 
 from __future__ import annotations
@@ -63,13 +66,13 @@ FREE = {"jacobi": (0, 1, 2, 3, 4), "hybrid": (5,)}  # facts whose numbers are fi
 
 @dataclass
 class Run:
-    """Models, captions and sampling of a run.
+    """Models, training captions and sampling settings with which images are decoded.
 
     Attributes:
         models: the target and the draft model.
         encoder: text encoder of the captions.
         prompts: training captions.
-        sampling: temperature, filters and guidance.
+        sampling: temperature, top-k, top-p and guidance.
     """
 
     models: DecodingModels
@@ -78,29 +81,38 @@ class Run:
     sampling: SamplingConfig
 
     def decoder(self, drafts: str, choices: Choices, mixture: PoolMixture) -> TreeDecoder:
-        """Return a decoder of Jacobi or hybrid drafts in a static tree."""
+        """Return a decoder with a static tree of Jacobi or hybrid drafts.
+
+        Args:
+            drafts: "jacobi" or "hybrid".
+            choices: path of each node of the tree.
+            mixture: coefficients that rank the drafts.
+        """
         spec = MethodSpec.of("grown", tree="grown", drafts=drafts, tree_shape=choices)
         decoder = make_decoder(self.models, spec, self.sampling)
         pool_of(decoder).use(mixture)
         return decoder
 
     def decode(self, decoder: TreeDecoder, seed: int) -> float:
-        """Decode the captions and return the mean of tokens per forward."""
+        """Decode an image per caption, and return the mean number of tokens per forward pass."""
         records = generate_records(decoder, self.prompts, self.encoder, run_seed=seed, batch_size=BATCH)
         return float((decoder.num_tokens / records.target_forwards.double()).mean())
 
 
 def pool_of(decoder: TreeDecoder) -> JacobiTreeDrafter:
-    """Return the drafter that keeps the pool."""
+    """Return the drafter that stores the pool, the results of earlier steps from which Jacobi drafts are made."""
     drafter = decoder.drafter
     return drafter.jacobi if isinstance(drafter, HybridTreeDrafter) else drafter
 
 
 class Examples:
-    """Records the results of the positions after accepted nodes, and which of their codes are right.
+    """Observer of a decoder that collects the examples for the fit.
+
+    An example is the position after an accepted node: its results (best codes of earlier steps), and which of these
+    codes is the token that was emitted there.
 
     Args:
-        pool: drafter that mixes the results. Its method `mix` is watched.
+        pool: drafter that ranks the codes of the results. Its method `mix` is replaced, to record the arguments.
     """
 
     def __init__(self, pool: JacobiTreeDrafter) -> None:
@@ -113,12 +125,12 @@ class Examples:
         pool.mix = self.mix
 
     def mix(self, *results: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep the arguments of the drafter's `mix` and call it."""
+        """Record the arguments of the drafter's method `mix`, and call it."""
         self._calls.append(results)
         return self._mix(*results)
 
     def __call__(self, outcome: Outcome) -> None:
-        """Keep the results after every accepted node that has children."""
+        """Collect an example after every accepted node that has children. A decoder calls this as its `observer`."""
         num_tokens = self.pool.config.num_image_tokens
         for depth, nodes in enumerate(self.pool.tree.levels):
             for number, node in enumerate(nodes.tolist()):
@@ -141,7 +153,16 @@ class Examples:
 
 
 def facts_of(kinds: torch.Tensor) -> torch.Tensor:
-    """Return the facts of kinds of results: those of `PoolMixture`, the constant, and whether it is DRAFTED."""
+    """Return the inputs of the mixture's linear functions for each kind of result.
+
+    These are the five inputs that `ResultCoefficients` lists, and whether the result is from a draft model (DRAFTED).
+
+    Args:
+        kinds: kinds of results, integer (...), see `PoolMixture.table`.
+
+    Returns:
+        float32 (..., 6).
+    """
     age = (kinds % (OLDEST + 1)).float()
     is_newest = kinds // (OLDEST + 1) % 2
     fits = kinds // (2 * (OLDEST + 1))
@@ -151,15 +172,17 @@ def facts_of(kinds: torch.Tensor) -> torch.Tensor:
 
 
 def fit(examples: Examples, mixture: PoolMixture, free: Sequence[int]) -> tuple[PoolMixture, float]:
-    """Fit some numbers of a mixture. A token that no result holds has the probability of all other codes.
+    """Fit some coefficients of a mixture by maximum likelihood.
+
+    If no result contains the emitted token, its likelihood is the probability of all other codes.
 
     Args:
-        examples: what the likelihood is of.
-        mixture: numbers to start from.
-        free: facts whose numbers are fitted.
+        examples: collected examples, of which the likelihood is maximised.
+        mixture: coefficients to start from.
+        free: indices of the inputs (see `facts_of`) whose coefficients are fitted.
 
     Returns:
-        (the mixture of the largest likelihood, rounded; mean log-likelihood).
+        (mixture with the largest likelihood, rounded; mean log-likelihood).
     """
     kinds = torch.stack(examples.kinds)
     keys = torch.stack(examples.keys)
@@ -192,14 +215,14 @@ def fit(examples: Examples, mixture: PoolMixture, free: Sequence[int]) -> tuple[
 
 
 class AcceptedNodes:
-    """Counts how often the path of an image leads to each node of a tree."""
+    """Observer of a decoder that counts how often each node of the draft tree is accepted."""
 
     def __init__(self, choices: Choices) -> None:
         self.paths = [(), *check_choices(choices)]
         self.counts: Counter[tuple[int, ...]] = Counter()
 
     def __call__(self, outcome: Outcome) -> None:
-        """Count the accepted nodes whose tokens belong to the image."""
+        """Count the accepted nodes of one step. Nodes beyond the end of an image are left out."""
         num_tokens = outcome.scores.noise.num_positions
         tree = outcome.proposal.tree
         reached = reached_nodes(tree, outcome.is_accepted) & (outcome.positions - 1 < num_tokens)
@@ -209,7 +232,18 @@ class AcceptedNodes:
 
 
 def choose(counts: Counter[tuple[int, ...]], num_nodes: int, spine: int) -> Choices:
-    """Return a shape: the spine, and the nodes that were accepted most often with their parents and lower siblings."""
+    """Choose the shape of a tree: its spine, and the nodes that were accepted most often.
+
+    A node is chosen together with all nodes on its path and with their better siblings.
+
+    Args:
+        counts: path of a node -> how often it was accepted.
+        num_nodes: largest number of nodes.
+        spine: length of the spine, the path on which every node is the best draft of its parent.
+
+    Returns:
+        Path of each node.
+    """
     chosen = {(0,) * length for length in range(1, spine + 1)}
     for path, _ in sorted(counts.items(), key=lambda item: (-item[1], len(item[0]), item[0])):
         needed = {(*path[:depth], rank) for depth, last in enumerate(path) for rank in range(last + 1)}
@@ -219,7 +253,17 @@ def choose(counts: Counter[tuple[int, ...]], num_nodes: int, spine: int) -> Choi
 
 
 def grow(run: Run, drafts: str, mixture: PoolMixture, seed: int) -> Counter[tuple[int, ...]]:
-    """Return how often each node of a large tree is accepted, after some rounds of growing."""
+    """Grow a large tree in some rounds, and return how often each of its nodes is accepted.
+
+    Args:
+        run: models and captions.
+        drafts: "jacobi" or "hybrid".
+        mixture: coefficients that rank the drafts.
+        seed: seed of the noise.
+
+    Returns:
+        Path of a node -> number of acceptances.
+    """
     choices = tree_choices("chain20k2d3")
     for number in range(NUM_ROUNDS):
         decoder = run.decoder(drafts, choices, mixture)
@@ -237,7 +281,10 @@ def grow(run: Run, drafts: str, mixture: PoolMixture, seed: int) -> Counter[tupl
 
 
 def leaves(choices: Choices) -> str:
-    """Return the paths from which a shape can be completed, with the spine's length first."""
+    """Write a shape in short, as lantern/tree_shapes.py has it: the length of the spine, and paths of some nodes.
+
+    The other nodes follow from these: they are on the paths, or better siblings of nodes on them.
+    """
     paths = set(choices)
     spine = max(len(path) for path in paths if not any(path))
     kept = [
@@ -266,7 +313,7 @@ def load(options: argparse.Namespace) -> Run:
 
 
 def main() -> None:
-    """Command line."""
+    """Fit the coefficients and grow the shapes, for the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=Path("results/embedded"), help="folder of a run with models")
     parser.add_argument("--config", type=Path, default=ROOT / "config.yaml", help="config of that run")

@@ -65,7 +65,7 @@ TOP_K_KERNELS = 21
 
 
 class KernelCount(TorchDispatchMode):
-    """Context that counts the kernels that a block would launch on a GPU. The block may run on any device.
+    """Context manager that counts the kernels that its block would launch on a GPU. The block may run on any device.
 
     Attributes:
         by_name: number of kernels per name of an operation.
@@ -77,7 +77,7 @@ class KernelCount(TorchDispatchMode):
 
     @property
     def total(self) -> int:
-        """Number of kernels so far."""
+        """Number of kernels counted so far."""
         return self.by_name.total()
 
     def __torch_dispatch__(
@@ -109,12 +109,12 @@ def _top_k_kernels(values: torch.Tensor) -> int:
 
 
 def to_fake(owner: object, fake: FakeTensorMode, device: str) -> None:
-    """Replace the tensors of an object and of its parts by fake tensors, in place.
+    """Replace all tensors within an object by fake tensors, which have a shape but no values, in place.
 
     Args:
-        owner: the object, a dict or a list.
+        owner: object, dict or list that contains tensors, directly or in its parts.
         fake: mode that makes fake tensors.
-        device: device that the fake tensors claim to be on.
+        device: device that the fake tensors report.
     """
     parts = vars(owner) if hasattr(owner, "__dict__") else owner
     for name, part in parts.items() if isinstance(parts, dict) else enumerate(parts):
@@ -145,7 +145,7 @@ def count_kernels(
         make_models: function that returns models which are not prepared for decoding, such as `random_models`. It is
             called on the meta device, so that weights take no memory.
         spec: the method.
-        sampling: temperature, filters and guidance.
+        sampling: temperature, top-k, top-p and guidance.
         batch: number of images.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -167,7 +167,7 @@ def count_kernels(
 
 
 def count_of_card(card: ModelCard) -> int:
-    """Count the kernels of a step of autoregressive decoding in bfloat16, by layers of transformers.
+    """Count the kernels of an autoregressive step of a published model in bfloat16, with the layers of transformers.
 
     Guidance is on if the model has a null prompt.
 

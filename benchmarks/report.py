@@ -1,4 +1,4 @@
-"""Report of a benchmark: the measured commit, and the JSON file. It does not import torch."""
+"""Functions that write the report of a benchmark as JSON, with the measured commit. They do not import torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def commit_of(checkout: Path) -> str | None:
-    """Return the commit of a checkout. "-dirty" is appended if files were changed.
+    """Return the git commit of a checkout, with "-dirty" appended if files were changed.
 
-    None if the folder is not in a git repository, or git is not installed.
+    Return None if the folder is not in a git repository, or git is not installed.
     """
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--exclude", "*"]
     try:

@@ -3,8 +3,9 @@
     python benchmarks/source_codes.py                        # 48 captions
     python benchmarks/source_codes.py --output codes.json    # also writes JSON
 
-The embedded model edits no pictures. The source of an image is therefore an image of a *near* caption, in which the
-first object has another colour. Numbers do not depend on the machine.
+Models that edit a picture can use the codes of this *source* picture as first drafts. The embedded model edits none.
+The source is therefore another image, mostly one of a *near* caption, in which the first object has another colour. The
+numbers do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ OTHER_SEED = 1  # of the noise of sources that have other noise than their image
 
 
 def near(scene: Scene) -> Scene:
-    """Return a scene whose first object has the next colour, and which is otherwise equal."""
+    """Return a copy of a scene in which the first object has another colour."""
     colours = list(COLOURS)
     (size, colour, shape), *others = scene.objects
     colour = colours[(colours.index(colour) + 1) % len(colours)]
@@ -49,7 +50,8 @@ def decode(
         model: the model.
         texts: the captions.
         seed: seed of the noise.
-        source: codes of the source of each image, int64 (images, tokens). None for the usual first drafts.
+        source: codes of another image, which are the first drafts of each image, int64 (images, tokens). None for the
+            usual first drafts.
         method: name of the preset.
     """
     decoder = model.make_decoder(method, **({} if source is None else {"drafts": "jacobi_source"}))
@@ -64,12 +66,15 @@ def decode(
 
 
 def make_sources(model: Model, scenes: Sequence[Scene], expected: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the codes of sources by their kind, int64 (images, tokens) each.
+    """Return several kinds of sources: images whose codes can be the first drafts of other images.
 
     Args:
         model: the model.
-        scenes: scenes of the images.
-        expected: the images themselves, int64 (images, tokens).
+        scenes: scenes of the images that will be generated.
+        expected: codes of these images, int64 (images, tokens).
+
+    Returns:
+        Kind of source -> codes, int64 (images, tokens).
     """
     edited = [near(scene) for scene in scenes]
     texts, near_texts = ([caption(scene) for scene in part] for part in (scenes, edited))
@@ -88,16 +93,19 @@ def make_sources(model: Model, scenes: Sequence[Scene], expected: torch.Tensor) 
 
 
 def measure(model: Model, num: int) -> dict[str, dict[str, object]]:
-    """Return the numbers of Jacobi decoding without a source and with each kind of source.
+    """Measure Jacobi decoding without a source and with each kind of source (codes that are the first drafts).
 
     Args:
         model: the model.
         num: number of captions.
 
     Returns:
-        Kind of source -> numbers: `equal_codes` is the share of codes that are those of the image at the same place,
-        `gain` the number of forward passes without a source divided by that with it, minus 1, with a paired interval
-        over captions, and `equal_images` the number of images that are those of autoregressive decoding.
+        Kind of source -> numbers, such as:
+
+        - equal_codes: share of the source's codes that equal the code of the image at the same position.
+        - gain: number of forward passes without a source divided by the number with it, minus 1. Its interval is paired
+          by caption.
+        - equal_images: number of images that equal those of autoregressive decoding.
     """
     scenes = [sample_scene(0, index, "seen") for index in range(num)]
     texts = [caption(scene) for scene in scenes]
@@ -123,7 +131,7 @@ def _summarise(found: GenerationRecords, usual: GenerationRecords, expected: tor
 
 
 def main() -> None:
-    """Measure, print one line of JSON, and write it to --output."""
+    """Measure all kinds of sources, print the numbers as one line of JSON, and write them to --output."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num", type=int, default=48, help="number of captions")
     parser.add_argument("--output", type=Path, help="JSON file")

@@ -1,6 +1,6 @@
-"""Draw the draft trees that docs/methods.md names, for docs/draft_trees.svg.
+"""Draw some draft trees that docs/methods.md names, into docs/draft_trees.svg.
 
-`make diagrams` runs it.
+`make diagrams` runs this script.
 """
 
 from pathlib import Path
@@ -23,10 +23,13 @@ ROWS: list[dict[str, str]] = [
 
 
 def heights(choices: Choices) -> dict[tuple[int, ...], float]:
-    """Return the vertical position of every node and of the root: leaves in order, parents at their first child.
+    """Return the vertical position of every node: leaves in order, parents at the height of their first child.
 
     Args:
-        choices: path from the root of each node.
+        choices: path from the root to each node.
+
+    Returns:
+        Path -> height, in lines from the top. The root has the empty path.
     """
     placed: dict[tuple[int, ...], float] = {}
     num_leaves = 0
@@ -47,7 +50,7 @@ def draw(tree: str, methods: str, num_lines: float, axes: Axes) -> None:
     Args:
         tree: name of the tree.
         methods: methods that use it, for the title.
-        num_lines: vertical space, in nodes.
+        num_lines: height of the drawing, in lines. Leaves are one line apart.
         axes: axes to draw into.
     """
     choices = tree_choices(tree)

@@ -49,8 +49,8 @@ def read_machines(docs: Path) -> pd.DataFrame:
         docs: folder with machines/<name>/bench.json.
 
     Returns:
-        One row per machine and method, with the machine's name, processor, number of threads and torch version, the
-        columns of the method, its label, and MEASURED with intervals.
+        One row per machine and method, with columns about the machine (name, processor, threads, torch version) and the
+        method (name, label). The other columns are those of MEASURED, with intervals.
     """
     rows = []
     for path in sorted(docs.glob("machines/*/bench.json")):
@@ -85,7 +85,7 @@ def draw_machines(table: pd.DataFrame, path: Path) -> None:
 
     Args:
         table: result of `read_machines`.
-        path: picture to write.
+        path: image file to write.
     """
     methods = table[table["label"] != BASELINE]
     with style.paper_style():

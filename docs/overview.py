@@ -35,7 +35,7 @@ def draw_overview(nodes: pd.DataFrame, peers: pd.DataFrame, published: pd.DataFr
         nodes: docs/nodes.csv.
         peers: docs/peers.csv.
         published: table of published numbers, as `read_published` returns it.
-        path: picture to write.
+        path: image file to write.
     """
     with style.paper_style():
         figure = style.new_figure(style.PAGE_WIDTH, 4.4)

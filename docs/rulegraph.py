@@ -1,6 +1,6 @@
-"""Reduce Snakemake's rule graph to its most important rules, for docs/rulegraph.svg.
+"""Reduce Snakemake's graph of rules to the most important rules, for docs/rulegraph.svg.
 
-`make diagrams` runs it: it reads a graph in dot format from the standard input and prints a smaller one.
+`make diagrams` runs this script. It reads a graph in dot format from the standard input and prints a smaller one.
 """
 
 import re
@@ -23,7 +23,7 @@ BOXES = {
 
 
 def followers(rule: str, edges: dict[str, set[str]]) -> set[str]:
-    """Return the boxes that follow a rule. Rules without a box are skipped over."""
+    """Return the next important rules (keys of BOXES) after a rule, also if rules without a box are between them."""
     found = set()
     for after in edges.get(rule, ()):
         found |= {after} if after in BOXES else followers(after, edges)
@@ -31,7 +31,7 @@ def followers(rule: str, edges: dict[str, set[str]]) -> set[str]:
 
 
 def descendants(rule: str, edges: dict[str, set[str]]) -> set[str]:
-    """Return all rules that follow a rule, directly or not."""
+    """Return all rules that depend on a rule's output, directly or through other rules."""
     return {later for after in edges.get(rule, ()) for later in {after} | descendants(after, edges)}
 
 

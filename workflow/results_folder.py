@@ -1,7 +1,7 @@
-"""Print the folder of results, results/<experiment>, that a Snakemake command with some arguments would write.
+"""Print the folder results/<experiment> into which a Snakemake command would write, given its arguments.
 
-`make` runs this script before it starts Snakemake. Nothing is printed for a dry run. Snakemake's parser reads the
-arguments and the profiles that they name.
+`make` runs this script before it starts Snakemake with these arguments. Nothing is printed for a dry run. Snakemake's
+parser reads the arguments and the profiles that they name.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Parts of `gpu_check.py`, the most valuable first. Each part runs in a separate process.
+"""Parts of `gpu_check.py`, the most important first, because time may run out. Each runs in a separate process.
 
 This file does not import torch.
 """
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Part(NamedTuple):
-    """One part of the check.
+    """One part of the GPU check: a group of measurements that run in one process.
 
     Attributes:
         module: name of its module in this package, which has a function `measure`.

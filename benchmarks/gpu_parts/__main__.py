@@ -13,7 +13,7 @@ from gpu_parts.common import Check
 
 
 def main() -> None:
-    """Measure one part and write its rows to rows.jsonl."""
+    """Run one part and append its measurements to rows.jsonl."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=list(PARTS))
     parser.add_argument("--output", type=Path, required=True, help="folder of the results")

@@ -1,6 +1,7 @@
-"""Part G: layers of large models of transformers, with Lantern's code compared with that of transformers.
+"""Part G of the GPU check: compare Lantern's code with that of transformers, on layers of large models.
 
-Models have their true width, but only a few layers. If transformers is not installed, the rows say so.
+The models have their published width, but only a few layers. If transformers is not installed, the rows of the page
+state this instead of times.
 """
 
 from __future__ import annotations

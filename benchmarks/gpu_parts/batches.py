@@ -1,7 +1,7 @@
-"""Part F: decoding steps of several images of 1024 tokens, at the sizes of LlamaGen XL.
+"""Part F of the GPU check: decoding steps of several images of 1024 tokens, at the sizes of LlamaGen XL.
 
-It measures time, images per second and memory. Steps read all slots of the cache, as the last steps of an image do.
-Part H shows how much time reading fewer slots saves.
+This part measures time, images per second and memory. Steps read all slots of the cache, as the last steps of an image
+do. Part H shows how much time reading fewer slots saves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lantern_pipeline.measure.steps import run_step
 
 
 def measure(check: Check) -> None:
-    """Measure some methods at three batch sizes."""
+    """Time the steps of some methods at three batch sizes."""
     models = make_models(check.xl(1024), check.device, torch.bfloat16)
     methods = [
         make_method("autoregressive"),
@@ -36,17 +36,17 @@ def measure(check: Check) -> None:
 def _measure_method(
     check: Check, models: DecodingModels, spec: MethodSpec, batch: int, baseline: float | None
 ) -> float | None:
-    """Time the steps of a method, and write a row.
+    """Time the steps of a method, and write a row with the result.
 
     Args:
-        check: this part.
+        check: tools that measure and write the results.
         models: the models.
         spec: the method.
-        batch: number of images.
-        baseline: seconds of an autoregressive step, or None before it is known.
+        batch: number of images that are decoded together.
+        baseline: seconds of an autoregressive step of this batch, or None before it is measured.
 
     Returns:
-        Seconds of an autoregressive step.
+        Seconds of an autoregressive step, or None if it is not measured.
     """
     row = f"{label(spec)}, batch {batch}"
     with check.attempt("batches", row):

@@ -40,7 +40,7 @@ NUM_NEAREST = 101
 
 @dataclass(frozen=True)
 class Check:
-    """Context of the process that runs one part. Its functions measure, and write the results.
+    """Tools of one part of the GPU check: functions that measure, and that write the results.
 
     Attributes:
         part: letter of the part.
@@ -65,12 +65,12 @@ class Check:
         return ("eager", "graph") if self.has_graphs else ("eager",)
 
     def write(self, table: str, name: str, **values: Any) -> None:
-        """Append a row to `rows.jsonl`. It is on the disk when this returns.
+        """Append a row of results to rows.jsonl. The row is on the disk when this returns.
 
         Args:
-            table: name of the table on the page.
-            name: name of the row: the measured thing.
-            values: measured numbers and words. The names of numbers end in the unit.
+            table: name of the table on the page of results.
+            name: name of the row, which states what was measured.
+            values: measured numbers and words, by name. The names of numbers end in the unit.
         """
         row = {"part": self.part, "table": table, "name": name, **rounded(values)}
         if not self.has_graphs and values.get("stepping") == "eager":
@@ -83,13 +83,12 @@ class Check:
 
     @contextmanager
     def attempt(self, table: str, name: str) -> Iterator[None]:
-        """Run a block of measurements as a context.
+        """Context manager around measurements that may fail: it writes a row with the error and continues.
 
-        If it fails, write a row with the error and continue. Some kernels do not support all sizes or devices, and
-        memory may be too small.
+        Some kernels do not support all sizes or devices, and memory may be too small.
 
         Args:
-            table: name of the table on the page.
+            table: name of the table on the page of results.
             name: name of the row.
         """
         try:
@@ -98,15 +97,15 @@ class Check:
             self.write(table, name, failed=f"{type(error).__name__}: {error}"[:300])
 
     def time(self, call: Callable[[], object], num_calls: int = 50, **options: Any) -> Timing:
-        """Time a call by `time_blocks`. With tiny models it is one block of two calls."""
+        """Time a function in several blocks of calls (`time_blocks`), or in one block of two calls for tiny models."""
         if self.is_tiny:
             return time_blocks(call, self.device, 2, num_blocks=1, warm_up_s=0)
         return time_blocks(call, self.device, num_calls, **options)
 
     def time_kernels(self, call: Callable[[], object], num_repeats: int = 20) -> Timing:
-        """Time a call without the cost of launching its kernels from Python.
+        """Time a function without the cost of launching its kernels from Python.
 
-        For this, `num_repeats` calls are captured in a CUDA graph. Without CUDA graphs, it is `time`.
+        For this, `num_repeats` calls are captured in a CUDA graph. Without CUDA graphs, launches count, as in `time`.
         """
         if not self.has_graphs:
             return self.time(call)
@@ -156,7 +155,7 @@ def capture(call: Callable[[], object], num_repeats: int) -> Callable[[], None]:
 
 
 def make_models(config: TargetConfig, device: torch.device, dtype: torch.dtype) -> DecodingModels:
-    """Return models with random weights that are prepared for decoding, with a table of arbitrary nearest codes."""
+    """Return models with random weights, prepared for decoding, with arbitrary codes as the table of nearest codes."""
     models = prepare(random_models(config, device, dtype))
     codes = torch.arange(config.vocab_size, device=device)
     table = (codes[:, None] + codes[1 : TABLE_COLUMNS + 1]) % len(codes)
@@ -175,9 +174,9 @@ def chains(*lengths: int) -> list[MethodSpec]:
 
 
 def methods_of(models: DecodingModels) -> list[MethodSpec]:
-    """Return the methods that are timed at batch 1, among them one of every kind.
+    """Return the methods whose steps are timed at batch 1. Some need a draft model, others do not.
 
-    k of LANTERN is 1000, as in the paper, or the largest that the table of nearest codes allows.
+    LANTERN's number k of nearest codes is 1000, as in the paper, or the largest that the table of the codes allows.
     """
     table = models.nearest_codes
     k = min(1000, table.shape[1] - 1)
@@ -201,8 +200,8 @@ def load_embedded(
 ) -> DecodingModels:
     """Load the shipped model and its table of nearest codes directly to a device.
 
-    Models that are not prepared run the same layer code on a CPU as on a GPU. Preparation for a CPU folds norms into
-    matrices and changes the layout of matrices.
+    Preparation for decoding on a CPU folds norms into matrices and changes the layout of matrices. Models that are not
+    prepared run the same code on a CPU as on a GPU.
 
     Args:
         device: the device.
@@ -225,14 +224,15 @@ def label(spec: MethodSpec) -> str:
 
 
 def filled_state(decoder: Decoder, batch_size: int) -> DecodingState:
-    """Return the state of a batch after the prefill of random prompts, see `fill`."""
+    """Run the prefill of a batch of random prompts, and return the decoding state from which steps can be timed."""
     return fill(decoder, RandomPrompts(decoder.target.config), batch_size)
 
 
 def emitted_tokens(state: DecodingState) -> torch.Tensor:
     """Return the tokens that a batch has emitted so far, int64 (batch, width), padded with -1.
 
-    The padding replaces values of the state that have no meaning. These differ between eager steps and CUDA graphs.
+    After the emitted tokens, the state has values without meaning, which differ between eager steps and CUDA graphs.
+    The padding replaces them.
     """
     is_emitted = torch.arange(state.tokens.shape[1], device=state.tokens.device) < state.lengths[:, None]
     return state.tokens.masked_fill(~is_emitted, -1)

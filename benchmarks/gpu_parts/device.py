@@ -1,8 +1,8 @@
-"""Part A: basic speeds of the device, from which docs/gpu.md estimates all other times.
+"""Part A of the GPU check: basic speeds of the device, from which docs/gpu.md estimates all other times.
 
-It is the first part, so that these numbers are known even if later parts fail. It measures the bandwidth of a copy, the
-speed of a matrix product, and the cost of a kernel in a CUDA graph and from Python. It also measures the kernels of a
-LlamaGen XL layer: matrix products, attention by each backend, top-k, norm and rotary embedding.
+This is the first part, so that its numbers are known even if later parts fail. It measures the bandwidth of a copy, the
+speed of a matrix product, and the cost of launching a kernel. It also measures the kernels of a LlamaGen XL layer:
+matrix products, attention by each backend, top-k, norm and rotary embedding.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NUM_TINY_KERNELS = 500
 
 
 def measure(check: Check) -> None:
-    """Run all measurements of this part."""
+    """Measure memory bandwidth, matrix products, the launch of kernels, attention and small kernels."""
     with torch.inference_mode():
         _measure_memory(check)
         free(check.device)
@@ -74,9 +74,10 @@ def _measure_launches(check: Check) -> None:
 
 
 def _measure_products(check: Check) -> None:
-    """Time the four matrix products of a layer.
+    """Time the four matrix products of a LlamaGen XL layer.
 
-    Each is timed over the weights of all layers in turn, as in a decoding step, so that no cache holds the weights.
+    Each product uses the weights of all layers in turn, as in a decoding step, so that no cache of the GPU contains the
+    weights.
     """
     config = check.xl()
     dim, ffn = config.dim, config.ffn_hidden
@@ -108,15 +109,15 @@ def _products(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> Callable[[], 
 
 
 def _roofline(check: Check, num_bytes: int, seconds: float) -> dict[str, float]:
-    """Return a column with the share of the peak memory bandwidth that was reached. No column if the GPU is unknown."""
+    """Return a column with the reached share of the GPU's peak memory bandwidth, or no column if the GPU is unknown."""
     peak = check.peak_bandwidth()
     return {} if peak is None else {"share_of_roofline": num_bytes / peak / seconds}
 
 
 def _measure_attention(check: Check) -> None:
-    """Time the attention of a guided image's new tokens to the slots of one layer's cache, by each backend.
+    """Time attention in one layer, from the new tokens of an image to its key/value cache, by each backend of PyTorch.
 
-    The default backend is timed, too.
+    Guidance is on, so the batch has two rows. PyTorch's default choice of the backend is timed, too.
     """
     config = check.xl()
     heads, head_dim = config.num_heads, config.head_dim

@@ -1,9 +1,11 @@
-"""Part B: test that the shipped model in float32 generates the same images on a CPU, on the GPU, and by a CUDA graph.
+"""Part B of the GPU check: test that images do not depend on the device or on CUDA graphs.
 
-Every method runs at temperatures 0 and 1. The model is trained, so drafts are accepted as often as in real use.
+The shipped model generates images in float32 on a CPU, on the GPU, and by a CUDA graph. Every method runs at
+temperatures 0 and 1. The model is trained, so drafts are accepted as often as in real use.
 
-CPU and GPU round differently. An image may therefore differ from the CPU's after a near-tie, a token whose two best
-codes had almost equal scores. The row then states the gap of the scores, the margin.
+With and without a CUDA graph, images must be equal. CPU and GPU round differently, so their images may differ after a
+*near-tie*: a token whose two best codes had almost equal scores. The row then states the *margin*, the difference of
+these scores.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ FIELDS = ("codes", "accepted_lengths", "accepted_nodes", "is_substituted")
 
 
 def measure(check: Check) -> None:
-    """Compare all methods. If there are enough cores, other processes generate the images of the CPU meanwhile."""
+    """Compare the images of all methods on CPU and GPU.
+
+    If there are enough cores, other processes generate the CPU's images at the same time.
+    """
     captions = CAPTIONS[: 1 if check.is_tiny else None]
     names = TINY_METHODS if check.is_tiny else METHODS
     temperatures = (1.0,) if check.is_tiny else (0.0, 1.0)
@@ -68,7 +73,7 @@ def measure(check: Check) -> None:
 
 
 def _make_workers(check: Check) -> ProcessPoolExecutor | None:
-    """Return processes that generate images on the CPU. None for tiny models or fewer than four cores."""
+    """Start processes that generate images on the CPU. Return None for tiny models or fewer than four cores."""
     num_cores = os.cpu_count() or 1
     if check.is_tiny or num_cores < 4:
         return None
@@ -96,7 +101,8 @@ def generate_on_cpu(name: str, temperature: float, captions: list[str]) -> dict[
     """Generate images of captions by a method on the CPU.
 
     Returns:
-        Codes, step lengths and margins as lists, which can be sent between processes.
+        Codes, number of tokens per step, and margins (differences of the two best scores), as lists, which can be sent
+        between processes.
     """
     spec, models = spec_of(name), _reference_models()
     decoder = make_decoder(models_for(models, spec), spec, _sampling(temperature), records_margins=True)
@@ -110,13 +116,13 @@ def _generate(decoder: Decoder, captions: list[str]) -> Generation:
 
 
 def _compare(check: Check, decoder: Decoder, captions: list[str], expected: dict[str, Any]) -> int:
-    """Write the row of a method, and return the number of images that equal the CPU's.
+    """Generate images on the device, write a row about the method, and return how many images equal the CPU's.
 
     Args:
-        check: this part.
+        check: tools that measure and write the results.
         decoder: decoder on the device.
         captions: captions of the images.
-        expected: result of `generate_on_cpu`.
+        expected: images of the CPU, from `generate_on_cpu`.
     """
     codes, step_lengths, margins = (torch.tensor(expected[field]) for field in ("codes", "step_lengths", "margins"))
     eager = _generate(decoder.stepped("eager"), captions)

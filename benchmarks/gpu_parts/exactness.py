@@ -1,8 +1,8 @@
-"""Part D: test that exact methods in bfloat16 equal autoregressive decoding bit by bit, at equal matrix sizes.
+"""Part D of the GPU check: test that exact methods in bfloat16 give the images of autoregressive decoding.
 
 A matrix product with 2 rows rounds differently from one with 20 rows, unless kernels are batch-invariant. Jacobi
 decoding on a chain is therefore compared with two baselines. Autoregressive steps that are padded to the same number of
-rows must give the same images. Plain autoregressive steps may differ sometimes.
+rows must give the same images. Autoregressive steps without padding may give other images sometimes.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ Generate = Callable[[Decoder], Generation]
 
 
 class PaddedDrafter(JacobiDrafter):
-    """Jacobi drafter whose drafts are all missing.
+    """Jacobi drafter without drafts, which turns a decoder of Jacobi drafts into padded autoregressive decoding.
 
-    Its steps compute as many nodes as its tree has, but emit one token each.
+    A step computes as many nodes as the tree has, but emits one token.
     """
 
     def propose(self, state: JacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Propose the root only. All other nodes are -1, which marks a missing draft."""
+        """Propose a tree in which only the root has a token. All other nodes are -1, which marks a missing draft."""
         proposal = super().propose(state, root, lengths)
         proposal.tokens[:, 1:] = -1
         return proposal
 
 
 def padded_decoder(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Decoder:
-    """Return a decoder of padded autoregressive steps.
+    """Return a decoder for autoregressive decoding with padded steps.
 
-    A step computes as many nodes as the tree of the Jacobi method `spec` has.
+    A step computes as many nodes as a step of the Jacobi method `spec`.
     """
     decoder = make_decoder(models, spec, sampling)
     decoder.drafter = PaddedDrafter.make(models, spec, sampling)
@@ -51,7 +51,7 @@ def padded_decoder(models: DecodingModels, spec: MethodSpec, sampling: SamplingC
 
 
 def measure(check: Check) -> None:
-    """Compare two chains, with the shipped model and at the sizes of LlamaGen XL."""
+    """Compare Jacobi decoding on two chains with both baselines, for the shipped model and at LlamaGen XL's sizes."""
     shipped = lantern.load("embedded")
     captions = shipped.encoder.encode([CAPTIONS[0]] if check.is_tiny else 2 * CAPTIONS)
     sampling = SamplingConfig(1.0, 100, 1.0, "top_k_first", 3.0)

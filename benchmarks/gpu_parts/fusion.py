@@ -1,4 +1,4 @@
-"""Part H: measurement of the time that three techniques save in a LlamaGen XL step.
+"""Part H of the GPU check: measurement of the time that three techniques save in a LlamaGen XL step.
 
 The techniques are Triton's kernels, attention to the used slots of the cache only, and compiled layers.
 """
@@ -24,7 +24,7 @@ NUM_STEPS = 30
 
 
 def measure(check: Check) -> None:
-    """Time decoding steps with Lantern's code as it is, without Triton, with fewer slots, and with compiled layers."""
+    """Time decoding steps of Lantern's code, without Triton, with fewer cache slots, and with compiled layers."""
     methods = [make_method("autoregressive"), *chains(15)]
     models = make_models(check.xl(), check.device, torch.bfloat16)
     tokens = {label(spec): _measure_steps(check, models, spec, "as it is") for spec in methods}
@@ -55,14 +55,14 @@ def _measure_steps(
     change: str,
     expected: dict[str, torch.Tensor | None] | None = None,
 ) -> torch.Tensor | None:
-    """Write the row of a method with a change of the code.
+    """Time the steps of a method after a change of the code, compare its tokens, and write a row.
 
     Args:
-        check: this part.
-        models: the models with the change.
+        check: tools that measure and write the results.
+        models: the models with the change, such as compiled layers.
         spec: the method.
         change: name of the change.
-        expected: tokens without the change, by method; None if there is nothing to compare.
+        expected: id of a method -> its tokens without the change. None if tokens are not compared.
 
     Returns:
         The tokens after some steps, as in `emitted_tokens`. None if the steps failed.

@@ -1,8 +1,8 @@
-"""Part E: time of whole images, including noise, prefill and the host's reads from the GPU.
+"""Part E of the GPU check: time of whole images, including noise, prefill and the host's reads from the GPU.
 
-The shipped model gives speed-ups with real accepted lengths, measured by the code of `lantern bench`. LlamaGen XL with
-random weights gives the seconds of noise, prefill and steps at several image sizes. There, noise is kept for a window
-of positions, or for all positions.
+The shipped model gives real speed-ups, measured by the code of `lantern bench`. LlamaGen XL with random weights gives
+the seconds of noise, prefill and steps at several image sizes. Noise is stored either for all positions of an image, or
+only for a window of them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _shipped_methods() -> list[MethodSpec]:
 
 
 def _measure_shipped(check: Check) -> None:
-    """Measure the shipped model as `lantern bench` does. The table of a round has the numbers of all rounds so far."""
+    """Measure the shipped model as `lantern bench` does. After each round, write a table of all rounds so far."""
     models, shipped = load_embedded(check.device), lantern.load("embedded")
     sampling = SamplingConfig(1.0, 100, 1.0, "top_k_first", 3.0)
     specs = _shipped_methods()[: 2 if check.is_tiny else None]
@@ -90,7 +90,7 @@ def _measure_xl(check: Check) -> None:
 
 
 def _time_image(check: Check, decoder: Decoder, captions: tuple[torch.Tensor, torch.Tensor]) -> dict[str, Any]:
-    """Return the seconds of an image by stage. An image before it warms up and does not count."""
+    """Return the seconds of each stage of an image: noise, prefill and steps. A first image is a warm-up."""
     for seed in range(2):
         found = _time_stages(check, decoder, captions, seed)
     return found

@@ -1,4 +1,4 @@
-"""Page of the check: its rows as Markdown tables, with measurements next to predictions. It does not import torch."""
+"""Page of the GPU check: all measurements as Markdown tables, next to predictions. It does not import torch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def write_page(path: Path, summary: dict[str, Any], rows: list[dict[str, Any]]) 
 
 
 def _table_of(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the lines of a Markdown table. It has the columns for which any row has a value."""
+    """Return the lines of a Markdown table of some measurements. A column is left out if no row has a value for it."""
     known = dict.fromkeys(key for row in rows for key, value in row.items() if key not in HIDDEN and value is not None)
     measured = [key for key in FIRST if key in known]
     measured += [key for key in known if key not in measured and not key.startswith(PREDICTED)]

@@ -1,6 +1,6 @@
-"""Predicted times on an H100: counted kernels times their durations, which were measured on other GPUs.
+"""Predicted times on an H100: number of kernels times their durations, which were measured on other GPUs.
 
-docs/gpu.md explains the durations. The page of the check shows predictions next to measurements.
+docs/gpu.md explains the durations. The page of the GPU check shows predictions next to measurements.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ BATCH_MS = {
 
 
 def gemm_us(num_bytes: int) -> float:
-    """Return the microseconds of a matrix product with few rows that reads `num_bytes` of weights."""
+    """Predict the microseconds of a matrix product with few rows, from the size of its weights in bytes."""
     return GEMM_US + 1e6 * num_bytes / GEMM_BYTES_PER_S
 
 
 def attention_us(num_bytes: int) -> float:
-    """Return the microseconds of attention if keys and values of one head have `num_bytes`."""
+    """Predict the microseconds of attention, from the size of the keys and values of one head in bytes."""
     return ATTENTION_US + 1e6 * num_bytes / ATTENTION_BYTES_PER_S

@@ -1,8 +1,8 @@
-"""Part C: decoding steps at the sizes of LlamaGen XL, eagerly and as a CUDA graph.
+"""Part C of the GPU check: decoding steps at the sizes of LlamaGen XL, eagerly and as a CUDA graph.
 
-Weights are random and bfloat16, guidance is on, and the batch is 1. It measures time, relative step cost, share of the
-roofline, number of kernels and memory. It writes the ten longest kernels to profile.csv. It tests that graph steps emit
-the same tokens as eager steps.
+Weights are random and bfloat16, guidance is on, and the batch is 1. This part measures time, relative step cost, share
+of the roofline, number of kernels and memory. It writes the ten longest kernels to profile.csv. It tests that graph
+steps emit the same tokens as eager steps.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PARTS = ("draft", "target", "score", "verify", "commit")
 
 
 def measure(check: Check) -> None:
-    """Measure all methods with images of 256 and of 1024 tokens."""
+    """Time the steps of all methods, for images of 256 and of 1024 tokens."""
     for num_tokens in (256,) if check.is_tiny else (256, 1024):
         models = make_models(check.xl(num_tokens), check.device, torch.bfloat16)
         methods = methods_of(models)
@@ -59,12 +59,12 @@ def measure_method(
     """Time the steps of a method, and write a row for each way to run steps.
 
     Args:
-        check: this part.
+        check: tools that measure and write the results.
         models: the models.
         spec: the method.
         num_tokens: tokens of an image, for the names of rows.
-        baselines: way to run steps -> seconds of an autoregressive step. Calls for the method `autoregressive` add
-            them.
+        baselines: "eager" or "graph" -> seconds of an autoregressive step. The call for the method `autoregressive`
+            adds these seconds.
     """
     tokens: dict[str, torch.Tensor] = {}
     for mode in check.modes:
@@ -99,9 +99,10 @@ def measure_method(
 
 
 def _memory(check: Check, models: DecodingModels, state: DecodingState, seconds: float) -> dict[str, float]:
-    """Return the share of the roofline and the peak memory.
+    """Return the peak memory, and how close a step's time is to the roofline.
 
     The roofline is the time in which the GPU could read the weights, keys and values of a step at its peak bandwidth.
+    Column share_of_roofline is this time divided by the measured time.
     """
     values = {}
     peak = check.peak_bandwidth()
@@ -149,7 +150,7 @@ def _profile(check: Check, decoder: Decoder, state: DecodingState, name: str) ->
 
 
 def _kernels(check: Check, averages: Any) -> Iterator[tuple[str, int, float]]:
-    """Yield the name, number of calls and microseconds of each kernel, or of each operation on a CPU."""
+    """Yield (name, number of calls, microseconds) of each kernel of a profiled step; on a CPU, of each operation."""
     wanted = DeviceType.CUDA if check.has_graphs else DeviceType.CPU
     for event in averages:
         if event.device_type == wanted and event.key not in PARTS and not getattr(event, "is_user_annotation", False):

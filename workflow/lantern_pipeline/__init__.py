@@ -1,1 +1,1 @@
-"""The code that the workflow's rules run: data, training, metrics, analysis, figures. It never imports Snakemake."""
+"""The code that Snakemake's rules run: data, training, metrics, tables and figures. It never imports Snakemake."""

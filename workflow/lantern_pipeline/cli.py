@@ -183,7 +183,7 @@ def predict(
 ) -> None:
     """Predict seconds per image and speed-up from estimates for a GPU, or from step costs of your own machine.
 
-    docs/gpu.md explains the estimates, docs/bench.md the prediction from a bench. Nothing is measured.
+    Nothing is measured. docs/gpu.md explains the estimates, docs/bench.md the prediction from measured step costs.
     """
     from lantern_pipeline.cli_predict import predict_from_bench, predict_gpu
 

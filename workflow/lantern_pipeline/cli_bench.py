@@ -59,21 +59,23 @@ def bench(
     batch_size: int,
     num_rounds: int,
 ) -> Iterator[tuple[Report, list[TimedImage]]]:
-    """Measure methods of a model, and yield a report of all rounds so far after each round.
+    """Measure the speed of methods of a model in several rounds, and report all rounds so far after each one.
+
+    A round measures every method once.
 
     Args:
         model: the model.
-        methods: see `choose_methods`.
-        trees: see `choose_methods`.
-        prompts: prompts of the images. None for a model with random weights, of which only steps are measured.
+        methods: presets with their parameters, see `choose_methods`.
+        trees: names of draft trees, see `choose_methods`.
+        prompts: prompts of the images. None for a model with random weights. Then only decoding steps are timed.
         temperature: sampling temperature. None for the model's default.
         batch_size: number of images of the timed batches.
         num_rounds: number of rounds.
 
     Yields:
-        A report and the images of the round. The report has the machine, the settings, and under "rows" the results of
-        `bench_rounds`, or of `step_rounds` if only steps are measured. All its values are JSON. There are no images if
-        only steps are measured.
+        (report, images of the round). The report is a dict of JSON values: the machine, the settings, and under "rows"
+        one dict per method. `bench_rounds` explains its keys, or `step_rounds` if only steps are timed. In that case
+        there are no images.
 
     Raises:
         ValueError: a method or a tree is unknown, or does not fit the model.
@@ -119,10 +121,10 @@ def load_subject(
     """Load the model to measure, and choose its prompts.
 
     Args:
-        source: the model, as `lantern.load` takes it, or as `random_model` does if its weights are random.
-        file: see `choose_prompts`.
-        num: see `choose_prompts`.
-        random_weights: whether weights are random. There are no prompts then.
+        source: name or path of the model, as `lantern.load` takes it. If weights are random, as `random_model` does.
+        file: prompt file, or None for default prompts.
+        num: number of prompts.
+        random_weights: whether to make a model with random weights, which needs no prompts.
         is_tiny: whether to make the sizes of a model with random weights tiny.
         device: "cpu" or "cuda".
         dtype: "float32" or "bfloat16".
@@ -146,17 +148,17 @@ def load_subject(
 
 
 def choose_methods(methods: str, trees: str, *, has_draft_model: bool) -> dict[str, tuple[str, Parts]]:
-    """Read the methods to measure.
+    """Return the methods that `lantern bench` measures, from the text of its options.
 
     Args:
         methods: presets with their parameters, separated by commas, such as "jacobi, lantern k=20 delta=0.1". If empty,
-            a few presets that the model can run, or "jacobi" if there are trees.
-        trees: names of trees, separated by commas. If there are any, every method is measured with each of them.
-        has_draft_model: whether the model has a draft model.
+            a few presets that the model can run. If empty while `trees` is not, only "jacobi".
+        trees: names of draft trees, separated by commas. If there are any, every method is measured with each of them.
+        has_draft_model: whether the model has a draft model. If not, the few presets are ones that need none.
 
     Returns:
-        Text of the method, such as "lantern k=20 delta=0.1" -> (preset, parameters). Autoregressive decoding comes
-        first.
+        Text of the method, such as "lantern k=20 delta=0.1" -> (name of the preset, parameters). Autoregressive
+        decoding comes first.
 
     Raises:
         ValueError: a word after a preset does not have the form name=value, or a method names a tree although `trees`
@@ -182,7 +184,10 @@ def choose_methods(methods: str, trees: str, *, has_draft_model: bool) -> dict[s
 
 
 def read_method(text: str) -> tuple[str, Parts]:
-    """Read a preset and its parameters, such as "lantern k=20 delta=0.1".
+    """Read a method from text such as "lantern k=20 delta=0.1": the name of a preset, and parameters that differ.
+
+    Returns:
+        (name of the preset, parameters).
 
     Raises:
         ValueError: a word after the preset does not have the form name=value.
@@ -197,12 +202,12 @@ def read_method(text: str) -> tuple[str, Parts]:
 
 
 def choose_prompts(encoder: TextEncoder, file: Path | None, num: int) -> list[Prompt]:
-    """Return the prompts to measure.
+    """Return the prompts of the images whose decoding is timed.
 
     Args:
         encoder: text encoder of the model.
-        file: prompt file, see `load_prompts`. None for prompts that the encoder can encode: descriptions of photos,
-            captions of the shapes dataset or of Fashion-MNIST, or class numbers.
+        file: prompt file, see `load_prompts`. None for default prompts: descriptions of photos, captions of the shapes
+            dataset or of Fashion-MNIST, or class numbers. The first kind that the encoder can encode is used.
         num: number of prompts. If the file has fewer, all of them are used.
 
     Raises:
@@ -223,10 +228,10 @@ def choose_prompts(encoder: TextEncoder, file: Path | None, num: int) -> list[Pr
 
 
 def table_of(report: Report) -> str:
-    """Return the results as a table with one line per method, and notes about how they were measured.
+    """Return the results of `lantern bench` as text: a table with one line per method, and notes below it.
 
     Args:
-        report: a report of `bench`.
+        report: measured times and settings, from `bench`.
     """
     batch = f"batch {report['batch_size']}"
     if report["random_weights"]:
@@ -267,7 +272,7 @@ def _cells_of(row: Row) -> list[str]:
 
 
 def notes_of(report: Report) -> list[str]:
-    """Return sentences about how a report was measured, and about what makes its numbers uncertain."""
+    """Return the notes below the table: how the times were measured, and what makes them uncertain."""
     complete, planned = report["rounds_complete"], report["num_rounds"]
     threads = "" if report["device"] == "cuda" else f", {report['threads']} of {report['machine']['cores']} cores"
     notes = [
@@ -299,7 +304,7 @@ def notes_of(report: Report) -> list[str]:
 
 
 def _notes_on_tokens(report: Report) -> list[str]:
-    """Return sentences about exact methods whose images are not all equal to those of autoregressive decoding."""
+    """Return notes that name the exact methods with images that differ from those of autoregressive decoding."""
     other: dict[bool, list[str]] = {True: [], False: []}
     for row in report["rows"]:
         if row["method"]["is_exact"] and row["num_equal"] < row["num_images"]:
@@ -321,7 +326,7 @@ def save_report(folder: Path, model: str, report: Report) -> None:
     Args:
         folder: the folder, which is created if it is missing.
         model: the model as the user named it.
-        report: a report of `bench`.
+        report: measured times and settings, from `bench`.
     """
     write_json(folder / FILE_NAME, {"model": model, **report})
 
@@ -329,7 +334,7 @@ def save_report(folder: Path, model: str, report: Report) -> None:
 def save_race(folder: Path, model: Model, prompts: Sequence[Prompt], images: Sequence[TimedImage]) -> None:
     """Write race.html into a folder: the page on which the measured methods generate images side by side.
 
-    For a model that generates a smaller image first, no page is written, because the page shows one image only.
+    For a model that generates a smaller image before the image itself, no page is written: it can show only one image.
 
     Args:
         folder: the folder.

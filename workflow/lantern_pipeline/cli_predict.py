@@ -17,13 +17,14 @@ SOURCE = "the shapes dataset, docs/results.csv"
 
 
 def predict_gpu(model: str, gpu: str, methods: Sequence[str], tokens_per_forward: float | None) -> str:
-    """Return a table of predictions from estimates for a GPU.
+    """Return a table of predicted times and speed-ups on a GPU, from estimates and published step costs.
 
     Args:
-        model: name of the model card.
+        model: name of a published model.
         gpu: name of the GPU.
         methods: names of presets. If empty, "jacobi" and "eagle1".
-        tokens_per_forward: of all methods. None for the numbers of docs/results.csv.
+        tokens_per_forward: tokens per forward pass, the same for all methods. None for the number that docs/results.csv
+            has for each method.
 
     Raises:
         ValueError: a name is unknown, or the tokens per forward pass are out of range or not published.
@@ -38,16 +39,17 @@ def predict_gpu(model: str, gpu: str, methods: Sequence[str], tokens_per_forward
 
 
 def predict_from_bench(path: Path, methods: Sequence[str], tokens_per_forward: float | None) -> str:
-    """Return a table of predictions from the step costs of a bench.
+    """Return a table of predicted times and speed-ups on a machine, from step costs that were measured there.
 
     Args:
-        path: file of `lantern bench --output`, or its folder.
+        path: file that `lantern bench --output` wrote, or its folder.
         methods: presets with their parameters, such as "jacobi tree=chain15". If empty, "jacobi".
-        tokens_per_forward: of all methods. None for those that the bench measured, or those of docs/results.csv.
+        tokens_per_forward: tokens per forward pass, the same for all methods. None for the numbers in the file, or else
+            in docs/results.csv.
 
     Raises:
-        ValueError: the file is no report of a bench, a method is unknown, the tokens per forward pass are out of range
-            or not known, or the bench measured no similar method.
+        ValueError: `lantern bench` did not write the file, a method is unknown, or no similar method was measured. Or
+            the tokens per forward pass are out of range or not known.
     """
     report, found = read_bench(path), []
     for text in methods or ["jacobi"]:

@@ -33,7 +33,7 @@ CELL_HEIGHT = 1.75  # inches, titles included
 
 @dataclass(frozen=True)
 class Sample:
-    """The image that one method generates for the prompt.
+    """The image that one method generates for the prompt of the command `lantern sample`.
 
     Attributes:
         label: name of the method.
@@ -72,15 +72,15 @@ def sample_prompt(
     Args:
         model: target, tokenizer, text encoder and draft model, as `lantern.load` returns them.
         prompt: the prompt.
-        methods: presets with their parameters, such as "lantern k=20 delta=0.1". If empty, a few presets are used.
+        methods: names of presets with parameters, such as "lantern k=20 delta=0.1". If empty, a few presets are used.
         size: height and width of the image in pixels. None for the model's own size.
 
     Returns:
         One sample per method, autoregressive decoding first.
 
     Raises:
-        ValueError: the prompt is empty or contains an unknown word, a preset or a parameter is unknown or out of range,
-            or the model does not have this size.
+        ValueError: the prompt is empty or contains an unknown word. Or a preset or a parameter is unknown or out of
+            range, or the model does not have this size.
     """
     vocabulary = getattr(model.encoder, "vocabulary", None)  # models of a world have one
     world = world_with(vocabulary)
@@ -108,7 +108,7 @@ def sample_prompt(
 
 
 def read_values(words: Sequence[str]) -> dict[str, Any]:
-    """Split words such as "k=20" into names and values, which are read as YAML: {"k": 20}."""
+    """Convert words such as "k=20" to a dict: {"k": 20}. Values are read as YAML."""
     return {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words)}
 
 

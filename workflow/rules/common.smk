@@ -1,4 +1,7 @@
-"""The planned run, and functions for all rules. config/paths.py has the paths, inputs.smk the lists of input files."""
+"""The plan of the run, and functions that rules share.
+
+Module config/paths.py of the pipeline has the paths of files, inputs.smk functions that list input files of rules.
+"""
 
 import sys
 from dataclasses import asdict
@@ -52,20 +55,23 @@ TABLE_SETTINGS = CONFIG.metrics.keys_of(TableSettings)
 
 
 def code(script, *others):
-    """Return a function that hashes the code of a script, as a parameter of its rule: an edit re-runs the rule.
+    """Return a parameter of a rule that changes if the code of its script is edited, so that the rule runs again.
 
-    Snakemake calls the returned function once per job, so that a job does not hash the scripts of other rules.
+    It is a function that hashes the code. Snakemake calls it per job, so that no job hashes the scripts of other rules.
 
     Args:
         script: file name of the script. The modules that it imports are hashed, too.
-        *others: further files to hash, relative to the pipeline's folder.
+        *others: further files to hash, relative to the folder lantern_pipeline.
     """
     files = [PIPELINE.parent / "scripts" / script, *(PIPELINE / name for name in others)]
     return lambda wildcards: " ".join(code_fingerprint(file) for file in files)
 
 
 def in_report(path, **entry):
-    """Return an output of a rule, marked so that the report shows it. Outputs of variants are not shown."""
+    """Return an output of a rule, marked so that the report shows it.
+
+    Outputs of variants (repetitions of the run with some config keys changed) are not shown.
+    """
     return path if RUN.is_variant else report(path, **entry)
 
 

@@ -1,4 +1,4 @@
-"""Defaults for a workflow that uses this one as a module: config.yaml, resources.yaml, the weights."""
+"""Default config for a workflow that uses this one as a module: config.yaml, resources.yaml, paths of the weights."""
 
 import os
 

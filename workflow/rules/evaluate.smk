@@ -5,7 +5,7 @@ from lantern_pipeline.config.paths import nearest_codes_of
 from lantern_pipeline.measure.registry import loading_modules
 from lantern_pipeline.settings.run_config import FidelitySettings, MetricChoices, TotalVariationNodes
 
-# An ablation has too few images per point for distances between sets.
+# An ablation has too few images per method for metrics of sets of images, such as FID.
 ABLATION_METRICS = CONFIG.metrics.model_copy(update={"fidelity": None, "efficientnet": False})
 
 

@@ -1,4 +1,7 @@
-"""Keys given by the user: overlays and --config, or the config of a module. They are read before the defaults."""
+"""Config keys that the user gives: files with --configfile, --config, or the config of a module.
+
+They are read before the defaults.
+"""
 
 from copy import deepcopy
 

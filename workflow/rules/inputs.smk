@@ -4,7 +4,7 @@ import json
 
 
 def shards_of(files):
-    """Return the paths of all shards of some record files.
+    """Return the paths of all shards of some files. A shard has the part of the data that one job wrote.
 
     Args:
         files: paths that contain {scatteritem}, which Snakemake replaces by the number of a shard.
@@ -47,7 +47,7 @@ def drafter_codes_of(split):
 
 
 def methods_at(wildcards):
-    """Return the ids of the methods that run at the temperature of the wildcards."""
+    """Return the ids of the methods that run at the temperature of a job, which its wildcards state."""
     return PLAN.methods_at(wildcards.temperature)
 
 
@@ -62,7 +62,7 @@ def scoring_minutes(wildcards, attempt):
 def caption_of(figure):
     """Return a function that fills numbers into the caption of a figure.
 
-    The numbers are in the claims, which a rule writes. Until then Snakemake shows TBD in place of the caption.
+    The numbers are in claims.json, which a rule writes. Until then Snakemake shows TBD in place of the caption.
     """
     setting = {**PLAN.headline, "cfg_scale": f"{CONFIG.sampling.cfg_scale:g}"}
 

@@ -1,4 +1,4 @@
-"""Variants of the experiment: this workflow runs again for each, on the config with its changes."""
+"""Variants of the run: for each variant, the whole workflow runs again, with some config keys changed."""
 
 from copy import deepcopy
 

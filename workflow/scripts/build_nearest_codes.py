@@ -1,4 +1,4 @@
-"""Write the table of nearest codes: for each code of the image tokenizer, the codes most similar to it."""
+"""Write a table of nearest codes, which lists the most similar codes for each code of the image tokenizer."""
 
 from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.codebook import nearest_codes

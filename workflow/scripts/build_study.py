@@ -1,4 +1,4 @@
-"""Write the HTML page of the preference study, and its key.
+"""Write the HTML page of the preference study, on which readers choose between two images, and its key.
 
 The key is a JSON file that states which image of each pair is the autoregressive one.
 """

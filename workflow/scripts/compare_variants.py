@@ -1,4 +1,4 @@
-"""Join the results of the run and of its variants into one table and one page.
+"""Join the results of the run and of its variants into one table and one HTML page.
 
 A variant is a repetition of the run with some config keys changed, such as the sizes of the target model.
 """

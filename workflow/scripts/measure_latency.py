@@ -1,7 +1,7 @@
 """Measure the time per image of all methods at batch size 1.
 
 Methods take turns image by image, so that a change in the speed of the machine affects all of them. The timed images at
-the headline temperature (config key metrics.headline_temperature) are stored, so that pages can replay them.
+the temperature of the main results (config key metrics.headline_temperature) are stored, so that pages can replay them.
 """
 
 import pandas as pd

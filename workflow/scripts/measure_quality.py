@@ -1,6 +1,6 @@
-"""Join the scores of all methods' images into the quality table of one prompt set and temperature.
+"""Write the quality table of one prompt set and temperature, from the scores of all methods' images.
 
-The script also computes the metrics of sets of images, such as FID.
+The script also computes the metrics of whole sets of images, such as FID.
 """
 
 from lantern.records import load_shards

@@ -1,6 +1,6 @@
-"""Compute features of the real images, once for all methods.
+"""Compute the features of real images with which FID, KID, precision and recall compare generated images.
 
-FID, KID, precision and recall compare the features of generated images with them.
+The features are computed once for all methods.
 """
 
 from lantern.io import save_tensors

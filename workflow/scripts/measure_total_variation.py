@@ -1,7 +1,7 @@
 """Measure the total variation between the distributions of the emitted token and of the target's token.
 
-It is measured for each method. It is also measured for each kind of relaxed acceptance, at several values of the
-acceptance's parameter delta, which limits the relaxation.
+Total variation is measured for each method. It is also measured for each relaxed acceptance rule, as a function of the
+rule's parameter delta, which limits the relaxation.
 """
 
 import pandas as pd

@@ -1,4 +1,4 @@
-"""Generate and measure the images of all points of one ablation (method, sampling settings and draft model)."""
+"""Run one ablation: generate and measure images for every combination of method, sampling settings and draft model."""
 
 from lantern.checkpoints.native import read_metadata
 from lantern.generation import load_decoding_models

@@ -1,6 +1,6 @@
-"""Generate images of one shard of the training captions with the target model, to train a draft model on them.
+"""Generate images of training captions with the target model, to train a draft model on their codes.
 
-A shard is a part of the captions, which one job processes.
+One job processes a part of the captions, a shard.
 """
 
 import torch

@@ -1,6 +1,6 @@
-"""Train the attribute classifier.
+"""Train the attribute classifier, which recognises in an image the attributes that captions name.
 
-Its training images are the shapes dataset if the images of the run belong to no world, such as those of a folder.
+The classifier is trained on Fashion-MNIST if the run is about this dataset, else on the shapes dataset.
 """
 
 from lantern.checkpoints.native import save_model

@@ -1,4 +1,4 @@
-"""Train the draft model against the frozen target model, and measure how often its drafts are accepted."""
+"""Train the draft model to predict the frozen target model, and measure how often its drafts would be accepted."""
 
 from lantern.checkpoints.native import save_model
 from lantern.checkpoints.target import load_target

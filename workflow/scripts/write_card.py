@@ -1,4 +1,4 @@
-"""Write card.json, which contains everything that `lantern.load` needs about the model of a finished run."""
+"""Write card.json, the description of a finished run's model from which `lantern.load` loads it."""
 
 import os
 from pathlib import Path

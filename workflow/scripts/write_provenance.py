@@ -1,4 +1,4 @@
-"""Write how the results were made: config, code, packages, machines, random seeds and checksums of files."""
+"""Write provenance.json, which states how results were made: config, code, packages, machines, seeds, checksums."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """Provenance of results: the config, code, packages, machines, random seeds and files that they were made with.
 
-It is written to a file that is published with the results, so it contains no user name, host name or absolute path.
-Snakemake reads this module while it builds the workflow, so only functions import torch.
+The provenance is published in a file with the results, so it contains no user name, host name or absolute path.
+Snakemake imports this module while it plans the jobs, so only functions import torch.
 """
 
 from __future__ import annotations
@@ -81,16 +81,18 @@ class Provenance(TypedDict):
     """Contents of provenance.json, the description of how the results of a run were made.
 
     Attributes:
-        kind: KIND, by which the file is recognised.
+        kind: the constant KIND, which marks a JSON file as a provenance.
         experiment: name of the run.
         code: version, commit and hashes of Lantern's code.
         environment: Python, operating system, and versions of packages.
         machine: the machine that wrote the file.
         decoding: the distinct devices and settings with which images were generated.
         seeds: name -> random seed.
-        models, prompts, records, tables, figures: file name relative to the results -> checksum and size.
-        resources: resource -> file name -> checksum and size of files that the run used but did not make.
-        config: the config, without machine-specific data.
+        models, prompts, records, tables, figures: file name relative to the folder of the results -> checksum and
+            size. Records are files with the codes of generated images.
+        resources: name of a resource, such as published weights -> file name -> checksum and size. The run used these
+            files but did not make them.
+        config: the config, without machine-specific data such as absolute paths.
     """
 
     kind: str
@@ -110,7 +112,7 @@ class Provenance(TypedDict):
 
 
 def publishable_config(config: Mapping[str, object]) -> dict[str, object]:
-    """Return the config without machine-specific data.
+    """Return a copy of a config that can be published, without machine-specific data.
 
     If a path is outside the project, only its last part is kept. User names and passwords are removed from URLs.
     """
@@ -131,7 +133,7 @@ def results_config(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def describe_code(root: Path = ROOT) -> Code:
-    """Return the version of Lantern, the git commit, and the fingerprint of each script.
+    """Return the version of Lantern, the git commit, and a hash of the code that each script runs.
 
     Args:
         root: the project's folder.
@@ -157,18 +159,18 @@ def describe_code(root: Path = ROOT) -> Code:
 
 
 def describe_maker() -> str:
-    """Return one line that names Lantern's version and this machine, for a file that states how it was made."""
+    """Return one line that names Lantern's version, its commit and this machine, for files that state their origin."""
     code = describe_code()
     commit = f"commit {(code['commit'] or 'unknown')[:7]}" + ", modified" * bool(code["is_modified"])
     return f"Lantern {code['version']}, {commit}, on {name_machine(describe_machine())}"
 
 
 def compare_code(provenance: Provenance, script: str) -> str:
-    """Return a sentence that states whether this installation has the code with which some results were made.
+    """Return a sentence that states whether the installed code equals the code that made some results.
 
     Args:
         provenance: provenance of the results.
-        script: name of the script whose code is compared.
+        script: name of the workflow script whose code, with all imported modules, is compared.
     """
     theirs, ours = provenance["code"], describe_code()
     commit = f"version {theirs['version']}, commit {theirs['commit'] or 'unknown'}"
@@ -204,7 +206,7 @@ def describe_resources(inputs: Sequence[Path | str]) -> dict[str, dict[str, Dige
     """Return checksum and size of files that a run uses but does not make.
 
     Args:
-        inputs: manifests of resources, or paths of files and folders.
+        inputs: paths of files, of folders, or of manifests: JSON files that name the downloaded files of a resource.
 
     Returns:
         Name of the resource, file or folder -> file name -> checksum and size.

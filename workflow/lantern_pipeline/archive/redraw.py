@@ -46,15 +46,16 @@ def redraw(
         provenance: provenance of these results.
         num_images: number of images. If it is 0, no file is read and no image is generated.
         seed: random seed of the choice of images.
-        models: results/<experiment> of another run, which has the converted models that `folder` lacks.
+        models: results/<experiment> of another run. Models that were converted from published weights are read from
+            it if `folder` lacks them.
         device: device of the models.
 
     Yields:
         (name of an image; whether each of its tokens equals the stored one, bool (tokens,)).
 
     Raises:
-        ValueError: the config or the records name a custom class, a model is missing or has another checksum, or
-            records do not fit the config and the prompts.
+        ValueError: a model is missing or has another checksum, or the images do not fit the config and the prompts. Or
+            the config or a file of generated images names a custom class.
     """
     if not num_images:
         return
@@ -75,9 +76,9 @@ def redraw(
 
 
 def choose_records(folder: Path, num: int, draw: random.Random) -> list[str]:
-    """Choose record files, which contain generated images, at random and evenly among the methods.
+    """Choose random files of generated images (records), spread evenly over the methods.
 
-    Every method has one file in the result before any method has a second one.
+    No method has a second file in the result before every method has one.
 
     Args:
         folder: folder of the results.
@@ -98,13 +99,16 @@ def choose_records(folder: Path, num: int, draw: random.Random) -> list[str]:
 
 
 def _parts_of(name: str) -> tuple[str, ...]:
-    """Read method id, prompt set, temperature, training seed and noise seed from the name of a record file.
+    """Read the method, prompt set, temperature and seeds of generated images from the name of their file.
 
     Args:
-        name: name of a file of generated images, relative to the folder of the results.
+        name: name of the file, relative to the folder of the results.
+
+    Returns:
+        (method id, prompt set, temperature, training seed, noise seed).
 
     Raises:
-        ValueError: the name does not have the form of a record file's name.
+        ValueError: the name does not have the form that such a file's name has.
     """
     match = _RECORDS.fullmatch(name)
     if match is None:

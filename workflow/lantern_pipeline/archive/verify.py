@@ -116,7 +116,7 @@ def shorten(names: list[str]) -> str:
 
 
 def refuse_own_classes(found: object, where: str) -> None:
-    """Check that JSON values name no custom class. Results of other people must not decide which code is imported.
+    """Check that JSON values name no custom Python class, since results of other people must not run their code.
 
     Args:
         found: JSON value, such as the config in a provenance.

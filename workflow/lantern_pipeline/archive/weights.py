@@ -1,6 +1,6 @@
-"""Publication of the trained weights of the shapes dataset.
+"""Publication of trained weights: they are rounded to bfloat16 and described.
 
-The weights are rounded to bfloat16. A description states their checksums and how they were trained.
+The description states their checksums and how they were trained.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def describe_training(
 
     Args:
         config: the config of the run that trained them.
-        reports: model name -> report of its training.
+        reports: model name -> contents of report.json, which its training wrote.
         files: model name -> file of its rounded weights.
     """
     code = describe_code()

@@ -1,4 +1,4 @@
-"""Checks of the config, and its expansion into methods, paths and resources of jobs.
+"""Checks of the config of a run, and everything that follows from it: methods, file paths, and memory of jobs.
 
-Snakemake reads this package while it plans, so it does not import torch.
+Snakemake imports this package while it plans the jobs, so the package does not import torch.
 """

@@ -1,6 +1,6 @@
-"""Checks of config keys that depend on each other, on the table of methods or on the entries of `resources`.
+"""Checks whether config keys fit together, and whether they fit Lantern's methods and the files in `resources`.
 
-Snakemake reads this module while it builds the workflow, so it does not import torch.
+Snakemake imports this module while it plans the jobs, so the module does not import torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def check_between_keys(config: RunConfig) -> None:
     """Check whether the keys of a config fit together.
 
-    The checks are functions of this module, which yield one sentence per error. A later check may rely on earlier ones.
+    Each check is a function of this module that yields one sentence per error. Later checks rely on earlier ones.
 
     Raises:
         ValueError: two keys contradict each other, or a key does not fit the methods or resources of the run. The
@@ -68,10 +68,10 @@ def _prompt_set(name: str, entry: PromptSet, config: RunConfig) -> Iterator[str]
 
 
 def _resources(config: RunConfig) -> Iterator[str]:
-    """Check the entries of config section `resources`, and the keys that may name an entry.
+    """Check the entries of config section `resources`, and the keys that may name such an entry as a file.
 
-    Also check whether other keys allow the use of finished weights, which the run does not train. For example, a
-    finished target needs the image tokenizer with which it was trained.
+    If a key names finished weights, which the run does not train, other keys must fit them. For example, a finished
+    target needs the image tokenizer with which it was trained.
 
     Yields:
         One sentence per error.
@@ -111,9 +111,10 @@ def _resources(config: RunConfig) -> Iterator[str]:
 
 
 def metric_checkpoints(config: RunConfig) -> dict[str, str | None]:
-    """Return the weights file (config key `checkpoint`) of each metric model that a run needs.
+    """Return the weights file (config key `checkpoint`) of each metric model, a model that evaluates images.
 
-    The attribute classifier is also needed if the run trains an image tokenizer, for the perceptual loss.
+    Only metric models that the run needs are returned. The attribute classifier is also needed if the run trains an
+    image tokenizer, for the perceptual loss.
 
     Returns:
         Config section of the metric model, "attribute_classifier" or "clip" -> its weights file, None if the run trains
@@ -273,11 +274,11 @@ def _methods(config: RunConfig) -> Iterator[str]:
 
 
 def _sizes_of_methods(key: str, specs: list[MethodSpec], config: RunConfig) -> Iterator[str]:
-    """Check that k and the tree depth of methods are not too large.
+    """Check that a method's number k of nearest codes and the depth of its draft tree are not too large.
 
-    k, the number of nearest codes per code, may not exceed the columns of the table of nearest codes. A draft tree may
-    not be deeper than OVERSHOOT, since the last drafts of an image reach beyond its end, where the target's rotary
-    table has this number of positions.
+    The table of nearest codes must have at least k columns. A draft tree may be at most OVERSHOOT drafts deep. Near the
+    end of an image, drafts lie beyond its last position, and the target's rotary table has only OVERSHOOT positions
+    there.
 
     Args:
         key: config key with the methods, for the error message.

@@ -30,7 +30,7 @@ _LAST = ("description", "propertyNames", "additionalProperties", "items", "prope
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML writer that puts the innermost mappings and all lists on one line, and writes repeated values in full."""
+    """YAML writer with the innermost mappings and all lists on one line, and without anchors for repeated values."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -60,13 +60,14 @@ def json_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _expand(schema: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
-    """Replace references by the sections that they name, and merge alternative types of a key into one schema.
+    """Simplify a JSON schema: replace each reference by the schema that it names, and merge alternatives of a key.
 
-    Merging is safe because alternatives differ in type, and the bounds of one type do not apply to values of another.
+    The merged schema allows the types and has the bounds of all alternatives. This is safe because alternatives differ
+    in type, and the bounds of one type do not apply to values of another.
 
     Args:
         schema: a JSON schema from pydantic, or a part of one.
-        sections: name in references -> schema.
+        sections: name that references use -> schema of a config section.
     """
     section = sections[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else {}
     found: dict[str, Any] = {}
@@ -90,7 +91,7 @@ def _expand(schema: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rank(item: tuple[str, object]) -> int:
-    """Return the sort rank of an item (key, value) of a schema: type and bounds first, the keys of a section last."""
+    """Return a sort key that puts type and bounds of a JSON schema first, and the keys of a section last."""
     key = item[0]
     if key in _FIRST:
         return _FIRST.index(key)

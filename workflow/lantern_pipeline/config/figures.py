@@ -1,8 +1,8 @@
-"""The figures of a run: title, files, settings and caption of each.
+"""Table of the figures of a run: title, files, settings and caption of each.
 
 Function `draw_<name>` of module `lantern_pipeline.figures.<name>` draws the figure <name>. Script
 `workflow/scripts/draw_figure.py` calls it with the contents of the files and the settings as keyword arguments.
-Snakemake reads this module while it plans, so it does not import matplotlib.
+Snakemake imports this module while it plans the jobs, so the module does not import matplotlib.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ MIN_SIZES = 3  # of draft trees, for a curve
 
 @dataclass(frozen=True)
 class Figure:
-    """Description of one figure.
+    """Description of one figure: which data it shows, and its caption.
 
     Attributes:
         letter: letter by which texts refer to the figure.
         title: title in the report.
-        files: argument name of the drawing function -> path or paths. Paths of record files (generated codes) contain
-            {scatteritem}, which Snakemake replaces by a shard.
-        settings: argument name of the drawing function -> value.
+        files: name of an argument of the drawing function -> path or paths of the files with its data. Paths of records
+            (generated codes) contain {scatteritem}, which Snakemake replaces by the number of a part of the images.
+        settings: name of another argument of the drawing function -> its value.
         caption: text under the figure, in reStructuredText. It may contain {config.section.key}, a config value, and
             {name}, an entry of the dict that `claims.describe_setting` returns. If the figure does not read the summary
             table, only {prompt_set}, {temperature} and {cfg_scale} are filled in.
@@ -41,7 +41,7 @@ class Figure:
 
     @property
     def draws_images(self) -> bool:
-        """True if the figure shows generated images, which it reads from record files."""
+        """True if the figure shows generated images, which it decodes from files of codes (records)."""
         return "records" in self.files
 
 
@@ -256,9 +256,9 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
 
 
 def _has_node_curves(plan: RunPlan) -> bool:
-    """Return whether a run has enough data for figure `nodes`, whose curves have one point per size of a draft tree.
+    """Return whether a run has enough data for figure `nodes`: tokens per forward pass over the size of the draft tree.
 
-    Exact methods with Jacobi drafts must use static trees of at least MIN_SIZES sizes.
+    The exact methods with Jacobi drafts must use static trees of at least MIN_SIZES different sizes.
     """
     shapes = [spec.tree_shape for spec in plan.specs.values() if spec.drafts == "jacobi" and spec.is_exact]
     return len({len(shape) for shape in shapes if isinstance(shape, tuple)}) >= MIN_SIZES

@@ -1,7 +1,7 @@
-"""Expansion of the config's methods and ablations into single methods, each with its draft tree.
+"""Expansion of config entries into single methods, each with one value per parameter and its draft tree.
 
-Config entries may have lists of values; every combination of the values is one method.
-Snakemake reads this module while it builds the workflow, so it does not import torch.
+A config entry may have a list of values for a parameter. Then every combination of the values is one method.
+Snakemake imports this module while it plans the jobs, so the module does not import torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MethodRun:
-    """A method and a temperature at which it runs. Result tables have one row per such pair and prompt set."""
+    """A method and a temperature at which it runs. Result tables have one row for each pair and each prompt set."""
 
     spec: MethodSpec
     temperature: float
@@ -43,11 +43,11 @@ def expand_methods(config: RunConfig) -> list[MethodRun]:
 
 
 def _expand_entries(entries: Sequence[dict[str, Any]], key: str, config: RunConfig) -> list[MethodRun]:
-    """Return the methods of some config entries, each with its temperature.
+    """Expand a list of config entries into methods, each with its temperature, as `expand_methods` does.
 
     Args:
-        entries: the entries.
-        key: config key of the list of entries, for error messages.
+        entries: the entries. One entry may stand for several methods.
+        key: config key of the list, for error messages.
         config: the checked config.
 
     Raises:
@@ -70,10 +70,10 @@ def _expand_entries(entries: Sequence[dict[str, Any]], key: str, config: RunConf
 
 
 def expand_ablations(config: RunConfig) -> dict[str, list[AblationPoint]]:
-    """Return the points of each ablation: every combination of method, sampling settings and draft model.
+    """Return the points of each ablation. A point is a method with sampling settings and a draft model.
 
-    Autoregressive decoding is added at each temperature and sampling setting, because the other points are compared
-    with it.
+    Every combination of the values in the config is a point. Autoregressive decoding is added at each temperature and
+    sampling setting, because the other points are compared with it.
 
     Returns:
         Name of the ablation -> its points.
@@ -126,7 +126,7 @@ def _expand_entry(entry: dict[str, Any], config: RunConfig) -> Iterator[MethodRu
 
 
 def _check_name(spec: MethodSpec) -> None:
-    """Check that the name of a method is not one that the result tables use for something else.
+    """Check that the name of a method is not reserved for other rows of the result tables.
 
     Raises:
         ValueError: the name is "real" or "reconstruction" (rows of images that no method generated), or it is
@@ -160,7 +160,8 @@ def _tree_shape(tree: str | None, config: RunConfig) -> TreeShape | None:
 def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]) -> str:
     """Return the id of a method, such as "name-k20-delta0.1".
 
-    The id contains every part and parameter that differs from the preset. A custom class appears by its class name.
+    The id begins with the name of the preset. It contains every part (tree, drafts, acceptance rule) and parameter that
+    differs from the preset. A custom class appears by its class name.
 
     Args:
         spec: the method.

@@ -1,7 +1,7 @@
-"""Plan of a run, computed from its config: methods, repeats and file paths.
+"""Plan of a run, computed from its config: methods, repeats with other seeds, and paths of all files.
 
-Paths begin with Snakemake's path variable <results>, which Snakemake replaces by results/<experiment>. Snakemake reads
-this module while it builds the workflow, so it imports neither torch nor pandas.
+Paths begin with Snakemake's path variable <results>, which Snakemake replaces by results/<experiment>. Snakemake
+imports this module while it plans the jobs, so the module imports neither torch nor pandas.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOKENIZER = "<results>/tokenizer/model.safetensors"
 
 
 def model_of(name: str) -> str:
-    """Return the path of a metric model's weights.
+    """Return the path of the weights of a metric model, which evaluates generated images.
 
     Args:
         name: "attribute_classifier" or "clip".
@@ -46,15 +46,15 @@ def drafter_of(training_seed: int | str, num_steps: int | None = None) -> str:
 
     Args:
         training_seed: the seed, or a Snakemake wildcard in its place.
-        num_steps: number of optimiser steps, if an ablation trains its own draft model; None for the draft model of the
-            run.
+        num_steps: number of optimiser steps of a draft model that only an ablation uses; None for the draft model of
+            the run.
     """
     steps = f"-{num_steps}steps" if num_steps else ""
     return f"<results>/drafter/s{training_seed}{steps}/model.safetensors"
 
 
 def drafter_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | list[str]:
-    """Return the path of the draft model's weights if one of the methods needs it, else an empty list (no input).
+    """Return the path of the draft model's weights as input of a rule, or an empty list if no method needs it.
 
     Args:
         specs: the methods.
@@ -104,10 +104,10 @@ class RunPlan:
         specs: method id -> method.
         temperatures: the temperatures of all methods as text, in increasing order.
         ablations: name -> points of the ablation (method, temperature, sampling settings, draft model).
-        repeats: names of the repeats, such as "s0n1" for training seed 0 and noise seed 1.
+        repeats: names of the repeats with different seeds, such as "s0n1" for training seed 0 and noise seed 1.
         first: seeds of the first repeat. Ablations, output distributions and animations use only this repeat.
         prompt_sets: names of the prompt sets.
-        headline: prompt set and temperature of the run's main results.
+        headline: prompt set and temperature of the run's main results, from which conclusions are drawn.
         sampled: prompt set and temperature at which output distributions are measured. It equals `headline`, except
             that the run's highest temperature replaces temperature 0, at which nothing is sampled.
     """
@@ -142,7 +142,7 @@ class RunPlan:
         return [spec.method_id for spec, found in self.runs if found == temperature]
 
     def run_params(self, temperature: str | None = None) -> list[tuple]:
-        """Return the methods and temperatures of the run, as plain values that Snakemake can store and compare.
+        """Return methods and temperatures as the parameter of a rule: plain values that Snakemake can compare.
 
         Args:
             temperature: a temperature as text, to return only the methods that run at it; None returns all.
@@ -165,12 +165,12 @@ class RunPlan:
     ) -> list[str]:
         """Return the paths of the files with generated codes and their statistics ("records"), one per method.
 
-        Each path contains {scatteritem}, which Snakemake replaces by the number of a shard.
+        Each path contains {scatteritem}, which Snakemake replaces by the number of a shard (part of the prompts).
 
         Args:
             prompt_set: name of the prompt set.
             temperature: temperature as text.
-            repeat: name of the repeat.
+            repeat: name of the repeat, which states the seeds, such as "s0n1".
             methods: ids of the methods; None for all methods that run at this temperature.
         """
         return [
@@ -179,11 +179,11 @@ class RunPlan:
         ]
 
     def all_records(self) -> list[str]:
-        """Return the paths of all record files of the run, with {scatteritem} for the shard; see `records_of`."""
+        """Return the paths of all files with generated codes of the run, in the form that `records_of` explains."""
         return [file for run_key in self._run_keys() for file in self.records_of(*run_key)]
 
     def quality_tables(self, ending: str) -> list[str]:
-        """Return the paths of the quality tables of all prompt sets, temperatures and repeats.
+        """Return the paths of the quality tables (NLL, FID etc.) of all prompt sets, temperatures and repeats.
 
         Args:
             ending: "csv" for the tables with one line per method, "images.csv" for the tables with one line per image.
@@ -191,7 +191,7 @@ class RunPlan:
         return [f"<results>/quality/{name}.T{found}.{repeat}.{ending}" for name, found, repeat in self._run_keys()]
 
     def latency_tables(self, ending: str) -> list[str]:
-        """Return the paths of the latency tables, or of the timed images, one per repeat.
+        """Return the paths of the latency tables, or of the timed images, one per repeat (run with other seeds).
 
         Args:
             ending: "csv" for the tables, or "images.safetensors" for the images whose decoding was timed.
@@ -202,18 +202,19 @@ class RunPlan:
         """Return the paths of the tables of all ablations.
 
         Args:
-            *endings: "csv" for the tables with one line per point, "images.csv" for those with one line per image.
+            *endings: "csv" for tables with one line per method and settings, "images.csv" for one line per image.
         """
         return [f"<results>/ablations/{name}.{ending}" for name in self.ablations for ending in endings]
 
     def variant_tables(self) -> dict[str, list[str]]:
-        """Return the paths of the tables by which variants are compared.
+        """Return the paths of the tables by which the run is compared with its variants.
 
-        A variant is a repetition of the run with some config keys changed.
+        A variant is a repetition of the run with some config keys changed, such as the size of the target.
 
         Returns:
             Kind of table -> paths, first of the run itself, then of each variant. The kinds are "summary", "paired"
-            (differences from autoregressive decoding), "images" (metrics per image) and "ambiguity".
+            (differences from autoregressive decoding), "images" (metrics per image) and "ambiguity" (how unsure the
+            target is of the next token).
         """
         repeat = self.repeats[0]
         file_ending = f"T{self.headline['temperature']}.{repeat}.images.csv"
@@ -227,7 +228,7 @@ class RunPlan:
         return {kind: [f"{folder}/{file}" for folder in folders] for kind, file in tables.items()}
 
     def metric_inputs(self, metrics: MetricChoices) -> dict[str, str]:
-        """Return the files that metrics read (weights and reference images), keyed by the name of the rule's input.
+        """Return the inputs of a rule that metrics read (weights and reference images): input name -> path.
 
         Args:
             metrics: keys of config section `metrics` that choose the metrics.
@@ -253,9 +254,8 @@ class RunPlan:
     def files_from_elsewhere(self) -> list[str]:
         """Return the paths of files that the run uses but does not make, such as published weights.
 
-        If a config value names an entry of section `resources`, the result has the path of the entry's manifest instead
-        of the files. A manifest is a small JSON file that names the files, and that is written when they are
-        downloaded.
+        If a config value names an entry of section `resources`, the result has the path of the entry's manifest
+        instead. A manifest is a small JSON file, written after a download, that names the downloaded files.
         """
         config = self.config
         values = [config.tokenizer.checkpoint, config.target.checkpoint]
@@ -279,10 +279,10 @@ class RunPlan:
 
 
 def answer_files(folder: Path | str, page: Path | str) -> list[str]:
-    """Return the paths of the readers' answers to the preference study, *.json files sorted by name.
+    """Return the paths of the answer files that participants of the preference study saved, sorted by name.
 
     Args:
-        folder: the folder in which the answers are.
+        folder: folder with the answer files, *.json.
         page: the HTML page of the study, for the error message.
 
     Raises:

@@ -1,8 +1,7 @@
 """Check of the number of prompts in a prompt set.
 
-This check is in a separate file for one reason: the script that writes prompts uses it. Snakemake runs a script again
-if a module that it imports changes. If all checks were in one file, an edit of any check would make the script write
-the prompts again.
+This check is in a separate file because the script that writes prompts imports it. Snakemake runs a script again if a
+module that it imports changes. If all checks were in one file, an edit of any check would write the prompts again.
 """
 
 from __future__ import annotations

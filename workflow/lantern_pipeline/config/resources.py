@@ -1,7 +1,7 @@
 """Memory and time limits of jobs, estimated from the sizes in the config.
 
 Estimates may be too small: if a job exceeds a limit of the cluster, Snakemake submits it again with twice the limit.
-Snakemake reads this module while it builds the workflow, so it does not import torch.
+Snakemake imports this module while it plans the jobs, so the module does not import torch.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ MOST_MB, MOST_MINUTES = 128_000, 2880
 
 
 def growing(first: int, most: float = math.inf) -> Callable[..., int]:
-    """Return a function from which Snakemake learns how much memory or time a job may use.
-
-    The function doubles the amount with every attempt.
+    """Return a function for a rule's resource (memory or time) that doubles the amount with every attempt of a job.
 
     Args:
         first: amount of the first attempt, in MB or minutes.
@@ -89,11 +87,11 @@ class JobSizes:
         self.is_large = target_parameters(self.sizes) > 50e6
 
     def decoding_mb(self, more: int = 0) -> Callable[..., int]:
-        """Return the host memory of a job that decodes.
+        """Return the host memory that a job needs to decode images.
 
-        It counts target and draft model in the dtype of decoding. It also counts random noise: two streams, each for
-        the current and the next batch of images. Weight files are memory-mapped and read tensor by tensor, so they need
-        no second copy.
+        The estimate counts the target and the draft model in the dtype of decoding, and the random noise of images.
+        There are two kinds of noise, each for the current and the next batch. Weight files are memory-mapped and read
+        tensor by tensor, so they need no second copy.
 
         Args:
             more: additional MB.
@@ -106,10 +104,10 @@ class JobSizes:
         return growing(max(2000, self._host_mb(self.value_bytes) + noise_mb) + more, MOST_MB)
 
     def scoring_mb(self, more: int = 0) -> Callable[..., int]:
-        """Return the host memory of a job that computes the likelihood of tokens.
+        """Return the host memory that a job needs to compute the likelihood of tokens.
 
-        It counts the target and draft model that decode, a second target that computes the likelihoods, and the logits
-        of a block of tokens.
+        The estimate counts the target and the draft model for decoding, a second target for the likelihoods, and the
+        logits of a block of tokens.
 
         Args:
             more: additional MB.
@@ -122,7 +120,7 @@ class JobSizes:
         return growing(max(3000, self._host_mb(2 * self.value_bytes) + logits_mb) + more, MOST_MB)
 
     def converting_mb(self) -> Callable[..., int]:
-        """Return the host memory of a job that converts a target into Lantern's file layout.
+        """Return the host memory that a job needs to convert a target into Lantern's file layout.
 
         The job reads the memory-mapped file tensor by tensor, so that it never holds the whole model. It also checks a
         large embedding table in float32. For this check, the estimate adds one byte per parameter of target and draft
@@ -134,9 +132,9 @@ class JobSizes:
         return growing(max(2000, self._host_mb(self.value_bytes + 1)), MOST_MB)
 
     def training_mb(self) -> Callable[..., int]:
-        """Return the host memory of a job that trains the draft model.
+        """Return the host memory that a job needs to train the draft model.
 
-        It counts the frozen target, and weights, gradients and two optimiser moments of the draft model.
+        The estimate counts the frozen target, and weights, gradients and two optimiser moments of the draft model.
 
         Returns:
             Function for a rule's `mem_mb`: MB, doubled with every attempt.
@@ -146,12 +144,12 @@ class JobSizes:
         return growing(max(3000, self._host_mb(target_bytes) + math.ceil(drafter)), MOST_MB)
 
     def decoding_minutes(self, num_images: int, batch_size: int, first: int = 60) -> Callable[..., int]:
-        """Return the time limit of a job that decodes images, estimated for one token per image and forward pass.
+        """Return the time limit of a job that decodes images, long enough if a pass emits one token per image.
 
         Args:
             num_images: number of images.
             batch_size: images decoded together.
-            first: lower bound of the time limit, in minutes. It is the limit itself if the target is small.
+            first: lower bound of the time limit, in minutes. If the target is small, this is the time limit.
 
         Returns:
             Function for a rule's `runtime`: minutes, doubled with every attempt.
@@ -164,7 +162,7 @@ class JobSizes:
 
         Args:
             num_images: number of images.
-            first: lower bound of the time limit, in minutes. It is the limit itself if the target is small.
+            first: lower bound of the time limit, in minutes. If the target is small, this is the time limit.
 
         Returns:
             Function for a rule's `runtime`: minutes, doubled with every attempt.
@@ -173,7 +171,7 @@ class JobSizes:
         return growing(max(first, math.ceil(seconds / 60) if self.is_large else 0), MOST_MINUTES)
 
     def images_of(self, prompt_set: str, num_shards: int = 1) -> int:
-        """Return the number of images of a prompt set, or of one of its shards.
+        """Return the number of images of a prompt set, or of the part of it (shard) that one job generates.
 
         If the set takes all prompts of a file, 5,000 prompts are assumed, because the file is not read here.
 

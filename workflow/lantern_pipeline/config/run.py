@@ -20,7 +20,7 @@ from lantern_pipeline.settings.run_config import RunConfig
 
 @dataclass(frozen=True)
 class Run:
-    """A run as rules need it: its checked config, and the values that follow from it.
+    """A run of the workflow, as Snakemake rules need it: its checked config, and the values that follow from it.
 
     The object may also describe a *variant*: a repetition of the run with some config keys changed.
 
@@ -52,7 +52,7 @@ class Run:
     def training_threads(self) -> int:
         """Number of CPU threads of a training job.
 
-        It is 1 if trainings of several variants may run at the same time, else 2.
+        It is 1 if the run has variants, whose models may be trained at the same time, else 2.
         """
         return 1 if self.config.variants or self.is_variant else 2
 
@@ -68,8 +68,8 @@ class Run:
     def has_held_out_images(self) -> bool:
         """True if the run has captioned images that no model was trained on.
 
-        They serve two purposes. Their metrics show the best values that a model can be expected to reach. The target's
-        distributions at their tokens show how many codes it finds plausible (its ambiguity).
+        They serve two purposes. Their metrics are the best values that a model can be expected to reach. At their
+        tokens, the run measures how many codes the target finds plausible (its ambiguity).
         """
         reads_captions = self.config.text.encoder in ("words", "word_ids", "classes")
         return reads_captions and self.config.data.source in ("scenes", "fashion", "folder")
@@ -87,7 +87,7 @@ class Run:
 
     @property
     def metric_files(self) -> dict[str, str]:
-        """Published weights and reference images that metrics read: name of the file in a rule's input -> path."""
+        """Published weights and reference images that metrics read: input name in a Snakemake rule -> path."""
         return published_files(self.config.metrics, self.resources)
 
     def input_of(self, name: str | None) -> str | list[str]:
@@ -103,11 +103,10 @@ class Run:
         return [] if name is None else resource_of(name, self.resources)
 
     def data_params(self) -> dict[str, object]:
-        """Return section `data` with a hash of the files in the image folder, as a parameter of Snakemake rules.
+        """Return a parameter of Snakemake rules that changes if the training images change.
 
-        Snakemake runs a rule again if one of its parameters changes.
-
-        `num_shards`, the number of jobs that read images, is left out because it changes no image.
+        Snakemake then runs the rules again. The parameter is config section `data`, with a hash of the files in the
+        image folder. Key `num_shards`, the number of jobs that read images, is left out because it changes no image.
         """
         data = self.config.data
         section = {
@@ -131,8 +130,8 @@ def load_run(config: dict[str, object], files: Sequence[Path | str], *, is_main:
         is_remote: whether jobs run on other machines, such as a cluster's nodes.
 
     Raises:
-        ValueError: a config value is not allowed, or a file that it names is unusable. The message is one sentence; for
-            a variant it begins with the variant's name.
+        ValueError: a config value is not allowed, or a file that it names is unusable. The message is one sentence. For
+            a variant (repetition of the run with changed keys), it begins with the variant's name.
     """
     try:
         if is_main:

@@ -1,4 +1,4 @@
-"""Checks, before the first job, of the things that a run needs: a GPU, weights, an image folder, prompt files."""
+"""Checks that the files and devices which the config names exist and fit, before the first job starts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_BYTES = 10**7  # largest prompt file that is checked here; a larger one is c
 
 
 def check_user_files(config: RunConfig, resources: Mapping[str, Resource], is_local: bool = True) -> None:
-    """Check files and devices that would otherwise stop a job only after minutes.
+    """Check files and devices that the config names, since a missing one would otherwise stop a job after minutes.
 
     Args:
         config: the checked config.
@@ -29,9 +29,9 @@ def check_user_files(config: RunConfig, resources: Mapping[str, Resource], is_lo
         is_local: whether jobs run on this machine.
 
     Raises:
-        ValueError: `device` is "cuda" but this machine has no GPU, the image folder or a file of Fashion-MNIST is
-            missing, weights differ in size from the config, or a prompt file is unusable. The message names the config
-            key.
+        ValueError: `device` is "cuda" but this machine has no GPU, or the image folder or a file of Fashion-MNIST is
+            missing. Or weights differ in size from the config, or a prompt file is unusable. The message names the
+            config key.
     """
     if is_local and config.device == "cuda" and not has_gpu():
         raise ValueError("config key device must be auto or cpu on this machine, got 'cuda': it has no GPU")
@@ -95,10 +95,10 @@ def _check_weights(section: str, path: Path | str | None, config: RunConfig) -> 
 
 
 def _config_key(name: str, config: RunConfig) -> str:
-    """Return the config key that sets a size of a model.
+    """Return the config key that sets a size of a model: "num_layers" gives "target.num_layers".
 
     Args:
-        name: name of the size in the header of a weights file. For example, "num_layers" gives "target.num_layers".
+        name: name of the size in the header of a weights file.
         config: the checked config, whose sections are searched.
     """
     name = {"vocab_size": "codebook_size", "num_text_tokens": "max_tokens"}.get(name, name)

@@ -233,7 +233,7 @@ def has_gpu() -> bool:
 
 
 def _sentence(path: tuple[str | int, ...], problem: ErrorDetails) -> str:
-    """Return one sentence about an error that pydantic found at a config key.
+    """Return the error message for a wrong config key: one sentence, made from the error that pydantic found.
 
     Args:
         path: names and list positions that lead to the key, outermost first.
@@ -279,9 +279,9 @@ def _bound_of(problem: ErrorDetails, schema: dict[str, Any]) -> str:
 
 
 def _key_path(problem: ErrorDetails) -> tuple[str | int, ...]:
-    """Return the path to the key that an error is about: names and list positions, outermost first.
+    """Return the path to the config key that an error is about: names and list positions, outermost first.
 
-    If the error is that the name of an entry has the wrong form, the path leads to the section with the entry.
+    If the error is about the name of an entry, such as a prompt set, the path leads to the section with the entry.
     """
     path, context = problem["loc"], problem.get("ctx", {})
     if path[-1] == _KEY_OF_MAPPING:
@@ -319,7 +319,7 @@ def _keys_named(name: str) -> list[str]:
 
 
 def _number_hint(problem: ErrorDetails) -> str:
-    """Return advice on a number that was given as text, such as "write 3 without quotes". Empty for any other error."""
+    """Return the advice "write 3 without quotes" if a number was given as text, and an empty text for other errors."""
     try:
         number = float(problem["input"]) if isinstance(problem["input"], str) else math.nan
     except ValueError:

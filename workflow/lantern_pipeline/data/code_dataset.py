@@ -1,6 +1,6 @@
 """Dataset of tokenised images (codes) with captions, in reproducible batches.
 
-A batch is a pure function of (seed, step), so a resumed training sees the same batches.
+A batch depends only on the seed and the training step, so a resumed training sees the same batches.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def load_codes(codes: Sequence[Path | str], captions: Path | str, encoder: TextE
     without codes are left out.
 
     Args:
-        codes: files with the tensor `codes`, (images, tokens), and the ids in their metadata.
+        codes: files with the tensor `codes`, (images, tokens), and the ids of the images in their metadata.
         captions: prompt file with ids and captions.
         encoder: text encoder of the captions.
     """

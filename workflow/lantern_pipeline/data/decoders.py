@@ -31,7 +31,7 @@ def load_decoders(
     """Load the models once, and make one decoder per pair of a method and a temperature.
 
     Args:
-        runs: one pair per decoder: all fields of a `MethodSpec` as a dict, and the temperature.
+        runs: one pair per decoder: (the method as a dict of the fields of a `MethodSpec`, temperature).
         sampling: config section `sampling`.
         target: weights of the target model.
         drafter: weights of the draft model. None if no method uses one.
@@ -58,7 +58,7 @@ def load_job_decoders(
 
     Args:
         snakemake: the object that Snakemake gives to the script.
-        runs: one pair per decoder: all fields of a `MethodSpec` as a dict, and the temperature.
+        runs: one pair per decoder: (the method as a dict of the fields of a `MethodSpec`, temperature).
         stepping: how a decoding step runs: "auto", "eager" or "graph" (a CUDA graph).
     """
     params, files = snakemake.params, snakemake.input
@@ -77,7 +77,7 @@ def load_job_decoders(
 def load_tables(
     paths: Path | str | Sequence[Path | str], device: torch.device | str = "cpu"
 ) -> dict[str, torch.Tensor]:
-    """Read tables of nearest codes.
+    """Read tables of nearest codes, which list the most similar codes of each code.
 
     Args:
         paths: one or several files.

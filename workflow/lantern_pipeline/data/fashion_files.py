@@ -1,4 +1,7 @@
-"""The files of Fashion-MNIST, and where they are. Snakemake reads this module, so it does not import torch."""
+"""File names of Fashion-MNIST, and a check that the files exist.
+
+Snakemake imports this module while it plans the jobs, so the module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ HALVES = ("train", "t10k")  # 60,000 images, and the test half of 10,000 images
 
 
 def image_file(half: str) -> str:
-    """Return the name of the file with the images of a half."""
+    """Return the name of the file with the images of one half of the dataset: "train", or "t10k" for the test half."""
     return f"{half}-images-idx3-ubyte.gz"
 
 
 def label_file(half: str) -> str:
-    """Return the name of the file with the labels of a half."""
+    """Return the name of the file with the labels of one half of the dataset: "train", or "t10k" for the test half."""
     return f"{half}-labels-idx1-ubyte.gz"
 
 

@@ -24,12 +24,12 @@ STORED_SIZE = 28  # side of a stored image in pixels
 
 @dataclass(frozen=True)
 class Photograph:
-    """A photograph of Fashion-MNIST.
+    """A photograph of a garment from Fashion-MNIST, with the attributes that its caption names.
 
     Attributes:
-        number: number of the photograph in its half of the dataset.
+        number: index of the photograph in the training half or the test half of the dataset.
         levels: grey levels, uint8 (STORED_SIZE, STORED_SIZE).
-        garment: tone, pattern and class.
+        garment: (tone, pattern, class), such as ("dark", "plain", "dress").
     """
 
     number: int
@@ -40,15 +40,17 @@ class Photograph:
 class FashionSource(ListedSource[Photograph]):
     """Fashion-MNIST: grey photographs of garments, with a black border and equal colour channels.
 
-    Splits "train" and "train_unseen" are the dataset's training half. All other splits are its test half, so no model
-    is trained on their images. "train_unseen" and "unseen" have the combinations of tone, pattern and class in
-    `world.fashion.HELD_OUT`, and the other splits have all others. Only metric models are trained on "train_unseen". Of
-    the test half's other images, every second one belongs to "val", and the rest to "seen".
+    The dataset's training half is divided into the splits "train" and "train_unseen", its test half into "unseen",
+    "val" and "seen". No model is trained on the test half.
+
+    Some combinations of tone, pattern and class (`world.fashion.HELD_OUT`) are held out from the training of generative
+    models. Only "train_unseen" and "unseen" have these combinations, and they have no others. The other test images
+    alternate between "val" and "seen". Only metric models are trained on "train_unseen".
 
     Attributes:
-        splits: names of the splits, apart from "train_unseen".
+        splits: names of the splits, except "train_unseen".
         vocabulary: all words of the captions.
-        folder: the folder of the files.
+        folder: folder with the four files of the dataset.
         image_size: side of the images in pixels.
 
     Raises:
@@ -64,7 +66,7 @@ class FashionSource(ListedSource[Photograph]):
 
     @property
     def num_train(self) -> int:
-        """Number of images of split "train": those of the training half, but at most the given number."""
+        """Number of images of split "train", at most the `num_train` with which the source was made."""
         return len(self.items("train"))
 
     @property
@@ -115,7 +117,11 @@ class FashionSource(ListedSource[Photograph]):
         return {"val": seen[::2], "seen": seen[1::2], "unseen": unseen}
 
     def _read_half(self, half: str) -> tuple[list[Photograph], list[Photograph]]:
-        """Read a half of the dataset, and return the photographs with other combinations and those in HELD_OUT."""
+        """Read the training half or the test half of the dataset, and divide it by combinations of attributes.
+
+        Returns:
+            (photographs whose combination is not in HELD_OUT, photographs whose combination is in HELD_OUT).
+        """
         images, labels = read_idx(self.folder / image_file(half), 3), read_idx(self.folder / label_file(half), 1)
         found = [
             Photograph(*row) for row in zip(range(len(images)), images, read_garments(images, labels), strict=True)

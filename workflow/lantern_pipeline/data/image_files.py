@@ -38,9 +38,9 @@ FILTERS = {
 
 
 def read_images(source: Path | str) -> Iterator[tuple[str, bytes]]:
-    """Yield the image files below a folder or in a zip archive, sorted by name.
+    """Yield the image files below a folder or in a zip archive (as COCO is published), sorted by name.
 
-    COCO is published as such an archive. Hidden files are left out.
+    Hidden files are left out.
 
     Yields:
         (name relative to the folder or archive, content of the file).
@@ -85,7 +85,7 @@ def _is_image(path: PurePosixPath) -> bool:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Scaling and cropping of images for published feature extractors. The choice changes the value of FID.
+    """Scaling and cropping of images before a published network extracts features, for FID and similar metrics.
 
     Attributes:
         name: "none" leaves images unchanged. "centre_<filter>_<pixels>", for example "centre_lanczos_256", crops the
@@ -226,8 +226,8 @@ def decode_images(tokenizer: ImageModel, codes: Tensor, num_at_once: int | None 
     Args:
         tokenizer: image tokenizer.
         codes: integer (images, tokens).
-        num_at_once: images decoded together. None for as many as have TOKENS_AT_ONCE tokens together, at least one.
-            The constant is small, because a decoder's activations are large.
+        num_at_once: number of images decoded together. None for TOKENS_AT_ONCE divided by the tokens of an image, at
+            least 1. The constant is small because the decoder's activations are large.
 
     Returns:
         float32 (images, 3, S, S) in [-1, 1], on the device of `codes`.

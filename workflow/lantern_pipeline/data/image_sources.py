@@ -2,9 +2,9 @@
 
 A source divides its images into splits. Split "train" has the training images, and "val" held-out images. The captions
 of splits "seen" and "unseen" serve as prompts. In the shapes dataset and in Fashion-MNIST, "seen" has combinations of
-attributes that occur in training images, and "unseen" has other combinations. Both also have a split "train_unseen"
-with such combinations, on which only metric models are trained. In a folder, "seen" is the same as "val", and there is
-no "unseen".
+attributes that occur in training images, and "unseen" has other combinations. Both datasets also have a split
+"train_unseen" with combinations as in "unseen". Only metric models are trained on it. In a folder of images, "seen" has
+the same images as "val", and there is no "unseen".
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ T = TypeVar("T")
 SPLITS = ("train", "val", "seen", "unseen")
 HELD_OUT_SHARE = 0.1
 CACHED_PIXELS = 1 << 31  # largest number of bytes of a folder's images that are kept in memory
-_FAR = 1 << 30  # first index of "unseen" that "train_unseen" has; prompts have the indices from 0 on
+_FAR = 1 << 30  # split "train_unseen" has the images of "unseen" from this index on; prompts have those before it
 _SPLIT_STRIDE = 1 << 40  # added per split to the indices of images, so that no two splits have the same random numbers
 
 
 class SceneSource:
     """The shapes dataset: images of coloured shapes with captions, generated on demand.
 
-    Split "train" has `num_train` distinct images with indices in [0, num_train). The other splits have practically
+    Split "train" has `num_train` images with indices in [0, num_train). Each of the other splits has practically
     unlimited images. Splits "val" and "seen" have the same distribution as "train". Every image of split "unseen" has
-    an object whose combination of shape and colour occurs in no other split.
+    an object whose combination of shape and colour occurs in no training image of the target.
 
     Attributes:
         splits: names of the splits.
@@ -63,7 +63,7 @@ class SceneSource:
         self.num_train = self.num_train_unseen = num_train
 
     def scenes(self, split: str, indices: Sequence[int]) -> list[Scene]:
-        """Return the scenes that images show. A scene states the background, the objects and their relation.
+        """Return the scene of each image: its background, its objects and their relation.
 
         Args:
             split: name of the split.
@@ -231,7 +231,7 @@ class DataSection(TypedDict):
             file of captions without images) or "none".
         image_size: side of the images in pixels.
         num_train: number of training images of the shapes dataset, and largest number of those of Fashion-MNIST.
-        folder: path of the image folder, or of the folder with Fashion-MNIST. None for that of Debian's package.
+        folder: path of the image folder, or of the folder with Fashion-MNIST. None for the folder of Debian's package.
         max_words: number of words after which captions of a folder are cut.
     """
 
@@ -257,16 +257,17 @@ def make_source(data: DataSection, seed: int) -> ImageSource | None:
 
 
 def make_world_source(data: DataSection, seed: int) -> tuple[str, WorldSource]:
-    """Build the source on which the attribute classifier is trained.
+    """Build the image source on which the attribute classifier is trained.
 
-    It is the shapes dataset if the images of the run belong to no world.
+    The classifier needs captions that name known attributes. Only the *worlds* have these: the shapes dataset and
+    Fashion-MNIST. If the images of the run are from elsewhere, the source is the shapes dataset.
 
     Args:
-        data: the section.
+        data: config section `data`.
         seed: random seed, as in `make_source`.
 
     Returns:
-        (key of WORLDS, the source).
+        (name of the world, a key of WORLDS; the source).
     """
     if data["source"] == "fashion":
         return "fashion", FashionSource(data["folder"], data["image_size"], data["num_train"])
@@ -282,8 +283,9 @@ def training_captions(
         data: config section `data`.
         num_val: largest number of held-out captions to return.
         seed: random seed of the images, and of the choice of held-out captions.
-        settings: config section data.captions, if the source is "captions". A tenth of these captions is held out.
-        path: prompt file of these captions.
+        settings: config section data.captions. It is needed if data.source is "captions" (a file of captions without
+            images). A tenth of these captions is held out.
+        path: path of that file.
 
     Returns:
         "train" -> all training captions, "val" -> the first `num_val` held-out captions.
@@ -305,7 +307,7 @@ def training_captions(
 def batch_indices(seed: int, step: int, batch_size: int, num_train: int) -> list[int]:
     """Sample the indices of the training images of one step, with replacement.
 
-    The result is a pure function of the arguments.
+    The same arguments always give the same indices.
 
     Args:
         seed: random seed.

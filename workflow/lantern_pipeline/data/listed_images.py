@@ -1,4 +1,4 @@
-"""Base class of image sources whose splits are lists: the images are fixed, and their number is limited."""
+"""Base class of image sources with a fixed, limited list of images per split, such as the files of a folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 
 
 class ListedSource(ABC, Generic[Item]):
-    """Image source whose splits are lists of items, one per image.
+    """Image source with a fixed list of items per split. An item, such as a file, holds the data of one image.
 
     Indices beyond the end of a split begin again with its first image, and one warning is logged.
 
@@ -29,15 +29,15 @@ class ListedSource(ABC, Generic[Item]):
 
     @abstractmethod
     def items(self, split: str) -> Sequence[Item]:
-        """Return the items of a split."""
+        """Return the items of a split, one per image. The subclass chooses their type, such as `Path`."""
 
     @abstractmethod
     def caption_of(self, item: Item) -> str:
-        """Return the caption of an item."""
+        """Return the caption of an item's image."""
 
     @abstractmethod
     def name_of(self, item: Item) -> str:
-        """Return the name of an item, which is unique in its split."""
+        """Return the name of an item's image, which is unique in its split."""
 
     def captions(self, split: str, indices: Sequence[int]) -> list[str]:
         """Return the captions of the images that `images` returns for the same arguments."""
@@ -69,7 +69,7 @@ class ListedSource(ABC, Generic[Item]):
         return prompts
 
     def cycle(self, split: str, indices: Sequence[int]) -> list[Item]:
-        """Return the items with some indices, which begin again at the end of the split."""
+        """Return the items at some indices. Indices beyond the end of the split begin again with its first item."""
         items = self.items(split)
         if not self._has_repeated and max(indices, default=0) >= len(items):
             self._has_repeated = True

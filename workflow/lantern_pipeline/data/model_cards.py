@@ -1,8 +1,8 @@
 """Conversion between model cards and config sections.
 
-A model card is a description of a model: how it encodes prompts, its sizes and its files. The card of a published model
-sets config keys, and the config of a run yields the card of its model. Snakemake reads this module while it builds the
-workflow, so it does not import torch.
+A model card is a description of a model: how it encodes prompts, its sizes and its files. If a config names a published
+model, the model's card sets config keys. Conversely, the card of a run's model is computed from the config. Snakemake
+imports this module while it plans the jobs, so the module does not import torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ ENCODERS = ("words", "word_ids", "classes", *FROM_FILES)
 
 
 def card_sections(name: str | None) -> dict[str, dict[str, object]]:
-    """Return the config sections that config key `model` sets. Keys that a user gives override them.
+    """Return the config values that config key `model` sets, taken from the card of that model.
+
+    Values that the user gives override them.
 
     Args:
         name: value of `model`: name of a published model, or None.
@@ -76,9 +78,9 @@ def hub_entries() -> dict[str, dict[str, object]]:
 
 
 def prompt_settings(text: PromptReading) -> PromptSettings:
-    """Build the part of a model card that describes how prompts are encoded.
+    """Build the part of a model card (description of a model) that states how prompts are encoded.
 
-    If the encoder has a fixed vocabulary, its words are missing in the result, because config section `text` does not
+    The words of an encoder with a fixed vocabulary are missing in the result, because config section `text` does not
     state them. `scene_prompts` adds them.
 
     Args:
@@ -91,7 +93,7 @@ def prompt_settings(text: PromptReading) -> PromptSettings:
 
 
 def card_of(config: RunConfig) -> ModelCard:
-    """Return the model card of a config's model, without the paths of its files."""
+    """Return the card (description) of the model that a config describes, without the paths of its files."""
     tokenizer = config.tokenizer
     published = CARDS.get(config.model or "")
     return ModelCard(
@@ -107,10 +109,10 @@ def card_of(config: RunConfig) -> ModelCard:
 
 
 def target_fields(config: RunConfig) -> dict[str, Any]:
-    """Return the fields of `TargetConfig` that the config determines, mostly by section `target`.
+    """Return the sizes of the target that the config determines, as fields of `TargetConfig`.
 
-    Published weights of LlamaGen, and targets with the key `size`, also get the field ffn_multiple. If the target
-    belongs to another family of published models (FAMILIES), the field num_prompt_ids is added from the family's card.
+    Published weights of LlamaGen, and targets with the config key `size`, also get the field ffn_multiple. The other
+    families of published models (FAMILIES) also get the field num_prompt_ids.
     """
     encoder = config.text.encoder
     target = config.target

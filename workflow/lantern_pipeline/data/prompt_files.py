@@ -1,7 +1,7 @@
 """Reading and writing of prompt files.
 
-Custom and published files may be text, tables, JSON or COCO's captions, also inside a zip archive. A run writes its
-prompts as JSON lines.
+A user's or a published prompt file may be text, a table, JSON or COCO's captions, also inside a zip archive. A run
+writes its prompts as JSON lines.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Rows = Iterable[tuple[int, object]]
 
 
 def read_prompts(path: Path | str) -> list[Prompt]:
-    """Read prompts that `write_prompts` wrote.
+    """Read the prompts of a run from the JSON lines that `write_prompts` wrote.
 
     Raises:
         DamagedFileError: the file is incomplete, or does not contain prompts.
@@ -58,8 +58,8 @@ def load_prompt_set(path: str | Path, settings: PromptSet | Captions, seed: int)
     Args:
         path: the prompt file.
         settings: the entry. `num` is the number of prompts, None for all. If `draw` is true, `num` prompts are chosen
-            at random, and a smaller random set is part of a larger one; else the first `num` are taken. `copies` is
-            the number of times that each prompt occurs, None for once. For `member` see `load_prompts`.
+            at random, and a smaller `num` gives a subset; else the first `num` are taken. `copies` is the number of
+            times that each prompt occurs, None for once. `load_prompts` explains `member`.
         seed: random seed of the choice.
 
     Returns:
@@ -81,7 +81,7 @@ def load_prompt_set(path: str | Path, settings: PromptSet | Captions, seed: int)
 
 
 def load_prompts(path: str | Path, member: str | None = None) -> list[Prompt]:
-    """Read all prompts of a custom or published prompt file, in its order.
+    """Read all prompts of a user's or a published prompt file, in the order of the file.
 
     Formats:
         .txt: one prompt per line.
@@ -90,11 +90,11 @@ def load_prompts(path: str | Path, member: str | None = None) -> list[Prompt]:
         .csv, .tsv: the first line names the columns.
         .zip or folder: contains a file of another format.
 
-    The text has the key or column `text`, `prompt` or `caption`, and the id has `id` or `image_id`. Entries without an
-    id get the id "<stem>-00000" and so on, by their position in the file.
+    The text of a prompt is in the key or column `text`, `prompt` or `caption`, its id in `id` or `image_id`. Entries
+    without an id get "<file name without suffix>-00000" and so on, by their position in the file.
 
-    Entries without a text are left out, and so are entries that repeat both id and text. A warning states how many. The
-    same text may have several ids, as in COCO: each of them is a prompt.
+    Entries without a text are left out, and so are entries that repeat both id and text. A warning states how many. If
+    one text has several ids, as in COCO, there is one prompt per id.
 
     Args:
         path: the file or folder.
@@ -327,7 +327,7 @@ def _read_coco(path: Path, values: Mapping[str, Any]) -> Rows:
 
     Images are in the order in which they first appear among the annotations. The id is the image's file name without
     suffix, so that it also names the reference image. For 5,000 images of COCO's val2017, the result equals the prompt
-    list that LANTERN's authors published: the order and the choice among equally long captions are the same.
+    list that LANTERN's authors published. This includes its order and the choice among equally long captions.
 
     Args:
         path: file name for error messages.

@@ -16,15 +16,15 @@ from lantern_pipeline.settings.run_config import PromptReading
 def make_run_card(
     planned: Mapping[str, object], text: PromptReading, data_source: str, target: Path, files: Mapping[str, str]
 ) -> ModelCard:
-    """Complete the model card that was planned for a run, after its models are trained.
+    """Complete the model card (description of a model) that was planned for a run, after its models are trained.
 
     Args:
         planned: the card that the config yields, as a dict (`ModelCard.to_dict` of `card_of(config)`).
         text: config section `text`.
-        data_source: config key data.source. If its captions have a fixed vocabulary, as those of shapes, the card lists
-            the words.
+        data_source: config key data.source. If captions of this source have a fixed vocabulary, as those of the shapes
+            dataset, the card lists its words.
         target: weights file of the run's target. Its header states all sizes of the model.
-        files: part of the model, such as "target" -> path of its file, relative to the card.
+        files: name of a part of the model, such as "target" -> path of its file, relative to the card.
 
     Raises:
         ValueError: the target is not in Lantern's file layout.

@@ -1,4 +1,4 @@
-"""Selection of a shard: a part of the prompts or images, which one job processes in parallel with other jobs."""
+"""Selection of a shard: the part of the prompts or images that one of several parallel jobs processes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ T = TypeVar("T")
 
 
 def select_shard(items: Sequence[T], scatteritem: str) -> list[T]:
-    """Return the items of one shard.
+    """Return the items of one shard, which one of several parallel jobs processes.
 
     Args:
-        items: all items.
+        items: the items of all shards, such as prompts.
         scatteritem: Snakemake's name of the shard. "2-of-4" takes every fourth item, beginning with the second.
 
     Raises:

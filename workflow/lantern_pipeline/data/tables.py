@@ -44,10 +44,10 @@ def write_table(path: Path | str, frame: pd.DataFrame) -> None:
 
 
 def method_columns(method: Mapping[str, object]) -> dict[str, object]:
-    """Convert a method to table columns.
+    """Return the columns that identify a method in a result table.
 
     Args:
-        method: result of `MethodSpec.to_dict`.
+        method: the method as a dict, from `MethodSpec.to_dict`.
 
     Returns:
         Column -> value. Key `name` becomes column `method`; the other keys keep their names.

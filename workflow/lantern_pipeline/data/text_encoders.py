@@ -24,26 +24,27 @@ CLASS_WORDS = (tuple(BACKGROUNDS), tuple(COLOURS), tuple(SHAPES))
 
 
 def unknown_words(texts: Sequence[str], captions: Sequence[str]) -> list[str]:
-    """Return the words of some texts that occur in no caption, in the order of the texts.
-
-    The target has not learnt the meaning of these words.
+    """Return the words of some prompts that the target has not learnt, because they occur in no training caption.
 
     Args:
         texts: prompts.
         captions: captions of the images that the target was trained on.
+
+    Returns:
+        The words in the order of the prompts, without repetition.
     """
     known = {word for caption in captions for word in split_words(caption)}
     return [word for word in dict.fromkeys(word for text in texts for word in split_words(text)) if word not in known]
 
 
 def scene_prompts(text: PromptReading, data_source: str) -> PromptSettings:
-    """Make the prompt settings that a run writes into its model card.
+    """Return the settings of prompt encoding that a run writes into its model card, a description of its model.
 
-    If the captions of the dataset have a fixed vocabulary, as those of shapes and Fashion-MNIST, the settings list it.
+    If the dataset has a fixed vocabulary, as the shapes dataset and Fashion-MNIST have, the settings contain its words.
 
     Args:
         text: config section `text`.
-        data_source: config key data.source.
+        data_source: config key data.source, which names the dataset of the captions.
 
     Raises:
         ValueError: config key text.num_classes is not the dataset's number of classes.
@@ -73,10 +74,11 @@ def make_text_encoder(text: TextSettings, data_source: str, features: str | Sequ
     Args:
         text: the section. Its field `grids` has the sizes of images in codes, because some model families write the
             image size into the prompt.
-        data_source: config key data.source. If it is a world, the encoder knows the words of its captions.
-        features: files that the encoder reads. If text.encoder is "t5", these are files of stored features. If it is
-            the name of a model family (FAMILIES), it is one tokenizer.json; if `features` is empty, text.checkpoint
-            names this file. Other encoders read no file.
+        data_source: config key data.source. If it names the shapes dataset or Fashion-MNIST, the encoder knows the
+            words of the dataset's captions.
+        features: files that the encoder reads. If text.encoder is "t5", these are files of stored features. If
+            text.encoder names a model family (FAMILIES), it is one tokenizer.json, or empty for the file in
+            text.checkpoint. Other encoders read no file.
 
     Raises:
         ValueError: the encoder needs text.checkpoint, which is not set.

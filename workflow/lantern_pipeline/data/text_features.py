@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 
 
 def hash_text(text: str) -> str:
-    """Return the hash under which a prompt's features are stored, 32 hexadecimal digits.
+    """Return the hash by which the stored features of a prompt are found, 32 hexadecimal digits.
 
-    It is the hash of the text as given, before an encoder cleans it.
+    The prompt's text is hashed as given, before an encoder cleans it.
     """
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -74,9 +74,9 @@ def write_text_features(
 
 
 class StoredTextEncoder:
-    """A `TextEncoder` that reads the features that `write_text_features` stored for one or several prompt sets.
+    """A `TextEncoder` that computes nothing: it reads features that `write_text_features` has stored in files.
 
-    The constructor checks the files and reads their indexes. Features are read when they are requested.
+    The constructor checks the files and reads which prompts they contain. Features are read when they are requested.
 
     Attributes:
         max_tokens: length in tokens to which features are padded.

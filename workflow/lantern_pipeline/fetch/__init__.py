@@ -1,1 +1,1 @@
-"""Files that a run uses but does not make: config entries, download, and checks when a job reads them."""
+"""Files that a run uses but does not make, such as published weights: config entries, download and checks."""

@@ -1,7 +1,7 @@
 """Entries of config section `resources`: files that a run uses but does not make, such as published weights.
 
-An entry has a name, and other config keys may have this name as their value. Snakemake reads this module while it
-builds the workflow, so it imports neither torch nor a network library.
+An entry has a name. Other config keys refer to the files by this name. Snakemake imports this module while it plans the
+jobs, so the module imports neither torch nor a network library.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class Resource:
-    """One file or several files that belong together, as an entry of config section `resources` describes them.
+    """Files that a run uses but does not make, such as published weights: one entry of config section `resources`.
 
     Attributes:
         name: name of the entry.
@@ -30,7 +30,7 @@ class Resource:
         url: URL of the only file; None if the files come from the Hugging Face hub.
         repo: repository on the hub, "owner/name".
         revision: commit of the repository. None takes the newest commit at the first download and keeps it.
-        files: name -> SHA-256, or None if it is not known.
+        files: file name -> SHA-256, or None if it is not known.
     """
 
     name: str
@@ -47,17 +47,17 @@ class Resource:
 
     @property
     def manifest(self) -> Path:
-        """Path of the manifest, a small JSON file that rules have as input.
+        """Path of the manifest, a small JSON file with the location and the checksums of the files.
 
-        It contains the location and the checksums of the files.
+        Rules that use the files have the manifest as their input.
         """
         return ROOT / f"{self.name}.json"
 
     @property
     def inputs(self) -> list[str]:
-        """Input of rule `fetch_resource`: the path of the user's copy, or an empty list if the files are downloaded.
+        """Input of rule `fetch_resource`: the path of files on this machine, or an empty list for a download.
 
-        Snakemake runs the rule again if the copy changes.
+        With this input, Snakemake runs the rule again if the files change.
         """
         return [self.path.as_posix()] if self.path is not None else []
 
@@ -71,15 +71,15 @@ class Resource:
 
 
 def hub_endpoint() -> str:
-    """Return the URL of the Hugging Face hub.
+    """Return the URL of the Hugging Face hub, or the value of the environment variable HF_ENDPOINT if it is set.
 
-    The environment variable HF_ENDPOINT replaces it, as in huggingface_hub.
+    huggingface_hub uses the same variable.
     """
     return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
 
 
 def parse_entries(entries: Mapping[str, ResourceEntry]) -> dict[str, Resource]:
-    """Convert the entries of config section `resources`, keyed by name.
+    """Check the entries of config section `resources` and convert them to `Resource` objects, keyed by name.
 
     Raises:
         ValueError: as in `parse_entry`.
@@ -88,16 +88,15 @@ def parse_entries(entries: Mapping[str, ResourceEntry]) -> dict[str, Resource]:
 
 
 def parse_entry(name: str, entry: ResourceEntry) -> Resource:
-    """Check an entry of config section `resources` and convert it.
+    """Check an entry of config section `resources` and convert it to a `Resource` object.
 
     Args:
         name: name of the entry.
         entry: its values.
 
     Raises:
-        ValueError: one of these is true. The entry has neither a path, a url nor a repo. It has no path, but both url
-            and repo. Its path does not exist. Its name, URL, repository, commit, a file name or a checksum has the
-            wrong form.
+        ValueError: the entry has no origin (path, url or repo), has both url and repo but no path, or has a path that
+            does not exist. Or its name, URL, repository, commit, a file name or a checksum has the wrong form.
     """
     key = f"config key resources.{name}"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
@@ -118,7 +117,7 @@ def parse_entry(name: str, entry: ResourceEntry) -> Resource:
 
 
 def check_file(key: str, file: str, sha256: object) -> None:
-    """Check the name and the checksum of a file of an entry.
+    """Check the name and the form of the checksum of one file in an entry of config section `resources`.
 
     Args:
         key: config key of the entry, for error messages.
@@ -167,7 +166,7 @@ def _check_repo(key: str, repo: str, revision: str | None, files: Mapping[str, o
 
 
 def how_to_find_commit(repo: str) -> str:
-    """Return the end of an error message: the command that prints the newest commit of a repository on the hub.
+    """Return advice for an error message: the command that prints the newest commit of a repository on the hub.
 
     Args:
         repo: the repository, "owner/name".
@@ -196,9 +195,9 @@ def check_reference(key: str, value: str | None, resources: Mapping[str, Resourc
 
 
 def resource_of(value: str, resources: Mapping[str, Resource]) -> str:
-    """Return the input of a rule for a config value that refers to a file, such as target.checkpoint.
+    """Return the path to use as input of a rule, for a config value that refers to a file, such as target.checkpoint.
 
-    A job passes this input to `manifest.resource_path` to get the file.
+    The job calls `manifest.resource_path` with this input to get the path of the file itself.
 
     Args:
         value: name of an entry of `resources`, or a path.

@@ -1,4 +1,4 @@
-"""Download of resources from the Hugging Face hub or from a URL, with resumption and a check of hashes.
+"""Download of resources (files for a run) from the Hugging Face hub or a URL, with resumption and checks of hashes.
 
 huggingface_hub does both kinds of transfer. Its own download functions delete a partial file when the process ends, so
 an interrupted download of many GB would start again from zero. This module therefore calls a lower-level function of
@@ -50,7 +50,7 @@ class RemoteFile(NamedTuple):
         url: URL of the file.
         headers: HTTP headers of the request.
         size: size in bytes; None if the server does not state it.
-        version: mark of the content (ETag or date), so that parts of two versions are never joined.
+        version: ETag or date of the content. An interrupted download is resumed only if the version is the same.
         sha256: hash of the content that the hub states; None if it states none.
     """
 
@@ -62,10 +62,13 @@ class RemoteFile(NamedTuple):
 
 
 def fetch_resource(resource: Resource) -> Manifest:
-    """Provide the files of a resource, and return their manifest.
+    """Make sure that the files of a resource are on this machine and correct, and return their manifest.
 
-    The files are the user's copy, files that are already in the resource's folder, or downloads. The first call records
-    the checksums and the repository's commit in .record.json, and later calls compare with them.
+    A resource is a group of files that a run uses but does not make, such as published weights. The manifest states
+    their location and checksums.
+
+    A user's copy is used in place. Otherwise files that are not yet in the resource's folder are downloaded. The first
+    call writes the checksums and the repository's commit to .record.json, and later calls compare with them.
 
     Raises:
         ValueError: a file has another checksum than the config, the hub or the first download states.
@@ -99,9 +102,9 @@ def fetch_resource(resource: Resource) -> Manifest:
 
 
 def _shards_beside(resource: Resource) -> dict[str, None]:
-    """Return the weight files that a resource needs but that its config entry does not list.
+    """Return the parts of sharded weights that an index (*.index.json) of a resource names.
 
-    If a file of the resource is an index of sharded weights (*.index.json), these are the files that the index names.
+    A config entry may list only the index. The weight files are then downloaded as well.
 
     Returns:
         File name -> None, the value that `Resource.files` has for an unknown checksum.
@@ -126,7 +129,7 @@ def _network_allowed() -> Iterator[None]:
 
 
 def _use_own_copy(resource: Resource, path: Path) -> Manifest:
-    """Hash the user's copy of a resource where it is, and return its manifest.
+    """Check a user's copy of a resource in place, and return its manifest (location and checksums of the files).
 
     Args:
         resource: the resource.
@@ -177,7 +180,7 @@ def _check_content(resource: Resource, file: str, where: Path, expected: str | N
 
 
 def _pin_commit(resource: Resource, file: str) -> Resource:
-    """Return a copy of a resource whose `revision` is the newest commit of its repository on the hub.
+    """Set the `revision` of a resource to the newest commit of its repository on the hub, before a download.
 
     All files then come from the same commit, even if the repository changes during the download. A resource that
     already has a revision, or does not come from the hub, is returned unchanged.
@@ -246,10 +249,10 @@ def _locate_by_url(url: str) -> RemoteFile:
 
 
 def _ask(question: Callable[[], T]) -> T:
-    """Call a function that sends a request, and call it again if the server is busy or ends the connection.
+    """Call a function that sends a request, and repeat the call if the server is busy or ends the connection.
 
-    There are at most four calls; the error of the fourth is raised. Other errors, such as a server that cannot be
-    reached or does not respond, are raised without a further call.
+    There are at most four calls; the error of the fourth is raised. Other errors are raised at once, for example if the
+    server cannot be reached.
 
     Args:
         question: the function.
@@ -268,8 +271,8 @@ def _ask(question: Callable[[], T]) -> T:
 def _patience() -> Any:
     """Return the timeouts of a request to a server, as an httpx2.Timeout.
 
-    The return type is Any, because huggingface_hub declares its argument `timeout` as a float. The library passes the
-    value on to httpx2, which also accepts a Timeout.
+    The return type is Any, because huggingface_hub declares `timeout` as a float. It passes the value on to httpx2,
+    which also accepts a Timeout.
     """
     return httpx2.Timeout(ANSWER_S, connect=REACH_S)
 
@@ -330,7 +333,7 @@ def _one_sentence(resource: Resource, file: str) -> Iterator[None]:
 def _explain(
     error: HfHubHTTPError | httpx2.HTTPError | OSError, resource: Resource, file: str
 ) -> tuple[type[OSError], str]:
-    """Return the exception to raise for a failed transfer: its type, and a message with the cause and what to do."""
+    """Return the exception to raise for a failed transfer: its type, and a message with the cause and the remedy."""
     key = f"config key resources.{resource.name}"
     by_hand = f"download it by hand to {resource.folder / file}, or set {key}.path to a copy that you have"
     goes_on = f"run again to resume it, or {by_hand}"
@@ -385,12 +388,13 @@ def _explain_answer(error: HfHubHTTPError, resource: Resource, key: str, by_hand
 
 
 def _read_record(resource: Resource) -> tuple[dict[str, FileDescription], str | None]:
-    """Return the contents of .record.json: checksum, size and date of each file, and the commit if it is known.
+    """Read what earlier downloads of a resource wrote to .record.json.
 
-    If the file does not exist, the result is ({}, None).
+    Returns:
+        (file name -> checksum, size and date; commit, or None if it is not known). Without such a file: ({}, None).
 
     Raises:
-        ValueError: the record lists files, but names another URL, repository or commit than the config entry.
+        ValueError: .record.json lists files from another URL, repository or commit than the config entry names.
     """
     path = resource.folder / RECORD
     if not path.is_file():

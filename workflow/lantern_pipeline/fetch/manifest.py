@@ -1,7 +1,7 @@
-"""Manifests of resources, which rule `fetch_resource` writes and which are the input of rules that use a resource.
+"""Manifests: JSON files with the location and the SHA-256 of files that a run uses but does not make.
 
-A manifest is a JSON file with the location and the SHA-256 of files. The files themselves are not outputs of a rule,
-because Snakemake deletes outputs before it runs a rule again and after a rule fails. Gigabytes would be lost.
+Rule `fetch_resource` writes a manifest after a download, and rules that use the files have it as their input. The files
+themselves are not outputs of a rule. Snakemake deletes outputs before it runs a rule again, so gigabytes would be lost.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Manifest(TypedDict):
     """Contents of a manifest: the location and the checksums of a resource.
 
     Attributes:
-        kind: KIND, by which a file is recognised as a manifest.
-        name: name of the resource.
+        kind: the constant KIND, which marks a JSON file as a manifest.
+        name: name of the resource, an entry of config section `resources`.
         path: the file if there is only one, else the folder of `files`.
         source: origin of the files in words.
         sha256: SHA-256 of the only file, or of the list of all checksums.
@@ -62,7 +62,7 @@ def describe_file(path: Path) -> FileDescription:
 
 
 def make_manifest(name: str, place: Path, source: str, files: Mapping[str, FileDescription]) -> Manifest:
-    """Return the contents of the manifest that states the location and checksums of a resource's files.
+    """Return the manifest of a resource, which states the location and the checksums of its files.
 
     Args:
         name: name of the resource.
@@ -81,13 +81,14 @@ def make_manifest(name: str, place: Path, source: str, files: Mapping[str, FileD
 
 
 def resource_path(given: Path | str) -> Path:
-    """Return the path of the file or folder that an input of a rule refers to, after a check of its content.
+    """Return the path of a file or folder that a job reads, after a check that its content has not changed.
 
-    The files of a manifest are hashed again only if their size or date has changed. A file without a manifest is
-    hashed and compared with the checksum in the file SHA256SUMS of its folder, if there is one.
+    A manifest is a JSON file with the location and checksums of downloaded files. These are hashed again only if their
+    size or date has changed. A file without a manifest is compared with the checksum in SHA256SUMS of its folder, if
+    that exists.
 
     Args:
-        given: the input: path of a manifest, or of a file or folder that has none.
+        given: input of the job's rule: path of a manifest, or of a file or folder that has no manifest.
 
     Raises:
         FileNotFoundError: a file of the manifest is missing.
@@ -114,20 +115,20 @@ def resource_path(given: Path | str) -> Path:
 
 
 def resource_sha256(given: Path | str) -> str:
-    """Return the SHA-256 with which results identify the weights that they used, in hexadecimal.
+    """Return the SHA-256 of weights in hexadecimal. Results state it to identify the weights that they used.
 
     Args:
-        given: path of a file or a folder, or of a manifest.
+        given: path of a file, of a folder, or of a manifest (JSON file with the checksums of downloaded files).
     """
     manifest = read_manifest(given)
     return manifest["sha256"] if manifest is not None else _hash_of_all(describe_path(Path(given)))
 
 
 def describe_conversion(given: Path | str, model: StoredModel) -> dict[str, object]:
-    """Return the report of a model that was converted from a file of weights.
+    """Return the contents of report.json for a model that was converted from a file of weights.
 
-    The report contains the name and the SHA-256 of the file, and the number of parameters. If the file is in Lantern's
-    layout, the report of the model's training is included.
+    These are the name and the SHA-256 of the file, and the number of parameters. If the file is in Lantern's layout,
+    the training report in its header is included.
 
     Args:
         given: path of the weights, or of their manifest.

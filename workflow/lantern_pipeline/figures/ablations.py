@@ -1,7 +1,7 @@
 """Figure (n): ablations, with one panel per ablation that shows tokens per forward pass and change of NLL.
 
-A *variant* is here one point of an ablation: a method with certain settings, which has one row in the ablation's table.
-NLL is the negative log-likelihood of the tokens under the target.
+In this module, a *variant* is a method with certain settings, which has one row in the table of an ablation. NLL is the
+negative log-likelihood of the tokens under the target.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def draw_ablations(table: pd.DataFrame) -> Figure:
 
 
 def _label(rows: pd.DataFrame) -> pd.DataFrame:
-    """Sort the variants of one ablation by method and parts, and add the column `label`.
+    """Sort the rows of one ablation, and add the column `label` with the text that names a row in the figure.
 
-    A label names only what distinguishes variants of the same method, such as "top_k 100". The method's name comes
-    first if there are several methods.
+    A label states only in what the rows of one method differ, such as "top_k 100". The method's name comes first if
+    there are several methods.
 
     Args:
-        rows: one row per variant.
+        rows: one row per variant, a method with certain settings.
     """
     shown = rows.assign(**{part: rows[part].astype(object).where(rows[part].notna(), "none") for part in PARTS})
     # in the order of first appearance
@@ -81,14 +81,14 @@ def _label(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _is_told(name: str, value: float) -> bool:
-    """Return whether the label of a variant shows the value of one column, in which the variants differ.
+    """Return whether the label of a row contains the value of one column, in which the rows of a method differ.
 
-    A label does not show empty cells. Column drafter_steps is an exception, because its empty cell means that the
-    variant uses the run's draft model.
+    A label does not mention empty cells. Column drafter_steps is an exception: there, an empty cell means the draft
+    model of the run.
 
     Args:
         name: the column, a key of NUMBERS.
-        value: value of the variant in this column; nan if the cell is empty.
+        value: value of the row in this column; nan if the cell is empty.
     """
     return name == "drafter_steps" or not pd.isna(value)
 
@@ -135,7 +135,7 @@ def _draw_side(part: SubFigure, side: Sequence[Panel], height: float, limits: di
 
 
 def _limits(rows: pd.DataFrame, name: str) -> tuple[float, float]:
-    """Return the ends of an axis that shows every value, every interval, and the value of autoregressive decoding.
+    """Return the ends of an axis that shows all values, their intervals, and the value of autoregressive decoding.
 
     Args:
         rows: one row per method and settings of all ablations.

@@ -34,7 +34,7 @@ def draw_frontier(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
     axis has a square-root scale. The figure has page width.
 
     Args:
-        summary: table of results, one row per method and repeat, from `build_summary`.
+        summary: table of results, one row per method and repeat (pair of seeds), from `build_summary`.
         settings: keys of config section `metrics`.
     """
     rows = split_curves(add_distance(select_headline(summary, settings)))
@@ -72,8 +72,8 @@ def draw_frontier(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
 def _draw_curves(axes: Axes, rows: pd.DataFrame, speed: str, is_list: bool = False) -> None:
     """Draw the total variation of methods against a measure of speed, with one marker per row.
 
-    A line connects the rows of a curve, see `split_curves`. Markers are filled if the method has a draft model, else
-    open. If a method has several curves, its first curve has small markers, and its other curves have large ones.
+    A line connects rows that differ in one parameter only (a curve, see `split_curves`). Markers are filled if the
+    method has a draft model, else open. If a method has several curves, only its first curve has small markers.
 
     Args:
         axes: the panel.

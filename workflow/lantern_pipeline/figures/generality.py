@@ -1,4 +1,7 @@
-"""Figure (r): tokens per forward pass of every method against the ambiguity of the target, for many targets."""
+"""Figure (r): tokens per forward pass of every method against the ambiguity of the target, for many targets.
+
+A target is ambiguous if it is unsure of the next token.
+"""
 
 from __future__ import annotations
 
@@ -55,13 +58,13 @@ def _draw_method(axes: Axes, line: pd.DataFrame, name: str) -> None:
 
 
 def _name_targets(axes: Axes, rows: pd.DataFrame) -> None:
-    """Write the names of the targets above a panel, each at the ambiguity of its target.
+    """Write the names of the targets above a panel, each at the horizontal position of its target.
 
-    Names that would overlap are moved apart. A line then leads from the name to the target's ambiguity at the upper
-    edge of the panel.
+    Names that would overlap are moved apart. A line then leads from the name to this position at the upper edge of the
+    panel.
 
     Args:
-        axes: the panel, whose horizontal axis is the ambiguity.
+        axes: the panel. Its horizontal axis is the ambiguity: 1 minus the target's top-10 probability.
         rows: rows with the columns target and ambiguity.
     """
     targets = rows.drop_duplicates("target").sort_values("ambiguity")

@@ -1,4 +1,4 @@
-"""Grids of generated images: rows are prompts, columns are methods or variants, and a note is under each image."""
+"""Grids of generated images: one row per prompt, one column per method, and a short text under each image."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def draw_pictures(
     notes: Sequence[Sequence[str]],
     note_title: str,
 ) -> Figure:
-    """Draw a grid of images. It is wider than a page only if it has more than eight columns.
+    """Draw a grid of images. The figure is wider than a page only if it has more than eight columns.
 
     Args:
         images: the images by row and column, uint8 (rows, columns, S, S, 3).
         row_titles: the prompt of each row.
-        column_titles: the method or variant of each column.
+        column_titles: the method of each column.
         notes: for each row, the short texts under its images. An empty text leaves the place under the image blank.
-        note_title: meaning of the notes, written to the left of the notes of the last row.
+        note_title: words that explain the notes, written to the left of the notes of the last row.
     """
     rows, columns = len(row_titles), len(column_titles)
     cell = min(MAX_CELL, max(MIN_CELL, (PAGE_WIDTH - PROMPT_WIDTH) / columns))

@@ -1,4 +1,7 @@
-"""Figure (e): whether near codes look similar. Every token of an image is replaced by a near or a random code."""
+"""Figure (e): images whose tokens are all replaced by a near code or by a random code, to see if near codes look alike.
+
+The distance of two codes is measured between their vectors in the tokenizer's codebook.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def draw_latent_proximity(
     """Draw images of autoregressive decoding whose tokens are replaced by near or random codes.
 
     Args:
-        records: method id -> records. Only those of autoregressive decoding are used.
+        records: method id -> generated images. Only those of autoregressive decoding are used.
         prompts: prompts of the images, in the order of the records.
         tokenizer: image tokenizer, which decodes codes to images.
         nearest_codes: table of nearest codes, (vocab, columns), nearest first.
@@ -56,8 +59,8 @@ def select_proximity(
     """Replace every token of images by other codes, decode them, and return the arguments of `draw_pictures`.
 
     A row shows one image. Its first column is the original. In the next columns, every token is replaced by its 1st,
-    10th and 100th nearest code. If the table of nearest codes is shorter, the farthest code that it has is used
-    instead, in a single column. In the last column, every token is replaced by a random other code.
+    10th and 100th nearest code. If the table of nearest codes is too short for some of these columns, one column with
+    the farthest code of the table replaces them. In the last column, every token is replaced by a random other code.
 
     Under each image of the last row is a note: the mean PSNR in dB between the images of this column and the
     originals. The mean is over all images used, not only over the images shown.

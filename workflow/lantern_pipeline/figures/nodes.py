@@ -19,7 +19,7 @@ def draw_nodes(summary: pd.DataFrame, settings: MetricsSection, trees: Trees) ->
     The figure has page width.
 
     Args:
-        summary: table of results, one row per method and repeat, from `build_summary`.
+        summary: table of results, one row per method and repeat (pair of seeds), from `build_summary`.
         settings: keys of config section `metrics`.
         trees: config key `trees`, the static trees that the config defines, by name.
     """

@@ -1,4 +1,4 @@
-"""Figure (p): LANTERN's premise, that nearest codes may replace each other, with random codes as a control."""
+"""Figure (p): test of LANTERN's premise that nearest codes may replace each other, with random codes as a control."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ TITLES = {"acceptance": "acceptance of a draft", "tv_mean": "TV from the target,
 
 
 def draw_premise(premise: pd.DataFrame) -> Figure:
-    """Draw what changes if codes are replaced by one of k nearest or random codes, in four panels over k.
+    """Draw what changes if codes may be replaced by one of k nearest or random codes, in four panels over k.
 
-    The upper panels are about images whose codes are replaced, the lower ones about the acceptance of drafts, with one
-    colour per delta. The figure has page width.
+    The upper panels show the quality of images whose codes are all replaced. The lower ones show how often drafts are
+    accepted and at what total variation, with one colour per value of LANTERN's parameter delta. The figure has page
+    width.
 
     Args:
-        premise: premise.csv, with one row per kind of other codes and k.
+        premise: premise.csv, with one row per kind of other codes (nearest or random) and per k.
     """
     metrics = {metric.column: metric for metric in METRICS}
     deltas = [name.removeprefix("acceptance_") for name in premise if name.startswith("acceptance_")]
@@ -61,12 +62,14 @@ def draw_premise(premise: pd.DataFrame) -> Figure:
 
 
 def _draw_lines(axes: Axes, premise: pd.DataFrame, name: str, colour: str, factor: float = 1.0) -> None:
-    """Draw a column over k, with one line per kind of other codes, and a level line for codes that are not replaced.
+    """Draw a measure over k, with one line for nearest and one for random codes.
+
+    A horizontal line shows the measure if codes are not replaced.
 
     Args:
         axes: the panel.
-        premise: premise.csv.
-        name: the column.
+        premise: premise.csv, see `draw_premise`.
+        name: column of the measure.
         colour: colour of the lines.
         factor: factor by which values are multiplied.
     """

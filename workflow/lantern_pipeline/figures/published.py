@@ -1,6 +1,6 @@
 """Figure (l): published speed-ups next to this run's, in separate panels, because models, GPUs and data differ.
 
-The numbers are in published_results.csv. Its column grade states where a number was found:
+The published numbers are in published_results.csv. Its column grade states where a number was found:
 
 - P: the abstract of the paper.
 - S: a summary of the paper by others.
@@ -86,9 +86,9 @@ def _shifts(speedups: pd.Series) -> pd.Series:
 
 
 def _setting(row: pd.Series) -> str:
-    """Write the setting of a published number on two lines: "VVS, A40" and "LlamaGen-XL stage I, T 1".
+    """Describe a published measurement in two lines: "VVS, A40" (source, GPU) and "LlamaGen-XL stage I, T 1".
 
-    The first line has the source and the GPU, the second line the model and the temperature.
+    The second line has the model and the temperature.
     """
     is_best_case = str(row["note"]).startswith("up to")
     first = [str(row["source"]), *(["best case"] if is_best_case else []), row["gpu"]]

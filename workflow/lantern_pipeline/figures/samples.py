@@ -40,7 +40,7 @@ def select_samples(
     Under each image is a note: its number of tokens per forward pass of the target.
 
     Args:
-        records: method id -> records of one prompt set and temperature, in the order of `prompts`.
+        records: method id -> generated images of one prompt set and temperature, in the order of `prompts`.
         prompts: prompts of the images.
         tokenizer: image tokenizer, which decodes codes to images.
         settings: keys of config section `metrics`. Keys sample_prompts (number of prompts) and sample_methods (ids of

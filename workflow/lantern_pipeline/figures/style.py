@@ -1,4 +1,4 @@
-"""Shared parts of figures: colours for colour-blind readers, sizes, reproducible files, intervals and titles."""
+"""Functions that all figures share: style, colours for colour-blind readers, error bars, titles, reproducible files."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def paper_style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Create a figure without a window system. Call this function within `paper_style`.
+    """Create a figure that needs no window system. Call this function within a `paper_style` block.
 
     Args:
         width: width in inches.
@@ -88,13 +88,13 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, paths: Sequence[Path | str], dpi: int = 200) -> None:
-    """Write a figure that was made within `paper_style` to files. An interrupted call leaves no incomplete file.
+    """Write a figure to one or several files, atomically.
 
     The files contain no date and no software version, so that the same figure always gives the same bytes.
 
     Args:
-        figure: the figure.
-        paths: files that end in .png or .pdf. Each is written.
+        figure: figure that was made within a `paper_style` block.
+        paths: files to write, which end in .png or .pdf.
         dpi: pixels per inch of a .png file.
     """
     metadata = {".png": {"Software": None}, ".pdf": {"CreationDate": None, "Creator": None, "Producer": None}}
@@ -105,15 +105,15 @@ def save_figure(figure: Figure, paths: Sequence[Path | str], dpi: int = 200) -> 
 
 
 def fitting_columns(labels: Sequence[str]) -> int:
-    """Return how many columns of labels fit into a legend below a figure of page width, at most four."""
+    """Return how many columns a legend below a figure of page width may have for these labels, at most four."""
     return max(1, min(4, int(PAGE_WIDTH / (LEGEND_MARK + LEGEND_LETTER * max(map(len, labels))))))
 
 
 def half_widths(rows: pd.DataFrame, name: str, factor: float = 1.0) -> np.ndarray:
-    """Return the lengths of the error bars of some rows, below and above the value, (2, rows).
+    """Return the lengths of error bars below and above the value of each row, (2, rows), for `Axes.errorbar`.
 
     Args:
-        rows: table with the columns `<name>`, `<name>_low` and `<name>_high`. Without an interval the lengths are 0.
+        rows: table with the columns `<name>`, `<name>_low` and `<name>_high`. Lengths are 0 without an interval.
         name: column of the value.
         factor: factor by which values are multiplied.
     """
@@ -122,7 +122,7 @@ def half_widths(rows: pd.DataFrame, name: str, factor: float = 1.0) -> np.ndarra
 
 
 def method_look(method: str, is_open: bool = False) -> dict[str, Any]:
-    """Return the colour and the marker of a method as options of `Axes.errorbar`. They are the same in every figure.
+    """Return the colour and the marker of a method, the same in every figure, as options of `Axes.errorbar`.
 
     Args:
         method: name of the method.
@@ -147,9 +147,9 @@ def name_rows(axes: Axes, labels: Iterable[str], **options: Any) -> None:
 
 
 def draw_rows(axes: Axes, rows: pd.DataFrame, name: str, **look: Any) -> None:
-    """Draw one line per table row, with the row's value and interval, the first row on top.
+    """Draw a list of values with their intervals, one line per row of a table, the first row on top.
 
-    Each row has the colour and the marker of its method.
+    Each value has the colour and the marker of its method.
 
     Args:
         axes: the panel.
@@ -181,7 +181,7 @@ def first_of_each_preset(records: Mapping[str, GenerationRecords]) -> list[str]:
     """Return the id of the first method of each preset, with autoregressive decoding first.
 
     Args:
-        records: method id -> records. Their order decides which method of a preset is the first.
+        records: method id -> generated images. Their order decides which method of a preset is the first.
     """
     first: dict[str, str] = {BASELINE: BASELINE}
     for method_id, record in records.items():
@@ -195,7 +195,7 @@ def column_titles(records: Sequence[GenerationRecords]) -> list[str]:
     A title is the method's label with one word per line, followed by the parameters.
 
     Args:
-        records: the records of each method.
+        records: generated images of each method, whose metadata name the method.
     """
     methods = [record.metadata["method"] for record in records]
     table = pd.DataFrame([{**method, "method": method["name"]} for method in methods])

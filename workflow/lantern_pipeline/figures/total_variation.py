@@ -69,14 +69,14 @@ def draw_total_variation(
 
 
 def _select_relaxed(methods: pd.DataFrame, headline: pd.DataFrame) -> pd.DataFrame:
-    """Select the relaxed methods of the main results whose TV, or an upper bound of it, was measured.
+    """Select the relaxed methods whose total variation (TV) from the target, or an upper bound of it, was measured.
 
     Args:
         methods: total_variation/methods.csv, see `draw_total_variation`.
         headline: main results of the run, one row per method, see `select_headline`.
 
     Returns:
-        Rows of `methods`, with the columns label, method and delta (the parameter) of `headline`.
+        Rows of `methods`, to which the columns label, method and delta (the parameter) of `headline` are added.
     """
     keys = headline.iloc[0]
     rows = methods[(methods["prompt_set"] == keys["prompt_set"]) & (methods["temperature"] == keys["temperature"])]
@@ -101,14 +101,14 @@ def _draw_curves(axes: Axes, everything: pd.DataFrame, rows: pd.DataFrame) -> No
 
 
 def _set_scales(axes: Axes, everything: pd.DataFrame) -> float:
-    """Make both axes logarithmic, with delta on the horizontal and TV on the vertical axis.
+    """Make both axes of an upper panel logarithmic: delta (horizontal) and total variation (vertical).
 
     Args:
         axes: one of the two upper panels.
         everything: the curves of both panels, so that they get the same scales.
 
     Returns:
-        The lower end of the vertical axis. The caller draws smaller TVs at this value.
+        The lower end of the vertical axis. The caller draws smaller total variations at this value.
     """
     deltas, distances = np.sort(everything["delta"].unique()), everything["tv_mean"].to_numpy()
     floor = max(LOWEST, 0.5 * min(deltas.min(), distances[distances > 0].min(initial=1.0)))
@@ -121,9 +121,9 @@ def _set_scales(axes: Axes, everything: pd.DataFrame) -> float:
 
 
 def _draw_methods(axes: Axes, methods: pd.DataFrame) -> None:
-    """Draw the lower panel, with one line per relaxed method: a dot at its TV, and a tick at its parameter delta.
+    """Draw the lower panel, with one line per relaxed method: a dot at its total variation, and a tick at its delta.
 
-    The dot is open if only an upper bound of the TV is known, the share of substitutions.
+    The dot is open if only an upper bound is known: the share of tokens that differ from the target's sample.
 
     Args:
         axes: the lower panel.

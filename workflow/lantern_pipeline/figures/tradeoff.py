@@ -34,7 +34,7 @@ def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
     figure has page width.
 
     Args:
-        summary: table of results, one row per method and repeat, from `build_summary`.
+        summary: table of results, one row per method and repeat (pair of seeds), from `build_summary`.
         settings: keys of config section `metrics`.
     """
     rows = select_headline(summary, settings)
@@ -61,19 +61,19 @@ def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
 
 
 def split_curves(rows: pd.DataFrame) -> pd.DataFrame:
-    """Divide the main results into curves: lists of rows that a line connects, because only one parameter differs.
+    """Divide the main results into curves: lists of rows that differ in one parameter only, which a line connects.
 
-    The rows of a curve have the same method, tree, drafts and acceptance. One parameter varies along the curve: the
-    first in the order of SYMBOLS that has several values. Parameter k is used only if no other parameter has several
-    values. If a second parameter varies too, there is one curve per value of it. For example, LANTERN with k 20 and k
-    100 and five values of delta gives two curves of five points.
+    The rows of a curve have the same method, tree, drafts and acceptance rule. One parameter varies along the curve:
+    the first in the order of SYMBOLS that has several values. Parameter k is used only if no other parameter has
+    several values. If a second parameter varies too, there is one curve per value of it. For example, LANTERN with k 20
+    and k 100 and five values of delta gives two curves of five points.
 
     Args:
         rows: main results of the run, one row per method, see `select_headline`.
 
     Returns:
         The rows, sorted by curve and along each curve, with two more columns. `curve` is the name of the curve, such as
-        "LANTERN: k 20, δ 0.03–0.4". `place` is the number of the curve among those of its method, from 0.
+        "LANTERN: k 20, δ 0.03–0.4". `place` is the number of the curve among the curves of its method, from 0.
     """
     symbols = SYMBOLS | custom_parameters(rows)
     grid_order = sorted(symbols, key=lambda name: name == "k")
@@ -100,11 +100,13 @@ def _label(curve: pd.DataFrame, along: str | None, symbols: Mapping[str, str]) -
 
 
 def _draw_curve(axes: Axes, curve: pd.DataFrame, speed: str, quality: str, factor: float) -> None:
-    """Draw a curve. Its line style and the fill of its markers distinguish it from other curves of the same method.
+    """Draw the quality of methods that differ in one parameter against a measure of speed, as one curve.
+
+    Line style and fill of the markers distinguish it from other curves of the same method.
 
     Args:
         axes: the panel.
-        curve: rows of the curve.
+        curve: rows of the curve, from `split_curves`.
         speed: column of the horizontal axis.
         quality: column of the vertical axis.
         factor: factor by which the quality is multiplied.

@@ -1,1 +1,1 @@
-"""Metrics, one file each. They turn records and images into numbers with their uncertainty."""
+"""Measurements of decoding methods and of the images that they generate, with 95 % intervals."""

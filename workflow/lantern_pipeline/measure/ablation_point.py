@@ -1,6 +1,6 @@
 """One point of an ablation: a method, the sampling settings and the draft model with which it is measured.
 
-Snakemake imports this module while it plans the jobs. The module therefore does not import torch.
+Snakemake imports this module while it plans the jobs, so the module does not import torch.
 """
 
 from __future__ import annotations

@@ -37,21 +37,23 @@ PER_IMAGE = tuple(metric.per_image for metric in metrics_over(IMAGES) if not (me
 
 @dataclass(frozen=True)
 class AblationStudy:
-    """Models, prompts and settings that all points of an ablation share.
+    """Measurement of ablations: the models, prompts and settings that are the same for all their points.
+
+    A point is a method with one combination of sampling settings and draft model.
 
     Attributes:
         models: number of training steps of the draft model -> models for decoding. Key None has the draft model of the
             run, or no draft model if no point needs one.
         tables: distance that defines nearest codes (`MethodSpec.neighbours`) -> table of nearest codes, int64 (vocab,
             columns).
-        measuring: the metric models, which include the target model.
+        measuring: the models that evaluate images, among them the target model.
         cross_entropy: cross-entropy of the target on held-out images, in nats per token. None if unknown.
         prompts: prompts of the images.
         total_variation: settings of the measurement of total variation.
         bootstrap_resamples: number of resamples per interval.
         batch_size: number of images that are decoded together.
         seed: random seed of the noise and of the bootstrap.
-        stepping: how decoding steps run, eagerly or as a CUDA graph. It is a value of config key generation.stepping.
+        stepping: how decoding steps run: "auto", "eager" or "graph" (a CUDA graph).
     """
 
     models: Mapping[int | None, DecodingModels]
@@ -111,13 +113,16 @@ class AblationStudy:
         return make_decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=self.stepping)
 
     def _total_variation(self, point: AblationPoint) -> dict[str, float]:
-        """Measure the total variation of a point of an ablation, as the column tv_mean with its interval over images.
+        """Measure the total variation of a method's emitted tokens from the target's distribution.
 
-        The images of the first `total_variation.num_images` prompts are generated again for it. The values are nan for
-        exact methods, at temperature 0, and for methods whose draft distributions cannot be recorded (`knows_drafts`).
+        The images of the first `total_variation.num_images` prompts are generated again for this measurement.
 
         Args:
             point: the method, with its sampling settings and draft model.
+
+        Returns:
+            Mean tv_mean, and ends of its 95 % interval over images, tv_mean_low and tv_mean_high. All are nan for exact
+            methods, at temperature 0, and for methods whose draft distributions cannot be recorded (`knows_drafts`).
         """
         if not (not point.spec.is_exact and point.temperature > 0 and knows_drafts(point.spec)):
             return dict.fromkeys(("tv_mean", "tv_mean_low", "tv_mean_high"), np.nan)
@@ -165,9 +170,9 @@ class AblationStudy:
         return values | mean_with_interval("substitution_rate", rate, **options)
 
     def _identity(self, point: AblationPoint) -> dict[str, Any]:
-        """Return the columns that identify the row of a point: the method, its parameters and the sampling settings.
+        """Return the columns that identify a point in the table of an ablation: method, parameters, sampling settings.
 
-        drafter_steps is empty for the draft model of the run.
+        Column drafter_steps, the number of training steps of the draft model, is empty for the draft model of the run.
 
         Args:
             point: a method with sampling settings and a draft model.

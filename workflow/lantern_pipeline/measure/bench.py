@@ -26,11 +26,11 @@ Row = dict[str, Any]  # numbers of one method by name, see `bench_rounds`
 
 @dataclass(frozen=True)
 class BatchTime:
-    """Speed and memory of one batch.
+    """Speed and memory of decoding one batch of images.
 
     Attributes:
         images_per_s: images per second of decoding.
-        peak_gib: peak memory in GiB, see `peak_gib`.
+        peak_gib: peak memory in GiB, on a GPU or of the process.
     """
 
     images_per_s: float
@@ -38,11 +38,11 @@ class BatchTime:
 
 
 class Round(NamedTuple):
-    """Results after a round.
+    """What `bench_rounds` yields after a round, in which every method is timed.
 
     Attributes:
-        rows: summary of all rounds so far, one dict per decoder, see `bench_rounds`.
-        images: images of this round, one per decoder and prompt.
+        rows: summary of all rounds so far, one dict per method. `bench_rounds` explains its keys.
+        images: the images that this round has timed, one per method and prompt.
     """
 
     rows: list[Row]
@@ -52,9 +52,9 @@ class Round(NamedTuple):
 def bench_rounds(
     decoders: Sequence[Decoder], prompts: Sequence[Prompt], encoder: TextEncoder, *, batch_size: int, num_rounds: int
 ) -> Iterator[Round]:
-    """Measure the speed of several decoders, and yield a summary of all rounds so far after each round.
+    """Measure the speed of several decoders, one per method. After each round, yield a summary of all rounds so far.
 
-    A round times each prompt at batch 1, see `time_rounds`, and then one batch per decoder.
+    A round times the image of each prompt at batch 1 (see `time_rounds`), and then one batch of images per decoder.
 
     Args:
         decoders: the decoders. Autoregressive decoding is one of them, with the method id BASELINE.
@@ -68,7 +68,8 @@ def bench_rounds(
 
         - method: dict from `MethodSpec.to_dict`,
         - num_drafts: number of drafts of a step,
-        - the columns of `mean_accepted_length` and of `summarise_latency`, except KEYS,
+        - tokens per forward pass, as `mean_accepted_length` returns them,
+        - latency, relative step cost and speed-up, as the columns of `summarise_latency` except KEYS,
         - forward_s: mean time of a forward pass in seconds, with drafting and verification,
         - num_images: number of images at batch 1 in a round,
         - num_equal: number of these images with the same tokens as in autoregressive decoding,
@@ -92,10 +93,12 @@ def bench_rounds(
 
 
 def time_batch(decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, batch_size: int) -> BatchTime:
-    """Time one batch. If steps run as CUDA graphs, an identical batch before it captures them and is not counted.
+    """Time the decoding of one batch of images.
+
+    If steps run as CUDA graphs, an identical batch is decoded first, which captures the graphs and is not timed.
 
     Args:
-        decoder: the decoder. The batch is decoded by a copy, so the decoder itself keeps no memory for this batch size.
+        decoder: the decoder. A copy of it decodes the batch, so the decoder itself keeps no memory for this batch size.
         prompts: prompts of the images, which are repeated with other noise if there are fewer than `batch_size`.
         encoder: text encoder of the prompts.
         batch_size: number of images.

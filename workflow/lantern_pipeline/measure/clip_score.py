@@ -40,7 +40,7 @@ class ClipScore:
     Attributes:
         scorer: the CLIP model.
         sha256: SHA-256 of its weights.
-        metric: "clip" or "hps", the prefix of the columns that identify the model.
+        metric: "clip" or "hps", the prefix of the two columns that state the model's name and SHA-256.
         column: name of the column with the scores.
     """
 
@@ -50,7 +50,7 @@ class ClipScore:
         self.scorer, self.sha256, self.metric, self.column = scorer, sha256, metric, column
 
     def describe(self) -> dict[str, str | None]:
-        """Return two columns that identify the CLIP model in the results: its name, and the SHA-256 of its weights."""
+        """Return two columns of the result table that identify the CLIP model: its name and its weights' SHA-256."""
         prefix = f', prefix "{self.scorer.prompt_prefix}"' if self.scorer.prompt_prefix else ""
         return describe_weights(self.metric, f"{self.scorer.name}{prefix}", self.sha256)
 
@@ -151,7 +151,7 @@ class OpenClipInput:
         self.transform = image_transform_v2(PreprocessCfg(size=image_size), is_train=False)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Convert a batch of images.
+        """Convert a batch of images to the input of the CLIP model.
 
         Args:
             images: float32 (n, 3, height, width) in [-1, 1].

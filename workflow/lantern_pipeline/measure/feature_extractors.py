@@ -1,4 +1,4 @@
-"""Feature extractors: torch-fidelity's Inception and VGG16, and the attribute classifier.
+"""Networks whose features are compared by FID and similar metrics: Inception, VGG16 and the attribute classifier.
 
 Inception's features are used for FID and KID, VGG16's for precision and recall. torch-fidelity itself would download
 missing weights, and would run code that a pickle contains. Here published weights are first read without running code,
@@ -42,14 +42,14 @@ def read_published(given: Path | str) -> PublishedWeights:
     """Read a file of weights (safetensors, or a pickle of tensors) without running code from it.
 
     Args:
-        given: path of the file or of its folder, or of a manifest that `fetch_resource` wrote.
+        given: path of the file, of its folder, or of the manifest (JSON file) that rule `fetch_resource` wrote for it.
     """
     path = find_weights(resource_path(given))
     return PublishedWeights(path, resource_sha256(given), read_weights(path).tensors)
 
 
 def describe_weights(metric: str, name: str, sha256: str | None) -> dict[str, str | None]:
-    """Return the columns that identify the model of a metric: its name and the SHA-256 of its weights.
+    """Return the columns of a result table that identify the model of a metric: its name and its weights' SHA-256.
 
     Args:
         metric: prefix of the column names, such as "clip".
@@ -61,10 +61,10 @@ def describe_weights(metric: str, name: str, sha256: str | None) -> dict[str, st
 
 @dataclass(frozen=True)
 class Extractor:
-    """A feature extractor of torch-fidelity.
+    """A network of torch-fidelity that extracts features of images.
 
     Attributes:
-        name: "<torch-fidelity's name>/<layer>".
+        name: "<torch-fidelity's name of the network>/<layer>".
         sha256: SHA-256 of the weights.
         module: maps uint8 images (n, 3, height, width) to a tuple of one tensor, float32 (n, width).
     """
@@ -92,7 +92,7 @@ class Extractor:
 
 @torch.inference_mode()
 def classifier_features(classifier: AttributeClassifier, images: Tensor) -> Tensor:
-    """Extract the attribute classifier's features of images.
+    """Extract features of images by the attribute classifier.
 
     Args:
         classifier: the attribute classifier, in evaluation mode.
@@ -114,7 +114,7 @@ def load_extractor(name: str, layer: str, path: Path | str, device: torch.device
     Args:
         name: name of the extractor in torch-fidelity's registry.
         layer: layer whose output is the features.
-        path: file of weights, or a manifest that `fetch_resource` wrote.
+        path: file of weights, or the manifest (JSON file) that rule `fetch_resource` wrote for it.
         device: device of the extractor.
 
     Raises:
@@ -142,10 +142,10 @@ def load_extractor(name: str, layer: str, path: Path | str, device: torch.device
 def load_extractors(
     files: Mapping[str, Path | str], vgg16_layer: str, device: torch.device | str
 ) -> dict[str, Extractor]:
-    """Load the two extractors of the published fidelity metrics.
+    """Load the two networks with which publications compute FID, KID, precision and recall.
 
     Args:
-        files: name -> path. "inception_weights" and "vgg16_weights" are used.
+        files: name -> path of a file of weights. "inception_weights" and "vgg16_weights" are used.
         vgg16_layer: layer of VGG16, "fc2" or "fc2_relu".
         device: device of the extractors.
 

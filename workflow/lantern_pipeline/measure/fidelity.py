@@ -1,8 +1,8 @@
 """Comparison of sets of images by FID and KID (or other distances), precision and recall.
 
-A distance is called FID or KID only if it is computed from Inception's features. If the same formulas are applied to
-features of the run's attribute classifier or of EfficientNet-lite0, the results have other names: Fréchet distance and
-kernel distance. Values from different networks cannot be compared.
+A distance is called FID or KID only if it is computed from Inception's features. With features of the run's attribute
+classifier or of EfficientNet-lite0, the same formulas give the Fréchet distance and the kernel distance. Values from
+different networks cannot be compared.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 
 
 class ReconstructionFidelity(ABC):
-    """Comparison of sets of images with reconstructions of held-out images, by the features of one network.
+    """Base class of metrics that compare generated images with held-out images by the features of one network.
 
     Generated images are compared with held-out images that the tokenizer has encoded and decoded again. If they were
     compared with the held-out images themselves, errors of the tokenizer would count as errors of the decoding method.
@@ -46,7 +46,7 @@ class ReconstructionFidelity(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, str | None]:
-        """Return columns that identify the network and the SHA-256 of its weights."""
+        """Return columns of the result table that identify the network: its name and its weights' SHA-256."""
 
     @abstractmethod
     def extract(self, images: Tensor) -> Tensor:
@@ -58,7 +58,9 @@ class ReconstructionFidelity(ABC):
 
     @abstractmethod
     def reference(self, reconstructions: Iterable[Tensor], name: str) -> Reference:
-        """Build the reference set from the tokenizer's reconstructions of held-out images.
+        """Build the set with which generated images are compared, from reconstructions of held-out images.
+
+        The tokenizer has encoded these images and decoded them again.
 
         Args:
             reconstructions: batches of images, (n, 3, S, S) in [-1, 1].
@@ -67,13 +69,16 @@ class ReconstructionFidelity(ABC):
 
 
 class ClassifierFidelity(ReconstructionFidelity):
-    """Comparison of sets of images by features of the attribute classifier, each scaled to mean 0 and deviation 1."""
+    """Comparison of sets of images by features of the attribute classifier.
+
+    Each feature is standardised to mean 0 and standard deviation 1.
+    """
 
     def __init__(self, classifier: AttributeClassifier, sha256: str | None = None) -> None:
         self.classifier, self.sha256 = classifier, sha256
 
     def describe(self) -> dict[str, str | None]:
-        """Return columns that identify the classifier: its name, and the SHA-256 of its weights."""
+        """Return columns of the result table that identify the classifier: its name and its weights' SHA-256."""
         name = "attribute_classifier/features"
         columns = describe_weights(OF_CLASSIFIER.frechet, name, self.sha256)
         return {**columns, **describe_weights("prc", name, self.sha256)}
@@ -90,7 +95,9 @@ class ClassifierFidelity(ReconstructionFidelity):
         return classifier_features(self.classifier, images)
 
     def reference(self, reconstructions: Iterable[Tensor], name: str) -> Reference:
-        """Build the reference set from the tokenizer's reconstructions of held-out images.
+        """Build the set with which generated images are compared, from reconstructions of held-out images.
+
+        The tokenizer has encoded these images and decoded them again.
 
         Args:
             reconstructions: batches of images, (n, 3, S, S) in [-1, 1].
@@ -104,12 +111,12 @@ class ClassifierFidelity(ReconstructionFidelity):
 
 @dataclass(frozen=True)
 class PublishedFidelity:
-    """Comparison with real images: Inception's raw features for FID and KID, VGG16's for precision and recall.
+    """Comparison with real images, as in publications: Inception for FID and KID, VGG16 for precision and recall.
 
     Attributes:
         extractors: INCEPTION and VGG16 -> extractor.
         preprocessing: preparation of the images before features are extracted.
-        real: reference set of real images. None if it is not measured yet or not needed.
+        real: reference set of real images. None if it is not needed, or its features are not extracted yet.
     """
 
     extractors: Mapping[str, Extractor]
@@ -117,13 +124,13 @@ class PublishedFidelity:
     real: Reference | None
 
     def describe(self) -> dict[str, str | None]:
-        """Return columns with the name of the preprocessing, and with name and SHA-256 of both extractors."""
+        """Return columns of the result table with the preprocessing, and with name and SHA-256 of both networks."""
         found = {OF_INCEPTION.frechet: self.extractors[INCEPTION], "prc": self.extractors[VGG16]}
         columns = {k: v for part, e in found.items() for k, v in describe_weights(part, e.name, e.sha256).items()}
         return {"preprocessing": self.preprocessing.name, **columns}
 
     def extract(self, images: Tensor) -> Tensor:
-        """Extract the features of images: Inception's, followed by VGG16's.
+        """Extract the features of images by Inception and by VGG16, and concatenate them.
 
         Args:
             images: float32 (n, 3, S, S) in [-1, 1].
@@ -136,7 +143,7 @@ class PublishedFidelity:
 
 
 def feature_scale(reference: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean and the standard deviation of features, for standardising them.
+    """Return the mean and the standard deviation of each feature over images, for standardising features.
 
     Raw features of a network have arbitrary scales. Once standardised, all features have equal weight in KID's cubic
     kernel and in distances. A feature that is constant gets standard deviation 1.
@@ -164,15 +171,16 @@ def load_classifier(metrics: MetricChoices, files: Mapping[str, str], device: to
 
 
 def load_published(metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str) -> PublishedFidelity:
-    """Load the extractors and the reference, for config value `metrics.fidelity: inception`.
+    """Load Inception, VGG16 and the reference set of real images, for config value `metrics.fidelity: inception`.
 
-    If the reference is a folder of real images, a later Snakemake rule measures it. Here only its first images are
-    opened, so that errors appear early.
+    If the config names a folder of real images, a later Snakemake rule extracts their features. Here only the first
+    images are opened, so that errors appear early.
 
     Args:
         metrics: config section `metrics`.
-        files: name -> path, as from `registry.metric_files` or `registry.published_files`.
-        device: device of the extractors and the reference.
+        files: name -> path of the files that metrics need, as from `registry.metric_files` or
+            `registry.published_files`.
+        device: device of the networks and of the reference set.
     """
     published = metrics.published
     extractors = load_extractors(files, published.vgg16_layer, device)

@@ -1,6 +1,6 @@
-"""Test of whole images: do the emitted tokens have the target's distribution?
+"""Chi-square test of whole images: do the emitted tokens have the target's distribution?
 
-It is a chi-square test. It does not need the distribution of the drafts, so it applies to any method.
+The test does not need the distribution of the drafts, so it applies to any method.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ NUM_BINS = 20
 
 
 class ImageTest:
-    """Test of images of given prompts. If several methods have identical images, these are tested only once.
+    """Test whether the tokens of images have the target's distribution, given their prompts.
 
     Each token is mapped to a point in [0, 1], see `points_of`. A chi-square test checks whether the points are uniform.
-    A float32 target is run in float64. Otherwise rounding in the CPU's kernels would decide which of two almost equally
-    probable codes comes first. This would move the point of a token.
+    A float32 target is run in float64, because the order of two almost equally probable codes affects their points.
+    This order must not depend on rounding. If several methods have identical images, these are tested only once.
 
     Attributes:
         target: the target model.

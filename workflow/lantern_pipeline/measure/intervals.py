@@ -1,4 +1,4 @@
-"""Intervals of 95 %: a bootstrap over prompts and repeats, and an exact interval of shares.
+"""Confidence intervals of 95 %: a bootstrap over prompts and repeats of a run, and an exact interval of shares.
 
 The prompt is the unit that is resampled. All columns of one call get the same resampled prompts. Statistics of two
 columns, such as a speed-up or a difference between two methods, are therefore paired by prompt.
@@ -23,10 +23,10 @@ NORMAL_QUANTILE = 1.959964  # the 97.5 % quantile of the standard normal distrib
 def bootstrap_interval(
     statistic: Callable[..., np.ndarray], *columns: np.ndarray, num_resamples: int = 1000, seed: int = 0
 ) -> tuple[float, float]:
-    """Compute the 95 % percentile interval of a statistic over prompts, or over repeats and prompts.
+    """Compute the 95 % bootstrap interval (percentiles) of a statistic over prompts, or over repeats and prompts.
 
-    The same seed gives the same interval on every machine. Repeats and prompts are resampled independently, and a
-    resample has every combination of its repeats and its prompts.
+    A repeat is the run with one pair of seeds. Repeats and prompts are resampled independently, and a resample has
+    every combination of its repeats and its prompts. The same seed gives the same interval on every machine.
 
     With repeats, the interval is not exact. On the one hand, the noise of a single image counts more than once,
     which makes the interval wider than necessary. On the other hand, two or three repeats tell little about the
@@ -63,14 +63,14 @@ def bootstrap_interval(
 def crossed_resamples(
     num_repeats: int, num_prompts: int, num_resamples: int, seed: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Sample repeats and prompts with replacement, independently of each other, for a bootstrap.
+    """Sample repeats (runs with other seeds) and prompts with replacement, independently, for a bootstrap.
 
     The resamples are yielded in blocks, to bound memory, and do not depend on the size of a block. The sampled prompts
     do not depend on the number of repeats.
 
     Args:
-        num_repeats: number of repeats to choose from, and of repeats per resample.
-        num_prompts: number of prompts to choose from, and of prompts per resample.
+        num_repeats: number of repeats, which is also the number of repeats in a resample.
+        num_prompts: number of prompts, which is also the number of prompts in a resample.
         num_resamples: number of resamples.
         seed: random seed.
 
@@ -128,15 +128,14 @@ def normal_interval(share: float, error: float) -> tuple[float, float]:
 
 
 def mean_with_interval(name: str, column: np.ndarray, **options: int) -> dict[str, float]:
-    """Compute the mean of a column and its 95 % interval.
+    """Compute the mean of a metric over prompts (and repeats of the run), with its 95 % interval.
 
-    The mean is over prompts, or over repeats and prompts. A prompt is left out if its value in any repeat is not
-    finite.
+    A prompt is left out if its value in any repeat is not finite.
 
     Args:
-        name: name of the column.
-        column: values of the column, (prompts,) or (repeats, prompts).
-        options: num_resamples and seed of `bootstrap_interval`.
+        name: name of the metric's column.
+        column: values of the metric, (prompts,) or (repeats, prompts).
+        options: arguments num_resamples and seed of `bootstrap_interval`.
 
     Returns:
         {name: mean, name_low: lower end, name_high: upper end}. All are nan if no prompt is left.
@@ -150,12 +149,12 @@ def mean_with_interval(name: str, column: np.ndarray, **options: int) -> dict[st
 
 
 def mean_statistic(values: np.ndarray) -> np.ndarray:
-    """Return the mean over prompts: (..., prompts) -> (...)."""
+    """Return the mean over prompts, as a statistic for `bootstrap_interval`: (..., prompts) -> (...)."""
     return values.mean(axis=-1)
 
 
 def ratio_statistic(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """Return the ratio of two sums over prompts.
+    """Return the ratio of two sums over prompts, as a statistic for `bootstrap_interval`.
 
     Args:
         numerator: (..., prompts).

@@ -1,4 +1,4 @@
-"""Latency at batch 1, and the timed images for the demo page.
+"""Latency at batch 1. The timed images are stored, so that an HTML page can replay them.
 
 Methods take turns image by image, so that slow changes in the machine's speed affect all of them equally. The prompts
 are decoded in several rounds, and only the fastest time of each prompt counts. The images are stored with the seconds
@@ -35,7 +35,7 @@ COLUMNS += ["target_forwards", "machine"]
 
 @dataclass(frozen=True)
 class TimedImage:
-    """An image that was decoded at batch 1.
+    """An image whose decoding at batch 1 was timed.
 
     Attributes:
         method: its method, as a dict from `MethodSpec.to_dict`.
@@ -61,7 +61,9 @@ def measure_latency(
     num_warmup: int,
     num_rounds: int = 1,
 ) -> tuple[pd.DataFrame, list[TimedImage]]:
-    """Time several decoders at batch 1 in several rounds. The decoders take turns image by image, see `time_rounds`.
+    """Time several decoders, one per method, at batch 1 in several rounds.
+
+    The decoders take turns image by image, see `time_rounds`.
 
     Args:
         decoders: the decoders.
@@ -95,7 +97,7 @@ def time_rounds(
     num_warmup: int,
     num_rounds: int,
 ) -> Iterator[tuple[pd.DataFrame, list[TimedImage]]]:
-    """Time several decoders at batch 1. They take turns image by image.
+    """Time several decoders, one per method, at batch 1. They take turns image by image.
 
     A round decodes every prompt once with each decoder. The order of the decoders rotates by one from image to image,
     so that no decoder always goes first. The first `num_warmup` images of each decoder are not counted. CUDA graphs
@@ -150,11 +152,12 @@ def time_rounds(
 
 @dataclass
 class _Watch:
-    """Times of the decoding of one image.
+    """Times that are recorded while one image is decoded.
 
     Attributes:
         marks: start of each forward pass, prefill first: a time in seconds, or a CUDA event on a GPU.
-        core_seconds: core-seconds from the first forward pass to the end, as (this process, whole machine).
+        core_seconds: seconds of CPU work, summed over cores, from the first forward pass to the end of the image, as
+            (of this process, of the whole machine).
     """
 
     marks: list[Moment] = field(default_factory=list)
@@ -187,11 +190,10 @@ def _watching(decoder: Decoder) -> Iterator[_Watch]:
 
 
 def _core_seconds() -> np.ndarray:
-    """Return the core-seconds so far, as (this process, whole machine).
+    """Return the seconds of work so far, summed over all CPU cores, as (of this process, of the whole machine).
 
-    Core-seconds are seconds of work, summed over all cores. For the machine they include low-priority processes,
-    waiting for disks, and time that other virtual machines took. All of these disturb a timing. They are nan if psutil
-    is not installed, as on a machine for `make gpu-check`.
+    For the machine they include low-priority processes, waiting for disks, and time that other virtual machines took.
+    All of these disturb a timing. Both values are nan if psutil is not installed, as on a machine for `make gpu-check`.
     """
     try:
         import psutil
@@ -204,7 +206,7 @@ def _core_seconds() -> np.ndarray:
 
 
 def _step_seconds(marks: Sequence[Moment], seconds: float) -> list[float]:
-    """Return the seconds of each forward pass of an image. The last pass lasts to the end of the image.
+    """Return the seconds of each forward pass of an image: from its start to the next start, or to the image's end.
 
     Args:
         marks: start of each forward pass: a time in seconds, or a CUDA event on a GPU.
@@ -216,7 +218,7 @@ def _step_seconds(marks: Sequence[Moment], seconds: float) -> list[float]:
 
 @dataclass
 class TimedImages:
-    """Images of several methods at one temperature, one image per method and prompt.
+    """Timed images of several methods at one temperature, one image per method and prompt, as a page replays them.
 
     Attributes:
         prompt_ids: id of each image's prompt.
@@ -224,7 +226,7 @@ class TimedImages:
         codes: tokens of each image, int32 (images, tokens).
         step_lengths: number of tokens that each forward pass of the target emitted, prefill first, int16 (images,
             tokens). Padded with zeros.
-        step_seconds: seconds of each of these passes, with drafting and verification, float32 (images, tokens). Padded
+        step_seconds: seconds of each forward pass with drafting and verification, float32 (images, tokens). Padded
             with zeros. Their sum is the time of the image in the table of latencies.
         is_draft: whether a token is an accepted draft, bool (images, tokens). The target samples the other tokens.
         is_substituted: whether a token differs from the target's sample, as in `GenerationRecords`, bool (images,
@@ -263,7 +265,7 @@ def accepted_drafts(generation: Generation) -> torch.Tensor:
 
 
 def join_timed_images(images: Sequence[TimedImage]) -> TimedImages:
-    """Join images of one temperature, so that a page can replay them."""
+    """Stack timed images of one temperature into padded tensors, so that a page can replay them."""
     num_tokens = images[0].generation.codes.shape[1]
     seconds = [torch.tensor(image.step_seconds) for image in images]
     device = images[0].generation.codes.device
@@ -285,7 +287,7 @@ def join_timed_images(images: Sequence[TimedImage]) -> TimedImages:
 
 
 def save_timed_images(path: Path | str, images: Sequence[TimedImage]) -> None:
-    """Write images of one temperature to a safetensors file that `load_timed_images` reads."""
+    """Write images and the times of their steps to a safetensors file. All images must have the same temperature."""
     timed = join_timed_images(images)
     tensors = {
         "codes": timed.codes,
@@ -298,6 +300,6 @@ def save_timed_images(path: Path | str, images: Sequence[TimedImage]) -> None:
 
 
 def load_timed_images(path: Path | str) -> TimedImages:
-    """Read images that `save_timed_images` wrote."""
+    """Read images and the times of their steps from a file that `save_timed_images` wrote."""
     tensors, metadata = load_tensors(path)
     return TimedImages(metadata.pop("prompt_ids"), metadata.pop("method_ids"), **tensors, metadata=metadata)

@@ -28,10 +28,10 @@ IMAGES_ON_CPU = 16  # largest batch on a CPU: the activations of more images do 
 
 
 def select_codes(target_model: Target, tokens: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Remove the line-end tokens, which are certain, from tokens and logits.
+    """Remove line-end tokens from tokens and logits, so that only codes of the image remain.
 
-    Some targets emit a line-end token after each line of codes. Other targets have none, and their tensors are returned
-    unchanged.
+    Some targets emit a line-end token, with probability 1, after each line of codes. For other targets the tensors are
+    returned unchanged.
 
     Args:
         target_model: the target.
@@ -39,8 +39,8 @@ def select_codes(target_model: Target, tokens: Tensor, logits: Tensor) -> tuple[
         logits: logits of every position, (images, tokens, vocab).
 
     Returns:
-        (tokens, logits) of the other positions, (images, codes) and (images, codes, num_codes). Logits of tokens that
-        are not codes are removed, too.
+        (tokens, logits) of the positions with codes, (images, codes) and (images, codes, num_codes). Logits of tokens
+        that are not codes are removed, too.
     """
     config = target_model.config
     if config.line_end is None:
@@ -59,7 +59,7 @@ def walk_logits(
     cfg_scale: float,
     batch_size: int,
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Compute the target's logits of many images batch by batch, after guidance, as in `teacher_forced_logits`.
+    """Compute the target's logits after guidance for many images, batch by batch, by teacher forcing.
 
     A batch has at most `batch_size` images and at most LOGITS_AT_ONCE logits, but at least one image. On a CPU it also
     has at most IMAGES_ON_CPU images.
@@ -94,7 +94,7 @@ def token_negative_log_likelihood(codes: Tensor, logits: Tensor) -> Tensor:
         logits: logits of each position given the codes before it, (images, tokens, vocab).
 
     Returns:
-        float32 (images, tokens), in nats. The value of an image is the mean over its tokens.
+        float32 (images, tokens), in nats. The mean over the tokens of an image is the NLL of the image.
 
     Raises:
         ValueError: a logit is nan or infinite.

@@ -1,6 +1,6 @@
-"""Comparison of the emitted tokens of a method with tokens of the target.
+"""Comparison of the tokens that a method emits with the tokens that the target samples.
 
-There are two questions. *Exactness*: are the tokens equal to those of autoregressive decoding with the same noise?
+Two questions are answered. *Exactness*: are the tokens equal to those of autoregressive decoding with the same noise?
 *Substitutions*: which tokens did relaxed decoding emit instead of the token that the target sampled at that position?
 """
 
@@ -27,18 +27,18 @@ NEAR_TIE_MARGIN = 1e-4  # nats; if the gap between two tokens is smaller, roundi
 
 @dataclass(frozen=True)
 class Equality:
-    """Comparison of each image with the autoregressive image of the same prompt and noise.
+    """Result of comparing each image with the autoregressive image of the same prompt and noise.
 
-    A *near-tie* is a difference that rounding explains: at the first different token, the scores of the two best
+    A *near-tie* is a difference that rounding explains. At the first different token, the scores of the two best
     candidates of autoregressive decoding differed by less than NEAR_TIE_MARGIN. A score is a log-probability plus
     Gumbel noise.
 
     Attributes:
         is_equal: whether all codes are equal, bool (images,).
         is_near_tie: whether codes differ, and the first difference is a near-tie, bool (images,).
-        first_difference: position of the first difference, int64 (images,). The number of tokens if there is none.
-        margin_at_difference: difference between the scores of these two candidates, in nats, float (images,). nan if
-            all codes are equal.
+        first_difference: position of the first different token, int64 (images,). The number of tokens if there is none.
+        margin_at_difference: difference between the scores of the two best candidates there, in nats, float (images,).
+            nan if all codes are equal.
     """
 
     is_equal: torch.Tensor
@@ -48,12 +48,12 @@ class Equality:
 
     @property
     def num_near_ties(self) -> int:
-        """Number of images that differ only because of rounding, by a near-tie. `share_equal` leaves them out."""
+        """Number of images that differ only because rounding decided between two tokens with almost equal scores."""
         return int(self.is_near_tie.sum())
 
     @property
     def share_equal(self) -> float:
-        """Share of equal images, without images that differ because of rounding. nan if no image remains."""
+        """Share of equal images. Images that differ only because of rounding do not count. nan if no image remains."""
         counted = int((~self.is_near_tie).sum())
         return float(self.is_equal.sum()) / counted if counted else float("nan")
 
@@ -65,7 +65,8 @@ def compare_with_autoregressive(
 
     A forward pass over one token and one over several tokens differ in the last bits, due to rounding. If the two best
     candidates of autoregressive decoding are almost equal, rounding may decide which of them is sampled. All later
-    tokens may then differ, although the method is exact. So only the *first* difference can be a near-tie.
+    tokens may then differ, although the method is exact. So only the *first* difference can be a near-tie, a difference
+    that rounding explains.
 
     Args:
         codes: codes of a method, (images, tokens).
@@ -93,8 +94,8 @@ def drawn_tokens(
 ) -> torch.Tensor:
     """Sample the target's token at every position of given images, with the noise of those images.
 
-    A relaxed method may have emitted another token at a position, and the comparison finds these substitutions. If the
-    two best candidates are equal up to rounding, a token may differ from the one sampled during decoding.
+    A relaxed method may have emitted another token at a position (a substitution). The result shows at which positions.
+    If the two best candidates are equal up to rounding, a token may differ from the one sampled during decoding.
 
     Args:
         target_model: the target.
@@ -122,15 +123,15 @@ def drawn_tokens(
 def substitution_row(
     records: GenerationRecords, drawn: torch.Tensor, codebook: torch.Tensor, options: Mapping[str, int]
 ) -> dict[str, float]:
-    """Measure how often a method replaces the target's sample, and how different the emitted code is.
+    """Measure how often a method emits another token than the target samples, and how different the two codes are.
 
-    The method must sample the target's token at every node.
+    The method must sample the target's token at every position.
 
     Args:
-        records: records of the method.
-        drawn: tokens that the target sampled, (images, tokens).
+        records: generated images of the method.
+        drawn: tokens that the target samples at the same positions, from `drawn_tokens`, (images, tokens).
         codebook: code vectors, (vocab, code_dim).
-        options: num_resamples and seed of the bootstrap.
+        options: arguments num_resamples and seed of the bootstrap.
 
     Returns:
         Column -> value:

@@ -14,9 +14,9 @@ GIB = 2**30
 
 
 def reset_peak(device: torch.device) -> None:
-    """Start a new measurement of peak memory.
+    """Start a new measurement of peak memory, which `peak_gib` then returns.
 
-    On a CPU this needs Linux. Elsewhere the peak since the start of the process remains.
+    For a CPU this needs Linux. On other systems, `peak_gib` returns the peak since the start of the process.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -26,7 +26,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_gib(device: torch.device) -> float:
-    """Return the peak memory in GiB: allocated by PyTorch on a GPU, or resident in this process on a CPU."""
+    """Return the peak memory in GiB since `reset_peak`: allocated by PyTorch on a GPU, or resident in this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / GIB
     status = Path("/proc/self/status")

@@ -1,4 +1,4 @@
-"""Metric models: the models that measure images. Config section `metrics` selects them."""
+"""Metric models: the models that evaluate generated images. Config section `metrics` selects them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ Device = torch.device | str
 
 
 class ImageScore(Protocol):
-    """Interface of a metric of single images, such as `ClipScore`."""
+    """Interface of a metric that gives every image a score, such as `ClipScore`."""
 
     def describe(self) -> dict[str, str | None]:
-        """Return two columns that identify the model in the results: its name, and the SHA-256 of its weights."""
+        """Return two columns of the result table that identify the model: its name and its weights' SHA-256."""
         ...
 
     def score(self, images: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
@@ -51,7 +51,7 @@ class ImageScore(Protocol):
 
 @dataclass(frozen=True)
 class MetricModels:
-    """Models that measure images, in evaluation mode and on one device.
+    """All models that are needed to evaluate images, in evaluation mode and on one device.
 
     Attributes:
         tokenizer: image tokenizer, which decodes codes to images.
@@ -59,7 +59,7 @@ class MetricModels:
         text_encoder: text encoder of the target.
         batch_size: number of images that are measured together.
         scores: metrics of single images.
-        of_sets: key of config section `metrics` -> metrics of sets of images, such as FID, from the features of one
+        of_sets: key of config section `metrics` -> metrics of whole sets of images, such as FID, by the features of one
             network. Empty if they are off.
     """
 
@@ -71,7 +71,7 @@ class MetricModels:
     of_sets: Mapping[str, ReconstructionFidelity | PublishedFidelity] = field(default_factory=dict)
 
     def describe(self) -> dict[str, str | None]:
-        """Return the columns that identify all metric models and the preprocessing, from `describe` of each metric."""
+        """Return the columns of the result table that identify all metric models and the preprocessing of images."""
         parts = [part.describe() for part in (*self.of_sets.values(), *self.scores)]
         return {name: value for part in parts for name, value in part.items()}
 
@@ -96,7 +96,7 @@ def load_metric_models(
         tokenizer: file of the image tokenizer.
         target: file of the target.
         text_encoder: text encoder of the target.
-        files: name -> path of the metric models, as from `registry.metric_files`.
+        files: name -> path of the files of the metric models, as from `registry.metric_files`.
         metrics: config section `metrics`.
         device: device of all models.
         batch_size: number of images that are measured together.
@@ -114,7 +114,7 @@ def load_metric_models(
 
 
 def load_job_metric_models(snakemake: Job, text_encoder: TextEncoder) -> MetricModels:
-    """Load the metric models of a Snakemake job, from its inputs and parameters.
+    """Load the models that evaluate images in a Snakemake job, from the job's inputs and parameters.
 
     Args:
         snakemake: the job. Its inputs must include tokenizer, target and the files of `registry.metric_files`. Its
@@ -135,7 +135,7 @@ def load_job_metric_models(snakemake: Job, text_encoder: TextEncoder) -> MetricM
 
 
 def load_parts(metrics: MetricChoices, files: Mapping[str, str], device: Device) -> dict[str, Any]:
-    """Load the models of every metric that is on.
+    """Load the model of every metric that the config switches on.
 
     Args:
         metrics: config section `metrics`.
@@ -143,17 +143,17 @@ def load_parts(metrics: MetricChoices, files: Mapping[str, str], device: Device)
         device: device of the models.
 
     Returns:
-        Key of config section `metrics` -> loaded metric. A metric that is always measured has no config key, so its
-        column is the key.
+        Key of config section `metrics` -> loaded metric. A metric that is always measured has no config key. The name
+        of its table column is the key instead.
     """
     return {key: load_part(choice.loader, metrics, files, device) for key, choice in chosen(metrics).items()}
 
 
 def load_part(loader: str, metrics: MetricChoices, files: Mapping[str, str], device: Device) -> Any:
-    """Import and call the function that loads a metric.
+    """Load a metric by the function that the table of metrics names.
 
     Args:
-        loader: "<module of this package>:<function>", as in `Choice.loader`.
+        loader: name of the function, "<module of this package>:<function>".
         metrics: config section `metrics`.
         files: files of the metric models, name -> path, see `registry.metric_files`.
         device: device of the models.
@@ -165,14 +165,14 @@ def load_part(loader: str, metrics: MetricChoices, files: Mapping[str, str], dev
 def check_metric_weights(metrics: MetricChoices, files: Mapping[str, str]) -> dict[str, str]:
     """Load every published metric model once, to find errors before hours of image generation.
 
-    If the reference set is a folder of real images, the first few of these are opened as well.
+    If generated images are to be compared with a folder of real images, the first few of these are opened as well.
 
     Args:
         metrics: config section `metrics`.
-        files: name -> path, as from `registry.published_files`.
+        files: name -> path of the published files that metrics need, as from `registry.published_files`.
 
     Returns:
-        Key of config section metrics.published -> SHA-256 of the model's weights.
+        Key of config section metrics.published -> SHA-256 of the weights that it names.
     """
     hashes = {}
     for choice in chosen(metrics).values():
@@ -188,8 +188,8 @@ def read_metric_model(path: Path, name: str, sizes: Mapping[str, int]) -> nn.Mod
     Args:
         path: file or folder of the model.
         name: "attribute_classifier" or "clip".
-        sizes: config key -> required value, such as "data.image_size" -> 48. The last part of the key is a field of the
-            model's config. Keys without such a field are ignored.
+        sizes: config key -> required value, such as "data.image_size" -> 48. The last part of a key is compared with
+            the field of this name in the model's config. Keys without such a field are ignored.
 
     Raises:
         ValueError: a size of the model differs from `sizes`.

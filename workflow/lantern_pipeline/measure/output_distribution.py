@@ -1,9 +1,9 @@
-"""Distribution of the emitted token at verified nodes, and its distance from the target's distribution.
+"""Distribution of the token that a method emits at a node of the draft tree, and its distance from the target's.
 
 At a node of the draft tree, let t be the target's distribution and p the draft model's. The drafts are the children of
 the node. Verification emits a random token, whose distribution is called the *output distribution*. This module
-computes it and compares it with t in total variation (TV). Some acceptances limit the probability that a relaxation may
-move to a draft. This limit does not bound the TV, see docs/methods.md.
+computes it and compares it with t in total variation (TV). Some acceptance rules limit the probability that a
+relaxation may move to a draft. This limit does not bound the TV, see docs/methods.md.
 
 Shapes: nodes = verified nodes, m = largest number of children of a node.
 """
@@ -34,14 +34,14 @@ PAIRS_AT_ONCE = 2048  # number of vectors of length vocab in memory at once, whi
 
 @dataclass(frozen=True)
 class VerifiedNodes:
-    """Nodes of draft trees at which drafts were verified.
+    """Nodes of draft trees at which a method verified drafts, the children of the node.
 
     Attributes:
         target_probs: the target's distribution after guidance, temperature, top-k and top-p, (nodes, vocab).
         draft_probs: distribution that the children were sampled from, (nodes, vocab). None if the children are
             deterministic.
         children: drafts in the order of drafting, int64 (nodes, m). -1 marks a missing draft.
-        image: index of the prompt, int64 (nodes,).
+        image: index of the image to which the node belongs, int64 (nodes,).
         depths: depth of each node in its tree, int64 (nodes,).
     """
 
@@ -56,7 +56,7 @@ class VerifiedNodes:
 
     @property
     def drawn_from(self) -> torch.Tensor:
-        """Distribution that the children were sampled from, (nodes, vocab).
+        """Distribution that the drafts (children) at each node were sampled from, (nodes, vocab).
 
         Raises:
             ValueError: the children are deterministic, or their distribution was not recorded.
@@ -68,12 +68,12 @@ class VerifiedNodes:
 
 @dataclass(frozen=True)
 class OutputDistribution:
-    """Distribution of the emitted token at verified nodes.
+    """Distribution of the token that verification emits at each of some nodes of draft trees.
 
     Attributes:
         probs: the distribution, (nodes, vocab).
         acceptance: probability that a draft is accepted, (nodes,).
-        error: TV that Monte Carlo noise of `probs` causes, (nodes,). 0 if `probs` is exact.
+        error: total variation that Monte Carlo noise of `probs` adds, (nodes,). 0 if `probs` is exact.
     """
 
     probs: torch.Tensor
@@ -90,10 +90,10 @@ class OutputDistribution:
 
 
 class NodeRecorder:
-    """Observer of a decoder, which records some of the nodes at which drafts are verified.
+    """Observer of a decoder that records some of the nodes of draft trees at which drafts are verified.
 
-    It chooses random positions of every image. A node is recorded if it predicts the token at a chosen position. The
-    positions depend on the seed only, so they are the same for every method.
+    The recorder chooses random positions of every image. A node is recorded if it predicts the token at a chosen
+    position. The positions depend on the seed only, so they are the same for every method.
 
     Args:
         num_images: number of images of the whole measurement.
@@ -104,7 +104,7 @@ class NodeRecorder:
 
     Attributes:
         first_image: index of the first image in the batch that is being decoded.
-        parts: the recorded nodes, one entry per step.
+        parts: the recorded nodes, one entry per decoding step.
     """
 
     def __init__(self, num_images: int, config: TargetConfig, max_nodes: int, seed: int) -> None:
@@ -117,7 +117,7 @@ class NodeRecorder:
         self.parts: list[VerifiedNodes] = []
 
     def __call__(self, outcome: Outcome) -> None:
-        """Record the chosen nodes of one step. A decoder calls this as its `observer`.
+        """Record the nodes of one decoding step that predict chosen positions. A decoder calls this as its `observer`.
 
         Args:
             outcome: result of verifying the step.
@@ -157,10 +157,10 @@ def record_nodes(
     max_nodes: int,
     batch_size: int,
 ) -> VerifiedNodes:
-    """Generate images and record some of the nodes at which drafts are verified.
+    """Generate images, and record some of the nodes of draft trees at which drafts are verified.
 
-    Nodes are recorded if they predict a token at one of some randomly chosen positions, see `NodeRecorder`. The choice
-    depends on the seed, not on the batch size.
+    A node is recorded if it predicts the token at one of the randomly chosen positions, see `NodeRecorder`. The choice
+    of positions depends on the seed, not on the batch size.
 
     Args:
         decoder: the decoder.
@@ -254,17 +254,18 @@ def _in_order(steps: Sequence[tuple[torch.Tensor, torch.Tensor]], num_tokens: in
 def distribution_given_children(
     target_probs: torch.Tensor, draft_probs: torch.Tensor | None, children: torch.Tensor, rejection: Rejection
 ) -> OutputDistribution:
-    """Compute the exact output distribution of rejection sampling for given children.
+    """Compute the exact distribution of the token that rejection sampling emits, for given drafts.
 
-    There is one case per child, in which this child is the first one to be accepted, and one case in which none is. The
-    result is the sum over these cases, weighted by their probabilities.
+    The drafts are the children of a node. In one case per child, this child is the first one that is accepted. In a
+    further case, none is accepted. The result is the sum over these cases, weighted by their probabilities.
 
     Args:
         target_probs: the target's distribution t, (nodes, vocab).
         draft_probs: distribution that the children were sampled from without replacement, (nodes, vocab). None for
             deterministic drafts.
         children: drafts, int64 (nodes, m), tried in this order. -1 marks a missing draft.
-        rejection: rejection test of the method, as in `distribution_of_one_sampled_draft`.
+        rejection: rejection test of the method. It determines whether a draft is accepted, and the residual
+            distribution from which a token is sampled if all drafts are rejected.
     """
     emitted, weight = torch.zeros_like(target_probs), torch.ones_like(target_probs[:, :1])
     probs, tiny = target_probs, torch.finfo(target_probs.dtype).tiny
@@ -311,20 +312,20 @@ def distribution_of_one_sampled_draft(
 def distribution_of_sampled_siblings(
     nodes: VerifiedNodes, rejection: Rejection, *, num_samples: int, seed: int
 ) -> OutputDistribution:
-    """Estimate the output distribution with several sampled drafts per node, by Monte Carlo over the drafts.
+    """Estimate the distribution of the emitted token by Monte Carlo, if each node has several sampled drafts.
 
-    Each sample replaces the children of a node by the same number of newly sampled drafts. For these drafts, the output
-    distribution is computed twice: with the method's acceptance and with exact acceptance. The estimate is the target's
-    distribution plus the mean difference of the two. This is correct, because exact acceptance gives the target's
-    distribution on average over all drafts. It also has little noise. If the method itself is exact, the difference is
-    0 in every sample.
+    Each sample replaces the children of a node by the same number of newly sampled drafts. For these drafts, the
+    distribution of the emitted token is computed twice: with the method's acceptance rule and with the exact one. The
+    estimate is the target's distribution plus the mean difference of the two. This is correct, because exact acceptance
+    gives the target's distribution on average over all drafts. The estimate also has little noise. If the method itself
+    is exact, the difference is 0 in every sample.
 
-    Monte Carlo noise makes the estimated TV too large by about `error`. This is half the TV between two estimates, each
-    from half of the samples.
+    Monte Carlo noise makes the estimated total variation too large by about `error`. This is half the total variation
+    between two estimates, each from half of the samples.
 
     Args:
-        nodes: nodes of the method.
-        rejection: the rejection test of the method.
+        nodes: nodes at which the method verified drafts.
+        rejection: rejection test of the method, which decides whether a draft is accepted.
         num_samples: number of samples, at least 2.
         seed: random seed of the samples.
     """
@@ -347,11 +348,11 @@ def distribution_of_sampled_siblings(
 def distribution_of_relaxed_sets(
     target_probs: torch.Tensor, children: torch.Tensor, sets: RelaxedSets
 ) -> OutputDistribution:
-    """Compute the exact output distribution of deterministic drafts that are accepted by relaxed sets.
+    """Compute the exact distribution of the emitted token for deterministic drafts that relaxed sets accept.
 
-    A draft x is accepted if the target's sample is x or is in x's relaxed set A(x), the codes that x may replace. So
-    the target probability of {x} and A(x) moves to x. Siblings are processed in order. If a code is in the sets of
-    several drafts, its probability moves to the first of these drafts, as in `WithinBound`.
+    The relaxed set A(x) holds the codes that draft x may replace. A draft x is accepted if the target's sample is x or
+    is in A(x). So the target probability of {x} and A(x) moves to x. Siblings are processed in order. If a code is in
+    the sets of several drafts, its probability moves to the first of these drafts, as in `WithinBound`.
 
     Args:
         target_probs: the target's distribution t, (nodes, vocab).
@@ -371,13 +372,13 @@ def distribution_of_relaxed_sets(
 def mean_over_nodes(
     name: str, values: torch.Tensor, image: torch.Tensor, options: Mapping[str, int]
 ) -> dict[str, float]:
-    """Compute the mean over nodes and its 95 % interval, from a bootstrap over images.
+    """Compute the mean of a measure over nodes of draft trees, with its 95 % interval from a bootstrap over images.
 
     Args:
-        name: name of the column.
-        values: (nodes,).
+        name: name of the measure.
+        values: value of the measure at each node, (nodes,).
         image: index of each node's image, int64 (nodes,).
-        options: num_resamples and seed of the bootstrap.
+        options: arguments num_resamples and seed of the bootstrap.
 
     Returns:
         {name: mean, name_low: lower end, name_high: upper end}. All are nan if any value is nan.

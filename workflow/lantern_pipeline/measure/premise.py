@@ -1,9 +1,9 @@
 """LANTERN's premise: nearest codes look alike, so one may be emitted instead of the other.
 
-Two measurements test it on one target and one image tokenizer, with nearest codes and with random codes as a control.
-The first replaces every code of real images by one of k other codes, and scores the decoded images. The second relaxes
-the acceptance of drafts by k other codes. It gives the gain, which is the acceptance of the draft model's samples, and
-the price, which is the total variation from the target's distribution.
+Two measurements test this premise, with nearest codes and with random codes as a control. The first replaces every code
+of real images by one of k other codes, and scores the decoded images. The second accepts a draft also for the
+probability of k other codes. The gain is that more drafts are accepted. The price is the total variation from the
+target's distribution.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def replace_codes(codes: Tensor, table: Tensor, k: int, seed: int) -> Tensor:
 
     Args:
         codes: codes of images, int64 (images, positions).
-        table: other codes of each code, integers (vocab, columns).
+        table: other codes for each code, such as its nearest codes, integers (vocab, columns).
         k: number of other codes to choose from, at most the number of columns.
         seed: random seed of the choice.
 
@@ -60,25 +60,25 @@ def score_replacements(
     fidelity: FidelitySettings,
     options: Mapping[str, int],
 ) -> pd.DataFrame:
-    """Score real images whose codes are all replaced by other codes.
+    """Measure the quality of real images whose codes are all replaced by nearest or random codes.
 
     The images are held-out ones, which the tokenizer encodes. Metrics of sets of images, such as the Fréchet distance,
-    compare with reconstructions of further held-out images.
+    compare them with reconstructions of further held-out images.
 
     Args:
         source: source of the held-out images.
-        models: the metric models.
-        tables: kind of other codes, such as "random" -> table of them, integers (vocab, columns).
-        ks: numbers of other codes from which a replacement is chosen.
+        models: models that evaluate images (metric models).
+        tables: kind of other codes, such as "random" -> other codes for each code, integers (vocab, columns).
+        ks: values of k, the number of other codes from which a replacement is chosen.
         num_images: number of images.
         cfg_scale: guidance scale of the likelihood under the target.
         fidelity: settings of FID, KID, precision and recall.
         options: num_resamples and seed of the bootstrap. The seed also determines the replacements.
 
     Returns:
-        One row per kind and k, after a row with kind NONE, k 0 and the unchanged codes. Columns: KEYS, and the metrics
-        that are on, with 95 % intervals over images as far as they are means over images. Column pixel_mse compares
-        with the image of the unchanged codes.
+        One row per kind of other codes and k. The first row, with kind NONE and k 0, has the unchanged codes. Columns:
+        KEYS, and the metrics that the config switches on. Metrics that are means over images have 95 % intervals.
+        Column pixel_mse compares with the image of the unchanged codes.
     """
     prompts = source.prompts(SPLIT, num_images)
     batches = list(chunks(0, len(prompts), models.batch_size, "encode"))
@@ -118,22 +118,22 @@ def relax_acceptance(
     deltas: Sequence[float],
     options: Mapping[str, int],
 ) -> pd.DataFrame:
-    """Measure what LANTERN's acceptance gains and costs with nearest codes and with random codes, at the same nodes.
+    """Measure what relaxing the acceptance of drafts gains and costs, with nearest codes and with random codes.
 
-    A node has one draft, which the draft model has sampled. The acceptance of the draft adds the probabilities of at
-    most k other codes, and at most `delta` in total.
+    Each node of a draft tree has one draft, sampled from the draft model. LANTERN's rule adds the probabilities of at
+    most k other codes to that of the draft, at most `delta` in total. All cases are measured at the same nodes.
 
     Args:
         nodes: nodes that exact decoding with sampled drafts has visited.
-        tables: kind of other codes, such as "random" -> table of them, integers (codes, columns).
-        ks: numbers of other codes.
+        tables: kind of other codes, such as "random" -> other codes for each code, integers (codes, columns).
+        ks: values of k.
         deltas: values of delta.
-        options: num_resamples and seed of the bootstrap.
+        options: arguments num_resamples and seed of the bootstrap.
 
     Returns:
-        One row per kind and k, after a row with kind NONE, k 0 and exact acceptance. Columns: KEYS, and for each delta,
-        such as 0.1, acceptance_0.1 (mean probability that the draft is accepted) and tv_mean_0.1 (total variation from
-        the target's distribution, with a 95 % interval over images).
+        One row per kind of other codes and k. The first row, with kind NONE and k 0, has exact acceptance. Columns:
+        KEYS, and two for each delta, such as 0.1. acceptance_0.1 is the mean probability that the draft is accepted.
+        tv_mean_0.1 is the total variation from the target's distribution, with a 95 % interval over images.
     """
     target, draft = nodes.target_probs, nodes.drawn_from
     padded = {name: with_line_end(table, target.shape[1]) for name, table in tables.items()}
@@ -151,7 +151,7 @@ def relax_acceptance(
 
 
 def mean_ambiguity(ambiguity: pd.DataFrame, cfg_scale: float) -> dict[str, float]:
-    """Return the mean top-1 and top-10 probability and the mean entropy of the target's next token, in nats.
+    """Return the mean top-1 and top-10 probability of the target's next token, and its mean entropy in nats.
 
     Args:
         ambiguity: quality/ambiguity.csv, as from `measure_ambiguity`.

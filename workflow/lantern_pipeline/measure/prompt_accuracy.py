@@ -17,7 +17,9 @@ from lantern_pipeline.world.worlds import WORLDS
 
 
 class AccuracyScore:
-    """Metric of single images with the columns prompt_accuracy and is_all_correct, from the attribute classifier.
+    """Metric of single images: how many attributes of the prompt the attribute classifier finds in the image.
+
+    Column prompt_accuracy is the share of correct attributes, and is_all_correct is 1 if all are correct, else 0.
 
     Attributes:
         classifier: the attribute classifier.
@@ -28,7 +30,7 @@ class AccuracyScore:
         self.classifier, self.sha256 = classifier, sha256
 
     def describe(self) -> dict[str, str | None]:
-        """Return two columns that identify the classifier: its name, and the SHA-256 of its weights."""
+        """Return two columns of the result table that identify the classifier: its name and its weights' SHA-256."""
         return describe_weights("accuracy", "attribute_classifier", self.sha256)
 
     def score(self, images: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
@@ -39,8 +41,8 @@ class AccuracyScore:
             prompts: one per image.
 
         Returns:
-            Column -> scores, float32 (n,), on the CPU. nan for prompts that are not captions of the classifier's world,
-            since they name no attribute that the classifier knows.
+            Column -> scores, float32 (n,), on the CPU. nan for prompts that name no attribute known to the classifier.
+            These are all prompts that are not captions of the dataset on which it was trained.
         """
         world = WORLDS[self.classifier.config.world]
         known = [row for row, prompt in enumerate(prompts) if world.attributes_of(prompt.text) is not None]
@@ -74,8 +76,8 @@ def score_attributes(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor]
     weight. In a mean over prompts, all prompts have the same weight.
 
     Args:
-        logits: head of the classifier -> logits, (images, classes).
-        targets: head -> correct class, int64 (images,). -1 if the prompt does not state this attribute.
+        logits: name of the attribute -> logits of the classifier, (images, classes).
+        targets: name of the attribute -> correct class, int64 (images,). -1 if the prompt does not state it.
 
     Returns:
         (share, is_all_correct), both float32 (images,). share: share of correct attributes. is_all_correct: 1 if all

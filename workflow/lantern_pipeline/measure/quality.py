@@ -48,22 +48,22 @@ def measure_quality(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Measure all quality metrics of all methods, on one prompt set at one temperature.
 
-    Two kinds of images that no method generated are measured as well, as *ceilings*. Real images ("real") are held out
-    from training. Reconstructions ("reconstruction") are the same images after the tokenizer has encoded and decoded
-    them. Each kind has one image per prompt, or fewer if the source has fewer. The captions of these images serve as
-    their prompts.
+    Two kinds of images that no method generated are measured as well, as *ceilings*: no method can be expected to be
+    better. Real images ("real") are held out from training. Reconstructions ("reconstruction") are the same images
+    after the tokenizer has encoded and decoded them. Each kind has one image per prompt, or fewer if the source has
+    fewer. The captions of these images serve as their prompts.
 
     FID and other metrics of sets of images compare generated images with a reference set. If they use Inception's
     features, `models` has the reference set. If they use features of the attribute classifier or of EfficientNet, the
-    reference set consists of reconstructions of further held-out images of `split`, which belong to no prompt. If an
-    image folder has too few of these images, they are repeated.
+    reference set consists of reconstructions of further held-out images of `split`. These images belong to no prompt.
+    If an image folder has too few of them, they are repeated.
 
     Args:
-        records: method id -> records, at one temperature and guidance scale, in the order of `prompts`.
-        scores: method id -> scores, of the same methods.
+        records: method id -> generated images, at one temperature and guidance scale, in the order of `prompts`.
+        scores: method id -> scores of these images.
         prompts: prompts of the images.
         source: source of held-out images. None if the run has no such images. Then ceilings are left out.
-        models: the metric models.
+        models: models that evaluate images (metric models).
         settings: settings of FID, KID, precision and recall.
         prompt_set: name of the prompt set.
         split: split of `source` that the prompts come from. "val" for prompts from a file.
@@ -113,7 +113,7 @@ def measure_quality(
 def hash_prompts(prompts: Sequence[Prompt]) -> dict[str, str]:
     """Return column prompts_sha256: the SHA-256 of the prompts' ids and texts in their order.
 
-    Rows whose values differ are about different prompts and must not be compared.
+    Rows of a table in which this column differs are about different prompts and must not be compared.
     """
     lines = (json.dumps([prompt.id, prompt.text], ensure_ascii=False) + "\n" for prompt in prompts)
     return {"prompts_sha256": hashlib.sha256("".join(lines).encode()).hexdigest()}
@@ -129,13 +129,13 @@ def make_references(
 
     Args:
         source: source of the held-out images. None if the run has no such images.
-        models: the metric models.
+        models: models that evaluate images (metric models).
         split: split of the held-out images.
         first: index of the first image of the reference set. The images before it belong to the prompts.
         settings: settings of the reference set.
 
     Returns:
-        Key of config section `metrics` -> reference set. A metric that is off has none.
+        Key of config section `metrics` -> reference set. Metrics that are off have no key here.
 
     Raises:
         ValueError: a metric compares with held-out images, and there is no source of such images.
@@ -155,10 +155,10 @@ def make_references(
 def compare_sets(
     scores: ImageScores, references: Mapping[str, Reference], settings: FidelitySettings, seed: int
 ) -> dict[str, float]:
-    """Compare a set of images with the reference sets.
+    """Compare a set of images with reference sets, by FID and the other metrics of sets that are on.
 
     Args:
-        scores: scores of the images.
+        scores: scores of the images, with the features that these metrics compare.
         references: key of config section `metrics` -> reference set, as from `make_references`.
         settings: settings of FID, KID, precision and recall.
         seed: random seed of KID's subsets.
@@ -173,11 +173,13 @@ def compare_sets(
 def _reconstruct(
     source: ImageSource, models: MetricModels, split: str, first: int, settings: FidelitySettings
 ) -> Iterator[Tensor]:
-    """Encode and decode `settings.num_reference` held-out images, from index `first` on.
+    """Encode and decode held-out images by the tokenizer, as a reference set for FID and similar metrics.
+
+    There are `settings.num_reference` images, from index `first` on.
 
     Args:
         source: source of the images.
-        models: the metric models, which include the tokenizer.
+        models: models that evaluate images, among them the tokenizer.
         split: split of the images.
         first: index of the first image.
         settings: settings of the reference set.
@@ -198,12 +200,12 @@ def _score_ceilings(
     Args:
         source: source of the images.
         prompts: captions of the images, as prompts. Their number is the number of images.
-        models: the metric models.
+        models: models that evaluate images (metric models).
         split: split of the images.
         cfg_scale: guidance scale of the likelihood under the target.
 
     Returns:
-        "real" and "reconstruction" -> scores.
+        "real" -> scores of the held-out images, "reconstruction" -> scores of their reconstructions.
     """
     parts: dict[str, list[ImageScores]] = {name: [] for name in CEILINGS}
     for indices in chunks(0, len(prompts), models.batch_size, "ceilings"):
@@ -232,7 +234,7 @@ def _mean_scores(scores: ImageScores) -> dict[str, float]:
 
 
 def _parameters(record: GenerationRecords) -> dict[str, object]:
-    """Return the columns that identify a row: the method, its parameters, and settings of the run."""
+    """Return the columns that identify a row of the quality table: the method, its parameters, settings of the run."""
     found = record.metadata
     return {
         **method_columns(found["method"]),
@@ -243,7 +245,7 @@ def _parameters(record: GenerationRecords) -> dict[str, object]:
 
 
 def _speed_columns(record: GenerationRecords) -> dict[str, Tensor]:
-    """Return columns with one value per image: numbers of tokens, forward passes and substitutions, and the time.
+    """Return columns that state how each image was decoded: tokens, forward passes, substitutions and time.
 
     Column seconds_in_batch is the image's share of the decoding time of its batch, not its latency at batch 1.
     """

@@ -1,4 +1,4 @@
-"""Models with random weights and published sizes, for measuring the time and memory of steps without a download.
+"""Models with random weights and published sizes, for measuring time and memory of decoding steps without a download.
 
 Hardly any draft of such a model is accepted, and its images show nothing. Only the time of a step is realistic.
 """
@@ -44,7 +44,9 @@ TINY = {"dim": 128, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "ffn_wid
 
 
 class RandomPrompts:
-    """Text encoder that returns 20 random tokens for every text: features, or ids if the target reads ids.
+    """Text encoder for models with random weights. It returns 20 random tokens for every text.
+
+    The tokens are ids if the target reads ids, else features.
 
     Args:
         config: sizes of the target.
@@ -54,10 +56,11 @@ class RandomPrompts:
         self.config = config
 
     def encode(self, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return random prompts, left-padded.
+        """Return one random prompt per text, left-padded.
 
         Returns:
-            (features, float32 (texts, tokens, channels), or ids, int64 (texts, tokens); mask, bool (texts, tokens)).
+            (prompts, mask). prompts are features, float32 (texts, tokens, channels), or ids, int64 (texts, tokens).
+            mask is bool (texts, tokens), False at padding.
         """
         num_tokens = self.config.num_text_tokens
         generator = torch.Generator().manual_seed(0)
@@ -71,11 +74,11 @@ class RandomPrompts:
 def random_model(source: str, device: torch.device, dtype: torch.dtype, *, is_tiny: bool = False) -> Model:
     """Return a model with the sizes of a published one and random weights. Nothing is downloaded.
 
-    Its trees, distance of nearest codes and sampling settings are those of the published model. Its image tokenizer is
-    a small one, which has the published number of codes.
+    Draft trees, the distance between codes, and sampling settings are those of the published model. The image tokenizer
+    is a small one with the published number of codes.
 
     Args:
-        source: name, family or hub id of a published model, or the folder of a transformers model. Of the folder only
+        source: name, family or hub id of a published model. Or the folder of a transformers model, of which only
             config.json is read.
         device: device of the weights.
         dtype: dtype of the weights.
@@ -95,7 +98,7 @@ def random_model(source: str, device: torch.device, dtype: torch.dtype, *, is_ti
 
 
 def find_card(source: str) -> ModelCard:
-    """Return the card of a published model.
+    """Return the card of a published model, which states its sizes and settings.
 
     Args:
         source: name of the model, its family, or its repository on the hub.
@@ -120,7 +123,7 @@ def _settings_paths(folder: Path) -> list[Path]:
 
 
 def tiny_sizes(card: ModelCard) -> dict[str, int]:
-    """Return tiny sizes of a published model, as arguments of `target_config`."""
+    """Return sizes for a tiny version of a published model, as arguments of `target_config`."""
     return {**TINY, "num_prompt_ids": 64} if card.prompts.encoder in FAMILIES else TINY
 
 
@@ -128,7 +131,8 @@ def _read_sizes(path: Path) -> tuple[ModelCard, dict[str, Any]]:
     """Read the sizes of a transformers model from its config.json.
 
     Returns:
-        (card of the first published model of the same family; arguments of `target_config` that differ from it).
+        (card of the first published model of the same family; sizes that differ from this card, as arguments of
+        `target_config`).
 
     Raises:
         ValueError: config.json names no class that generates images.
@@ -153,16 +157,16 @@ def target_config(
     settings: Mapping[str, object] | None = None,
     **sizes: int,
 ) -> TargetConfig:
-    """Return the sizes of a published target, so that it can be made with random weights.
+    """Return the sizes of a published target, from which a target with random weights can be made.
 
     Prompts of a transformers model are padded to 128 tokens.
 
     Args:
-        card: card of the model.
+        card: card of the model, which states its published sizes.
         grid: codes per side of an image. None for the published number.
         codebook_size: number of codes. None for the published number.
         settings: arguments of the config class of transformers. By default they follow from the sizes.
-        sizes: fields of a `TargetConfig` that differ from those of the card.
+        sizes: fields of a `TargetConfig` that replace those of the card.
     """
     images = replace(
         card.images, grid=grid or card.images.grid, codebook_size=codebook_size or card.images.codebook_size
@@ -186,7 +190,7 @@ def target_config(
 
 
 def _layer_settings(card: ModelCard, sizes: Mapping[str, Any]) -> dict[str, object]:
-    """Return the arguments of the config class of a published model's layers."""
+    """Return arguments for the config class of transformers that describes the layers of a published model."""
     import transformers
 
     row = FAMILIES[card.prompts.encoder]
@@ -200,10 +204,10 @@ def _layer_settings(card: ModelCard, sizes: Mapping[str, Any]) -> dict[str, obje
 def random_models(
     config: TargetConfig, device: torch.device, dtype: torch.dtype, *, has_own_layers: bool = False
 ) -> DecodingModels:
-    """Return a target and a draft model with random weights, not prepared for decoding.
+    """Return a target and a draft model with random weights, to which `prepare` has not been applied.
 
-    The draft model has a published size if there is one. It is None if the target generates a smaller image first,
-    which draft models do not support.
+    If a draft model was published for the target, the random one has its size. There is none if the target generates a
+    smaller image first, which draft models do not support.
 
     Args:
         config: sizes of the target.
@@ -221,7 +225,7 @@ def random_models(
 
 
 def prepare(models: DecodingModels) -> DecodingModels:
-    """Prepare the models for decoding, and return them."""
+    """Make decoding by a target and its draft model faster (`prepare_for_decoding`), in place. Return the models."""
     for model in (models.target, models.draft):
         if model is not None:
             model.prepare_for_decoding()

@@ -1,8 +1,8 @@
-"""Reference sets: the real images with which generated images are compared, as features or as statistics of features.
+"""Reference sets: the real images with which FID and similar metrics compare generated images.
 
-A reference set is one file, which also stores hashes of the images and of the feature extractors. Its features are
-extracted once from a folder of images. Alternatively, it is a published .npz file with a mean (mu) and a covariance
-(sigma). Such a file suffices for FID, but not for KID, precision and recall.
+A reference set is stored as one file of features, which are extracted once from a folder of images. The file also has
+hashes of the images and of the networks. Alternatively, it is a published .npz file with the mean (mu) and the
+covariance (sigma) of features. A .npz file suffices for FID, but not for KID, precision and recall.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KIND = "reference_set"  # value of key "kind" in the metadata of a file
 
 
 class SetColumns(NamedTuple):
-    """Names of the columns with the metrics of sets of images, which depend on the network behind the features.
+    """Column names of FID and the other metrics of sets of images, which depend on the network of the features.
 
     Attributes:
         frechet: column of the Fréchet distance, which is called FID if the features are Inception's.
@@ -59,19 +59,18 @@ OF_EFFICIENTNET = SetColumns(*(f"efficientnet_{column}" for column in OF_CLASSIF
 
 @dataclass(frozen=True)
 class Reference:
-    """Reference set of images, on the device that computes the metrics.
+    """Set of images with which FID and similar metrics compare generated images, as features on one device.
 
     Attributes:
-        columns: columns that identify the reference: reference (its name), num_reference (number of images) and
-            reference_sha256 (SHA-256 of its file, only if it was read from one).
+        columns: columns of the result table that identify the set: reference (its name), num_reference (number of
+            images) and reference_sha256 (SHA-256 of its file, only if it was read from one).
         gaussian: mean and covariance of the features, for the Fréchet distance (FID).
         of_distances: features for the kernel distance (KID), (images, width). None if only mean and covariance are
             known. Then there is no KID.
         of_prc: features for precision and recall, (images, width). None if unknown. Then these metrics are left out.
         scale: (mean, standard deviation), (width,) each, with which the features of generated images are standardised.
             None if raw features are compared.
-        names: names of the columns with the metrics. For example, the Fréchet distance is "fid" if the features are
-            Inception's.
+        names: names of the metrics' columns. For example, the Fréchet distance is "fid" for Inception's features.
     """
 
     columns: Mapping[str, object]
@@ -83,9 +82,9 @@ class Reference:
     _measured: dict[bytes, dict[str, float]] = field(default_factory=dict)
 
     def compare(self, features: Tensor, settings: FidelitySettings, seed: int) -> dict[str, float]:
-        """Compare a set of generated images with the reference set.
+        """Compare a set of generated images with the reference set, by FID and similar metrics.
 
-        Results are kept: if several methods have identical images, they are measured only once.
+        Results are kept. If several methods have identical images, these are measured only once.
 
         Args:
             features: raw features of the generated images, float32 (n, width), on the CPU.
@@ -101,16 +100,16 @@ class Reference:
         return self._measured[key]
 
     def distances(self, features: Tensor, others: Tensor) -> dict[str, Tensor]:
-        """Compute the distance of each image from the image with the same index in another set.
+        """Compute the feature distance of each image from the image with the same index in another set.
 
-        The distance is the root mean square difference of standardised features.
+        It is the root mean square difference of standardised features.
 
         Args:
             features: raw features of the images, (n, width).
             others: raw features of the images of the other set, (n, width).
 
         Returns:
-            {"feature_distance": (n,)}, in standard deviations. Empty if `scale` is None, because features
+            {"feature_distance": distances (n,), in standard deviations}. Empty if `scale` is None, because features
             cannot be standardised then.
         """
         if self.scale is None:
@@ -143,7 +142,7 @@ def measure_reference(
     Args:
         place: folder, searched recursively, or zip archive.
         name: name of the reference set.
-        extractors: key -> feature extractor.
+        extractors: key under which features are stored -> feature extractor.
         preprocessing: name of a `Preprocessing`, which scales and crops the images.
         batch_size: images per batch.
 
@@ -207,16 +206,16 @@ def load_reference(
     name: str | None = None,
     device: torch.device | str = "cpu",
 ) -> Reference:
-    """Read a stored reference set, and check that it was measured in the same way as the generated images will be.
+    """Read a stored reference set, and check that its features were extracted as those of generated images will be.
 
     Args:
-        given: file with the result of `measure_reference`, or a manifest that `fetch_resource` wrote. An .npz file with
-            mu (width,) and sigma (width, width) of Inception's features is accepted as well. It does not state
-            extractor and preprocessing, so these are not checked.
-        extractors: key -> extractor of the generated images.
-        preprocessing: preprocessing of the generated images.
-        name: name of the reference in the results. None for the stored name, or the name of the .npz file.
-        device: device of the reference.
+        given: file with the result of `measure_reference`, or the manifest (JSON file) that rule `fetch_resource` wrote
+            for it. An .npz file with mu (width,) and sigma (width, width) of Inception's features is accepted as well.
+            It does not state extractor and preprocessing, so these are not checked.
+        extractors: key -> feature extractor that is used for generated images.
+        preprocessing: name of the `Preprocessing` that is used for generated images.
+        name: name of the reference set in the results. None for the stored name, or the name of the .npz file.
+        device: device of the reference set.
 
     Raises:
         ValueError: the file is no reference set, or its extractors or preprocessing differ from those given.

@@ -9,14 +9,14 @@ change:
 
 - Quality: there is a table with one row per image and a table with one row per method. The first has the metric's value
   in the column that `Metric.per_image` names, the second has the mean over a method's images. A metric of sets of
-  images is only in the second table. A metric that is off has no column.
+  images, such as FID, is only in the second table. A metric that is off has no column.
 - Summary: the columns are in the order of METRICS. The interval of column x is in the columns x_low and x_high. Metrics
   of sets of images have none. The interval of an `is_yes_no` metric is exact, the others are bootstrapped.
 - Comparisons: every metric of single images, except yes-or-no metrics, is compared with autoregressive decoding, prompt
   by prompt. `better` states which sign is an improvement. Values of an `is_distance` metric are already differences.
 - Tables and figures: values are shown under `title` with `digits` decimals, in per cent if the title contains "%".
 
-Snakemake imports this module while it reads the workflow. The module therefore imports neither torch nor pandas.
+Snakemake imports this module while it plans the jobs, so the module imports neither torch nor pandas.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Metric:
         is_distance: whether the metric is a distance from the autoregressive image of the same prompt. Then it is 0 for
             autoregressive decoding, and the quality table with one row per method does not have it.
         image_column: name of the column in the quality table with one row per image. Empty if it equals `column`.
-        loader: function that loads the metric, as in `Choice`. Only for a metric without `key` that needs a model, else
-            empty.
+        loader: function that loads the metric, "<module of measure>:<function>". Empty if the metric has a `key` or
+            needs no model.
     """
 
     column: str
@@ -83,7 +83,7 @@ class Metric:
 
     @property
     def per_image(self) -> str:
-        """Name of the metric's column in the table with one row per image."""
+        """Name of the metric's column in the quality table with one row per image."""
         return self.image_column or self.column
 
     @property
@@ -191,7 +191,7 @@ METRICS = (
 
 
 def metrics_over(what: str) -> tuple[Metric, ...]:
-    """Return the metrics of one kind.
+    """Return the metrics that measure single images, sets of images, or decoding.
 
     Args:
         what: value of `Metric.over`: IMAGES, SETS or DECODING.
@@ -242,14 +242,14 @@ CHOICES: dict[str, dict[str | bool, Choice]] = {
 
 
 def chosen(metrics: MetricChoices) -> dict[str, Choice]:
-    """Return how each metric that is on and needs models is loaded, and which files it needs.
+    """Return, for each metric that is on and needs a model, the function that loads it and the files that it needs.
 
     Args:
         metrics: config section `metrics`.
 
     Returns:
         Key of config section `metrics` -> the `Choice` for the key's value. A metric that is always measured has no key
-        in the config. Its entry has the name of its column instead.
+        in the config. The name of its column is used instead.
     """
     found = {}
     for key, choices in CHOICES.items():
@@ -260,18 +260,18 @@ def chosen(metrics: MetricChoices) -> dict[str, Choice]:
 
 
 def loading_modules(metrics: MetricChoices) -> list[str]:
-    """Return the paths of the modules that load the chosen metrics, relative to the pipeline's folder."""
+    """Return the paths of the modules that load the chosen metrics, relative to the folder lantern_pipeline."""
     return sorted({f"measure/{choice.loader.split(':')[0]}.py" for choice in chosen(metrics).values()})
 
 
 def trained_models(metrics: MetricChoices) -> tuple[str, ...]:
-    """Return which of the metric models in TRAINED the chosen metrics need."""
+    """Return which unpublished models the chosen metrics need: "attribute_classifier", "clip", both or none."""
     needed = {name for choice in chosen(metrics).values() for name in choice.trained}
     return tuple(name for name in TRAINED if name in needed)
 
 
 def published_sources(metrics: MetricChoices) -> dict[str, str | None]:
-    """Return the external files that the chosen metrics need, as the config names them.
+    """Return the published weights and real images that the chosen metrics need, as the config names them.
 
     Args:
         metrics: config section `metrics`.
@@ -291,16 +291,18 @@ def published_sources(metrics: MetricChoices) -> dict[str, str | None]:
 
 
 def published_files(metrics: MetricChoices, resources: Mapping[str, Resource]) -> dict[str, str]:
-    """Return the paths of the external files that the chosen metrics need, as far as the config names them.
+    """Return the paths of the published weights and real images that the chosen metrics need.
 
-    Unlike trained models, they exist before anything is generated, so they can be checked early.
+    Files that the config does not name are left out. Unlike trained models, these files exist before images are
+    generated, so they can be checked early.
 
     Args:
         metrics: config section `metrics`.
         resources: the entries of config section `resources`.
 
     Returns:
-        Key, as in `published_sources` -> path of the file, or of the manifest that `fetch_resource` writes for it.
+        Key, as in `published_sources` -> path of the file, or of the manifest (JSON file) that rule `fetch_resource`
+        writes for it.
     """
     return {
         name: resource_of(value, resources) for name, value in published_sources(metrics).items() if value is not None
@@ -310,10 +312,9 @@ def published_files(metrics: MetricChoices, resources: Mapping[str, Resource]) -
 def metric_files(
     metrics: MetricChoices, trained: Mapping[str, str], resources: Mapping[str, Resource], measured_reference: str
 ) -> dict[str, str]:
-    """Return the files of the metric models and of the reference set that the chosen metrics need.
+    """Return the files that the chosen metrics need: weights of metric models, and the reference set of real images.
 
-    Snakemake rules that measure images have them as inputs. The functions that load metrics receive them as an
-    argument.
+    The files are inputs of Snakemake rules that measure images, and an argument of functions that load metrics.
 
     Args:
         metrics: config section `metrics`.
@@ -332,15 +333,15 @@ def metric_files(
 
 
 def check_choices(metrics: MetricChoices, resources: Mapping[str, Resource]) -> None:
-    """Check, before anything runs, that every chosen metric has the packages, weights and reference that it needs.
+    """Check, before anything runs, that every chosen metric has the packages, weights and real images that it needs.
 
     Args:
         metrics: config section `metrics`.
         resources: the entries of config section `resources`.
 
     Raises:
-        ValueError: a package is not installed, a needed file is not named, a resource is unknown, the reference has no
-            name, or both images and statistics of the reference are given.
+        ValueError: a package is not installed, a needed file is not named, or a resource is unknown. Or the reference
+            set has no name, or is given both as images and as statistics.
     """
     for key, choice in chosen(metrics).items():
         missing = [name.replace("_", "-") for name in choice.packages if find_spec(name) is None]

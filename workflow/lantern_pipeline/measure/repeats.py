@@ -1,6 +1,7 @@
-"""Repeats of a run with other seeds: one row per repeat, and one pooled row of all repeats.
+"""Grouping of table rows by repeats: repetitions of the run with other seeds.
 
-A repeat has one training seed and one noise seed. Its name states both, such as "s3n0".
+A repeat has one training seed and one noise seed. Its name states both, such as "s3n0". A summary has one row per
+repeat, and one *pooled* row that combines all repeats.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ def training_seed(repeat: str) -> int:
 
 
 def repeat_groups(table: pd.DataFrame) -> Iterator[tuple[tuple[str, str, float, str], pd.DataFrame]]:
-    """Split a table into groups of rows, from each of which one row of a summary is computed.
+    """Split a table into groups of rows, so that one row of a summary can be computed from each group.
 
-    A group has the rows of one method, prompt set, temperature and repeat. If there are several repeats, a group with
-    the rows of all repeats comes before these groups.
+    A group has the rows of one method, prompt set, temperature and repeat (run with other seeds). If there are several
+    repeats, a group with the rows of all repeats comes before these groups.
 
     Args:
         table: a table with the columns that KEYS lists.
@@ -56,7 +57,9 @@ def stack_prompts(rows: pd.DataFrame, name: str) -> np.ndarray:
 
 
 def combine_repeats(values: np.ndarray, lows: np.ndarray, highs: np.ndarray) -> tuple[float, float, float]:
-    """Combine shares and their 95 % intervals over repeats (runs with other seeds), if there are no values per prompt.
+    """Average a share, a number in [0, 1], over repeats (runs with other seeds), and combine its 95 % intervals.
+
+    Use this function if values per prompt, which could be bootstrapped, are not known.
 
     The squared standard error is mean(se_i^2) / R + (variance between the repeats) / R for R repeats, where se_i is the
     standard error of repeat i. This interval is too wide, since the variance between repeats already includes the

@@ -37,7 +37,7 @@ def mean_accepted_length(
         seed: random seed of the bootstrap.
 
     Returns:
-        The columns mean_accepted_length, mean_accepted_length_low and mean_accepted_length_high -> value.
+        Columns mean_accepted_length (the value), mean_accepted_length_low and mean_accepted_length_high.
     """
     num_tokens, target_forwards = np.asarray(num_tokens), np.asarray(target_forwards)
     low, high = bootstrap_interval(ratio_statistic, num_tokens, target_forwards, num_resamples=num_resamples, seed=seed)
@@ -66,7 +66,7 @@ def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed:
         - latency_s: mean time of an image in seconds.
         - relative_step_cost: time per forward pass, divided by the time per forward pass of autoregressive decoding.
         - speedup: total time of autoregressive decoding, divided by the total time of the method.
-        - speedup_cpu: speed-up in core-seconds of the process instead of wall-clock time.
+        - speedup_cpu: speed-up computed from the process's CPU seconds, summed over cores, instead of wall-clock time.
         - num_timed: number of timed images.
         - busy_elsewhere: mean number of cores that other processes kept busy.
         - machine: name of the processor.
@@ -95,7 +95,7 @@ def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed:
 
 
 def _stack_rounds(rows: pd.DataFrame, name: str) -> np.ndarray:
-    """Arrange a column of timings as an array. A repeat is the run with one pair of seeds.
+    """Arrange a column of timings as an array by repeat (run with one pair of seeds), round and prompt.
 
     Args:
         rows: timings of one method, prompt set and temperature.
@@ -111,7 +111,7 @@ def _stack_rounds(rows: pd.DataFrame, name: str) -> np.ndarray:
 def _speeds(
     seconds: np.ndarray, baseline: np.ndarray, forwards: np.ndarray, baseline_forwards: np.ndarray
 ) -> tuple[float, float, float]:
-    """Compute mean latency, relative step cost and speed-up, from the fastest round of each prompt.
+    """Compute mean latency, relative step cost and speed-up of a method, from the fastest round of each prompt.
 
     Args:
         seconds: times of the method. All four arrays are (repeats, rounds, prompts).
@@ -120,7 +120,7 @@ def _speeds(
         baseline_forwards: numbers of forward passes of autoregressive decoding.
 
     Returns:
-        The values of the columns that SPEEDS lists, in its order.
+        (mean latency in seconds, relative step cost, speed-up), in the order of SPEEDS.
     """
     least, baseline = seconds.min(axis=1), baseline.min(axis=1)
     step_cost = (least.sum() / forwards[:, 0].sum()) / (baseline.sum() / baseline_forwards[:, 0].sum())
@@ -130,8 +130,8 @@ def _speeds(
 def pair_latency(latency: pd.DataFrame) -> pd.DataFrame:
     """Join each timing at batch 1 with the timing of autoregressive decoding for the same prompt and round.
 
-    Methods took turns image by image, so both timings were made under the same load of the machine. If a method was
-    timed both with eager steps and as a CUDA graph, only the timing of the graph is kept.
+    Methods took turns image by image, so the machine had the same load during both timings. If a method was timed both
+    with eager steps and as a CUDA graph, only the timing of the graph is kept.
 
     Args:
         latency: a table with the columns prompt_id, round, seconds, cpu_seconds and target_forwards, and those that

@@ -1,4 +1,4 @@
-"""Time of decoding steps at batch 1 and at a chosen batch size, without whole images.
+"""Time of single decoding steps, without generating whole images, at batch 1 and at a chosen batch size.
 
 The time of a step does not depend on the number of accepted drafts, so random weights are good enough. Steps read all
 slots of the key/value cache, as the last steps of an image do.
@@ -29,7 +29,7 @@ WARM_UP_S = 0.2
 
 @torch.inference_mode()
 def fill(decoder: Decoder, encoder: TextEncoder, batch_size: int) -> DecodingState:
-    """Return the state of a batch after the prefill.
+    """Run the prefill of a batch of empty prompts, and return the decoding state from which steps can be timed.
 
     All images share the noise of one image, because noise takes long to make.
     """
@@ -41,9 +41,9 @@ def fill(decoder: Decoder, encoder: TextEncoder, batch_size: int) -> DecodingSta
 @torch.inference_mode()
 @without_cudnn_attention()
 def run_step(decoder: Decoder, state: DecodingState) -> None:
-    """Run one step, eagerly or as a CUDA graph, as the decoder's `stepping` says.
+    """Run one decoding step, eagerly or as a CUDA graph, as the decoder is set up.
 
-    Attention may not use cuDNN's kernels, as in `Decoder.run`.
+    As in `Decoder.run`, attention does not use cuDNN's kernels.
     """
     decoder.runner.step(decoder.step, state)
 
@@ -51,7 +51,7 @@ def run_step(decoder: Decoder, state: DecodingState) -> None:
 def step_rounds(
     decoders: Sequence[Decoder], encoder: TextEncoder, *, batch_size: int, num_rounds: int
 ) -> Iterator[list[Row]]:
-    """Time the steps of several decoders, and yield a summary of all rounds so far after each round.
+    """Time the steps of several decoders, one per method. After each round, yield a summary of all rounds so far.
 
     A round times one block of steps per decoder at batch 1, and then one block with a batch. Decoders take turns, so
     that slow changes in the machine's speed affect all of them equally.
@@ -75,7 +75,7 @@ def step_rounds(
         Times and costs are medians over rounds. The suffixes `_low` and `_high` are the lowest and the highest round.
 
     Raises:
-        ValueError: the first decoder is another one.
+        ValueError: the first decoder is not autoregressive decoding.
     """
     if decoders[0].spec.method_id != BASELINE:
         raise ValueError(f"the first decoder must be {BASELINE}, got {decoders[0].spec.method_id}; sort the decoders")
@@ -110,7 +110,9 @@ def _time_block(decoder: Decoder, state: DecodingState) -> float:
 
 
 def _time_batch(decoder: Decoder, encoder: TextEncoder, batch_size: int) -> tuple[float, float]:
-    """Time the steps of a batch by a copy of the decoder, so that the decoder itself keeps no memory for it.
+    """Time decoding steps of a batch of images.
+
+    A copy of the decoder runs them, so that the decoder itself keeps no memory for this batch size.
 
     Returns:
         (seconds of a step; peak memory in GiB).

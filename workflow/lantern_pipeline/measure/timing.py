@@ -1,7 +1,8 @@
 """Clocks of all measurements: of images, decoding steps, parts of steps, and blocks of calls, on a CPU or a GPU.
 
 `lantern bench`, the workflow's latency, the GPU check and `benchmarks/` measure with these clocks only. This module
-imports nothing else of the pipeline, because `benchmarks/decode.py` runs it beside older versions of the packages.
+imports nothing else of the pipeline, because `benchmarks/decode.py` uses it together with older versions of the
+packages.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ def now(device: torch.device) -> Moment:
 
 
 def seconds_between(begin: Moment, end: Moment) -> float:
-    """Return the seconds between two moments of one device. A GPU must have reached both."""
+    """Return the seconds between two moments of one device. Synchronise a GPU before, so that it has reached both."""
     if isinstance(begin, torch.cuda.Event):
         return begin.elapsed_time(cast("torch.cuda.Event", end)) / 1000
     return cast("float", end) - begin
 
 
 class Timing(NamedTuple):
-    """Seconds per call.
+    """Measured seconds per call of a function, over several blocks of calls.
 
     Attributes:
         median: median over blocks of calls.
@@ -63,16 +64,14 @@ def time_blocks(
     num_blocks: int = NUM_BLOCKS,
     warm_up_s: float = 0.5,
 ) -> Timing:
-    """Time a call in blocks of several calls, after a warm-up.
-
-    During the warm-up, an idle GPU raises its clock frequency.
+    """Time a function in blocks of several calls, after a warm-up, in which an idle GPU raises its clock frequency.
 
     Args:
         call: function to time.
         device: device on which it runs. On a GPU, CUDA events measure the time.
         num_calls: calls per block. On a GPU the host waits only at the end of a block.
         num_blocks: number of blocks.
-        warm_up_s: seconds of warm-up; at least one call.
+        warm_up_s: seconds of warm-up, in which the function is called at least once.
     """
     begun = time.perf_counter()
     while True:
@@ -94,7 +93,10 @@ def _time_block(call: Callable[[], object], device: torch.device, num_calls: int
 
 @contextmanager
 def clock(seconds: dict[str, float], name: str, device: torch.device) -> Iterator[None]:
-    """Measure a block, and add its seconds to `seconds[name]`. The device is synchronised before and after."""
+    """Context manager: time its block, and add the seconds to `seconds[name]`.
+
+    The device is synchronised before and after the block.
+    """
     synchronise(device)
     begun = time.perf_counter()
     yield
@@ -103,17 +105,18 @@ def clock(seconds: dict[str, float], name: str, device: torch.device) -> Iterato
 
 
 class EnoughSteps(Exception):
-    """Exception that ends an image after enough steps were measured."""
+    """Exception that stops the decoding of an image after enough steps were timed."""
 
 
 class PartClock:
-    """Clock of the parts of decoding steps, to be used as a decoder's `timer`.
+    """Clock of the parts of decoding steps, such as drafting and verification, to be used as a decoder's `timer`.
 
     Args:
         max_steps: number of steps after which it raises `EnoughSteps`. None for no limit.
 
     Attributes:
-        parts: name of a part -> milliseconds in each step. "other" is the rest of "step".
+        parts: name of a part -> milliseconds in each step. "step" is the whole step, "other" the rest without the
+            other parts.
     """
 
     def __init__(self, max_steps: int | None = None) -> None:
@@ -123,7 +126,11 @@ class PartClock:
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
-        """Measure a block as a part of the current step."""
+        """Context manager: time its block as one part of the current decoding step.
+
+        Args:
+            part: name of the part. Part "step" is the whole step, and ends it.
+        """
         begun = time.perf_counter()
         yield
         self._now[part] += 1000 * (time.perf_counter() - begun)
@@ -139,5 +146,5 @@ class PartClock:
             raise EnoughSteps
 
     def medians(self) -> dict[str, float]:
-        """Return "<part>_ms" -> median milliseconds of the part."""
+        """Return the median milliseconds of each part over all steps, as "<part>_ms" -> value."""
         return {f"{name}_ms": median(values) for name, values in self.parts.items()}

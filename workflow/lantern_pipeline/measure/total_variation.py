@@ -1,7 +1,7 @@
 """Total variation (TV) between the distribution of the emitted token and the target's distribution.
 
-There are two measurements. Each method is measured at the nodes of the draft trees that it visits. *Acceptances*, which
-determine the probability that a draft is accepted, are also compared with each other at the same nodes.
+There are two measurements. Each method is measured at the nodes of its draft trees. *Acceptances* (rules that determine
+the probability that a draft is accepted) are also compared with each other, all at the same nodes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TotalVariationStudy:
         target_model: the target, in evaluation mode.
         encoder: text encoder of the target.
         prompts: prompts of the images at whose nodes total variation is measured.
-        tested_prompts: prompts of the images that `ImageTest` tests as a whole.
+        tested_prompts: prompts of the images that the goodness-of-fit test `ImageTest` tests as a whole.
         codebook: code vectors as the tokenizer decodes them, (vocab, code_dim).
         settings: settings of the measurement.
         options: num_resamples and seed of the bootstrap. The seed also determines the noise and the choice of nodes.
@@ -83,11 +83,14 @@ class TotalVariationStudy:
 
     @torch.inference_mode()
     def measure_methods(self, decoders: Sequence[Decoder], records: Mapping[str, GenerationRecords]) -> pd.DataFrame:
-        """Measure total variation and substitutions of every method at one temperature, at the nodes that it visits.
+        """Measure how far the tokens of every method deviate from the target, at one temperature.
+
+        The measures are total variation, at nodes of the draft trees, and substitutions: tokens that differ from the
+        target's sample.
 
         Args:
-            decoders: one per method.
-            records: method id -> records of its images.
+            decoders: one decoder per method.
+            records: method id -> its generated images.
 
         Returns:
             One row per method, with columns COLUMNS. Column law_p is the p-value of a goodness-of-fit test of the
@@ -97,9 +100,10 @@ class TotalVariationStudy:
             - "enumeration": exactly.
             - "monte_carlo": by Monte Carlo.
             - "coupling": it was not computed, only substitutions are counted. This is the case for drafts that use the
-              target's noise, if the method is exact or `knows_drafts` is False for it.
-            - "none": it was not computed. This is the case for autoregressive decoding, for drafts whose distribution
-              is not known, and at temperature 0 for drafts that do not use the target's noise.
+              target's noise, if the method is exact or the drafts' distributions cannot be recorded.
+            - "none": it was not computed. This is the case for autoregressive decoding and for drafts whose
+              distribution is not known. At temperature 0 it is also the case for drafts that do not use the target's
+              noise.
         """
         image_test = ImageTest(self.target_model, self.encoder, self.tested_prompts, self.options["seed"])
         rows = []
@@ -119,7 +123,9 @@ class TotalVariationStudy:
 
     @torch.inference_mode()
     def common_nodes(self, decoder: Decoder) -> VerifiedNodes:
-        """Record the nodes at which all acceptances are compared with each other, see `visit_exactly`.
+        """Record the nodes of draft trees at which all acceptance rules are compared with each other.
+
+        Exact decoding visits them, see `visit_exactly`.
 
         Args:
             decoder: any decoder of the run. Its models and sampling settings are used.
@@ -132,10 +138,10 @@ class TotalVariationStudy:
         return {"run_seed": self.options["seed"], "max_nodes": max_nodes, "batch_size": self.batch_size}
 
     def _measure_nodes(self, decoder: Decoder) -> tuple[str, tuple[VerifiedNodes, OutputDistribution] | None]:
-        """Compute the distribution of the token that a method emits at the nodes of its draft trees.
+        """Compute the distribution of the token that a method emits, at nodes of its draft trees.
 
-        A method that generates lines in parallel has no draft trees. In this case there is one node per token, with the
-        target's distribution given all previous tokens of the image.
+        A method that generates several lines of an image in parallel has no draft trees. In this case there is one node
+        per token, with the target's distribution given all previous tokens of the image.
 
         Args:
             decoder: decoder of the method.
@@ -175,9 +181,9 @@ class TotalVariationStudy:
 def visit_exactly(
     decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, *, run_seed: int, max_nodes: int, batch_size: int
 ) -> VerifiedNodes:
-    """Record nodes that exact decoding visits, with one sampled draft per node.
+    """Record nodes of draft trees during exact decoding, with one sampled draft per node.
 
-    The tokens before a node are therefore samples of the target, whichever acceptance is measured there.
+    The tokens before a node are therefore samples of the target, whichever acceptance rule is measured there later.
 
     Args:
         decoder: any decoder with a draft model. Its models and sampling settings are used.
@@ -199,14 +205,14 @@ def _select(records: GenerationRecords, prompts: Sequence[Prompt]) -> Generation
 def distribution_of_method(
     nodes: VerifiedNodes, verifier: Verifier, num_samples: int, seed: int
 ) -> tuple[str, OutputDistribution]:
-    """Compute the output distribution of a method at the nodes that it visits.
+    """Compute the distribution of the token that a method emits at given nodes of its draft trees.
 
-    The output distribution is the distribution of the emitted token. For relaxed sets and for rejection sampling, it is
-    computed exactly. There is one exception: with several sampled drafts per node, it is a mean over samples of the
-    drafts. For any other verifier, it is a mean over samples of the target's noise.
+    For relaxed sets (codes that a draft may replace) and for rejection sampling, it is computed exactly. There is one
+    exception: with several sampled drafts per node, it is a mean over samples of the drafts. For any other verifier, it
+    is a mean over samples of the target's noise.
 
     Args:
-        nodes: nodes of the method.
+        nodes: nodes at which the method verified drafts.
         verifier: verifier of the method, above temperature 0.
         num_samples: number of Monte Carlo samples.
         seed: random seed of the samples.
@@ -231,14 +237,14 @@ def distribution_of_method(
 def tv_row(
     nodes: VerifiedNodes, found: OutputDistribution, delta: float | None, options: Mapping[str, int]
 ) -> dict[str, float]:
-    """Summarise, over nodes, the total variation (TV) of the emitted token from the target's distribution.
+    """Summarise the total variation (TV) of emitted tokens from the target over many nodes, as columns of a table.
 
     Args:
-        nodes: the nodes.
+        nodes: nodes of draft trees at which drafts were verified.
         found: distribution of the emitted token at these nodes.
         delta: the method's parameter delta, which bounds the probability that a relaxation may move to a draft. None
             for a method without this parameter.
-        options: num_resamples and seed of the bootstrap.
+        options: arguments num_resamples and seed of the bootstrap.
 
     Returns:
         Column -> value. tv_share_above_delta is the share of nodes whose TV exceeds `delta`, nan if `delta` is None.
@@ -267,16 +273,19 @@ def tv_curves(
     num_children: int,
     options: Mapping[str, int],
 ) -> pd.DataFrame:
-    """Compute the total variation of several acceptances, those in RULES, as a function of delta, at the same nodes.
+    """Compute the total variation of several acceptance rules as a function of their parameter delta.
+
+    An acceptance rule determines the probability that a draft is accepted. The rules in RULES are compared, all at the
+    same nodes.
 
     Args:
-        nodes: recorded nodes, as from `common_nodes`.
+        nodes: nodes of draft trees, as from `common_nodes`.
         table: nearest codes, (vocab, columns).
         k: number of nearest codes per draft.
         deltas: values of delta, the bound of the probability that a relaxation may move to a draft.
         num_children: number of deterministic drafts per node, which are the most probable tokens of
             `nodes.draft_probs`.
-        options: num_resamples and seed of the bootstrap.
+        options: arguments num_resamples and seed of the bootstrap.
 
     Returns:
         One row per value of delta and entry of RULES. Columns rule and label are the key and the value of the entry.

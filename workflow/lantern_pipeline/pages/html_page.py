@@ -1,4 +1,4 @@
-"""Self-contained HTML pages, which need no network. They are jinja2 templates of this folder, filled with data."""
+"""HTML pages in a single file that needs no network: jinja2 templates of this folder, filled with data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image
 
 
 def data_uri(pixels: np.ndarray, kind: str = "png", **options: int) -> str:
-    """Encode an image as a data URI of an image file without metadata.
+    """Encode an image as a data URI, which an HTML page can contain. The image file has no metadata.
 
     Args:
         pixels: the image, uint8 (height, width, 3).
@@ -29,9 +29,9 @@ def data_uri(pixels: np.ndarray, kind: str = "png", **options: int) -> str:
 
 
 def to_json(data: object) -> Markup:
-    """Write JSON in ASCII for a script element of a page.
+    """Write data as JSON in ASCII, for a script element of a page.
 
-    The characters <, >, & and ' are escaped, so no text can end the element.
+    The characters <, >, & and ' are escaped, so no text in the data can end the element.
     """
     return htmlsafe_json_dumps(data, ensure_ascii=True, separators=(",", ":"))
 
@@ -40,14 +40,14 @@ def fill_page(template: str, data: Mapping[str, object]) -> str:
     """Return a page filled with its data, as HTML.
 
     Args:
-        template: file name of a template that extends `page_shell.html`.
-        data: JSON data for the script of the page.
+        template: file name of a jinja2 template that extends `page_shell.html`.
+        data: JSON values that the script of the page reads.
     """
     return _TEMPLATES.get_template(template).render(data=to_json(data))
 
 
 def _csp_hash(text: str) -> Markup:
-    """Return the hash with which a content security policy allows a style or script element with this text."""
+    """Return the hash of a style or script element's text, by which a content security policy allows the element."""
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return Markup(f"'sha256-{digest}'")
 

@@ -33,7 +33,7 @@ def build_page(
     draw: Callable[[Tensor], np.ndarray],
     shape: tuple[int, int] | None = None,
 ) -> str:
-    """Build the page of the race.
+    """Build the HTML page on which several methods generate the same prompts side by side, at the recorded speed.
 
     Prompts are added in the given order until the page would exceed MAX_BYTES.
 
@@ -88,14 +88,14 @@ def build_page(
 
 
 class RaceMethod(TypedDict):
-    """A method that takes part in the race, as data for the script of the page.
+    """A method on the page that replays methods side by side, as data for the script of the page.
 
     Attributes:
         id: id of the method.
         label: name of the method for readers.
         kind: "baseline" for autoregressive decoding. For methods that verify drafts by rejection sampling,
             "exact_rejection" or "relaxed_rejection". For all others "exact" or "relaxed".
-        seconds: total time of the method's timed images.
+        seconds: sum of the times of the method's images.
     """
 
     id: str
@@ -105,7 +105,7 @@ class RaceMethod(TypedDict):
 
 
 def _describe_methods(timed: TimedImages) -> list[RaceMethod]:
-    """Return the methods of the race as data for the page, autoregressive decoding first."""
+    """Return the methods that the page shows, as data for its script, autoregressive decoding first."""
     metadata, seconds = timed.metadata, dict.fromkeys(timed.method_ids, 0.0)
     for method_id, row in zip(timed.method_ids, timed.step_seconds.double().sum(1).tolist(), strict=True):
         seconds[method_id] += row
@@ -128,11 +128,11 @@ def _kind(method: Mapping[str, object], temperature: float) -> str:
 
 
 def _describe_run(timed: TimedImages, row: int, baseline: int) -> dict[str, object]:
-    """Describe how a method generated an image, as data for the page.
+    """Describe how a method generated an image, step by step, as data for the script of the page.
 
     Args:
-        timed: the timed images.
-        row: index of the image.
+        timed: the timed images of all methods.
+        row: index of the image in `timed`.
         baseline: index of the autoregressive image of the same prompt.
 
     Returns:
@@ -140,8 +140,8 @@ def _describe_run(timed: TimedImages, row: int, baseline: int) -> dict[str, obje
 
         - lengths: number of tokens that each forward pass emits.
         - ms: milliseconds of each forward pass.
-        - marks: string with one letter per token: OWN if it was sampled from the target, DRAFT for an accepted draft,
-          or SUBSTITUTION.
+        - marks: string with one letter per token. SUBSTITUTION marks a token that differs from the target's sample,
+          DRAFT any other accepted draft, and OWN any other token, which the target sampled.
         - differs: number of tokens that differ from the autoregressive image.
     """
     lengths = timed.step_lengths[row][timed.step_lengths[row] > 0].tolist()

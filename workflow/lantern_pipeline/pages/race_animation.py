@@ -28,8 +28,8 @@ def draw_race(
 ) -> None:
     """Write an animated PNG in which several methods generate the same prompt.
 
-    It shows a typical prompt. The speed-up of a prompt is that of the fastest of the shown methods, and the prompt with
-    the median speed-up is drawn.
+    One typical prompt is shown. For each prompt, the speed-up of the fastest shown method is computed. The prompt with
+    the median of these speed-ups is chosen.
 
     Args:
         path: file to write.
@@ -62,10 +62,10 @@ def draw_race(
 
 
 def _choose_methods(timed: TimedImages) -> list[str]:
-    """Return the ids of the methods to show: one per name in SHOWN.
+    """Return the ids of the methods that the animation shows, at most one per name in SHOWN.
 
-    Several methods may have the same name and differ in their parameters. The one that took the least total time is
-    shown. A name that was not run is left out.
+    Several methods may have the same name and differ in their parameters. Of these, the one with the least total time
+    is shown.
     """
     total = dict.fromkeys(timed.method_ids, 0.0)
     for method, seconds in zip(timed.method_ids, timed.step_seconds.double().sum(1).tolist(), strict=True):
@@ -77,12 +77,12 @@ def _choose_methods(timed: TimedImages) -> list[str]:
 
 
 def _state_at(timed: TimedImages, row: int, now: float) -> tuple[int, int, float]:
-    """Return how much of an image is generated after a given time.
+    """Return how much of an image had been generated at a given time.
 
     Args:
-        timed: the timed images.
-        row: index of the image.
-        now: the time, in seconds since the generation of the image began.
+        timed: the timed images of all methods.
+        row: index of the image in `timed`.
+        now: seconds since the generation of the image began.
 
     Returns:
         (number of tokens at this time, number of forward passes at this time, seconds that the whole image takes from
@@ -111,8 +111,8 @@ def _draw_frame(
         labels: names of the methods.
         pixels: complete image of each method.
         grid: tokens along a side of an image.
-        states: result of `_state_at` for each method.
-        now: seconds since the race began, which the clock shows.
+        states: progress of each method's image at this time, from `_state_at`.
+        now: seconds since generation began, which the clock shows.
     """
     frame = Image.new("RGB", (GAP + (SIDE + GAP) * len(pixels), HEAD + SIDE + FOOT), PAPER)
     pen, font = ImageDraw.Draw(frame), ImageFont.truetype(FONT, 12)

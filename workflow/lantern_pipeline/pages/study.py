@@ -1,8 +1,8 @@
-"""Page of the preference study, and the study's key, which states the correct answers.
+"""Page of the preference study, and the study's key: a file that states which image of a pair is which.
 
 Readers of the page choose between two images of a prompt: one by autoregressive decoding, one by a relaxed method. The
-page is one HTML file, which needs no network. It does not name a method: pairs have numbers in a shuffled order. Only
-the key states which image of a pair is the autoregressive one.
+page is one HTML file, which needs no network. It does not name the methods. Pairs are numbered in a shuffled order, and
+only the key states which image of a pair is the autoregressive one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Trial(NamedTuple):
 
 
 class StudySection(TypedDict):
-    """Keys of config section `study` that choose what is compared.
+    """Keys of config section `study` (preference study) that choose which images readers compare.
 
     Attributes:
         num_trials: number of pairs per method.
@@ -68,12 +68,14 @@ def select_trials(
     tokenizer: ImageModel,
     settings: StudySection,
 ) -> tuple[list[Trial], list[StudyMethod]]:
-    """Choose and decode the pairs of images of a study, and then the attention checks.
+    """Choose and decode the pairs of images that a preference study shows, and its attention checks.
 
     Each method gets `num_trials` prompts: the first method the first ones, the next method the prompts that follow, and
     so on. After the last prompt comes the first again. Methods get different prompts because every pair also shows the
-    autoregressive image of its prompt, which participants would recognise. If the two images of a pair are equal in
-    every token, the pair is not shown, but counted in `num_ties` of its method.
+    autoregressive image of its prompt, which readers would recognise. If the two images of a pair are equal in every
+    token, the pair is not shown, but counted in `num_ties` of its method.
+
+    An attention check is a pair in which one image clearly does not fit the prompt.
 
     Args:
         records: method id -> codes of its images, in the order of `prompts`.
@@ -82,7 +84,7 @@ def select_trials(
         settings: config section `study`.
 
     Returns:
-        (pairs and checks, methods).
+        (pairs and attention checks, compared methods).
 
     Raises:
         ValueError: num_trials or num_checks exceeds the number of prompts, or a method is unknown.
@@ -114,7 +116,7 @@ def select_trials(
 
 
 def choose_wrong_prompts(texts: Sequence[str], right: Sequence[int], used: set[int]) -> list[int]:
-    """Choose, for the attention check of each prompt, another prompt whose image clearly does not fit.
+    """Choose, for the attention check of each prompt, another prompt, whose image clearly does not fit the first one.
 
     It is the prompt that shares the smallest fraction of words with the prompt of the check. If several prompts share
     the same fraction, the one chosen least often so far is taken. Prompts in `used` are chosen only if there are no
@@ -142,13 +144,13 @@ def choose_wrong_prompts(texts: Sequence[str], right: Sequence[int], used: set[i
 def build_page(
     trials: Sequence[Trial], methods: Sequence[StudyMethod], *, question: str, seed: int
 ) -> tuple[str, StudyKey]:
-    """Build the page of the study and its key.
+    """Build the page of the preference study and its key, which states which image of a pair is which.
 
     Both contain the id of the study, a hash of everything in the page and the key. Answers to one page can therefore
-    not be read with the key of another. `KeyTrial` describes what the key has for each trial.
+    not be read with the key of another. `KeyTrial` describes the content of the key.
 
     Args:
-        trials: the pairs and checks.
+        trials: the pairs and attention checks.
         methods: the compared methods.
         question: question that the page asks about each pair.
         seed: random seed of the order of the pairs, and of the two images in each pair.
@@ -195,11 +197,11 @@ def build_page(
 def _make_trials(
     tokenizer: ImageModel, kind: str, method_id: str, prompts: Sequence[Prompt], codes: Tensor
 ) -> list[Trial]:
-    """Decode pairs of images from their codes, and build a trial from each pair.
+    """Decode pairs of images from their codes, and build a trial (question of the study) from each pair.
 
     Args:
         tokenizer: image tokenizer.
-        kind: PAIR or CHECK.
+        kind: PAIR, or CHECK for attention checks.
         method_id: id of the compared method; empty for checks.
         prompts: one prompt per pair.
         codes: integer (pairs, 2, tokens). The first image of each pair is the autoregressive image of the prompt.

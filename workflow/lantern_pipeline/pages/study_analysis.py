@@ -56,13 +56,13 @@ _ANSWERS = _object(
 
 
 class KeyTrial(TypedDict):
-    """One trial in the key of a study.
+    """What the key of a preference study states about one trial, a pair of images on the page.
 
     Attributes:
         kind: PAIR, or CHECK for an attention check.
         method_id: id of the compared method; empty for a check.
         prompt_id: id of the prompt.
-        baseline: position, 0 or 1, of the autoregressive image; in a check, of the image that fits the caption.
+        baseline: position, 0 or 1, of the autoregressive image. In a check: position of the image that fits the prompt.
     """
 
     kind: str
@@ -77,7 +77,7 @@ class StudyMethod(TypedDict):
     Attributes:
         method_id: id of the method.
         label: name of the method for readers.
-        num_pairs: number of pairs of images for the method, including the pairs that are not shown.
+        num_pairs: number of pairs of images for the method, including the pairs that the page does not show.
         num_ties: number of pairs that are not shown, because both images are equal.
     """
 
@@ -88,13 +88,14 @@ class StudyMethod(TypedDict):
 
 
 class StudyKey(TypedDict):
-    """Contents of the key of a study, which states which image of each trial is the autoregressive one.
+    """Contents of the key of a preference study, which states which image of each pair is the autoregressive one.
 
     Attributes:
-        format: KEY_FORMAT, by which the file is recognised.
+        format: the constant KEY_FORMAT, which marks a JSON file as a key.
         version: version of the format.
         methods: the compared methods.
-        trials: name of a trial -> its kind, method, prompt and position of the autoregressive image.
+        trials: name of a trial (a pair of images), such as "t001" -> its kind, method, prompt and position of the
+            autoregressive image.
         study: id of the study.
     """
 
@@ -106,7 +107,7 @@ class StudyKey(TypedDict):
 
 
 class Reader(NamedTuple):
-    """The answers of one reader of the page, from a file that the reader saved.
+    """The answers of one reader (participant) of the preference study, from a file that the reader saved.
 
     The page names its trials (pairs and attention checks) "t001" and so on, and so does the key of the study.
 
@@ -115,7 +116,7 @@ class Reader(NamedTuple):
         reader: random id of the reader.
         download: 1 for the reader's first file, 2 for the second, and so on.
         is_baseline: name of a trial -> whether the reader chose the autoregressive image. If the trial is an attention
-            check: whether the reader chose the image that fits the caption.
+            check: whether the reader chose the image that fits the prompt.
         is_left: name of a trial -> whether the reader chose the image on the left.
         seconds: median time from the appearance of a trial to its answer.
     """
@@ -131,9 +132,9 @@ class Reader(NamedTuple):
 def analyse_answers(
     paths: Sequence[Path | str], key: StudyKey, min_checks: float
 ) -> tuple[pd.DataFrame, dict[str, object]]:
-    """Compute the preference rate of each method from answer files.
+    """Compute the preference rate of each method: the share of answers that chose the autoregressive image.
 
-    If a reader saved several files, only the last counts.
+    The answers are in files that the readers saved. If a reader saved several files, only the last counts.
 
     Args:
         paths: the answer files.
@@ -144,8 +145,8 @@ def analyse_answers(
         (table with one row per method, facts about the readers). The facts are counts of files, readers and checks, and
         two results:
 
-        - left: (share, low, high). The share is that of answers in which the reader chose the left image. Low and high
-          are the ends of the 95 % interval that is exact if answers are independent.
+        - left: (share, low, high). The share counts answers in which the reader chose the left image. Low and high are
+          the ends of the 95 % interval that is exact if answers are independent.
         - seconds: median over readers of their median time per trial.
 
     Raises:
@@ -174,11 +175,11 @@ def analyse_answers(
 
 
 def preference_interval(chosen: np.ndarray) -> tuple[float, float]:
-    """Compute the 95 % interval of the share of choices of the autoregressive image.
+    """Compute the 95 % interval of a preference rate: the share of choices of the autoregressive image.
 
     Both readers and prompts are regarded as random samples, so that the interval also holds for readers and prompts
-    that are not in the study. It extends 1.96 standard errors (of `_standard_error`) to either side of the share. It is
-    never narrower than the exact interval for the same number of independent choices.
+    that are not in the study. The interval extends 1.96 standard errors (see `_standard_error`) to either side of the
+    share. It is never narrower than the exact interval for the same number of independent choices.
 
     Args:
         chosen: whether a reader chose the autoregressive image, bool (readers, prompts).
@@ -194,7 +195,7 @@ def preference_interval(chosen: np.ndarray) -> tuple[float, float]:
 
 
 def read_key(path: Path | str) -> StudyKey:
-    """Read the key of a study.
+    """Read the key of a preference study, which states which image of each pair is the autoregressive one.
 
     Raises:
         ValueError: the file is not a key, or is a key of another version.
@@ -206,15 +207,15 @@ def read_key(path: Path | str) -> StudyKey:
 
 
 def read_answers(path: Path | str, key: StudyKey) -> Reader:
-    """Read the answers in one file that a reader saved.
+    """Read the answer file that a reader (participant) of the preference study saved.
 
     Args:
         path: the file.
-        key: key of the study.
+        key: key of the study, which states which image of each pair is the autoregressive one.
 
     Raises:
-        ValueError: the file is not an answer file, is damaged or belongs to another study. Or a trial has no answer or
-            two answers, or is not in the study.
+        ValueError: the file is not an answer file, is damaged or belongs to another study. Or a trial (pair of images)
+            has no answer or two answers, or is not in the study.
     """
     path = Path(path)
     try:
@@ -243,7 +244,7 @@ def read_answers(path: Path | str, key: StudyKey) -> Reader:
 
 
 def last_of_each_reader(files: Sequence[Reader]) -> list[Reader]:
-    """Keep the last saved file of each reader, in the order in which the readers first appear.
+    """Keep only the last saved answer file of each reader (participant), in the order of their first files.
 
     Raises:
         ValueError: two files of a reader have the same `download` number, but different answers.
@@ -300,7 +301,7 @@ def _measure(method: StudyMethod, key: StudyKey, readers: Sequence[Reader]) -> d
 
 
 def _standard_error(chosen: np.ndarray) -> float:
-    """Compute the standard error of the share of true values, if both readers and prompts are random samples.
+    """Compute the standard error of a preference rate, if both readers and prompts are random samples.
 
     The variance is clustered in two ways (Cameron, Gelbach and Miller 2011): variance of reader means plus variance of
     prompt means, minus the residual variance. The result is multiplied by the ratio of Student's to the normal

@@ -1,1 +1,1 @@
-"""Functions that all jobs use: log, locks, description of the machine, environment variables, hash of the code."""
+"""Functions around a job: log, locks, description of the machine, environment variables, hash of the code."""

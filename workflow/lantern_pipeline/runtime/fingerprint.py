@@ -1,8 +1,8 @@
 """Fingerprint of a script: a hash of its code and of the modules that it imports.
 
 Snakemake notices a change of a script, but not of a package that the script imports. Each rule therefore has this hash
-as a parameter. After an edit, Snakemake runs exactly the rules whose scripts use the edited code. Comments, docstrings
-and layout do not change the hash. Files are parsed, never run.
+as a parameter. After an edit, Snakemake runs again only the rules whose scripts use the edited code. Comments,
+docstrings and layout do not change the hash. To find the imports, files are parsed, never run.
 
 Some modules are left out of the hash (constant LEFT_OUT). They do not affect numbers, but nearly every script imports
 them. If they counted, an edit of an error message would run everything again.
@@ -33,7 +33,7 @@ _HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunction
 
 @cache  # rules ask for it once per job
 def code_fingerprint(script: Path | str, packages: tuple[Path, ...] = PACKAGES) -> str:
-    """Return a hash of a script and of the modules that it imports.
+    """Return a hash of a script and of the modules that it imports, so that rules notice an edit of the code.
 
     Modules in LEFT_OUT are not hashed, because they do not affect numbers. The hash is the same on every machine and
     Python version. If the script is not a Python file, only its bytes are hashed.
@@ -62,8 +62,8 @@ def code_fingerprint(script: Path | str, packages: tuple[Path, ...] = PACKAGES) 
 def imported_modules(script: Path | str, packages: Sequence[Path] = PACKAGES) -> set[Path]:
     """Return the files of the modules that a script imports, directly or through other modules.
 
-    Imports inside functions count, and so does the `__init__.py` of each package. Modules in LEFT_OUT, which do not
-    affect numbers, do not count. Neither do modules that only they import.
+    Imports inside functions count, and so does the `__init__.py` of each package. Modules in LEFT_OUT, and modules that
+    only these import, do not count, because they do not affect numbers.
 
     Args:
         script: the script.
@@ -96,7 +96,7 @@ def _code_of(path: Path) -> str:
 def _imports_of(path: Path, packages: tuple[Path, ...]) -> set[Path]:
     """Return the files that the import statements of one file load.
 
-    A string such as "lantern.module:Class" also counts as an import of its module, because classes are loaded by it.
+    A string of the form "lantern.module:Class" also counts as an import, because the code loads classes by such names.
 
     Args:
         path: the file.
@@ -132,11 +132,11 @@ def _absolute_base(node: ast.ImportFrom, path: Path, packages: tuple[Path, ...])
 
 
 def _files_of(name: str, package_root: Path) -> Iterator[Path]:
-    """Yield the files that `import name` runs: the `__init__.py` of each package in the name, then the module.
+    """Yield the files that an import of a module runs: the `__init__.py` of each package in its name, then the module.
 
     Args:
         name: the module's name with dots.
-        package_root: folder of a package. If the module is in another package, nothing is yielded.
+        package_root: folder of the package to search. If the module is in another package, nothing is yielded.
     """
     parts = name.split(".")
     if parts[0] != package_root.name:
@@ -151,9 +151,9 @@ def _files_of(name: str, package_root: Path) -> Iterator[Path]:
 
 
 def _flatten(node: object) -> Iterator[str]:
-    """Yield a syntax tree as pieces of text, without positions, docstrings and empty fields.
+    """Yield a syntax tree as pieces of text, to be hashed, without line numbers, docstrings and empty fields.
 
-    Empty fields are left out because newer Pythons add some, and the text must not depend on the Python version.
+    Empty fields are left out because newer Pythons add some, and the hash must not depend on the Python version.
     """
     if isinstance(node, ast.AST):
         yield f"({type(node).__name__}"

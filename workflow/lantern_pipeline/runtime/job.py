@@ -1,4 +1,4 @@
-"""Functions that every Snakemake script uses: log file, progress on the terminal, threads, device, errors."""
+"""Functions that Snakemake scripts use for everything but their results: log file, threads, device, errors."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Job(Protocol):
         config: the config of the run.
         resources: name of a resource, such as "gpu" -> amount.
         input: input files, as attributes with the names in the rule.
-        output: output files, likewise.
-        params: parameters, likewise.
+        output: output files, as attributes with the names in the rule.
+        params: parameters of the rule, as attributes with their names.
     """
 
     rule: str
@@ -50,15 +50,14 @@ class Job(Protocol):
 
 @contextmanager
 def job_log(snakemake: Job) -> Iterator[logging.Logger]:
-    """Send the output, warnings and log records of a script to its rule's log file while the block runs.
+    """Context manager around the whole code of a Snakemake script: log file, errors, threads, GPU and lock.
 
-    The number of CPU threads is set to the rule's. If there is a terminal, progress bars and warnings of this package
-    are shown there. If the block raises an error, its traceback is written to the log file and one sentence to the
-    terminal, and the process ends.
+    Output, warnings and log records go to the log file of the rule. Warnings of this package also go to the terminal.
+    If there is a terminal, progress bars are shown there. An error ends the process: its traceback goes to the log
+    file, one sentence to the terminal. A damaged input file is renamed, so that the next run makes it again.
 
-    A killed Snakemake may leave a process that still runs the same job. The new process waits until the old one ends,
-    because only one process may write a file. If an input file is damaged, it is renamed, so that the next run makes it
-    again. If the rule requests a GPU, the process sees only the GPU that it gets.
+    PyTorch uses as many CPU threads as the rule states. If the rule requests a GPU, the process sees only one. A killed
+    Snakemake may leave a process that still runs the same job. Then this function waits until that process ends.
 
     Args:
         snakemake: the object that Snakemake gives to the script.
@@ -96,9 +95,9 @@ def job_log(snakemake: Job) -> Iterator[logging.Logger]:
 
 
 def _describe(error: Exception) -> str:
-    """Return one sentence about the error that stopped a job.
+    """Return one sentence for the user about the error that stopped a job.
 
-    If a file below results/ is damaged (`DamagedFileError`), it is renamed, so that the next run makes it again.
+    If the error is a damaged file below results/, the file is renamed, so that the next run makes it again.
     """
     if isinstance(error, DamagedFileError):
         return _set_aside(error)
@@ -138,9 +137,9 @@ def _warnings_for(terminal: TextIO, rule: str) -> logging.Handler:
 
 @contextmanager
 def training_checkpoint(snakemake: Job) -> Iterator[Path]:
-    """Provide the path of the checkpoint from which an interrupted training resumes.
+    """Context manager: return the path of the checkpoint from which an interrupted training job resumes.
 
-    It is in the folder of the rule's output `model`, and is removed when the block ends without an error.
+    The checkpoint is in the folder of the rule's output `model`. It is deleted when the block ends without an error.
     """
     with _resumable_file(snakemake, Path(snakemake.output.model).parent, "checkpoint", ".pt") as path:
         yield path
@@ -148,9 +147,10 @@ def training_checkpoint(snakemake: Job) -> Iterator[Path]:
 
 @contextmanager
 def partial_records(snakemake: Job) -> Iterator[Path]:
-    """Provide the path of the file in which a generation job keeps its finished images.
+    """Context manager: return the path of the file with the images that an interrupted generation job has finished.
 
-    It is in the folder of the rule's first output, and is removed when the block ends without an error.
+    The next attempt resumes from it. It is in the folder of the rule's first output, and is deleted when the block ends
+    without an error.
     """
     output = Path(snakemake.output[0])
     with _resumable_file(snakemake, output.parent, f"partial-{output.stem}", ".safetensors") as path:
@@ -159,12 +159,11 @@ def partial_records(snakemake: Job) -> Iterator[Path]:
 
 @contextmanager
 def _resumable_file(snakemake: Job, folder: Path, stem: str, suffix: str) -> Iterator[Path]:
-    """Provide the path of a file that an interrupted job leaves for the next attempt.
+    """Context manager: return the path of a file that an interrupted job leaves for the next attempt.
 
-    The file is removed when the block ends without an error. Its name contains a hash of the rule's parameters
-    (settings and code fingerprint), of the device, and of the inputs' paths and modification times. After a change of
-    the config, the code or an input, the job therefore starts from the beginning. The batch size is not part of the
-    hash, because it changes no image.
+    The file is deleted when the block ends without an error. Its name contains a hash of the rule's parameters (among
+    them a hash of the code), of the device, and of the inputs' paths and modification times. After a change of one of
+    these, the job therefore starts from the beginning. The batch size is not hashed, because it changes no image.
 
     Args:
         snakemake: the object that Snakemake gives to the script.

@@ -1,7 +1,7 @@
-"""Locks of jobs and of GPUs. The operating system holds them, so a lock ends with its process even if that is killed.
+"""Locks that keep two processes from running the same job or using the same GPU.
 
-Snakemake's lock is not enough. It is a file, which remains after a run is killed, and does not show whether jobs of
-that run are still active.
+The operating system releases a lock when its process ends, even if the process is killed. Snakemake's lock is not
+enough. It is a file that remains after a run is killed, and does not show whether jobs of that run are still active.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def try_lock(file: IO[str]) -> bool:
 
 @contextmanager
 def hold_job(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
-    """Hold the lock of a job while the block runs, so that only one process at a time works on the job.
+    """Context manager: lock a job, so that only one process at a time works on it.
 
     A killed Snakemake may leave a process that still runs the job. This function waits until that process ends.
 
@@ -63,10 +63,10 @@ def hold_job(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
 
 @contextmanager
 def hold_gpu(rule: str, terminal: TextIO, folder: Path | None = None) -> Iterator[None]:
-    """Reserve a GPU for a job while the block runs, and hide all other GPUs from the job.
+    """Context manager: reserve a free GPU for a job, and hide all other GPUs from the job.
 
-    Snakemake only counts the GPUs in use; this function chooses one. If no GPU is free, the job waits. On a machine
-    without a GPU nothing happens.
+    Snakemake only limits the number of jobs that use a GPU; this function chooses the GPU. If no GPU is free, the job
+    waits. On a machine without a GPU nothing happens.
 
     Args:
         rule: name of the rule, for the message.
@@ -138,9 +138,9 @@ def _wait_until(attempt: Callable[[], T | None], reason: Callable[[], str], term
 
 
 def _write_holder(file: IO[str]) -> None:
-    """Write the name of this process, which holds the lock, into the locked file.
+    """Write which process holds a lock into the locked file: "process 123 on <host>, Slurm job 62".
 
-    An example is "process 123 on <host>, Slurm job 62". Another process that waits for the lock shows this text.
+    Another process that waits for the lock shows this text.
 
     Args:
         file: the locked file. Its contents are replaced.

@@ -1,6 +1,6 @@
 """Description of this machine, the memory that jobs may use, and the environment variables of all jobs.
 
-Snakemake reads this module while it builds the workflow. Only functions that look for GPUs import torch.
+Snakemake imports this module while it plans the jobs, so only functions that look for GPUs import torch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Gpu(TypedDict):
     """A GPU of a machine.
 
     Attributes:
-        name: such as "NVIDIA H100 80GB HBM3".
+        name: name of the GPU, such as "NVIDIA H100 80GB HBM3".
         memory_gib: memory in GiB.
     """
 
@@ -47,7 +47,7 @@ class Machine(TypedDict):
 
     Attributes:
         cpu: name of the processor.
-        architecture: such as "x86_64".
+        architecture: instruction set of the processor, such as "x86_64".
         cores: number of logical cores.
         memory_gib: memory in GiB.
         gpus: its GPUs.
@@ -65,12 +65,12 @@ class Machine(TypedDict):
 
 
 class Workflow(Protocol):
-    """The part of Snakemake's workflow object that `limit_memory` uses.
+    """Interface of Snakemake's workflow object, as far as `limit_memory` uses it.
 
     Attributes:
         is_main_process: whether this is the process that the user started.
-        nodes: number of jobs at a time on other machines (`--jobs`); None if jobs run on this machine.
-        global_resources: names of the limited resources.
+        nodes: number of jobs that may run at a time on other machines (`--jobs`); None if jobs run on this machine.
+        global_resources: names of the resources, such as "mem_mb", whose sum over all running jobs is limited.
     """
 
     is_main_process: bool
@@ -87,11 +87,10 @@ class Workflow(Protocol):
 
 
 def find_own_classes(config: object, configfiles: Iterable[Path | str]) -> None:
-    """Let this process and its jobs import a user's custom classes from the folders of the config files.
+    """Allow this process and its jobs to import a user's custom classes from the folders of the config files.
 
     The folders are written to the environment variable that CLASS_FOLDERS names. This is done only if a method in the
-    config names a custom class. Otherwise a file next to a config file could replace a library, and code would run that
-    the user does not expect.
+    config names a custom class. Otherwise a file next to a config file could replace a library unnoticed.
 
     Args:
         config: the config.
@@ -121,7 +120,7 @@ def memory_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
     It is the memory of the machine, or less if a container or a cluster's session has a limit.
 
     Args:
-        groups: folder in which Linux shows its control groups, version 2.
+        groups: folder in which Linux describes its control groups (cgroup v2), which limit memory.
         own: file that names the control group of this process.
     """
     limits = []
@@ -168,7 +167,7 @@ def describe_machine() -> Machine:
 
 
 def name_machine(machine: Machine) -> str:
-    """Return one line that names the processor, the number of cores and the GPUs of a machine."""
+    """Describe a machine in one line: processor, number of cores and GPUs."""
     return ", ".join([machine["cpu"], f"{machine['cores']} cores", *(gpu["name"] for gpu in machine["gpus"])])
 
 

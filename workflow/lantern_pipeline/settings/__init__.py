@@ -1,1 +1,1 @@
-"""Types of the configuration: one class per config section. The plan, Snakemake's rules and the jobs use them."""
+"""Pydantic models of the configuration, one per config section, with the type and the bounds of every key."""

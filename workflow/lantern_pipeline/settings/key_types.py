@@ -1,6 +1,6 @@
-"""Types of config keys that several sections use.
+"""Types of config keys that several sections use, such as a share or a list of unique names.
 
-Snakemake reads this module while it builds the workflow, so it does not import torch.
+Snakemake imports this module while it plans the jobs, so the module does not import torch.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def _keep_integer(value: object, check: ValidatorFunctionWrapHandler) -> object:
 
 
 def broken_rule(words: str, key: str | None = None) -> PydanticCustomError:
-    """Return the error to raise if keys of one config section contradict each other.
+    """Return the pydantic error to raise if keys of one config section contradict each other.
 
     Args:
-        words: the message, without the name of the key or section at its beginning.
-        key: key of the section that the message begins with. None if it begins with the section.
+        words: the message without its beginning, which names the key or the section.
+        key: key that the message begins with. None if it begins with the name of the section.
     """
     return PydanticCustomError("rule", "{words}", {"words": words, "key": key})
 

@@ -1,6 +1,6 @@
-"""Types for checking the entries in config key `methods`, built from Lantern's table of methods.
+"""Pydantic models that check the entries of config key `methods`, built from Lantern's table of method parameters.
 
-Snakemake reads this module while it builds the workflow, so it does not import torch.
+Snakemake imports this module while it plans the jobs, so the module does not import torch.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _KEYS = {
 
 
 class _OpenSection(Section):
-    """A section that also accepts unknown keys, as the parameters of custom classes are.
+    """A section of the config that also accepts unknown keys, because a custom class may have any parameters.
 
-    Such a key may have a single value or a list of values.
+    An unknown key may have a single value or a list of values.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -52,7 +52,9 @@ class _OpenSection(Section):
 
 
 def _make_model(name: str, base: type[Section], words: str) -> type[Section]:
-    """Return a pydantic model for entries of `methods`. Its keys are the parts and parameters that methods may have.
+    """Build a pydantic model for entries of config key `methods`.
+
+    Its fields are the parts (tree, drafts, acceptance rule) and the parameters that methods may have.
 
     Args:
         name: name of the class.
@@ -76,7 +78,7 @@ CustomMethodEntry = _make_model(
 
 
 def entry_model(entry: dict[str, Any]) -> type[Section]:
-    """Return the pydantic model that checks an entry of `methods`.
+    """Return the pydantic model that checks an entry of config key `methods`.
 
     Returns:
         `CustomMethodEntry` if the entry names a custom class ("module:Class") as acceptance or drafts, else
@@ -87,11 +89,11 @@ def entry_model(entry: dict[str, Any]) -> type[Section]:
 
 
 def check_entry(entry: dict[str, Any]) -> dict[str, Any]:
-    """Check an entry of `methods` against Lantern's table of methods.
+    """Check an entry of config key `methods`: its keys, and the type and bounds of their values.
 
     Returns:
-        The entry with its keys in the order of `entry`. The order of the keys decides the order of the methods to which
-        the entry expands.
+        The checked entry, with its keys in the given order. If keys have lists of values, this order decides the order
+        of the resulting methods.
 
     Raises:
         pydantic.ValidationError: a key is unknown or its value is not allowed.

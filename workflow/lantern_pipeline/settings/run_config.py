@@ -1,8 +1,8 @@
 """The configuration of a run as pydantic models: one class per section, with the type, bound and meaning of each key.
 
 Defaults are in config.yaml. Editors read schema.yaml, which `editor_schema` generates from these models. Module
-`cross_checks` checks whether keys of different sections fit together. Snakemake reads this module while it builds the
-workflow, so it does not import torch.
+`cross_checks` checks whether keys of different sections fit together. Snakemake imports this module while it plans the
+jobs, so the module does not import torch.
 """
 
 import itertools
@@ -56,7 +56,7 @@ class Repeats(Section):
 
 
 class Captions(Section):
-    """Config section `data.captions`: captions from which the target model generates the training images."""
+    """Config section `data.captions`: captions for which the target generates the draft model's training images."""
 
     file: Text = Field(description="path, or name of an entry of resources")
     member: str | None = Field(default=None, description="file inside a zip archive or folder")
@@ -115,7 +115,7 @@ class PromptSet(Section):
 
 
 class PromptReading(Section):
-    """Keys of config section `text` that determine how prompts are encoded, but not how many jobs do it."""
+    """Keys of config section `text` that determine how prompts are encoded: all but the number of jobs."""
 
     encoder: str = Field(description="words, word_ids, classes, t5, or a family of models that read tokens")
     num_classes: Count = Field(description="number of classes, if encoder is classes")
@@ -252,7 +252,7 @@ class Sampling(Section):
 
 
 class DynamicTree(Section):
-    """Config section `draft_tree.dynamic`: the size of draft trees that are rebuilt in each step."""
+    """Config section `draft_tree.dynamic`: size of dynamic draft trees, whose shape is chosen again in each step."""
 
     num_nodes: Count = Field(description="drafts kept per step")
     depth: Count = Field(description="passes of the draft model after the first")
@@ -276,7 +276,7 @@ class DraftTree(Section):
 
 
 class Generation(Section):
-    """Config section `generation`: how jobs generate images."""
+    """Config section `generation`: number of jobs that generate images, batch size, dtype, use of CUDA graphs."""
 
     dtype: Literal["float32", "bfloat16"] = Field(description="dtype of the decoding models")
     stepping: Literal["auto", "eager", "graph"] = Field(description="how a step runs: eagerly, or as a CUDA graph")
@@ -285,7 +285,10 @@ class Generation(Section):
 
 
 class GridSampling(Section):
-    """Sampling settings of an ablation. A missing key has the value of config section `sampling`."""
+    """Sampling settings that an ablation varies, with one or several values per key.
+
+    A missing key has its value in config section `sampling`.
+    """
 
     cfg_scale: OneOrList[Annotated[Number, Field(ge=1)]] = Field(
         default_factory=list, description="value or values of sampling.cfg_scale"
@@ -298,10 +301,10 @@ class GridSampling(Section):
     )
 
     def combinations(self) -> list[dict[str, int | float]]:
-        """Return every combination of the values that the config states for these keys.
+        """Return every combination of the sampling settings that the ablation varies.
 
         Returns:
-            One dict per combination: key -> value. If the config states no key, the only dict is empty.
+            One dict per combination: key -> value. If the ablation varies no setting, the only dict is empty.
         """
         values = {"cfg_scale": self.cfg_scale, "top_k": self.top_k, "top_p": self.top_p}
         given = {name: value for name, value in values.items() if value != []}
@@ -330,7 +333,7 @@ class Ablations(Section):
 
 
 class TotalVariationNodes(Section):
-    """Keys of config section `total_variation` that limit how many nodes of draft trees are measured."""
+    """Keys of config section `total_variation` that limit at how many nodes of draft trees it is measured."""
 
     num_images: Integer = Field(ge=2, description="number of prompts")
     max_nodes: Count = Field(description="nodes per method")
@@ -338,7 +341,7 @@ class TotalVariationNodes(Section):
 
 
 class TotalVariation(TotalVariationNodes):
-    """Config section `total_variation`: measured distance of the emitted tokens' distribution from the target's."""
+    """Config section `total_variation`: measured distance between the distributions of emitted and of target tokens."""
 
     num_tested: Integer = Field(ge=2, description="number of prompts whose images are tested")
     deltas: Annotated[list[Share], Field(min_length=1)] = Field(description="bounds that are compared")
@@ -347,7 +350,7 @@ class TotalVariation(TotalVariationNodes):
 
 
 class Premise(Section):
-    """Config section `premise`: what happens if nearest codes replace the codes of images and of drafts."""
+    """Config section `premise`: measurement of what changes if nearest codes replace codes of images and drafts."""
 
     ks: Annotated[list[Count], *Unique] | None = Field(
         description="numbers of nearest codes to choose from; null = not measured"
@@ -408,7 +411,7 @@ class MetricChoices(Section):
 
 
 class FidelitySettings(Section):
-    """Keys of config section `metrics` for FID, KID, precision and recall."""
+    """Keys of config section `metrics` with the settings of FID, KID, precision and recall."""
 
     num_reference: Integer = Field(ge=8, description="held-out images of the reference")
     kid_subset_size: Integer = Field(ge=2, description="images of a KID subset")
@@ -417,7 +420,7 @@ class FidelitySettings(Section):
 
 
 class TableSettings(Section):
-    """Keys of config section `metrics` for the result tables."""
+    """Keys of config section `metrics` that choose the main results, and the number of resamples of an interval."""
 
     bootstrap_resamples: Integer = Field(ge=20, description="resamples of each interval")
     headline_prompt_set: str = Field(description="prompt set of the headline numbers")
@@ -505,12 +508,12 @@ class RunConfig(Section):
 
     @property
     def prompt_sets(self) -> dict[str, PromptSet]:
-        """Prompt sets of the run, keyed by name, without the sets that the config removes with null."""
+        """Prompt sets of the run, keyed by name, without the sets that a user's config removes by the value null."""
         return {name: entry for name, entry in self.prompts.items() if entry is not None}
 
     @property
     def resource_entries(self) -> dict[str, ResourceEntry]:
-        """Entries of `resources`, keyed by name, without the entries that the config removes with null."""
+        """Entries of config section `resources`, keyed by name, without those that a user's config sets to null."""
         return {name: entry for name, entry in self.resources.items() if entry is not None}
 
     @property
@@ -521,5 +524,5 @@ class RunConfig(Section):
 
     @property
     def grids(self) -> dict[str, Grid]:
-        """Ablations of the run, keyed by name, without the ablations that the config removes with null."""
+        """Ablations of the run, keyed by name, without those that a user's config sets to null."""
         return {name: grid for name, grid in self.ablations.grids.items() if grid is not None}

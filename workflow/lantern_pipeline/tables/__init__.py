@@ -1,1 +1,1 @@
-"""Tables of results, comparisons of methods, and *claims*: the facts that README states, computed from the tables."""
+"""Tables of results, comparisons of methods, and *claims*: the numbers behind the conclusions that README states."""

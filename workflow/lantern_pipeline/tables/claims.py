@@ -1,12 +1,12 @@
-"""Claims: the conclusions of a run's tables, in numbers.
+"""Claims: the numbers behind the conclusions of a run, computed from its tables.
 
-They state which methods are exact, which one emits the most tokens per forward pass of the target, which one is
-fastest, and at what cost. Tokens per forward pass are the same on other machines, but speed-ups are not. Most claims
-are about the run's main results: one row per method, at the prompt set and temperature that the config names for
+The claims state which methods are exact, which emit the most tokens per forward pass of the target, which are fastest,
+and what this costs. Tokens per forward pass are the same on other machines, but speed-ups are not. Most claims are
+about the run's main results: one row per method, at the prompt set and temperature that the config names for
 conclusions (`select_headline`).
 
-README.md and docs/results.md have sentences about the claims, which are written by hand. A test compares the numbers in
-these sentences with the claims.
+Sentences in README.md and docs/results.md that state these numbers are written by hand. A test compares them with the
+claims.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def find_claims(
     settings: MetricsSection,
     seed: int,
 ) -> dict[str, object]:
-    """Compute all claims of a run.
+    """Compute all claims of a run: the numbers behind its conclusions, such as which method is fastest.
 
     Args:
-        summary: table of results, one row per method and repeat, from `build_summary`.
+        summary: table of results, one row per method and repeat (pair of seeds), from `build_summary`.
         curves: total variation as a function of delta, from total_variation/curves.csv.
         images: one row per method and image.
-        reports: model -> its training report.
+        reports: name of a model -> its training report.
         settings: keys of config section `metrics`.
         seed: random seed of the bootstrap.
 
@@ -103,8 +103,8 @@ def claims_of_rows(rows: pd.DataFrame) -> dict[str, object]:
         - exact, exact_fastest: numbers of the longest and of the fastest exact method, see `_is_lossless`.
         - exact_without_draft_model: numbers of the longest exact method without a draft model.
         - relaxed, relaxed_fastest: numbers of the longest and of the fastest relaxed method.
-        - relaxed_and_slow: labels of the relaxed methods for which the whole interval of the speed-up is below 1, and
-          which were timed on at least MIN_TIMED prompts.
+        - relaxed_and_slow: labels of the relaxed methods for which the whole interval of the speed-up is below 1. Only
+          methods that were timed on at least MIN_TIMED prompts count.
         - distribution: see `_judge_distributions`.
         - frontier: see `_frontier`.
     """
@@ -127,7 +127,7 @@ def claims_of_rows(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def describe_setting(rows: pd.DataFrame) -> dict[str, str]:
-    """Describe how the main results were measured, as texts for the captions of figures and tables.
+    """Describe how the main results were measured, as short texts that captions of figures and tables contain.
 
     Args:
         rows: main results of the run, one row per method, see `select_headline`.
@@ -156,7 +156,7 @@ def describe_setting(rows: pd.DataFrame) -> dict[str, str]:
 
 
 def describe_run(setting: Mapping[str, str]) -> str:
-    """Write how the results were measured, as two sentences.
+    """Write two sentences about how the main results were measured, for the text above a table.
 
     Args:
         setting: result of `describe_setting`.
@@ -172,9 +172,10 @@ def describe_run(setting: Mapping[str, str]) -> str:
 
 
 def num_timed(rows: pd.DataFrame | Mapping[str, Any]) -> Any:
-    """Return the number of timed prompts of each row, or of one row.
+    """Return on how many prompts the method of each row, or of one row, was timed.
 
-    Column num_timed counts every prompt once per repeat. It is therefore divided by column num_repeats.
+    Column num_timed counts a prompt once per repeat of the run with other seeds. It is therefore divided by column
+    num_repeats.
 
     Args:
         rows: the rows as a table, or a single row as a mapping.
@@ -183,7 +184,7 @@ def num_timed(rows: pd.DataFrame | Mapping[str, Any]) -> Any:
 
 
 def needs_draft_model(rows: pd.DataFrame) -> pd.Series:
-    """Return whether each row's method needs a draft model, with the index of `rows`."""
+    """Return whether the method of each row needs a draft model, as a series with the index of `rows`."""
     found = [drafts_of(name).needs_draft_model for name in rows["drafts"]]
     return pd.Series(found, rows.index, dtype=bool)
 
@@ -191,15 +192,15 @@ def needs_draft_model(rows: pd.DataFrame) -> pd.Series:
 def _is_lossless(rows: pd.DataFrame) -> pd.Series:
     """Return whether the method of each row is exact, bool. The row of autoregressive decoding gets False.
 
-    A method is exact if a proof says so (column is_exact), and the run does not contradict the proof. The run
-    contradicts it if tokens must equal those of autoregressive decoding (see `_must_be_equal`), but differ.
+    A method is exact if a proof says so (column is_exact). If its tokens must also equal those of autoregressive
+    decoding (see `_must_be_equal`), they must have done so in this run.
     """
     is_equal = (rows["tokens_equal_autoregressive"] == 1) | ~_must_be_equal(rows)
     return rows["is_exact"].eq(True) & is_equal & (rows["method_id"] != BASELINE)
 
 
 def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
-    """Return whether each row must have the same tokens as autoregressive decoding, bool.
+    """Return whether the method of each row must emit the same tokens as autoregressive decoding, bool.
 
     Relaxed methods get False, and so do exact methods in two cases:
 
@@ -211,11 +212,10 @@ def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
 
 
 def add_distance(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add the columns `distance` and `has_draft_model`.
+    """Add column `distance`, a method's total variation from the target, and column `has_draft_model`.
 
-    `distance` is the total variation from the target. If it is unknown, `distance` is its upper bound: the share of
-    tokens that are not the target's sample (substitutions). `has_draft_model` states whether the method needs a draft
-    model.
+    If the total variation is unknown, `distance` is its upper bound: the share of tokens that are not the target's
+    sample (substitutions). `has_draft_model` states whether the method needs a draft model.
     """
     distance = rows["tv_mean"].fillna(rows["substitution_rate"]).mask(rows["method_id"] == BASELINE, 0.0)
     distance = distance.mask(distance < ROUNDING, 0.0)
@@ -239,16 +239,16 @@ def _fastest(rows: pd.DataFrame) -> dict[str, object] | None:
 
 
 def _numbers_of_row(row: pd.Series) -> dict[str, object]:
-    """Return the values that a claim about one method contains, the columns CLAIM_COLUMNS. An empty cell gives None."""
+    """Return the numbers of one method that claims contain, the columns CLAIM_COLUMNS. None replaces empty cells."""
     cells = ((name, row.get(name, np.nan)) for name in CLAIM_COLUMNS)
     return {name: None if pd.isna(cell) else cell if isinstance(cell, str) else float(cell) for name, cell in cells}
 
 
 def _count_equal_rows(summary: pd.DataFrame) -> dict[str, float]:
-    """Count the rows whose tokens must equal those of autoregressive decoding, and those in which they do.
+    """Count the rows whose tokens must equal those of autoregressive decoding, and how many of these rows pass.
 
     Args:
-        summary: table of results. The rows of each repeat are counted, the pooled rows are not.
+        summary: table of results. Rows of single repeats are counted, rows that pool several repeats are not.
 
     Returns:
         A dict with up to four numbers.
@@ -273,7 +273,7 @@ def _count_equal_rows(summary: pd.DataFrame) -> dict[str, float]:
 
 
 def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
-    """Return the claim `distribution`: results of the tests of the output distribution.
+    """Return the claim `distribution`: whether tests confirm that methods have the target's output distribution.
 
     The test of whole images compares a method's images with the target's distribution of images. Its p-value is column
     law_p. An exact method is refuted if any of these is true:
@@ -282,7 +282,7 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
     - Its total variation from the target at the nodes of the draft tree exceeds the rounding error.
     - Its tokens differ from those of autoregressive decoding, although they must be equal.
 
-    For relaxed methods, the claim states for how many the test of whole images detects a difference from the target.
+    For relaxed methods, the claim states for how many of them the test of whole images detects a difference.
 
     Args:
         rows: main results of the run, one row per method, see `select_headline`.
@@ -354,10 +354,11 @@ def _frontier(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def _bound(curves: pd.DataFrame) -> dict[str, object]:
-    """Return the claim `delta`: whether parameter delta of an acceptance bounds its total variation from the target.
+    """Return the claim `delta`: whether an acceptance rule's parameter delta bounds its total variation.
 
-    Published acceptances are checked at one delta, the measured value nearest to 0.1. Lantern's acceptance `bounded` is
-    checked at every measured delta.
+    Total variation compares the distributions of the emitted token and of the target's token. Published rules are
+    checked at one delta, the measured value nearest to 0.1. Lantern's rule `bounded` is checked at every measured
+    delta.
 
     Args:
         curves: total variation as a function of delta, from total_variation/curves.csv.
@@ -365,9 +366,9 @@ def _bound(curves: pd.DataFrame) -> dict[str, object]:
     Returns:
         An empty dict if `curves` is empty. Otherwise:
 
-        - delta: the value at which published acceptances are checked.
-        - published: name of the acceptance -> mean total variation and its interval at this delta.
-        - published_is_above: whether the total variation of a published acceptance exceeds this delta at some node.
+        - delta: the value at which published rules are checked.
+        - published: name of the rule -> mean total variation and its interval at this delta.
+        - published_is_above: whether the total variation of a published rule exceeds this delta at some node.
         - ours_is_above: whether the total variation of `bounded` exceeds delta at some node, for some delta.
         - num_nodes, num_deltas: number of nodes and of values of delta at which `bounded` is checked.
     """
@@ -391,15 +392,15 @@ def _compare_acceptance(
 ) -> dict[str, object]:
     """Compare one acceptance with others by likelihood and total variation, at equal tokens per forward pass.
 
-    Only methods with the same drafts and tree are compared. The first row with acceptance `first` determines which
-    drafts and tree these are.
+    An acceptance determines the probability with which a draft is accepted. Only methods with the same drafts and tree
+    are compared. The first row with acceptance `first` determines which drafts and tree these are.
 
     Args:
         rows: main results of the run, one row per method, see `select_headline`.
         images: one row per method and image.
         first: acceptance that is compared with the others.
         others: the other acceptances.
-        options: num_resamples and seed of the bootstrap.
+        options: arguments num_resamples and seed of the bootstrap.
 
     Returns:
         `first` -> other acceptance -> result of `compare_at_equal_length`, to which the mean total variations tv_first
@@ -436,11 +437,11 @@ def _numbers_of_models(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, di
     """Return the claim `models`: the numbers that training reports state about the trained models.
 
     Args:
-        reports: model -> its training report.
+        reports: name of a model -> its training report.
 
     Returns:
-        Model -> name -> float. Numbers of the report keep their names, integers are left out. The accuracy on a split
-        gets the name `<split>_accuracy`.
+        Name of a model -> name of a number -> float. Numbers of the report keep their names, integers are left out. The
+        accuracy on a split gets the name `<split>_accuracy`.
     """
     found = {}
     for name, report in reports.items():

@@ -1,7 +1,7 @@
-"""Comparisons of methods with autoregressive decoding, with each other at equal length, and with published numbers.
+"""Comparisons of methods with autoregressive decoding, with each other, and with published numbers.
 
-*Length* is the number of tokens per forward pass. Methods are compared prompt by prompt, with the same noise. The
-difference of two methods is therefore known much more precisely than their two means.
+Methods are compared prompt by prompt, with the same noise. The difference of two methods is therefore known much more
+precisely than their two means.
 
 Each conclusion uses a separate 95 % interval, without a correction for the number of comparisons. If there is no true
 difference, about one interval in twenty still excludes 0.
@@ -62,7 +62,7 @@ def conclude(low: float, high: float, num_prompts: int, num_repeats: int = 1, *,
         low: lower end of the interval; nan if there is no interval.
         high: upper end of the interval.
         num_prompts: number of prompts.
-        num_repeats: number of repeats.
+        num_repeats: number of repeats of the run with other seeds.
         metric: the metric, which determines the words, such as "better" or "higher".
     """
     above, below, none = *WORDS[metric.better], "no detectable difference"
@@ -117,12 +117,12 @@ def _row(
     """Build a row of the table that `build_paired` returns.
 
     Args:
-        key: values of KEYS (method, prompt set, temperature, repeat).
-        metric: the metric.
-        counts: (number of repeats, number of prompts).
-        interval: values of the columns INTERVAL: difference from autoregressive decoding, lower end and upper end.
-        shown: (lower end, upper end) that `conclude` gets. For most metrics they equal the ends of `interval`. If the
-            metric is a distance between two images, both are the largest distance of all images.
+        key: values of KEYS (method, prompt set, temperature, repeat), which identify the compared rows.
+        metric: metric by which they are compared.
+        counts: (number of repeats of the run with other seeds, number of prompts).
+        interval: (difference from autoregressive decoding, lower end and upper end of its interval).
+        shown: (lower end, upper end) from which the conclusion is drawn, see `conclude`. For most metrics they are the
+            ends in `interval`. For a distance between two images, both are the largest distance of all images.
     """
     num_repeats, num_prompts = counts
     conclusion = conclude(*shown, num_prompts, num_repeats, metric=metric)
@@ -133,16 +133,15 @@ def _row(
 def compare_at_equal_length(
     first: pd.DataFrame, second: pd.DataFrame, *, num_resamples: int = 1000, seed: int = 0
 ) -> dict[str, float] | None:
-    """Compare the NLL of two families of methods at equal lengths.
+    """Compare the NLL of two families of methods at equal tokens per forward pass (*length*).
 
-    Length means tokens per forward pass, and NLL is the negative log-likelihood of the tokens under the target. The
-    methods of a family differ in one parameter, such as delta. Each method is one point (length, NLL), and the points
-    of a family are joined to a piecewise linear curve. The curves of the two families are compared at the lengths that
-    both reach.
+    NLL is the negative log-likelihood of the tokens under the target. The methods of a family differ in one parameter,
+    such as delta. Each method is one point (length, NLL), and the points of a family are joined to a piecewise linear
+    curve. The curves of the two families are compared at the lengths that both reach.
 
     Args:
         first: table with one row per image of every method in the first family.
-        second: the same for the second family. The prompts must be the same.
+        second: table with one row per image of every method in the second family, for the same prompts.
         num_resamples: number of bootstrap resamples.
         seed: random seed of the bootstrap.
 
@@ -151,8 +150,8 @@ def compare_at_equal_length(
 
         - shortest, longest: ends of the common lengths.
         - first, second: mean NLL of each curve over the common lengths, in nats per token.
-        - difference: first minus second.
-        - low, high: 95 % interval of the difference over prompts. A resample uses the same prompts for all points.
+        - difference: NLL of the first curve minus NLL of the second.
+        - low, high: 95 % bootstrap interval of the difference over prompts.
     """
     curves = [_stack(rows) for rows in (first, second)]
     shortest, longest, *means = _read_off(curves, slice(None))
@@ -168,10 +167,10 @@ def compare_at_equal_length(
 
 
 def _stack(rows: pd.DataFrame) -> tuple[np.ndarray, ...]:
-    """Convert the table of a family's images to arrays with one line per method and one column per prompt.
+    """Convert a table of images to arrays with one line per method and one column per prompt.
 
     Args:
-        rows: table with one row per image of every method in the family, see `compare_at_equal_length`.
+        rows: table with one row per image of several methods.
 
     Returns:
         (num_tokens, target_forwards, nll), each (methods, prompts).
@@ -184,9 +183,9 @@ def _stack(rows: pd.DataFrame) -> tuple[np.ndarray, ...]:
 def _read_off(
     curves: Sequence[tuple[np.ndarray, ...]], prompts: slice | np.ndarray
 ) -> tuple[float, float, float, float]:
-    """Compute the mean NLL of two curves over the lengths that both reach.
+    """Compute the mean NLL of two families of methods over the tokens per forward pass (lengths) that both reach.
 
-    For the terms see `compare_at_equal_length`.
+    `compare_at_equal_length` explains the curves of length and NLL.
 
     Args:
         curves: for each of the two families, the arrays that `_stack` returns.
@@ -212,10 +211,10 @@ def read_published() -> pd.DataFrame:
 def compare_with_published(
     published: pd.DataFrame, summary: pd.DataFrame, settings: MetricsSection, model: str | None
 ) -> pd.DataFrame:
-    """Write this run's rows next to the published rows of the same methods.
+    """Build a table that has results of this run next to published results of the same methods.
 
-    A row of the run matches if it has the same method and temperature, and the same parameters if the source states
-    them. Numbers are comparable only if column is_same_model is true.
+    A row of the run matches a published row if it has the same method, temperature and parameters. Parameters that the
+    source does not state are ignored. The numbers are comparable only if column is_same_model is true.
 
     Args:
         published: table of published numbers, as `read_published` returns it.

@@ -1,4 +1,4 @@
-"""Tables in README.md and docs/results.md, generated from docs/*.csv, docs/claims.json and a benchmark.
+"""Generation of the tables in README.md and docs/results.md, from published results in docs/ and a benchmark.
 
 Each table replaces the text between two markers of the page, see `update_marked_block`.
 """
@@ -97,7 +97,7 @@ def _join(*parts: str | Cells) -> str:
 
 
 def claim_tables(claims: Mapping[str, Any], names: Sequence[str]) -> list[Cells]:
-    """Make the tables of some claims.
+    """Make one table per claim. A claim has the numbers behind one conclusion of a run.
 
     Args:
         claims: claims of a run, name -> numbers, from `find_claims`.
@@ -109,10 +109,10 @@ def claim_tables(claims: Mapping[str, Any], names: Sequence[str]) -> list[Cells]
 
 
 def distribution_cells(found: Mapping[str, Any]) -> Cells:
-    """Make the table of claim `distribution`, with one line.
+    """Make the table that summarises the tests whether methods have the target's output distribution.
 
-    It shows the number of exact methods, and how many of them passed all tests. It also shows the number of relaxed
-    methods, and for how many of them the test of whole images detects a difference from the target.
+    Its only line shows the number of exact methods, and how many of them passed all tests. It also shows the number of
+    relaxed methods, and for how many of them the test of whole images detects a difference from the target.
 
     Args:
         found: numbers of the claim, from `find_claims`.
@@ -133,11 +133,11 @@ def distribution_cells(found: Mapping[str, Any]) -> Cells:
 
 
 def bound_cells(found: Mapping[str, Any]) -> Cells:
-    """Make the table of claim `delta`: whether an acceptance's parameter delta bounds its total variation.
+    """Make the table that shows whether an acceptance rule's parameter delta bounds its total variation.
 
-    The table has the total variation between the target's distribution and the distribution of emitted tokens. It is
-    shown for published acceptances at one value of delta. For Lantern's `bounded`, the table only says whether the
-    total variation ever exceeds delta.
+    Total variation compares the distribution of emitted tokens with the target's distribution. It is shown for
+    published rules at one value of delta. For Lantern's `bounded`, the table only says whether the total variation ever
+    exceeds delta.
 
     Args:
         found: numbers of the claim, from `find_claims`.
@@ -149,9 +149,10 @@ def bound_cells(found: Mapping[str, Any]) -> Cells:
 
 
 def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
-    """Make the table of claim `equal_length`, which compares acceptances at equal tokens per forward pass.
+    """Make the table that compares acceptance rules at equal tokens per forward pass.
 
-    Each line compares two acceptances by the difference of their NLL, and by their total variations from the target.
+    Each line compares two rules by the difference of their NLL, and by their total variations from the target. An
+    acceptance rule determines the probability with which a draft is accepted.
 
     Args:
         found: first acceptance -> second acceptance -> result of `claims._compare_acceptance` for the two. It is None
@@ -173,9 +174,9 @@ def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
 def trend_cells(claims: Mapping[str, Mapping[str, Any]]) -> Cells:
     """Make the table that shows whether methods gain more on more ambiguous targets, with one line per method.
 
-    A line shows how the method's gain varies over all targets, and how it correlates with the ambiguity of the target.
-    The gain is the tokens per forward pass of a relaxed method divided by those of the exact method with the same
-    drafts. For other methods, the line is about tokens per forward pass instead.
+    A target is ambiguous if it is unsure of the next token. A line shows how the method's gain varies over all targets,
+    and how it correlates with their ambiguity. The gain is the tokens per forward pass of a relaxed method divided by
+    those of the exact method with the same drafts. For other methods, the line is about tokens per forward pass.
 
     Args:
         claims: method id -> claim, as `find_generality_claims` returns them.
@@ -193,7 +194,7 @@ def batch_cells(cases: Mapping[str, Any]) -> Cells:
     """Make the table of images per second by batch size.
 
     Args:
-        cases: results of a benchmark for one model: "batch <size>" -> method -> numbers.
+        cases: results of benchmarks/decode.py for one model: "batch <size>" -> method -> numbers.
     """
     batches = [f"batch {size}" for size in _BATCH_SIZES]
     titles = ["method", *batches, "tokens / forward", "steps without refill, 8 and 48"]

@@ -33,10 +33,10 @@ COLUMNS = (
 def target_rows(
     summary: pd.DataFrame, paired: pd.DataFrame, images: pd.DataFrame, settings: MetricsSection, seed: int
 ) -> pd.DataFrame:
-    """Select the main results of one target (see `select_headline`), and add the columns nll_change and gain.
+    """Select the main results of one of several targets (see `select_headline`), and add two columns with intervals.
 
-    nll_change is the NLL minus that of autoregressive decoding. `measure_gains` explains the gain. Both columns have an
-    interval.
+    Column nll_change is the NLL minus the NLL of autoregressive decoding. Column gain is the tokens per forward pass
+    divided by those of the exact method with the same drafts and tree.
 
     Args:
         summary: table of results.
@@ -53,7 +53,7 @@ def target_rows(
 
 
 def describe_changes(changes: Mapping[str, Mapping[str, object]]) -> str:
-    """Write the config keys in which a target differs from the target of the run itself: "tokenizer.grid 12".
+    """Write in which config keys a target differs from the target of the run itself: "tokenizer.grid 12".
 
     Args:
         changes: config section -> key -> value of this target. Key `checkpoint` is not written, because it names a
@@ -68,15 +68,15 @@ def describe_changes(changes: Mapping[str, Mapping[str, object]]) -> str:
 
 
 def measure_masses(ambiguity: pd.DataFrame, cfg_scale: float, options: Mapping[str, int]) -> dict[str, float]:
-    """Compute the mean top-1 and top-10 probability of the target, with intervals over images.
+    """Compute the mean probability of the target's most probable token and of its ten most probable tokens.
 
     Args:
         ambiguity: top1 and top10 per guidance scale, image and position, as `measure_ambiguity` returns them.
         cfg_scale: guidance scale of decoding. Rows with other guidance scales are ignored.
-        options: num_resamples and seed of the bootstrap.
+        options: arguments num_resamples and seed of the bootstrap.
 
     Returns:
-        Column -> value, for top1 and top10, and for the ends of their intervals (_low and _high).
+        Column -> value: means top1 and top10, and the ends of their 95 % intervals over images (_low and _high).
     """
     rows = ambiguity[np.isclose(ambiguity["cfg_scale"], cfg_scale)]
     by_image = rows.groupby("image")[list(MASSES)].mean()
@@ -91,7 +91,7 @@ def measure_gains(rows: pd.DataFrame, images: pd.DataFrame, options: Mapping[str
     Args:
         rows: main results of the run, one row per method, see `select_headline`.
         images: one row per method and image, with target_forwards.
-        options: num_resamples and seed of the bootstrap.
+        options: arguments num_resamples and seed of the bootstrap.
 
     Returns:
         A table with the index of `rows`. Columns are gain, gain_low, gain_high, and gain_over, the id of the exact
@@ -113,10 +113,11 @@ def measure_gains(rows: pd.DataFrame, images: pd.DataFrame, options: Mapping[str
 
 
 def find_generality_claims(table: pd.DataFrame) -> dict[str, object]:
-    """Compute one claim per method: how its gain varies over all targets, and whether it grows with the ambiguity.
+    """Compute one claim per method: how its gain varies over many targets, and whether it grows with their ambiguity.
 
-    An exact method has no gain, so its claim is about its tokens per forward pass instead. The same holds for a relaxed
-    method if the exact method to compare with did not run.
+    A target is ambiguous if it is unsure of the next token. The gain of a relaxed method is its tokens per forward pass
+    divided by those of the exact method with the same drafts and tree. The claim of an exact method is about its tokens
+    per forward pass instead. The same holds for a relaxed method if no such exact method ran.
 
     Args:
         table: a table with the columns COLUMNS.
@@ -128,8 +129,8 @@ def find_generality_claims(table: pd.DataFrame) -> dict[str, object]:
         - measure: "gain", or the column of tokens per forward pass. `<measure>` stands for it below.
         - num_targets: number of targets.
         - num_above_one: number of targets on which the whole interval of the measure is above 1.
-        - base: value of the measure on the run's own target.
-        - unlike_base: target -> value, for targets whose interval does not overlap the interval of the base.
+        - base: value of the measure on the target of the run itself.
+        - unlike_base: target -> value, for targets whose interval does not overlap the interval of `base`.
         - tau, p: Kendall's tau between ambiguity and measure, and its p-value.
         - <measure>_min, <measure>_max, and the same for nll_change and tv_mean: extremes over all targets.
     """

@@ -1,4 +1,4 @@
-"""Tables for readers, in Markdown documents and on HTML pages of the report."""
+"""Result tables as readers see them, in Markdown documents and on HTML pages of the report."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ Cells = list[list[str]]  # titles, then rows of texts
 def results_table(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
     """Return the rows that readers see: the run's main results, one row per method, and two rows for comparison.
 
-    The main results are those of `select_headline`. The two other rows, the *ceilings*, are real images and their
-    reconstructions by the tokenizer.
+    `select_headline` selects the main results. The two rows for comparison are real images and their reconstructions by
+    the tokenizer.
     """
     return pd.concat([select_headline(summary, settings), select_ceilings(summary, settings)], ignore_index=True)
 
@@ -160,7 +160,7 @@ def target_cells(table: pd.DataFrame) -> Cells:
 
 
 def best_cells(claims: Mapping[str, Any]) -> Cells:
-    """Make a table of the best exact and the best relaxed methods, with the reason of each choice, speed and cost.
+    """Make a table of the best exact and the best relaxed methods, with speed and loss of quality.
 
     Of each kind, two methods are best: the one with the most tokens per forward pass, and the one with the highest
     speed-up. If both are the same method, it has one line. Relaxed methods that lose too much prompt accuracy are left
@@ -203,11 +203,11 @@ def _exact_cost(row: Mapping[str, Any]) -> str:
 
 
 def _relaxed_cost(row: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> str:
-    """Write what a relaxed method changes: total variation from the target, NLL and prompt accuracy.
+    """Write what a relaxed method costs in quality: total variation from the target, NLL and prompt accuracy.
 
     Args:
-        row: claim about the method, with the columns CLAIM_COLUMNS.
-        baseline: claim about autoregressive decoding, whose NLL is written as well. None leaves out the NLL.
+        row: numbers of the method, with the columns CLAIM_COLUMNS.
+        baseline: numbers of autoregressive decoding, whose NLL is written as well. None leaves out the NLL.
     """
     if row["tv_mean"] is None:
         bound = "" if row["substitution_rate"] is None else "≤ "
@@ -222,10 +222,10 @@ def _relaxed_cost(row: Mapping[str, Any], baseline: Mapping[str, Any] | None) ->
 
 
 def claim_cells(claims: Mapping[str, object]) -> Cells:
-    """Make a table of all claims of a run, with one number per line.
+    """Make a table of all claims (numbers behind the conclusions) of a run, with one number per line.
 
-    A line's title joins the keys that lead to the number. For example, "exact: speedup" has the speed-up of claim
-    `exact`, and its interval.
+    The title of a line joins the keys that lead to the number. For example, line "exact: speedup" has the speed-up of
+    claim `exact`, with its interval.
 
     Args:
         claims: claims of a run, name -> numbers, from `find_claims`.
@@ -237,10 +237,10 @@ def with_interval(row: Mapping[str, Any], name: str, spec: str = ".2f", factor: 
     """Write a value and its interval as "value [low, high]". Without an interval, write the value only.
 
     Args:
-        row: values, with the interval in `<name>_low` and `<name>_high`.
+        row: values by name, with the interval in `<name>_low` and `<name>_high`.
         name: name of the value.
-        spec: format of the numbers.
-        factor: factor by which they are multiplied.
+        spec: format of the numbers, such as ".2f".
+        factor: factor by which the numbers are multiplied.
     """
     ends = [row.get(f"{name}{end}") for end in ("", "_low", "_high")]
     texts = [EMPTY if end is None or pd.isna(end) else f"{factor * end:{spec}}" for end in ends]

@@ -1,8 +1,8 @@
 """Labels, colours and markers of methods, which are the same in every table, figure and page.
 
-A label depends on the method only, not on other methods in the same table. It has three parts: "LANTERN (chain9, sjd) k
-20, δ 0.1". The name of the preset comes first. The tree, drafts and acceptance follow in brackets, if they differ from
-those of the preset. The parameters come last.
+A label depends on the method only, not on other methods in the same table. An example is "LANTERN (chain9, sjd) k 20,
+δ 0.1". The name of the preset comes first. Tree, drafts and acceptance rule follow in brackets if they differ from the
+preset. The parameters come last.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _USUAL_SJD = {"coupling": "none", "labels": "point"}
 
 
 def preset_of(method: str) -> str:
-    """Return the preset that a method's name equals or begins with: "lantern" for "lantern_sjd".
+    """Return the name of the preset from which a method is derived: "lantern" for the method's name "lantern_sjd".
 
-    If there is none, return the name itself.
+    If the method's name begins with no preset, return the name itself.
     """
     known = [name for name in PRESETS if method == name or method.startswith(f"{name}_")]
     return max(known, key=len, default=method)
 
 
 def method_name(method: str) -> str:
-    """Return a method's name in words, such as "LANTERN", without tree, drafts, acceptance and parameters."""
+    """Return a method's name in words, such as "LANTERN", without tree, drafts, acceptance rule and parameters."""
     if method in CEILING_NAMES:
         return CEILING_NAMES[method]
     row = _ROWS.get(method) or _ROWS.get(preset_of(method))
@@ -56,7 +56,7 @@ def method_name(method: str) -> str:
 
 
 def method_colour(method: str) -> str:
-    """Return the colour of a method. If no preset declares it, the colour follows from the method's name."""
+    """Return the colour of a method. If its preset has no colour, the method's name determines one."""
     own = _ROWS[method].colour if method in _ROWS else ""
     return own or SPARE_COLOURS[sum(method.encode()) % len(SPARE_COLOURS)]
 
@@ -91,13 +91,13 @@ def describe_parameters(method: Mapping[str, object]) -> str:
 
 
 def custom_parameters(rows: pd.DataFrame) -> dict[str, str]:
-    """Return the parameters that custom classes declare in addition to Lantern's.
+    """Return the parameters that a user's custom drafters and acceptance rules declare in addition to Lantern's.
 
     Args:
         rows: rows of a table. Custom classes are values "module:Class" of the columns drafts and acceptance.
 
     Returns:
-        Name -> symbol.
+        Name of the parameter -> symbol for labels.
     """
     parts = {str(name) for column in ("drafts", "acceptance") if column in rows for name in rows[column].unique()}
     declared = [getattr(load_class(name), "parameters", {}) for name in sorted(parts) if ":" in name]
@@ -116,19 +116,19 @@ def label_method(method: Mapping[str, object]) -> str:
 
 
 def label_families(table: pd.DataFrame) -> pd.Series:
-    """Return the label of each row's method without parameters, see `label_family`. The index is that of `table`."""
+    """Return the label without parameters (`label_family`) of each row's method, as a series with the table's index."""
     return pd.Series([label_family(row) for _, row in table.iterrows()], table.index, dtype=object)
 
 
 def label_rows(table: pd.DataFrame) -> pd.Series:
-    """Return the label of each row's method, see `label_method`. The index is that of `table`."""
+    """Return the label (`label_method`) of each row's method, as a series with the index of `table`."""
     return pd.Series([label_method(row) for _, row in table.iterrows()], table.index, dtype=object)
 
 
 def _base_of(method: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
-    """Return the name with which a method's label begins, and the values that the label leaves out.
+    """Return the name with which a method's label begins, and the values that the label need not state.
 
-    For a preset, these are its tree, drafts, acceptance and parameters: a reader knows them from the name.
+    If the name is that of a preset, these are the preset's tree, drafts, acceptance rule and parameters.
 
     Args:
         method: a row of a table.

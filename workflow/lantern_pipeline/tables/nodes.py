@@ -1,6 +1,6 @@
-"""Tokens per forward pass of exact methods, by the number of nodes of their static draft tree.
+"""Table of tokens per forward pass of exact methods, by the number of nodes of their static draft tree.
 
-The methods differ in their drafts: Jacobi drafts need no draft model, hybrid drafts need one.
+The methods have two kinds of drafts: Jacobi drafts need no draft model, hybrid drafts need one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def num_nodes(tree: str, trees: Trees | None = None) -> int:
 
 
 def node_rows(table: pd.DataFrame, trees: Trees | None = None) -> pd.DataFrame:
-    """Select the exact methods whose drafts are a key of DRAFTS, and predict their speed-up on a GPU.
+    """Select the exact methods with Jacobi or hybrid drafts in static trees, and predict their speed-up on a GPU.
 
     The prediction divides a method's tokens per forward pass by published relative step costs of eager steps.
 
@@ -56,7 +56,7 @@ def node_rows(table: pd.DataFrame, trees: Trees | None = None) -> pd.DataFrame:
 
 
 def node_cells(table: pd.DataFrame) -> Cells:
-    """Make a table with one line per method that `node_rows` selects.
+    """Make a table of tokens per forward pass by size of the draft tree, with one line per method of `node_rows`.
 
     Args:
         table: table with one row per method, from `markdown.results_table`.

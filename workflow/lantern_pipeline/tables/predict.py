@@ -86,14 +86,14 @@ WEIGHTS_SOURCE = (
 
 @dataclass(frozen=True)
 class Prediction:
-    """Prediction for a method with eager steps or CUDA graphs.
+    """Predicted time per image and speed-up of a method on a GPU, with eager steps or with CUDA graphs.
 
     Attributes:
         method: name of the preset.
         stepping: EAGER or GRAPH.
         tokens_per_forward: tokens per forward pass of the target.
-        seconds: lowest and highest time of an image.
-        speedup: lowest and highest speed-up over autoregressive decoding with the same stepping.
+        seconds: (lowest, highest) time of an image in seconds.
+        speedup: (lowest, highest) speed-up over autoregressive decoding with the same stepping.
     """
 
     method: str
@@ -107,7 +107,7 @@ def step_ms(model: str, gpu: str, stepping: str) -> Estimate:
     """Estimate the milliseconds of a step of autoregressive decoding.
 
     In a CUDA graph, a step takes the time to read the weights in bfloat16, and a little time per kernel. An eager step
-    takes as long as the CPU needs to launch its kernels, on any GPU, but never less than a step in a CUDA graph.
+    takes as long as the CPU needs to launch its kernels, on any GPU. It never takes less than a step in a CUDA graph.
 
     Args:
         model: name of a published model, a key of KERNELS.
@@ -140,7 +140,7 @@ def weights_ms(model: str, gpu: str) -> float:
 
 
 def published_ms(model: str) -> float:
-    """Return the milliseconds of a step in other projects' eager code: number of layers times published time per layer.
+    """Return the milliseconds of a step in other projects' eager code, from their published time per layer.
 
     Args:
         model: name of a published model.
@@ -188,12 +188,15 @@ def check_tokens(tokens_per_forward: float) -> None:
 
 
 def predict_speedup(tokens_per_forward: float, needs_draft_model: bool, stepping: str) -> tuple[float, float]:
-    """Return the speed-ups at the highest and at the lowest relative step cost in STEP_COSTS.
+    """Predict the speed-up of a method on a GPU: tokens per forward pass divided by published relative step costs.
 
     Args:
         tokens_per_forward: tokens per forward pass of the target.
         needs_draft_model: whether the method needs a draft model.
         stepping: EAGER or GRAPH.
+
+    Returns:
+        (speed-up at the highest step cost, speed-up at the lowest step cost).
     """
     low, high, _ = STEP_COSTS[needs_draft_model, stepping]
     return tokens_per_forward / high, tokens_per_forward / low
@@ -279,7 +282,7 @@ def _steps(step: Estimate) -> str:
 
 
 def format_range(bounds: tuple[float, float]) -> str:
-    """Return the lowest and the highest value as text, with two decimals. If they are equal, only one of them."""
+    """Write a range of values with two decimals: "1.40 to 1.70", or a single value if both ends are equal."""
     low, high = (f"{value:.2f}" for value in bounds)
     return low if low == high else f"{low} to {high}"
 

@@ -1,7 +1,7 @@
 """Predictions of speed-ups from the step costs that `lantern bench` measured on the user's own machine.
 
-They answer two questions without another measurement: how fast is a method at other tokens per forward pass, for
-example those of trained weights after a bench with random weights, and how fast is a method that was not measured?
+They answer two questions without another measurement. How fast is a method at other tokens per forward pass, for
+example if only random weights were timed? How fast is a method that was not timed?
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Row = Mapping[str, Any]  # one of its rows
 
 @dataclass(frozen=True)
 class StepCost:
-    """Relative step cost of a method, from a bench.
+    """Relative step cost of a method, as a range: time of its step divided by that of an autoregressive step.
 
     Attributes:
         low: lowest cost.
         high: highest cost.
-        source: words that state where the numbers are from.
+        source: words that state from which measurement the range is.
     """
 
     low: float
@@ -66,18 +66,18 @@ def read_bench(path: Path) -> Report:
 
 
 def cost_of(report: Report, spec: MethodSpec) -> StepCost:
-    """Return the relative step cost of a method: measured, or between those of two measured methods.
+    """Return the relative step cost of a method: a measured one, or a range between two measured methods.
 
-    A method that was not measured is compared with the measured methods that also have a draft model, or also have
-    none. Its step costs at least as much as that of the method with the next smaller number of drafts, and at most as
-    much as that of the method with the next larger number. Autoregressive decoding is the method without drafts.
+    If the method itself was not measured, the measured methods that need a draft model are used, or those that need
+    none, like the method. The range begins at the step cost of the one with the next smaller number of drafts. It ends
+    at the step cost of the one with the next larger number. Autoregressive decoding counts as a method with 0 drafts.
 
     Args:
-        report: a report from `read_bench`.
+        report: measurements of `lantern bench`, from `read_bench`.
         spec: the method.
 
     Raises:
-        ValueError: no measured method of the same kind has as many drafts.
+        ValueError: no measured method of the same kind has at least as many drafts.
     """
     wanted, number = _parts_of(spec.to_dict()), num_drafts(spec.tree_shape)
     rows = report["rows"][1:]
@@ -106,14 +106,14 @@ def _parts_of(method: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ends(row: Row) -> tuple[float, float]:
-    """Return the lowest and the highest relative step cost of a row. One prompt has no interval, only a value."""
+    """Return the ends of the interval of a row's relative step cost, or the value twice if there is no interval."""
     value = row["relative_step_cost"]
     low, high = (row.get(f"relative_step_cost_{end}") for end in ("low", "high"))
     return value if low is None else low, value if high is None else high
 
 
 def measured_tokens(report: Report, spec: MethodSpec) -> float | None:
-    """Return the measured tokens per forward pass of a method. None if the bench did not measure them."""
+    """Return the tokens per forward pass that `lantern bench` measured for a method, or None if it did not."""
     if report["random_weights"]:
         return None
     wanted = _parts_of(spec.to_dict())
@@ -124,7 +124,7 @@ def table_of(report: Report, methods: Sequence[tuple[MethodSpec, float, str]]) -
     """Write predicted times and speed-ups of several methods as a text table, autoregressive decoding first.
 
     Args:
-        report: a report from `read_bench`.
+        report: measurements of `lantern bench`, from `read_bench`.
         methods: for each method, (the method, tokens per forward pass, words that state where this number is from).
 
     Raises:

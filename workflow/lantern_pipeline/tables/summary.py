@@ -90,7 +90,7 @@ def build_summary(
 ) -> pd.DataFrame:
     """Build the table of results: one row per method, parameters, prompt set, temperature and repeat.
 
-    A repeat is the run with one pair of seeds. Values that were not measured are empty.
+    A repeat is the run with one pair of seeds. Cells of values that were not measured are empty.
 
     Args:
         quality: one row per method, and for real images and their reconstructions, from `measure_quality`.
@@ -150,9 +150,10 @@ def _steppings(latency: pd.DataFrame) -> pd.DataFrame:
 
 
 def preferred_rows(summary: pd.DataFrame) -> pd.DataFrame:
-    """Select one row per method, prompt set and temperature, where the table may have a row for every repeat.
+    """Select one row per method, prompt set and temperature from a table that has a row for every repeat.
 
-    It is the row that pools all repeats (runs with other seeds), or else the row of the only repeat.
+    A repeat is the run with one pair of seeds. The row that pools all repeats is selected. If there is only one repeat,
+    its row is selected.
     """
     is_pooled = summary["repeat"] == POOLED
     has_pooled = is_pooled.groupby([summary[name] for name in RUN_KEYS], dropna=False).transform("any")
@@ -162,9 +163,9 @@ def preferred_rows(summary: pd.DataFrame) -> pd.DataFrame:
 def select_headline(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
     """Select the run's main results, the *headline rows*, and add the column `label`.
 
-    They are the rows from which conclusions are drawn: one row per method, at the prompt set and the temperature that
-    the config keys metrics.headline_* name. `preferred_rows` selects among repeats. Ceilings (real images and
-    reconstructions) have no temperature and are left out.
+    Conclusions are drawn from these rows. There is one row per method, at the prompt set and the temperature that the
+    config keys metrics.headline_* name. `preferred_rows` selects among repeats of the run. Rows of real images and of
+    reconstructions have no temperature and are left out.
     """
     prompt_set, temperature = settings["headline_prompt_set"], settings["headline_temperature"]
     rows = preferred_rows(summary)
@@ -174,9 +175,9 @@ def select_headline(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataF
 
 
 def select_ceilings(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
-    """Select the rows of ceilings (real images and reconstructions) on the headline prompt set. Add the column `label`.
+    """Select the rows of real images and of their reconstructions (*ceilings*) for the prompt set of the main results.
 
-    There is one row per ceiling. `preferred_rows` selects among repeats.
+    There is one row of each kind; `preferred_rows` selects among repeats. Column `label` is added.
     """
     rows = preferred_rows(summary)
     rows = rows[rows["method"].isin(CEILINGS) & (rows["prompt_set"] == settings["headline_prompt_set"])]
@@ -184,14 +185,14 @@ def select_ceilings(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataF
 
 
 def _combine_quality(rows: pd.DataFrame) -> dict[str, object]:
-    """Combine the quality of one method over the repeats of the run with other seeds.
+    """Combine quality metrics of one method over repeats (runs with other seeds) into one row.
 
     Args:
         rows: rows of the quality table for one method, prompt set and temperature, one per repeat.
 
     Returns:
-        Column -> value. Name, parts and parameters of the method are copied. num_images is summed. Metrics of a whole
-        set of images, such as FID, are averaged over the repeats.
+        Column -> value. Columns that describe the method are copied. num_images is summed. Metrics of a whole set of
+        images, such as FID, are averaged over the repeats.
     """
     over_sets = [metric for metric in metrics_over(SETS) if metric.column in rows]
     values = {name: rows[name].iloc[0] for name in (*METHOD_PARTS, *custom_parameters(rows), *SAMPLING) if name in rows}
@@ -201,11 +202,10 @@ def _combine_quality(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add rows to the table of total variation that pool the repeats of the run with other seeds.
+    """Add rows that combine all repeats (runs with other seeds) of a method to the table of total variation.
 
-    A method with several repeats gets a pooled row in addition to one row per repeat. The pooled row has the mean of
-    each column over the repeats, with two exceptions. tv_max is the maximum, and p-values are combined by Fisher's
-    method.
+    Such a pooled row has the mean of each column over the repeats, with two exceptions. tv_max is the maximum, and
+    p-values are combined by Fisher's method. The rows of single repeats remain.
 
     Args:
         rows: one row per method, prompt set, temperature and repeat.
@@ -224,13 +224,13 @@ def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _measure_images(group: pd.DataFrame, options: dict[str, int]) -> dict[str, float]:
-    """Compute the mean of each metric that every image has, such as NLL, with its 95 % interval.
+    """Compute the mean over images of each metric of single images, such as NLL, with its 95 % interval.
 
-    If a metric only says yes or no about an image, the share of images with yes is computed instead.
+    For a metric that only says yes or no about an image, the share of images with yes is computed instead.
 
     Args:
         group: rows of the images of one method, prompt set, temperature and repeat, or of all repeats.
-        options: num_resamples and seed of the bootstrap.
+        options: arguments num_resamples and seed of the bootstrap.
 
     Returns:
         Column -> value. The ends of the interval are in the columns with `_low` and `_high`.
@@ -248,15 +248,15 @@ def _measure_images(group: pd.DataFrame, options: dict[str, int]) -> dict[str, f
 
 
 def _measure_decoding(group: pd.DataFrame, baseline: pd.DataFrame, options: dict[str, int]) -> dict[str, float]:
-    """Compute the metrics of decoding, and how the method changes the prompt accuracy.
+    """Compute the metrics of how images were decoded, and the change of prompt accuracy.
 
     The metrics are tokens per forward pass, substitutions, and the share of images whose tokens equal those of
-    autoregressive decoding.
+    autoregressive decoding. The change is relative to autoregressive decoding.
 
     Args:
         group: rows of the method's images.
         baseline: rows of the autoregressive images of the same prompts and repeats.
-        options: num_resamples and seed of the bootstrap.
+        options: arguments num_resamples and seed of the bootstrap.
 
     Returns:
         Column -> value. The ends of the 95 % intervals are in the columns with `_low` and `_high`.
@@ -287,7 +287,7 @@ def _share_with_interval(
         name: name of the share, a column of the table of results.
         is_hit: whether an image has the property, (repeats, prompts).
         is_counted: whether an image is included in the share, (repeats, prompts).
-        options: num_resamples and seed of the bootstrap.
+        options: arguments num_resamples and seed of the bootstrap.
 
     Returns:
         Values of `<name>`, `<name>_low` and `<name>_high`; nan if no image is included.
@@ -303,9 +303,10 @@ def _share_with_interval(
 
 
 def _keep_ceilings_once(summary: pd.DataFrame) -> pd.DataFrame:
-    """Keep one row of each ceiling (real images, reconstructions) per prompt set and repeat, and clear its temperature.
+    """Remove repeated rows of real images and of their reconstructions (*ceilings*), and clear their temperature.
 
-    The table repeats these rows for every temperature, although their images do not depend on it.
+    The table repeats these rows for every temperature, although their images do not depend on it. One row of each kind
+    per prompt set and repeat is kept.
     """
     is_ceiling = summary["method"].isin(CEILINGS)
     summary = summary[~(is_ceiling & summary.duplicated(subset=["method", "prompt_set", "repeat"]))].copy()

@@ -1,1 +1,1 @@
-"""Training of every model of the shapes dataset, one file per model."""
+"""Training of the models of a run, one file per model: tokenizer, target, draft model and metric models."""

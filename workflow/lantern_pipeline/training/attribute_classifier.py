@@ -1,4 +1,4 @@
-"""Training of the attribute classifier, which reads the attributes that captions of a world name from an image."""
+"""Training of the attribute classifier, which recognises in an image the attributes that captions name."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class AttributeClassifierTraining:
         batch_size: images per step.
         learning_rate: highest learning rate of AdamW.
         weight_decay: weight decay of AdamW.
-        blur_share: share of images that are blurred and get noise, so that the classifier can also read reconstructions
+        blur_share: share of images that are blurred and get noise, so that the classifier also works on reconstructions
             of the tokenizer.
-        shape_weight: weight of the losses of the two shape heads. The weight of the other heads is 1.
+        shape_weight: weight of the losses on the shapes of objects. Losses on other attributes have weight 1.
     """
 
     num_steps: int
@@ -48,10 +48,10 @@ class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
     """Trainer of an attribute classifier. The seed determines the initial weights and the images.
 
     A quarter of each batch is from the split "train_unseen", whose combinations of attributes the target never sees in
-    training. The classifier needs these images, because it must also read images of such combinations. No image of a
-    prompt is used.
+    training. The classifier needs these images, because prompts may ask for such combinations. It is not trained on
+    images of the prompts themselves.
 
-    A share of the images is blurred and gets noise, so that the classifier can also read reconstructions of the
+    A share of the images is blurred and gets noise, so that the classifier also works on reconstructions of the
     tokenizer. Shapes are learnt more slowly than other attributes, so their losses have a larger weight.
     """
 
@@ -71,8 +71,8 @@ class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
         """Run optimiser step i.
 
         Returns:
-            loss (weighted sum of the cross-entropies of all heads, in nats) and accuracy (share of correct attributes
-            in the batch).
+            loss (weighted sum of the cross-entropies of all attributes, in nats) and accuracy (share of correct
+            attributes in the batch).
         """
         settings = self.settings
         images, targets = self._batch(i)

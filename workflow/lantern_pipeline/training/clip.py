@@ -69,7 +69,7 @@ class ClipTrainer(Trainer[ClipModel]):
         self.optimiser = Optimiser([adamw], 1.0, model.parameters())
 
     def step(self, i: int) -> dict[str, float]:
-        """Run optimiser step i on a batch in which every caption occurs once.
+        """Run optimiser step i on a batch in which no caption occurs twice.
 
         Returns:
             loss, in nats.
@@ -88,8 +88,8 @@ class ClipTrainer(Trainer[ClipModel]):
     def _draw_batch(self, i: int) -> tuple[list[int], list[str]]:
         """Return the indices of the training images of step i, and the captions of these images.
 
-        If several sampled images have the same caption, only the first of them is kept. For the contrastive loss, the
-        caption of one would otherwise be a wrong match of another, although it fits.
+        If several sampled images have the same caption, only the first of them is kept. The contrastive loss would
+        otherwise treat an image and the equal caption of another image as a wrong pair.
         """
         indices = batch_indices(self.seed, i, self.settings["batch_size"], self.source.num_train)
         first = {}
@@ -110,7 +110,7 @@ def train_clip(
 
     Args:
         source: captioned images.
-        settings: the values of the constant RECIPE, and num_steps of config section `clip`.
+        settings: settings of the training: the constant RECIPE, and num_steps of config section `clip`.
         seed: random seed of the initial weights and of the images that each step samples.
         checkpoint: file for resuming an interrupted training, or None.
         device: device of the model.
@@ -154,7 +154,7 @@ def make_config(source: ImageSource, settings: ClipSettings) -> ClipConfig:
 
 
 def retrieval_accuracy(scorer: ClipScorer, source: ImageSource, split: str, num_pairs: int) -> dict[str, float]:
-    """Measure how often a caption's image is found among 32 images, and an image's caption among 32 captions.
+    """Measure how often CLIP finds the image of a caption among 32 images, and the caption of an image among 32.
 
     The first `num_pairs` images of the split are divided into groups of 32. An incomplete last group is left out,
     unless it is the only one. If two images of a group have the same caption, either of them counts as correct.

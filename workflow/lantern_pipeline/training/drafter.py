@@ -1,7 +1,7 @@
 """Training of the draft model. The target is frozen.
 
-An interrupted training can resume with the same data: the order of images is a pure function of the seed and the number
-of the batch. Other random numbers also depend on the position of an image in the batch.
+An interrupted training can resume with the same data. The order of images depends only on the seed and the number of
+the batch. Noise and dropped captions depend also on the position of an image in the batch.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from lantern_pipeline.training.target import drop_prompts
 class DrafterTrainer(Trainer[DraftModel]):
     """Trainer of a float32 draft model. The target and the draft model must be on the same device.
 
-    The trainer freezes the target and casts its weights in place to the dtype of the recipe, the settings of the
-    training. The recipe must state all lengths in steps, not in epochs or shares of steps, see
-    `DrafterTraining.resolve`. The seed determines the order of the images, the noise, and which captions are dropped.
+    The *recipe* has the settings of the training. It must state all lengths in steps, not in epochs or shares of steps,
+    see `DrafterTraining.resolve`. The trainer freezes the target and casts its weights in place to the recipe's dtype.
+    The seed determines the order of the images, the noise, and which captions are dropped.
     """
 
     def __init__(
@@ -42,7 +42,8 @@ class DrafterTrainer(Trainer[DraftModel]):
         """Run optimiser step i, with the mean gradient of `recipe.accumulation` batches.
 
         Returns:
-            loss, gradient_norm, and overlap_<d> for each depth d of drafting, see `DraftLoss.forward`.
+            loss, gradient_norm, and overlap_<d> for each depth d of drafting: the probability mass that the target's
+            and the draft model's distributions share.
         """
         num_batches = self.recipe.accumulation
         self.optimiser.zero_grad()
@@ -56,13 +57,13 @@ class DrafterTrainer(Trainer[DraftModel]):
         return {"loss": loss, "gradient_norm": norm} | {f"overlap_{d}": value for d, value in enumerate(overlaps, 1)}
 
     def _batch(self, i: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return batch i as the arguments of `DraftLoss.forward`.
+        """Load batch i and run the target on it.
 
         Args:
             i: number of the batch.
 
         Returns:
-            (codes, mask, hidden states, hidden states with noise).
+            (codes, mask, the target's hidden states, hidden states with noise), the arguments of `DraftLoss.forward`.
         """
         t = self.recipe
         indices = step_indices(len(self.dataset), t.batch_size, self.seed, i)
@@ -83,7 +84,7 @@ class DrafterTrainer(Trainer[DraftModel]):
 
 
 def make_optimiser(draft: DraftModel, recipe: DrafterTraining) -> Optimiser:
-    """Create the optimiser that the training's settings name, for the trained parameters of the draft model."""
+    """Create the optimiser that the settings (`recipe`) name, for the trained parameters of the draft model."""
     if recipe.optimiser == "adamw":
         return make_adamw(draft, recipe.learning_rate, recipe.max_norm, recipe.weight_decay)
     return make_muon(draft, recipe.matrix_learning_rate, recipe.learning_rate, recipe.max_norm, recipe.weight_decay)
@@ -98,7 +99,7 @@ def freeze(target: Target, dtype: torch.dtype) -> Target:
 
 
 def slot_generator(seed: int, i: int, slot: int) -> torch.Generator:
-    """Return the random generator of one image of batch i, so that its noise does not depend on the other images.
+    """Return the random generator of one image in batch i, so that its noise does not depend on the other images.
 
     Args:
         seed: random seed of the training.

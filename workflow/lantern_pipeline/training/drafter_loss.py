@@ -1,7 +1,8 @@
 """Loss of the draft model, and acceptance of its drafts on held-out images.
 
-The loss compares the draft model's predictions with those of the target. With the guided loss, the draft model runs in
-several passes. From the second pass on, its inputs are its own predicted hidden states, as in decoding.
+There are two losses. The *guided* loss compares the distributions of both models after guidance, in several passes of
+the draft model. From the second pass on, its inputs are its own predicted hidden states, as in decoding. The
+*published* loss of LANTERN's authors has one pass and no guidance.
 
 In shapes, `sequences` is the number of token sequences of a batch. With the published loss there is one sequence per
 image, and `sequences` equals `images`. With the guided loss there are two, and `sequences` is 2 x images: first the
@@ -52,8 +53,9 @@ class DraftLoss(nn.Module):
         Args:
             codes: int64 (images, tokens).
             mask: bool (sequences, num_text_tokens), True for tokens of the prompt.
-            hidden: the target's hidden states, (sequences, num_text_tokens + tokens - 1, dim).
-            noisy_hidden: the same with noise, as input of the draft model.
+            hidden: the target's hidden states, (sequences, num_text_tokens + tokens - 1, dim). With the guided loss
+                there are two sequences per image, the conditional ones of all images first. Otherwise there is one.
+            noisy_hidden: these hidden states with noise, as input of the draft model.
 
         Returns:
             (scalar loss, overlaps). overlaps has one value for each depth of drafting, float32 (passes,). It is the
@@ -63,21 +65,26 @@ class DraftLoss(nn.Module):
         return compare(predictions, self.wanted(hidden), self.read, self.recipe)
 
     def predict(self, codes: torch.Tensor, mask: torch.Tensor, hidden: torch.Tensor, passes: int) -> list[torch.Tensor]:
-        """Run the draft model by `unroll` in the dtype of the training, and return the results in float32."""
+        """Predict the target's hidden states by the draft model, in the dtype of the training.
+
+        The arguments are those of `unroll`.
+
+        Returns:
+            One float32 tensor per pass, (sequences, tokens - 1, dim).
+        """
         is_lower = self.recipe.dtype != torch.float32
         with torch.autocast(hidden.device.type, self.recipe.dtype) if is_lower else nullcontext():
             predictions = unroll(self.draft, codes, mask, hidden, passes)
         return [part.float() for part in predictions]
 
     def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the hidden states that the draft model must predict, that is, the training targets.
+        """Return the target's hidden states that the draft model must learn to predict.
 
         Args:
             hidden: the target's hidden states, as in `forward`.
 
         Returns:
-            float32 (sequences, tokens - 1, dim). Entry n is the hidden state from which the target predicts token n +
-            1.
+            float32 (sequences, tokens - 1, dim). From entry n, the target predicts token n + 1.
         """
         return hidden[:, self.num_text_tokens :].float()
 
@@ -92,13 +99,13 @@ def compare(
 
     Args:
         predictions: predicted hidden states of each pass, (sequences, tokens - 1, dim).
-        wanted: the target's hidden states, the same shape.
+        wanted: the target's hidden states, (sequences, tokens - 1, dim).
         read: function `Target.guided_logits`, which turns hidden states into logits.
         recipe: settings of the training, which choose the loss.
 
     Returns:
-        (scalar loss, overlaps), float32. overlaps, (passes,), is the mean over positions of sum_x min(t(x), p(x)) in
-        each pass, for target distribution t and draft distribution p.
+        (scalar loss, overlaps), float32. overlaps has one value per pass, (passes,). It is the mean over positions of
+        sum_x min(t(x), p(x)), for target distribution t and draft distribution p.
     """
     captions = 2 if recipe.is_guided and recipe.cfg_scale > 1 else 1
 
@@ -124,22 +131,23 @@ def compare(
 def unroll(
     draft: DraftModel, codes: torch.Tensor, mask: torch.Tensor, hidden: torch.Tensor, passes: int
 ) -> list[torch.Tensor]:
-    """Run the draft model on its own predictions, as in decoding.
+    """Run the draft model in several passes on its own predictions, as in decoding.
 
-    Pass d, counted from 1, gives each position n the context of a draft at depth d of a chain. In decoding, such a
-    draft knows the target's hidden states only up to position n - d + 1. The inputs of pass 1 are the target's hidden
-    states. The inputs of later passes are the draft model's predictions in the pass before.
+    The inputs of pass 1 are the target's hidden states. The inputs of each later pass are the draft model's predictions
+    in the pass before. So pass d gives each position n the context that a draft at depth d of a chain has in decoding.
+    There, the target's hidden states are known only up to position n - d + 1.
 
     For example, consider position n in pass 3. Up to position n - 2, it attends to keys of pass 1. At position n - 1,
-    it attends to the key of pass 2, and at n to that of pass 3. In general, the key at position n - d + 1 + b is from
-    pass b + 1.
+    it attends to the key of pass 2, and at n to the key of pass 3. In general, the key at position n - d + 1 + b is
+    from pass b + 1.
 
     Args:
         draft: the draft model.
         codes: int64 (images, tokens).
-        mask: as in `DraftLoss.forward`, bool (sequences, num_text_tokens).
-        hidden: the target's hidden states, as in `DraftLoss.forward`. The last position is not used.
-        passes: number of passes, which is the largest depth.
+        mask: bool (sequences, num_text_tokens), True for tokens of the prompt.
+        hidden: the target's hidden states, (sequences, num_text_tokens + tokens - 1, dim). The last position is not
+            used.
+        passes: number of passes, which is the largest depth of a draft.
 
     Returns:
         One tensor per pass, (sequences, tokens - 1, dim). Entry n is the predicted hidden state for token n + 1.
@@ -167,7 +175,7 @@ def unroll(
 
 
 def _band(step: torch.Tensor, lowest: int, highest: int | None, dtype: torch.dtype) -> torch.Tensor:
-    """Return an additive attention mask that admits keys at certain distances before the query.
+    """Return an additive attention mask that lets a query attend to keys at certain distances before it.
 
     The distance of a key is the query's position minus the key's position. For example, lowest = 1 and highest = 2
     admit the two positions before the query.
@@ -189,9 +197,9 @@ def _band(step: torch.Tensor, lowest: int, highest: int | None, dtype: torch.dty
 
 
 class _GrowingCache:
-    """Keys and values that the draft model computed in the passes of `unroll` so far. Each pass adds its own.
+    """Key/value cache of the draft model in training, to which each pass of `unroll` adds its keys and values.
 
-    Gradients flow through them, unlike in the cache of decoding.
+    Gradients flow through the cache, unlike in decoding.
     """
 
     def __init__(self) -> None:
@@ -215,13 +223,13 @@ def run_target(
         codes: int64 (images, tokens).
         features: features of the prompts, as in `Target.forward`.
         mask: mask of the prompts, as in `Target.forward`.
-        with_null: whether to append the same images with the null prompt, as for guidance. Then there are two sequences
-            per image.
+        with_null: whether to run the images with the null prompt as well, as guidance needs it. Then there are two
+            sequences per image, the conditional ones of all images first.
 
     Returns:
-        The tensors codes, mask and hidden states:
+        The tensors codes, mask and hidden states, on the target's device:
 
-        - codes: the same as given, int64 (images, tokens).
+        - codes: int64 (images, tokens).
         - mask: mask of the prompts, bool (sequences, num_text_tokens).
         - hidden states: (sequences, num_text_tokens + tokens - 1, dim).
     """
@@ -232,10 +240,10 @@ def run_target(
 
 
 class DrafterValidation:
-    """Measurement of the draft model on the first `num_eval` held-out images, by teacher forcing.
+    """Measurement of how often drafts of the draft model would be accepted, on held-out images, by teacher forcing.
 
-    It uses the run's sampling settings, except that the temperature is 1. Each image gives two sequences, a conditional
-    and an unconditional one, even if the draft model is trained with the published loss.
+    The first `num_eval` images are used. The sampling settings are those of the run, except that the temperature is 1.
+    Guidance is applied even if the draft model is trained without it (with the published loss).
     """
 
     def __init__(self, loss: DraftLoss, target: Target, dataset: CodeDataset, sampling: SamplingConfig) -> None:
@@ -272,14 +280,14 @@ class DrafterValidation:
         return values | {"val_expected_length": 1 + sum(accumulate(acceptance, mul))}
 
     def _measure(self, indices: torch.Tensor) -> torch.Tensor:
-        """Measure the draft model on some held-out images.
+        """Compute the measures that `__call__` explains, on some held-out images.
 
         Args:
             indices: indices of the images in the dataset, int64 (images,).
 
         Returns:
             Means over the images, float64 (1 + 2 * depths,): val_loss, then val_acceptance of each depth, then
-            val_greedy of each depth, as in `__call__`.
+            val_greedy of each depth.
         """
         recipe = self.loss.recipe
         codes, mask, hidden = run_target(self.target, *self.dataset.batch(indices), with_null=True)
@@ -299,7 +307,7 @@ class DrafterValidation:
         return torch.stack([loss, *acceptance, *greedy]).double()
 
     def _guided_logits(self, doubled: torch.Tensor) -> torch.Tensor:
-        """Convert hidden states to guided logits.
+        """Convert hidden states to logits after guidance.
 
         Args:
             doubled: hidden states of the conditional sequences, followed by those of the unconditional ones, (2 x

@@ -1,4 +1,4 @@
-"""Recipe of the draft model's training.
+"""Settings of the draft model's training (the *recipe*), and how they differ from those of LANTERN's authors.
 
 There are two losses:
 
@@ -88,14 +88,14 @@ class DrafterTraining:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the draft model's matrix products and of the target's weights.
+        """Dtype of the draft model's matrix products and of the frozen target's weights.
 
-        The draft model's weights, the head, probabilities and losses are float32 in any case.
+        The draft model's weights, the target's head, probabilities and losses are always float32.
         """
         return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
 
     def resolve(self, num_images: int) -> DrafterTraining:
-        """Return the recipe with the length of training and of warm-up in steps, not in epochs or shares of steps.
+        """Return the settings with the length of training and of warm-up in steps, not in epochs or shares of steps.
 
         Args:
             num_images: number of training images.

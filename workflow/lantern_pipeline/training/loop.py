@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 
 
 class Trainer(Generic[Model]):
-    """Base class of trainers, which `run_training` runs.
+    """Base class of trainers. A trainer has a model and an optimiser, and `run_training` calls its steps.
 
-    The data of step i must be a pure function of the seed and i. Then an interrupted and resumed training gives the
-    same model as an uninterrupted one.
+    The data of step i must depend only on the seed and i. Then an interrupted and resumed training gives the same model
+    as an uninterrupted one.
 
     Attributes:
         model: the model that is trained.
@@ -42,7 +42,8 @@ class Trainer(Generic[Model]):
     def state_dict(self) -> dict[str, object]:
         """Return the state of the trainer, from which training can be resumed.
 
-        It holds the model and the optimiser. Subclasses add everything else that the next step depends on.
+        It contains the states of the model and the optimiser. Subclasses add everything else on which the next step
+        depends.
         """
         return {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
 
@@ -83,8 +84,8 @@ def run_training(
         num_steps: number of steps in total.
         name: name of the training in logs.
         checkpoint: file for resuming, or None. It is not deleted at the end; the caller does this.
-        pace: frequency of logs, checkpoints and validation.
-        validate: function that measures the model and returns values to log. None for no validation.
+        pace: intervals of logs, checkpoints and validation.
+        validate: function that measures the model and returns values to log, by name. None for no validation.
 
     Returns:
         One dict for each step that was logged or validated, including the last step. It has the logged values, "step",
@@ -124,8 +125,8 @@ def _resume(trainer: Trainer, checkpoint: Path | None) -> tuple[int, float, list
     """Load the checkpoint, if there is one, into the trainer.
 
     Returns:
-        (next step, seconds of training so far, logged values so far). The logged values are as `run_training` returns
-        them. Without a checkpoint the result is (0, 0.0, []).
+        (number of the next step, seconds of training so far, logged values so far, in the form that `run_training`
+        returns). Without a checkpoint: (0, 0.0, []).
 
     Raises:
         DamagedFileError: the file is not a training checkpoint, or not readable.

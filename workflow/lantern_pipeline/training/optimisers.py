@@ -1,7 +1,7 @@
-"""Optimisers of all trainers.
+"""Optimisers of all trainers: AdamW alone, or Muon together with AdamW.
 
-With Muon, Muon updates the matrices of a transformer or the kernels of a convolutional network, and AdamW updates all
-other parameters. Without Muon, AdamW updates all parameters.
+Muon updates the matrices of a transformer or the kernels of a convolutional network. AdamW then updates all other
+parameters.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ class Optimiser:
     """Several PyTorch optimisers that share one learning-rate schedule and one clipping of gradients.
 
     Attributes:
-        parts: the optimisers. Each has different parameters.
+        parts: the optimisers. Each updates other parameters.
         max_norm: largest norm of the gradient. Larger gradients are scaled down.
-        parameters: parameters whose gradients the norm is computed over. By default these are all parameters of the
-            parts.
+        parameters: parameters over whose gradients the norm is computed, by default the parameters of all `parts`.
     """
 
     def __init__(
@@ -90,9 +89,9 @@ def make_muon(
     max_norm: float = 1.0,
     weight_decay: float = 0.0,
 ) -> Optimiser:
-    """Create Muon for the matrices of the transformer layers, and AdamW for embeddings, head and norms.
+    """Create an optimiser with Muon for the matrices of the transformer layers, and AdamW for all other parameters.
 
-    The matrices are those below the submodules `layers` or `layer`.
+    The matrices are those in the submodules `layers` or `layer`.
 
     Source: Muon, Jordan et al. 2024, as in torch.optim.
 
@@ -122,7 +121,7 @@ def make_muon(
 def make_adamw(
     model: torch.nn.Module, learning_rate: float, max_norm: float = 1.0, weight_decay: float = 0.0
 ) -> Optimiser:
-    """Create AdamW for all trained parameters of a model.
+    """Create an optimiser with AdamW for all trained parameters of a model.
 
     Args:
         model: the model. Parameters with requires_grad=False are left out.

@@ -61,7 +61,7 @@ class TargetTrainer(Trainer[TargetModel]):
 def drop_prompts(
     model: Target, features: torch.Tensor, mask: torch.Tensor, is_dropped: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Replace the prompts of some images by the null prompt.
+    """Replace the prompts of some images by the null prompt, so that the target also learns to predict without one.
 
     Args:
         model: the target.

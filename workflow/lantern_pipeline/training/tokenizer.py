@@ -92,7 +92,7 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
         """Run optimiser step i.
 
         Returns:
-            loss, psnr_db (of the batch's reconstructions, in dB), and each weighted term of the loss.
+            loss, psnr_db (PSNR of the batch's reconstructions, in dB), and each weighted term of the loss.
         """
         settings = self.settings
         first = min(settings.continuous_steps, settings.num_steps // 2)
@@ -137,8 +137,8 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
             images: the original images, (images, 3, S, S).
             output: their reconstructions, the same shape.
             latents: output of the encoder, (images, positions, code_dim).
-            quantised: code vector that is nearest to each latent, the same shape. In the first steps, without
-                quantisation, these are the latents.
+            quantised: code vector that is nearest to each latent, the same shape. In the first steps, which have no
+                quantisation, these are the latents themselves.
 
         Returns:
             Name of a term -> scalar. There is no perceptual term without an attribute classifier.
@@ -156,7 +156,7 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
 
     @torch.no_grad()
     def _start_codebook(self, i: int) -> None:
-        """Set the codebook to k-means centres of the latents of some random training images.
+        """Initialise the codebook by k-means on the latents (encoder outputs) of some random training images.
 
         Args:
             i: number of the step, which determines the random numbers.
@@ -173,7 +173,9 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
 
     @torch.no_grad()
     def _update_codebook(self, i: int, latents: Tensor, codes: Tensor) -> None:
-        """Move each code to the moving average of the latents nearest to it, and rarely used codes to random latents.
+        """Update the code vectors. Each becomes the moving average of the latents (encoder outputs) nearest to it.
+
+        Rarely used codes are moved to random latents.
 
         Args:
             i: number of the step, which determines the random latents.
@@ -192,9 +194,9 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
 
 
 def gradient_distance(output: Tensor, images: Tensor) -> Tensor:
-    """Compute how much the differences between neighbouring pixels deviate from those in the original images.
+    """Compute a loss on edges: how much differences between neighbouring pixels deviate from the original images.
 
-    The result is the mean absolute error of horizontal differences plus that of vertical differences.
+    The result is the mean absolute error of horizontal differences, plus the same for vertical differences.
 
     Args:
         output: reconstructions, (images, 3, S, S).
@@ -208,10 +210,10 @@ def gradient_distance(output: Tensor, images: Tensor) -> Tensor:
 
 
 def perceptual_distance(attribute_classifier: AttributeClassifier, output: Tensor, images: Tensor) -> Tensor:
-    """Compute the mean squared difference between the classifier's activations of reconstructions and originals.
+    """Compute a perceptual loss: how much a classifier's activations differ between reconstructions and originals.
 
-    Each stage of the classifier has one difference. It is divided by the mean square of the stage's activations of the
-    originals, and the values of all stages are added.
+    It is the mean squared difference of each stage's activations, divided by their mean square for the originals, and
+    summed over the stages.
 
     Args:
         attribute_classifier: the classifier.
@@ -230,11 +232,11 @@ def perceptual_distance(attribute_classifier: AttributeClassifier, output: Tenso
 
 
 def count_and_sum(latents: Tensor, codes: Tensor, codebook_size: int) -> tuple[Tensor, Tensor]:
-    """Count how often each code is used, and sum the latents of each code.
+    """Count how often each code is used, and sum the latents (encoder outputs) that each code replaces.
 
     Args:
         latents: (positions, code_dim).
-        codes: code of each latent, int64 (positions,).
+        codes: nearest code of each latent, int64 (positions,).
         codebook_size: number of codes.
 
     Returns:
@@ -248,10 +250,10 @@ def count_and_sum(latents: Tensor, codes: Tensor, codebook_size: int) -> tuple[T
 def reseed_dead_codes(
     code_use: Tensor, code_sums: Tensor, latents: Tensor, threshold: float, generator: torch.Generator
 ) -> int:
-    """Move rarely used codes to random latents of the batch, in place.
+    """Move rarely used codes to random latents (encoder outputs) of the batch, in place.
 
-    The moving average of uses of a moved code is set to ten times the threshold. Otherwise the code might be moved
-    again before latents near it occur.
+    The moving average of a moved code's uses is set to ten times the threshold. Otherwise the code might be moved again
+    before latents near it occur.
 
     Args:
         code_use: moving average of uses per step, (codebook_size,).
@@ -272,7 +274,7 @@ def reseed_dead_codes(
 
 
 def spherical_kmeans(vectors: Tensor, num_rows: int, num_rounds: int, generator: torch.Generator) -> Tensor:
-    """Cluster unit vectors by their inner products.
+    """Cluster unit vectors by k-means with inner products, to initialise a codebook.
 
     Args:
         vectors: unit vectors, (vectors, dim).
@@ -310,7 +312,7 @@ def evaluate_tokenizer(
 
     Args:
         tokenizer: the tokenizer.
-        attribute_classifier: the attribute classifier, which reads the reconstructions. None to leave this out.
+        attribute_classifier: classifier that is tested on the reconstructions. None to leave this out.
         images: (images, 3, size, size) in [-1, 1].
         captions: captions of the images. They are not used without a classifier.
 

@@ -1,7 +1,8 @@
-"""Attribute classifier: a small convolutional network that reads the attributes of an image of a world.
+"""Attribute classifier: a small convolutional network that recognises the attributes that captions name.
 
-It measures prompt accuracy. Its features are used for the Fréchet and kernel distances, and its activations for the
-tokenizer's perceptual loss.
+An attribute is, for example, the colour of an object. The classifier is trained on a *world*: the shapes dataset or
+Fashion-MNIST. It measures prompt accuracy, the share of a prompt's attributes that an image has. Its features are used
+for the Fréchet and kernel distances, and its activations for the tokenizer's perceptual loss.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ _BATCH = 256  # number of images whose activations are in memory at once
 
 @dataclass(frozen=True)
 class AttributeClassifierConfig:
-    """Sizes of the attribute classifier, and the world whose attributes it reads.
+    """Sizes of the attribute classifier, and the dataset whose attributes it recognises.
 
     Attributes:
         image_size: side of an image in pixels.
         width: channels of the first stage. The second stage has twice as many, the last two four times as many.
         num_features: length of the feature vector.
-        world: key of WORLDS.
+        world: name of the dataset, a key of WORLDS: "scenes" (the shapes dataset) or "fashion" (Fashion-MNIST).
     """
 
     image_size: int = 48
@@ -37,10 +38,11 @@ class AttributeClassifierConfig:
 
 
 class AttributeClassifier(StoredModel):
-    """Convolutional network with four stages, a feature vector, and one linear head per attribute.
+    """Convolutional network that classifies the attributes of an image, with one linear head per attribute.
 
-    The outputs of the first three stages have 1/2, 1/4 and 1/8 of the image's side. The output of the last stage has 3
-    rows and 3 columns for images of any size. A head has no meaning for images without its attribute.
+    Four stages are followed by a feature vector, which all heads read. The outputs of the first three stages have 1/2,
+    1/4 and 1/8 of the image's side. The output of the last stage has 3 rows and 3 columns for images of any size. If an
+    image lacks an attribute, the output of that head has no meaning.
     """
 
     kind = "attribute_classifier"
@@ -66,30 +68,30 @@ class AttributeClassifier(StoredModel):
         self.heads = nn.ModuleDict({name: nn.Linear(config.num_features, len(heads[name])) for name in heads})
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Compute the logits of each head.
+        """Compute the logits of every attribute.
 
         Args:
             images: (images, 3, size, size) in [-1, 1].
 
         Returns:
-            head -> (images, classes).
+            Name of the attribute -> logits, (images, classes).
         """
         return self.read_features(self._project(images))
 
     def read_features(self, features: Tensor) -> dict[str, Tensor]:
-        """Compute the logits of each head from feature vectors.
+        """Compute the logits of every attribute from feature vectors.
 
         Args:
-            features: (images, num_features).
+            features: feature vectors, from `features`, (images, num_features).
 
         Returns:
-            head -> (images, classes).
+            Name of the attribute -> logits, (images, classes).
         """
         hidden = F.relu(features)
         return {name: head(hidden) for name, head in self.heads.items()}
 
     def activations(self, images: Tensor, num_stages: int) -> list[Tensor]:
-        """Return the outputs of the first stages, for a perceptual loss.
+        """Return the outputs of the first stages of the network, for a perceptual loss.
 
         Args:
             images: (images, 3, size, size) in [-1, 1].
@@ -105,7 +107,7 @@ class AttributeClassifier(StoredModel):
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
-        """Compute feature vectors. The classifier must be in evaluation mode.
+        """Compute the feature vectors of images, from which the heads classify. The network must be in evaluation mode.
 
         Args:
             images: (images, 3, size, size) in [-1, 1].
@@ -128,14 +130,15 @@ def _convolution(in_channels: int, out_channels: int, stride: int) -> nn.Sequent
 
 
 def attribute_targets(world: World, captions: Sequence[str]) -> dict[str, Tensor]:
-    """Return the correct class of every head.
+    """Return the correct class of every attribute that captions name, as labels for the classifier.
 
     Args:
-        world: the world of the captions.
+        world: dataset of the captions.
         captions: the captions.
 
     Returns:
-        head -> index into world.heads[head], int64 (captions,). -1 if the caption does not name this attribute.
+        Name of the attribute -> index of its value in world.heads[attribute], int64 (captions,). -1 if the caption does
+        not name this attribute.
     """
     named = [world.attributes_of(text) or {} for text in captions]
     return {
@@ -145,15 +148,15 @@ def attribute_targets(world: World, captions: Sequence[str]) -> dict[str, Tensor
 
 
 def attribute_matches(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Compare the classifier's logits with the correct classes.
+    """Compare the classifier's logits with the correct classes, for every image and attribute.
 
     Args:
-        logits: head -> (images, classes).
-        targets: head -> correct class, as `attribute_targets` returns them.
+        logits: name of the attribute -> logits, (images, classes).
+        targets: name of the attribute -> correct class, int64 (images,), from `attribute_targets`.
 
     Returns:
-        (is_right, is_asked), both bool (images, heads), in the order of the targets. is_right: whether the most
-        probable class is correct. is_asked: whether the image has this attribute. If not, is_right is False.
+        (is_right, is_asked), both bool (images, attributes), in the order of the targets. is_right: whether the most
+        probable class is correct. is_asked: whether the caption names this attribute. If not, is_right is False.
     """
     expected = torch.stack(list(targets.values()), dim=1)
     answers = torch.stack([logits[name].argmax(-1) for name in targets], dim=1)
@@ -164,7 +167,7 @@ def attribute_matches(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor
 def evaluate_attribute_classifier(
     attribute_classifier: AttributeClassifier, images: Tensor, captions: Sequence[str]
 ) -> dict[str, float]:
-    """Measure the accuracy of the classifier.
+    """Measure how often the attribute classifier recognises the attributes that the captions of images name.
 
     Args:
         attribute_classifier: the classifier.
@@ -172,8 +175,9 @@ def evaluate_attribute_classifier(
         captions: captions of the images.
 
     Returns:
-        "accuracy_<head>" is the accuracy of a head. "accuracy" is the share of correct attributes among the attributes
-        of all images. "accuracy_all" is the share of images with every attribute correct.
+        Name -> share in [0, 1]. "accuracy_<attribute>" is the share of images whose attribute is recognised.
+        "accuracy" is the share among all attributes of all images. "accuracy_all" is the share of images with every
+        attribute correct.
     """
     logits = attribute_classifier.read_features(attribute_classifier.features(images))
     targets = attribute_targets(WORLDS[attribute_classifier.config.world], captions)

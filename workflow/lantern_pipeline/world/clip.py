@@ -1,4 +1,4 @@
-"""CLIP scorers with one interface: a small CLIP model that a run has trained on its images, or a published model."""
+"""CLIP models that score how well an image fits a text: a small model that a run trains, or a published one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ClipConfig:
         vocabulary: known words, in the order of their token ids.
         is_open_vocabulary: if True, unknown words share one token and long captions are cut, as needed for custom
             captions. If False, both are errors, since captions of the shapes dataset have known words and are short.
-        context_length: number of tokens of a caption, including start and end token.
+        context_length: number of tokens to which a caption is padded, including start and end token.
         embed_dim: length of the embeddings of images and texts.
         width: number of channels after the stem of the residual image tower, an even number.
         text_width: width of the text transformer, a multiple of 32.
@@ -58,8 +58,8 @@ class WordTokenizer:
 
     Args:
         vocabulary: known words, in the order of their token ids.
-        context_length: number of tokens per text, including start and end token.
-        is_open_vocabulary: as in `ClipConfig`.
+        context_length: number of tokens to which a text is padded, including start and end token.
+        is_open_vocabulary: True if unknown words share one token and long texts are cut. If False, both are errors.
     """
 
     def __init__(self, vocabulary: Sequence[str], context_length: int, is_open_vocabulary: bool = False) -> None:
@@ -76,7 +76,7 @@ class WordTokenizer:
             int64 (texts, context_length).
 
         Raises:
-            ValueError: the vocabulary is closed, and a text is too long or has an unknown word.
+            ValueError: `is_open_vocabulary` is False, and a text is too long or has an unknown word.
         """
         ids = torch.full((len(texts), self.context_length), PAD, dtype=torch.int64)
         for row, text in enumerate(texts):
@@ -154,9 +154,9 @@ class ClipModel(StoredModel):
 
 @dataclass(eq=False)
 class ClipScorer:
-    """Scorer of how well images fit texts. The score is the cosine of their embeddings, in [-1, 1].
+    """Scorer of how well images fit texts: the cosine of their CLIP embeddings, in [-1, 1].
 
-    Some papers multiply it by 100.
+    Some papers multiply this score by 100.
 
     Attributes:
         model: the CLIP model.

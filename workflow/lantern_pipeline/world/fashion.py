@@ -1,7 +1,7 @@
-"""Fashion-MNIST: photographs of single garments, with captions whose words are the class and two measured attributes.
+"""Captions for Fashion-MNIST, a dataset of photographs of single garments.
 
 Every caption is "a {tone} {pattern} {class}", such as "a dark patterned dress". The class is the dataset's label. The
-tone and the pattern are read off the pixels.
+tone and the pattern follow from the brightness and the contrast of the pixels.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ HELD_OUT = frozenset(
 
 
 def caption(garment: Garment) -> str:
-    """Write the caption of a garment: "a dark patterned dress", or "dark plain trousers" without an article."""
+    """Write the caption of a garment: "a dark patterned dress". Trousers have no article: "dark plain trousers"."""
     words = " ".join(garment)
     return words if garment[-1] == "trousers" else f"a {words}"
 
@@ -61,7 +61,7 @@ GARMENTS = {caption(garment): garment for garment in product(TONES, PATTERNS, CL
 
 
 def attributes_of(text: str) -> dict[str, str] | None:
-    """Return the tone, the pattern and the class that a caption names, keyed by head, or None for any other text.
+    """Return the attributes that a caption names: "tone", "pattern" and "class" -> value. None for other texts.
 
     Case and full stops at the end are ignored.
     """
@@ -70,7 +70,7 @@ def attributes_of(text: str) -> dict[str, str] | None:
 
 
 def read_garments(images: np.ndarray, labels: np.ndarray) -> list[Garment]:
-    """Return the tone, the pattern and the class of garments.
+    """Return (tone, pattern, class) of each garment. Tone and pattern are measured from the pixels.
 
     Args:
         images: grey levels, uint8 (images, height, width).

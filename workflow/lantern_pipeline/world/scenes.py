@@ -80,7 +80,7 @@ SceneObject = tuple[str, str, str]  # size, colour, shape
 
 @dataclass(frozen=True)
 class Scene:
-    """Content of an image, as its caption states it.
+    """Content of an image of the shapes dataset, as its caption states it.
 
     Attributes:
         background: one of BACKGROUNDS.
@@ -100,7 +100,7 @@ class Scene:
         return "horizontal" if self.relation in ("left of", "right of") else "vertical"
 
     def canonical(self) -> Scene:
-        """Return the same scene with the left or upper object first: "A right of B" becomes "B left of A"."""
+        """Return the scene with the left or upper object first: "A right of B" becomes "B left of A"."""
         if self.relation is None or self.relation in _FIRST_IS_BEFORE:
             return self
         return Scene(self.background, self.objects[::-1], _OPPOSITE[self.relation])
@@ -140,10 +140,10 @@ def parse_caption(text: str) -> Scene:
 
 
 def attributes_of(text: str) -> dict[str, str] | None:
-    """Return the attributes that a caption names, keyed by head, or None for a text that is no caption.
+    """Return the attributes that a caption names, as attribute -> value, or None for a text that is no caption.
 
-    The objects are put into canonical order first, with the left or upper object as object 0. A caption of a single
-    object names no attribute of object 1.
+    The keys are those of HEADS. Object 0 is the left or upper one. A caption of a single object names no attribute of
+    object 1.
     """
     try:
         scene = parse_caption(text).canonical()
@@ -181,11 +181,11 @@ def _grammar_error(text: str) -> ValueError:
 
 
 def _generator(seed: int, stream: int, index: int) -> np.random.Generator:
-    """Return the random generator of one image.
+    """Return the random generator for the content or for the pixels of one image.
 
     Args:
         seed: random seed of the dataset.
-        stream: _SCENE_STREAM or _RENDER_STREAM, so that the content of an image and its pixels use different numbers.
+        stream: _SCENE_STREAM for the content, _RENDER_STREAM for the pixels. They give different random numbers.
         index: number of the image.
     """
     return np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), (stream << 56) + index]))
@@ -223,7 +223,7 @@ def sample_scene(seed: int, index: int, split: str) -> Scene:
 def render(scenes: Sequence[Scene], seed: int, indices: Sequence[int], image_size: int = 48) -> Tensor:
     """Render scenes as images whose pixels have 256 levels.
 
-    Image i is a pure function of (scenes[i], seed, indices[i], image_size).
+    Image i depends only on scenes[i], seed, indices[i] and image_size, not on the other images.
 
     Args:
         scenes: the scenes.
@@ -242,7 +242,7 @@ def render(scenes: Sequence[Scene], seed: int, indices: Sequence[int], image_siz
 
 
 def _render_chunk(scenes: Sequence[Scene], seed: int, indices: Sequence[int], size: int) -> Tensor:
-    """Render at most RENDER_CHUNK scenes. The arguments are those of `render`; `size` is its `image_size`."""
+    """Render at most RENDER_CHUNK scenes at once, with the arguments of `render`; `size` is its `image_size`."""
     noise, placement = _draw_noise(seed, indices, size)
     images = paint_backgrounds([scene.background for scene in scenes], noise)
     ordered = [scene.canonical() for scene in scenes]
@@ -281,7 +281,7 @@ def _draw_noise(seed: int, indices: Sequence[int], size: int) -> tuple[TextureNo
 
 
 def _centre(layout: str, slot: int) -> tuple[float, float, float, float]:
-    """Return the mean position of an object, and how far random offsets move it at most.
+    """Return the mean position of an object in the image, and its largest random offset from there.
 
     Args:
         layout: "single", "horizontal" or "vertical".
@@ -338,9 +338,9 @@ def _shade(colour: Tensor, distance: Tensor, x: Tensor, y: Tensor, radius: Tenso
     Args:
         colour: colours of the objects, (images, 3).
         distance: signed distance of each pixel to the outline, (images, size, size).
-        x: as in `signed_distance`.
-        y: as in `signed_distance`.
-        radius: as in `signed_distance`.
+        x: horizontal offset of each pixel from the centre of the object, (images, 1, size).
+        y: vertical offset, positive downwards, (images, size, 1).
+        radius: radius of each object, (images,), in the same unit as x and y.
 
     Returns:
         (images, 3, size, size).

@@ -1,6 +1,6 @@
 """Random backgrounds of the shapes dataset: textures that are computed from given uniform noise.
 
-Captions do not determine the fine detail of the textures. Therefore a model that is trained on them spreads its
+Captions do not determine the fine detail of a texture. A model that is trained on these images therefore spreads its
 next-token distribution over many tokens, as models of real images do.
 """
 
@@ -21,7 +21,7 @@ REFERENCE_SIZE = 48.0
 
 @dataclass(frozen=True)
 class TextureNoise:
-    """Noise of a batch of images, uniform in [0, 1), float32.
+    """Random numbers from which the backgrounds of a batch of images are computed, uniform in [0, 1), float32.
 
     Attributes:
         fine: two values per pixel, (images, 2, size, size).
@@ -35,15 +35,15 @@ class TextureNoise:
     parameters: Tensor
 
     def select(self, rows: Tensor) -> TextureNoise:
-        """Return the noise of some images.
+        """Return the noise of some images of the batch.
 
         Args:
-            rows: indices of the images, int64 (selected,).
+            rows: indices of these images, int64 (selected,).
         """
         return TextureNoise(self.fine[rows], self.coarse[rows], self.parameters[rows])
 
     def parameter(self, index: int, low: float, high: float) -> Tensor:
-        """Return one of the `parameters` of each image, scaled from [0, 1) to [low, high).
+        """Return one random parameter of each image's background, such as a tint, scaled from [0, 1) to [low, high).
 
         Args:
             index: number of the parameter.
@@ -74,7 +74,9 @@ def _smooth(noise: TextureNoise, channel: int, height: int, width: int) -> Tenso
 
 
 def _streaks(fine: Tensor, height: int, width: int) -> Tensor:
-    """Average white noise over a rectangle around each pixel, and rescale it to mean 0 and standard deviation about 1.
+    """Blur white noise by averaging over a rectangle around each pixel, rescaled to mean 0 and deviation about 1.
+
+    A long, thin rectangle gives streaks.
 
     Args:
         fine: uniform noise in [0, 1), (images, size, size).

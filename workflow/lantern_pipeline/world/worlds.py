@@ -1,4 +1,7 @@
-"""Worlds: the datasets whose captions follow a grammar, so that a network can be trained to read their attributes."""
+"""Worlds: datasets whose captions follow a grammar. The attributes that a caption names can therefore be parsed.
+
+A classifier is trained to recognise these attributes in images.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from lantern_pipeline.world import fashion, scenes
 
 @dataclass(frozen=True)
 class World:
-    """A dataset whose captions name attributes of its images.
+    """A dataset whose captions name attributes of its images, such as the colour of an object.
 
     Attributes:
         vocabulary: all words of the captions.
-        heads: attribute -> its possible values.
+        heads: attribute -> its possible values. The attribute classifier has one head per attribute.
         attributes_of: function that returns the attributes that a caption names, attribute -> value. It returns None
             for a text that is no caption of the dataset.
         example: one caption.
@@ -39,5 +42,5 @@ WORLDS = {
 
 
 def world_with(vocabulary: Sequence[str] | None) -> World | None:
-    """Return the world whose captions have these words, or None if there is none."""
+    """Return the dataset (world) whose captions have exactly these words, or None if there is none."""
     return next((world for world in WORLDS.values() if list(world.vocabulary) == list(vocabulary or ())), None)
