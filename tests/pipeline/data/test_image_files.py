@@ -11,6 +11,7 @@ from helpers.figure_tables import Mosaic
 from lantern_pipeline.data import image_files
 from lantern_pipeline.data.image_files import (
     Preprocessing,
+    code_positions,
     decode_images,
     read_images,
     resize_and_crop,
@@ -109,6 +110,19 @@ def test_a_place_without_images_is_named(tmp_path):
     (tmp_path / "one.png").write_bytes(b"")
     with pytest.raises(ValueError, match=r"holds 1 images \(.png, .jpg, .jpeg\); need at least 2"):
         list(read_images(tmp_path))
+
+
+# Codes of 8, in lines of three: without other tokens, with line ends, and after a smaller image of two tokens, whose
+# number of tokens is that of an image with line ends.
+CODES = [[0, 1, 2], [3, 4, 5]]
+TOKENS = ([0, 1, 2, 3, 4, 5], [0, 1, 2, 8, 3, 4, 5, 8], [7, 7, 0, 1, 2, 3, 4, 5])
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_line_ends_and_a_smaller_image_are_not_decoded(tokens):
+    tokenizer, tokens = Mosaic((2, 3)), torch.tensor([tokens])
+    assert tokens[0][code_positions(tokenizer, tokens)].tolist() == CODES
+    assert torch.equal(decode_images(tokenizer, tokens), tokenizer.decode(torch.tensor([CODES])))
 
 
 def test_few_images_are_decoded_at_a_time(monkeypatch):
