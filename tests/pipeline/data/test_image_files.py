@@ -134,10 +134,10 @@ def test_few_images_are_decoded_at_a_time(monkeypatch):
             sizes.append(len(codes))
             return super().decode(codes)
 
-    monkeypatch.setattr(image_files, "TOKENS_AT_ONCE", 15)
+    monkeypatch.setattr(image_files, "CODES_AT_ONCE", 15)
     assert torch.equal(decode_images(Counting(), codes), whole)
     assert sizes == [3, 3, 1]
-    monkeypatch.setattr(image_files, "TOKENS_AT_ONCE", 3)
+    monkeypatch.setattr(image_files, "CODES_AT_ONCE", 3)
     assert torch.equal(decode_images(Counting(), codes[:2]), whole[:2])
     assert sizes[3:] == [1, 1]
 

@@ -27,7 +27,7 @@ MAX_SIDES = 100  # largest ratio of an image's sides; a thinner image could fill
 # Errors that Pillow raises on damaged files, and on files of a few kilobytes that unpack into gigabytes.
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 # Codes decoded to pixels together: four images of 256 pixels a side or one of 512 need about 1 GiB.
-TOKENS_AT_ONCE = 1024
+CODES_AT_ONCE = 1024
 NONE = "none"
 FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
@@ -239,7 +239,7 @@ def decode_images(tokenizer: ImageModel, tokens: Tensor, num_at_once: int | None
     Args:
         tokenizer: image tokenizer.
         tokens: integer (images, tokens), see `code_positions`.
-        num_at_once: number of images decoded together. None for TOKENS_AT_ONCE divided by the codes of an image, at
+        num_at_once: number of images decoded together. None for CODES_AT_ONCE divided by the codes of an image, at
             least 1. The constant is small because the decoder's activations are large.
 
     Returns:
@@ -247,7 +247,7 @@ def decode_images(tokenizer: ImageModel, tokens: Tensor, num_at_once: int | None
     """
     device = next(tokenizer.parameters()).device
     positions = code_positions(tokenizer, tokens)
-    size = num_at_once or max(1, TOKENS_AT_ONCE // positions.numel())
+    size = num_at_once or max(1, CODES_AT_ONCE // positions.numel())
     with torch.inference_mode():
         parts = tokens[:, positions.to(tokens.device)].split(size)
         return torch.cat([tokenizer.decode(part.long().to(device)).float().to(tokens.device) for part in parts])

@@ -85,14 +85,6 @@ def _check_unique(values: list[object]) -> list[object]:
     return values
 
 
-_Value = TypeVar("_Value")
-# Type of a key that holds one value or a list of values to try.
-OneOrList = Annotated[
-    Annotated[_Value, Tag(ONE_VALUE)] | Annotated[list[_Value], Field(min_length=1), Tag(LIST_OF_VALUES)],
-    Discriminator(lambda value: LIST_OF_VALUES if isinstance(value, list) else ONE_VALUE),
-]
-
-
 def _check_sides(value: int | list[int]) -> int | list[int]:
     """Return the sides of an image unchanged if they are one integer for a square, or two that differ.
 
@@ -105,6 +97,13 @@ def _check_sides(value: int | list[int]) -> int | list[int]:
         raise broken_rule(f"must be an integer for a square, got {show(value)}; write {value[0]}")
     return value
 
+
+_Value = TypeVar("_Value")
+# Type of a key that holds one value or a list of values to try.
+OneOrList = Annotated[
+    Annotated[_Value, Tag(ONE_VALUE)] | Annotated[list[_Value], Field(min_length=1), Tag(LIST_OF_VALUES)],
+    Discriminator(lambda value: LIST_OF_VALUES if isinstance(value, list) else ONE_VALUE),
+]
 
 # Type of a key that holds the side of a square, or [height, width].
 Sides = Annotated[OneOrList[_Value], AfterValidator(_check_sides)]

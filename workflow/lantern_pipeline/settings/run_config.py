@@ -535,8 +535,7 @@ class RunConfig(Section):
         """Settings that a job needs to encode prompts: keys of section `text`, and the grid sizes of images."""
         grid = self.tokenizer.grid
         small_grid = self.target.small_grid if isinstance(grid, int) else [*self.small_shape]
-        grids = [grid, small_grid]
-        return TextSettings.model_validate({**self.text.keys_of(PromptReading), "grids": grids})
+        return TextSettings.model_validate({**self.text.keys_of(PromptReading), "grids": [grid, small_grid]})
 
     @property
     def grids(self) -> dict[str, Grid]:
