@@ -208,7 +208,7 @@ class Model:
                 size only.
         """
         sides = check_sides("size", size)
-        pixels = self.tokenizer.config.image_size // self.tokenizer.config.grid
+        pixels = self.tokenizer.config.code_pixels
         usual = tuple(side * pixels for side in self.models.target.config.shape)
         if sides == usual:
             return self.models, self.encoder

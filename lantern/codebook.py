@@ -1,6 +1,6 @@
 """Nearest codes: a table of the k nearest other codes of each code in the codebook.
 
-Some models also have a token that ends each line of codes. Functions to add and drop these tokens are here, too.
+Some models also have a token that ends each line of codes. A function to add these tokens is here, too.
 """
 
 from __future__ import annotations
@@ -16,31 +16,18 @@ def code_dtype(vocab: int) -> torch.dtype:
     return torch.int16 if vocab <= torch.iinfo(torch.int16).max else torch.int32
 
 
-def drop_line_ends(tokens: torch.Tensor, grid: int) -> torch.Tensor:
-    """Return the codes of square images without the tokens that end lines, (..., grid * grid).
+def add_line_ends(codes: torch.Tensor, shape: tuple[int, int], line_end: int) -> torch.Tensor:
+    """Return the tokens of images: their codes, with a line-end token after every line.
 
     Args:
-        tokens: tokens of images, (..., grid * (grid + 1)). If the number of tokens is different, the images have no
-            line ends, and the tokens are returned unchanged.
-        grid: number of lines of an image, and number of codes per line.
-    """
-    if tokens.shape[-1] != grid * (grid + 1):
-        return tokens
-    return tokens.unflatten(-1, (grid, -1))[..., :grid].flatten(-2)
-
-
-def add_line_ends(codes: torch.Tensor, grid: int, line_end: int) -> torch.Tensor:
-    """Return the tokens of square images: their codes, with a line-end token after every line.
-
-    Args:
-        codes: codes of images, (..., grid * grid).
-        grid: number of lines of an image, and number of codes per line.
+        codes: codes of images, (..., height * width).
+        shape: height and width of an image in codes.
         line_end: the line-end token.
 
     Returns:
-        The tokens, (..., grid * (grid + 1)).
+        The tokens, (..., height * (width + 1)).
     """
-    return F.pad(codes.unflatten(-1, (grid, -1)), (0, 1), value=line_end).flatten(-2)
+    return F.pad(codes.unflatten(-1, shape), (0, 1), value=line_end).flatten(-2)
 
 
 def with_line_end(table: torch.Tensor, vocab_size: int) -> torch.Tensor:

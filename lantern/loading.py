@@ -24,7 +24,7 @@ from lantern.checkpoints.target import read_target
 from lantern.checkpoints.tokenizers import ImageModel, make_image_tokenizer, read_tokenizer
 from lantern.decoding_state import DecodingModels
 from lantern.models.adapter import adapt
-from lantern.models.config import shape_fields
+from lantern.models.config import shape_fields, sides_of
 from lantern.models.draft import DraftModel
 from lantern.models.families import FAMILIES, altered_layer, family_named, family_of
 from lantern.models.target import Target
@@ -140,7 +140,7 @@ def from_transformers(
     small_shape = row.small_shape(shape)
     words = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())  # a copy
     state = {f"model.vqmodel.{name}": value for name, value in _tokenizer_state(model).items()}
-    image_tokenizer = make_image_tokenizer(WeightFile(Path(type(model).__name__), state), grid=shape[0])
+    image_tokenizer = make_image_tokenizer(WeightFile(Path(type(model).__name__), state), grid=sides_of(shape))
     encoder = TokenPromptEncoder(row.prompt, words, max_tokens, names=names, shape=shape, small_shape=small_shape)
     made = _adopt(model, family, encoder, image_tokenizer, shape)
     if row.takes_sources and hasattr(processor, "image_processor"):
@@ -369,7 +369,7 @@ def _load_pretrained(folder: Path, given: Mapping[str, Path], device: torch.devi
     shapes = {"shape": shape, "small_shape": FAMILIES[family].small_shape(shape)}
     encoder = TokenPromptEncoder.of_file(family, given.get("text", folder), MAX_TOKENS, **shapes)
     of_images = read_weights(given["tokenizer"]) if "tokenizer" in given else weights
-    made = _adopt(model, family, encoder, make_image_tokenizer(of_images, grid=shape[0]), shape)
+    made = _adopt(model, family, encoder, make_image_tokenizer(of_images, grid=sides_of(shape)), shape)
     made.models.draft = _read_draft(given, made.models.target, dtype)
     return made
 

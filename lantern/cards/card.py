@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from lantern.io import read_json
-from lantern.models.config import TargetConfig
+from lantern.models.config import Sides, TargetConfig, shape_fields, shape_of, sides_of
 
 FILE_NAME = "card.json"
 NUM_WORD_IDS = 64  # number of ids that a target with the encoder `word_ids` embeds; the last is the null prompt
@@ -66,16 +66,20 @@ class ImageSettings:
     """Sizes of a model's images.
 
     Attributes:
-        size: side of an image in pixels.
-        grid: side of an image in codes.
+        size: height and width of an image in pixels, or the side of a square.
+        grid: height and width of an image in codes, or the side of a square.
         codebook_size: number of codes in the codebook.
         code_dim: number of channels of a code vector.
     """
 
-    size: int
-    grid: int
+    size: Sides
+    grid: Sides
     codebook_size: int
     code_dim: int
+
+    def __post_init__(self) -> None:
+        for name in ("size", "grid"):
+            object.__setattr__(self, name, sides_of(shape_of(getattr(self, name))))  # JSON has lists
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ class ModelCard:
 
     def target_config(self) -> TargetConfig:
         """Return the sizes of the model's target."""
-        sizes = {**self.prompts.sizes(), "grid": self.images.grid, **self.target}
+        sizes = {**self.prompts.sizes(), **shape_fields(shape_of(self.images.grid)), **self.target}
         has_line_end = self.target.get("line_end") is not None
         return TargetConfig(**sizes, vocab_size=self.images.codebook_size + has_line_end)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lantern.cards.card import HubFiles, ImageSettings, ModelCard, PromptSettings, SamplingSettings
-from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES
+from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, shape_of
 from lantern.models.families import FAMILIES
 
 _LLAMAGEN = ("peizesun/llamagen_t2i", "276f5c5a3d915b922899a03f1912605531574747")
@@ -325,4 +325,4 @@ def published_shape(family: str) -> tuple[int, int]:
     card = card_of_family(family)
     if card is None:
         raise ValueError(f"grid is missing: no model of the family {family} is published; pass grid, in codes")
-    return card.images.grid, card.images.grid
+    return shape_of(card.images.grid)

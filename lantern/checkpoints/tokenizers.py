@@ -11,6 +11,7 @@ from lantern.checkpoints.files import WeightFile, check_equal, find_weights, rea
 from lantern.checkpoints.names import vq16_names
 from lantern.checkpoints.native import load_model, load_weights, read_metadata
 from lantern.models.code_colours import CodeColours, CodeColoursConfig
+from lantern.models.config import Sides, shape_of, sides_of
 from lantern.models.emu3 import Emu3Tokenizer, Emu3TokenizerConfig
 from lantern.models.image_tokenizer import ImageTokenizer
 from lantern.models.vq16 import VQ16, VQ16Config
@@ -22,7 +23,7 @@ _PREFIXES = ("model.vqmodel.", "vqmodel.")  # of the names of a tokenizer's tens
 class _Sizes(TypedDict):
     """The config values that VQ-16 and Emu3's image tokenizer have in common, by field name."""
 
-    grid: int
+    grid: Sides
     codebook_size: int
     code_dim: int
     channels: int
@@ -56,12 +57,12 @@ def read_tokenizer(path: Path, sizes: ImageSettings) -> ImageModel:
     return model
 
 
-def read_image_tokenizer(path: Path, image_size: int) -> ImageModel:
+def read_image_tokenizer(path: Path, image_size: Sides) -> ImageModel:
     """Read an image tokenizer in a published layout, in evaluation mode.
 
     Args:
         path: the file or folder.
-        image_size: side of an image in pixels.
+        image_size: height and width of an image in pixels, or the side of a square.
 
     Raises:
         FileNotFoundError: the file is missing.
@@ -71,15 +72,15 @@ def read_image_tokenizer(path: Path, image_size: int) -> ImageModel:
     return make_image_tokenizer(read_weights(path), image_size)
 
 
-def make_image_tokenizer(weights: WeightFile, image_size: int | None = None, grid: int | None = None) -> ImageModel:
+def make_image_tokenizer(weights: WeightFile, image_size: Sides | None = None, grid: Sides | None = None) -> ImageModel:
     """Make an image tokenizer from published weights, in evaluation mode. Its sizes are read from the tensors.
 
     Args:
         weights: weights of VQ-16, of Chameleon's or Emu3's tokenizer, or of a transformers model. If a transformers
             model has no image decoder (Chameleon, GLM-Image), the result is `CodeColours`, which shows codes as
             colours.
-        image_size: side of an image in pixels. Needed if `grid` is not given.
-        grid: side of an image in codes.
+        image_size: height and width of an image in pixels, or the side of a square. Needed if `grid` is not given.
+        grid: height and width of an image in codes, or the side of a square.
 
     Raises:
         ValueError: the weights belong to something else, both sizes are missing, or the image size is not a multiple of
@@ -91,8 +92,8 @@ def make_image_tokenizer(weights: WeightFile, image_size: int | None = None, gri
     weights = WeightFile(weights.path, tensors)
     if "decoder.conv_in.weight" not in tensors and prefix:
         codebook = tensors["quantize.embedding.weight"]
-        side = _side_of(image_size, grid, CodeColours.pixels)
-        colours = CodeColours(CodeColoursConfig(side, len(codebook), codebook.shape[1]))
+        sides = _grid_of(image_size, grid, CodeColours.pixels)
+        colours = CodeColours(CodeColoursConfig(sides, len(codebook), codebook.shape[1]))
         return load_weights(colours, {"codebook": codebook}, weights.path)
     if "encoder.time_conv.0.conv.conv.weight" in tensors:  # only Emu3's tokenizer has a time axis
         return _make_emu3(weights, image_size, grid)
@@ -109,7 +110,7 @@ def make_image_tokenizer(weights: WeightFile, image_size: int | None = None, gri
     return load_weights(VQ16(config), weights.tensors, weights.path)
 
 
-def _make_emu3(weights: WeightFile, image_size: int | None, grid: int | None) -> Emu3Tokenizer:
+def _make_emu3(weights: WeightFile, image_size: Sides | None, grid: Sides | None) -> Emu3Tokenizer:
     sizes = _sizes(weights, "encoder.down_block.down.{}.block.", image_size, grid)
     levels = range(len(sizes["channel_multipliers"]))
     name = "encoder.down_block.down.{}.attn.0.q_proj.weight"
@@ -118,12 +119,12 @@ def _make_emu3(weights: WeightFile, image_size: int | None, grid: int | None) ->
     return load_weights(Emu3Tokenizer(Emu3TokenizerConfig(**sizes, attention_levels=attention)), renamed, weights.path)
 
 
-def _side_of(image_size: int | None, grid: int | None, pixels: int) -> int:
-    """Return the side of an image in codes: `grid` if it is given, else the image size divided by the code size.
+def _grid_of(image_size: Sides | None, grid: Sides | None, pixels: int) -> Sides:
+    """Return the sides of an image in codes: `grid` if it is given, else the image size divided by the code size.
 
     Args:
-        image_size: side of an image in pixels, or None.
-        grid: side of an image in codes, or None.
+        image_size: height and width of an image in pixels, or the side of a square, or None.
+        grid: the same in codes, or None.
         pixels: side of a code in pixels.
 
     Raises:
@@ -133,18 +134,19 @@ def _side_of(image_size: int | None, grid: int | None, pixels: int) -> int:
         return grid
     if image_size is None:
         raise ValueError("an image tokenizer needs image_size or grid, got neither; pass one of them")
-    return image_size // pixels
+    height, width = shape_of(image_size)
+    return sides_of((height // pixels, width // pixels))
 
 
-def _sizes(weights: WeightFile, blocks: str, image_size: int | None, grid: int | None) -> _Sizes:
+def _sizes(weights: WeightFile, blocks: str, image_size: Sides | None, grid: Sides | None) -> _Sizes:
     """Read the sizes of a convolutional image tokenizer from its tensors.
 
     Args:
         weights: the weights.
         blocks: prefix of the names of the encoder's blocks at one resolution level, with {} in place of the number of
             the level. An example is "encoder.conv_blocks.{}.res.".
-        image_size: side of an image in pixels. Needed if `grid` is not given.
-        grid: side of an image in codes.
+        image_size: height and width of an image in pixels, or the side of a square. Needed if `grid` is not given.
+        grid: height and width of an image in codes, or the side of a square.
 
     Raises:
         ValueError: a tensor is missing, both sizes are missing, or the image size is not a multiple of the side of a
@@ -158,10 +160,10 @@ def _sizes(weights: WeightFile, blocks: str, image_size: int | None, grid: int |
     channels = len(weights.tensors["encoder.conv_in.weight"])
     codebook = weights.tensors["quantize.embedding.weight"]
     factor = 2 ** (num_levels - 1)
-    if image_size is not None and image_size % factor:
+    if image_size is not None and any(side % factor for side in shape_of(image_size)):
         raise ValueError(f"{weights.path}: the image size should be a multiple of {factor}, got {image_size}")
     return {
-        "grid": _side_of(image_size, grid, factor),
+        "grid": _grid_of(image_size, grid, factor),
         "codebook_size": len(codebook),
         "code_dim": codebook.shape[1],
         "channels": channels,

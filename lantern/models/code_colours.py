@@ -8,28 +8,29 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from lantern.models.config import Sides
 from lantern.models.stored import StoredModel
-from lantern.models.vq16 import check_codes
+from lantern.models.vq16 import ImageSizes, check_codes
 
 
 @dataclass(frozen=True)
-class CodeColoursConfig:
+class CodeColoursConfig(ImageSizes):
     """Sizes of a codebook, and of the images that `CodeColours` makes, with one coloured square per code.
 
     Attributes:
-        grid: side of a square image in tokens. `decode` takes other shapes too.
+        grid: height and width of an image in codes, or the side of a square. `decode` takes other shapes too.
         codebook_size: number of codes.
         code_dim: channels of a code.
     """
 
-    grid: int = 32
+    grid: Sides = 32
     codebook_size: int = 16384
     code_dim: int = 2048
 
     @property
-    def image_size(self) -> int:
-        """Side of an image in pixels."""
-        return self.grid * CodeColours.pixels
+    def code_pixels(self) -> int:
+        """Side of a code in pixels."""
+        return CodeColours.pixels
 
 
 class CodeColours(StoredModel):
@@ -73,17 +74,12 @@ class CodeColours(StoredModel):
         """Return coloured squares for codes, float32 (images, 3, height, width) in [-1, 1].
 
         Args:
-            codes: codes of images, (images, lines, columns), or (images, tokens). In the second case only the
-                last grid * grid tokens of an image are shown. For GLM-Image, the tokens before them are those of a
-                smaller image.
+            codes: (images, height, width), or (images, codes) of images of the config's shape.
 
         Raises:
-            ValueError: there are fewer codes than grid * grid, or a code is out of range.
+            ValueError: an image does not have the number of codes of the config, or a code is out of range.
         """
-        config = self.config
-        if codes.ndim == 2:
-            codes = codes[:, -(config.grid**2) :]
-        codes = check_codes(codes, config.grid, config.codebook_size)
+        codes = check_codes(codes, self.config.shape, self.config.codebook_size)
         colours = self.colours[codes.long()].permute(0, 3, 1, 2)
         return colours.repeat_interleave(self.pixels, 2).repeat_interleave(self.pixels, 3)
 

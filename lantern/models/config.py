@@ -5,7 +5,7 @@ Snakemake imports this module to plan the workflow, so it must not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, TypeVar, overload
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
+Sides = int | tuple[int, int]  # height and width of an image, or the side of a square
 
 # Source: FoundationVision/LlamaGen@ce98ec4, autoregressive/models/gpt.py. XL is released for text to image. B to XXXL
 # were made for classes, 1B to 7B for text.
@@ -43,6 +44,40 @@ def pick(cls: type[T], settings: Mapping[str, object], **more: object) -> T:
     """
     names = {field.name for field in fields(cls)}
     return cls(**{key: value for key, value in settings.items() if key in names}, **more)
+
+
+def shape_of(sides: int | Sequence[int]) -> tuple[int, int]:
+    """Return the height and width of an image.
+
+    Args:
+        sides: height and width, or the side of a square.
+    """
+    height, width = (sides, sides) if isinstance(sides, int) else sides
+    return height, width
+
+
+def sides_of(shape: tuple[int, int]) -> Sides:
+    """Return the side of an image that is a square, or (height, width) of another one.
+
+    Args:
+        shape: height and width.
+    """
+    return shape[0] if shape[0] == shape[1] else shape
+
+
+def codes_by_line(tokens: torch.Tensor, shape: tuple[int, int], *, has_line_ends: bool) -> torch.Tensor:
+    """Return the codes of images by line and column, (..., height, width).
+
+    Line ends are left out, and so are the tokens of the smaller image that some models generate first.
+
+    Args:
+        tokens: tokens of images, (..., tokens).
+        shape: height and width of an image in codes.
+        has_line_ends: whether a token ends each line.
+    """
+    height, width = shape
+    line_width = width + has_line_ends
+    return tokens[..., -height * line_width :].unflatten(-1, (height, line_width))[..., :width]
 
 
 def shape_fields(shape: tuple[int, int], small_shape: tuple[int, int] = (0, 0)) -> dict[str, int]:
@@ -119,24 +154,12 @@ class CommonSizes:
         return small_height * small_width + self.grid * self.line_width
 
     def code_grids(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the codes of images by line and column, (..., height, width), see `image_codes`.
+        """Return the codes of images by line and column, (..., height, width), see `codes_by_line`.
 
         Args:
             tokens: tokens of images, (..., num_image_tokens).
         """
-        return self.image_codes(tokens).unflatten(-1, self.shape)
-
-    def image_codes(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the codes of the images themselves: the tokens without line ends and without the smaller first image.
-
-        Args:
-            tokens: tokens of images, (..., num_image_tokens).
-
-        Returns:
-            (..., codes).
-        """
-        lines = tokens[..., -self.grid * self.line_width :].unflatten(-1, self.lines)
-        return lines[..., : self.columns or self.grid].flatten(-2)
+        return codes_by_line(tokens, self.shape, has_line_ends=self.line_end is not None)
 
     @overload
     def ends_line(self, positions: int) -> bool: ...

@@ -7,18 +7,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lantern.models.config import Sides
 from lantern.models.stored import StoredModel
-from lantern.models.vq16 import check_codes
+from lantern.models.vq16 import ImageSizes, check_codes
 
 
 @dataclass(frozen=True)
-class Emu3TokenizerConfig:
+class Emu3TokenizerConfig(ImageSizes):
     """Sizes of an Emu3 tokenizer. The defaults are those of the published one.
 
     A *level* has one resolution. Each further level has half the side.
 
     Attributes:
-        grid: side of a square image in tokens. `decode` takes other shapes too.
+        grid: height and width of an image in codes, or the side of a square. `decode` takes other shapes too.
         codebook_size: number of codes.
         code_dim: channels of a code.
         channels: channels of the first convolution.
@@ -27,7 +28,7 @@ class Emu3TokenizerConfig:
         attention_levels: indices of the levels with attention.
     """
 
-    grid: int = 90
+    grid: Sides = 90
     codebook_size: int = 32768
     code_dim: int = 4
     channels: int = 256
@@ -36,9 +37,9 @@ class Emu3TokenizerConfig:
     attention_levels: tuple[int, ...] = (3,)
 
     @property
-    def image_size(self) -> int:
-        """Side of an image in pixels."""
-        return self.grid * 2 ** (len(self.channel_multipliers) - 1)
+    def code_pixels(self) -> int:
+        """Side of a code in pixels."""
+        return 2 ** (len(self.channel_multipliers) - 1)
 
 
 class Emu3Tokenizer(StoredModel):
@@ -88,10 +89,10 @@ class Emu3Tokenizer(StoredModel):
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Return the codes of images, int64 (images, grid * grid).
+        """Return the codes of images, int64 (images, codes).
 
         Args:
-            images: (images, 3, size, size) in [-1, 1].
+            images: (images, 3, height, width) in [-1, 1].
         """
         sizes = torch.tensor([images.shape[2:]] * len(images))
         codes = self.vqvae.encode(images, sizes).image_tokens
@@ -102,10 +103,10 @@ class Emu3Tokenizer(StoredModel):
         """Return the images of codes, float32 (images, 3, height, width) in pixels, clamped to [-1, 1].
 
         Args:
-            codes: (images, height, width), or (images, grid * grid).
+            codes: (images, height, width), or (images, codes) of images of the config's shape.
 
         Raises:
-            ValueError: an image does not have grid * grid codes, or a code is out of range.
+            ValueError: an image does not have the number of codes of the config, or a code is out of range.
         """
-        codes = check_codes(codes, self.config.grid, self.config.codebook_size)
+        codes = check_codes(codes, self.config.shape, self.config.codebook_size)
         return self.vqvae.decode(codes).float().clamp(-1, 1)

@@ -35,8 +35,9 @@ class PromptForm:
     other string is text.
 
     Strings may contain placeholders. {height} and {width} are the sides of the image in codes. {small_height} and
-    {small_width} are the sides of a smaller image that some models generate first. Any other {name} is the special
-    token that the tokenizer has under this name.
+    {small_width} are the sides of a smaller image that some models generate first. {height_pixels}, {width_pixels},
+    {height_token} and {width_token} are the sides as Lumina-mGPT states them: in pixels, and as a special token. Any
+    other {name} is the special token that the tokenizer has under this name.
 
     Attributes:
         start: strings before the text.
@@ -55,7 +56,7 @@ class PromptForm:
 
     @property
     def states_size(self) -> bool:
-        """True if the text of a prompt contains the height of the image. Each image size then needs other prompts."""
+        """True if prompts state the size of the image in codes. Each image size then needs other prompts."""
         return any("{height}" in part for part in (*self.start, self.text, *self.end))
 
 
@@ -111,25 +112,37 @@ class Family:
     def small_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
         """Return height and width, in codes, of the smaller image that comes first. (0, 0) if there is none.
 
-        The smaller image has the proportions of the image. It has about the same number of codes for all proportions.
-
-        Source: transformers' GlmImageProcessor.
-
         Args:
             shape: height and width of the image, in codes.
 
         Raises:
-            ValueError: the smaller image would have no line or no column.
+            ValueError: the smaller image would have no line or no column, see `small_shape`.
         """
-        side = self.target.get("small_grid", 0)
-        ratio = shape[0] / shape[1]
-        small = int(math.sqrt(ratio) * side), int(math.sqrt(1 / ratio) * side)
-        if side and 0 in small:
-            raise ValueError(
-                f"the longer side of an image of {self.model_class} must be at most {side**2} times the shorter one, "
-                f"got {shape[0]} x {shape[1]} codes; take another shape"
-            )
-        return small
+        return small_shape(shape, self.target.get("small_grid", 0))
+
+
+def small_shape(shape: tuple[int, int], side: int) -> tuple[int, int]:
+    """Return height and width, in codes, of the smaller image that GLM-Image generates first.
+
+    It has the proportions of the image, and about the same number of codes for all proportions.
+
+    Source: transformers' GlmImageProcessor.
+
+    Args:
+        shape: height and width of the image, in codes.
+        side: side of the smaller image of a square, in codes. 0 if there is no smaller image.
+
+    Raises:
+        ValueError: the smaller image would have no line or no column.
+    """
+    ratio = shape[0] / shape[1]
+    small = int(math.sqrt(ratio) * side), int(math.sqrt(1 / ratio) * side)
+    if side and 0 in small:
+        raise ValueError(
+            f"the longer side of an image must be at most {side**2} times the shorter one, got {shape[0]} x {shape[1]} "
+            "codes; take another shape"
+        )
+    return small
 
 
 def family_of(model_class: str) -> str:
@@ -272,8 +285,8 @@ _CHAMELEON = {
     "layers_class": "ChameleonModel",
     "take_apart": _chameleon,
 }
-# Source of the prompts: jadohu/LANTERN@3a56e45 (Anole, Lumina-mGPT, of 768 pixels), deepseek-ai/Janus@1daa72f,
-# baaivision/Emu3@f6ea9aa (of 720), transformers (GLM-Image).
+# Source of the prompts: jadohu/LANTERN@3a56e45 (Anole, Lumina-mGPT of 768 x 768 pixels), Alpha-VLLM/Lumina-mGPT@250b9cf
+# (other sizes), deepseek-ai/Janus@1daa72f, baaivision/Emu3@f6ea9aa (of 720), transformers (GLM-Image).
 FAMILIES: dict[str, Family] = {
     "anole": Family(
         **_CHAMELEON,
@@ -284,9 +297,9 @@ FAMILIES: dict[str, Family] = {
         **_CHAMELEON,
         prompt=PromptForm(
             ("<s>",),
-            "Generate an image of 768x768 according to the following prompt:\n{}",
-            ("<reserved08706>", "<racm3:break>", "<reserved08824>", "<reserved08824>"),
-            ("<racm3:break>", "<reserved08824>", "<reserved08824>"),
+            "Generate an image of {width_pixels}x{height_pixels} according to the following prompt:\n{}",
+            ("<reserved08706>", "<racm3:break>", "{height_token}", "{width_token}"),
+            ("<racm3:break>", "{height_token}", "{width_token}"),
         ),
         target={"has_qk_norm": True, "line_end": 8803},
     ),

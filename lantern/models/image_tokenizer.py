@@ -40,6 +40,16 @@ class TokenizerConfig:
     decoder_width: int = 64
     decoder_blocks: int = 2
 
+    @property
+    def code_pixels(self) -> int:
+        """Side of a code in pixels."""
+        return self.image_size // self.grid
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of an image in codes, which are equal: this tokenizer is trained on squares."""
+        return self.grid, self.grid
+
 
 class ImageTokenizer(StoredModel):
     """A VQ autoencoder whose code vectors have unit length.
@@ -120,7 +130,7 @@ class ImageTokenizer(StoredModel):
         Returns:
             (images, 3, height, width).
         """
-        hidden = by_lines(latents, self.config.grid).permute(0, 3, 1, 2)
+        hidden = by_lines(latents, self.config.shape).permute(0, 3, 1, 2)
         return self.decoder(hidden.contiguous(memory_format=torch.channels_last))
 
     @torch.no_grad()
@@ -148,7 +158,7 @@ class ImageTokenizer(StoredModel):
         Raises:
             ValueError: an image does not have grid * grid codes, or a code is out of range.
         """
-        codes = check_codes(codes, self.config.grid, self.config.codebook_size)
+        codes = check_codes(codes, self.config.shape, self.config.codebook_size)
         codebook = self.codebook
         chunks = codes.long().split(_BATCH)
         return torch.cat([self.reconstruct(codebook[chunk]).clamp(-1.0, 1.0) for chunk in chunks])

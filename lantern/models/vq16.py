@@ -5,6 +5,7 @@ It is a convolutional autoencoder with a codebook. Parameters have the names of 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -12,21 +13,51 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lantern.models.config import Sides, shape_of, sides_of
 from lantern.models.stored import StoredModel
 
 _GROUPS = 32
 _PIXELS = 8 * 256 * 256  # number of pixels that run together; more would need gigabytes for activations
 
 
+class ImageSizes(ABC):
+    """Base class of the configs of image tokenizers, with properties that follow from their sizes.
+
+    Attributes:
+        grid: height and width of an image in codes, or the side of a square.
+    """
+
+    grid: Sides
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "grid", sides_of(self.shape))  # JSON has lists
+
+    @property
+    @abstractmethod
+    def code_pixels(self) -> int:
+        """Side of a code in pixels."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of an image in codes."""
+        return shape_of(self.grid)
+
+    @property
+    def image_size(self) -> Sides:
+        """Height and width of an image in pixels, or the side of a square."""
+        height, width = self.shape
+        return sides_of((height * self.code_pixels, width * self.code_pixels))
+
+
 @dataclass(frozen=True)
-class VQ16Config:
+class VQ16Config(ImageSizes):
     """Sizes of the tokenizer. The defaults are those of LlamaGen's `vq_ds16_t2i.pt` for images of 256 pixels.
 
     A *level* has one resolution. The first level has the resolution of the image. The side halves from level to level.
 
     Attributes:
-        grid: side of a square image in tokens. The same weights work for other sizes, for example 32 for 512 pixels.
-            `decode` takes images of any height and width.
+        grid: height and width of an image in codes, or the side of a square. The same weights work for other sizes, for
+            example 32 for 512 pixels. `decode` takes images of any height and width.
         codebook_size: number of codes.
         code_dim: channels of a code.
         channels: channels of the first convolution.
@@ -42,7 +73,7 @@ class VQ16Config:
         ValueError: `channels` is not a multiple of the number of groups of the norms, 32.
     """
 
-    grid: int = 16
+    grid: Sides = 16
     codebook_size: int = 16384
     code_dim: int = 8
     channels: int = 128
@@ -53,14 +84,15 @@ class VQ16Config:
     is_normalised: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "channel_multipliers", tuple(self.channel_multipliers))
         if self.channels < _GROUPS or self.channels % _GROUPS:
             raise ValueError(f"channels of a VQ-16 must be a multiple of {_GROUPS}, got {self.channels}")
 
     @property
-    def image_size(self) -> int:
-        """Side of the images in pixels."""
-        return self.grid * 2 ** (len(self.channel_multipliers) - 1)
+    def code_pixels(self) -> int:
+        """Side of a code in pixels."""
+        return 2 ** (len(self.channel_multipliers) - 1)
 
 
 class _Codes(nn.Module):
@@ -114,10 +146,10 @@ class VQ16(StoredModel):
         """Return the encoder's vectors, before normalisation and quantisation.
 
         Args:
-            images: (images, 3, size, size) in [-1, 1].
+            images: (images, 3, height, width) in [-1, 1].
 
         Returns:
-            (images, grid * grid, code_dim).
+            (images, codes, code_dim).
         """
         return self.quant_conv(self.encoder(images)).flatten(2).transpose(1, 2)
 
@@ -125,22 +157,22 @@ class VQ16(StoredModel):
         """Decode latent vectors to images, without clamping.
 
         Args:
-            latents: (images, lines, columns, code_dim), or (images, grid * grid, code_dim) of square images.
+            latents: (images, lines, columns, code_dim), or (images, codes, code_dim) of images of the config's shape.
 
         Returns:
             (images, 3, height, width).
         """
-        latents = by_lines(latents, self.config.grid)
+        latents = by_lines(latents, self.config.shape)
         return self.decoder(self.post_quant_conv(latents.permute(0, 3, 1, 2)))
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Encode images as codes, int64 (images, grid * grid).
+        """Encode images as codes, int64 (images, codes).
 
         Each position gets the code nearest to the encoder's vector. Of several nearest codes, the first is taken.
 
         Args:
-            images: (images, 3, size, size) in [-1, 1].
+            images: (images, 3, height, width) in [-1, 1].
 
         Raises:
             ValueError: the images do not have the size of the config.
@@ -149,7 +181,7 @@ class VQ16(StoredModel):
         rows = self.decoded_codebook
         # |x - row|^2 is least if x row - |row|^2 / 2 is greatest. For unit rows the last term is constant.
         offset = 0 if self.config.is_normalised else rows.square().sum(-1) / 2
-        chunks = images.to(self.quant_conv.weight.dtype).split(_images_at_once(self.config.image_size**2))
+        chunks = images.to(self.quant_conv.weight.dtype).split(_images_at_once(images.shape[2] * images.shape[3]))
         codes = [(self._normalise(self.latents(chunk).float()) @ rows.T - offset).argmax(-1) for chunk in chunks]
         return torch.cat(codes)
 
@@ -158,15 +190,15 @@ class VQ16(StoredModel):
         """Return the images of codes, float32 (images, 3, height, width) in pixels, clamped to [-1, 1].
 
         Args:
-            codes: (images, height, width), or (images, grid * grid).
+            codes: (images, height, width), or (images, codes) of images of the config's shape.
 
         Raises:
-            ValueError: an image does not have grid * grid codes, or a code is out of range.
+            ValueError: an image does not have the number of codes of the config, or a code is out of range.
         """
         config = self.config
-        codes = check_codes(codes, config.grid, config.codebook_size)
+        codes = check_codes(codes, config.shape, config.codebook_size)
         rows = self.decoded_codebook.to(self.quant_conv.weight.dtype)
-        pixels = codes.shape[1] * codes.shape[2] * (config.image_size // config.grid) ** 2
+        pixels = codes.shape[1] * codes.shape[2] * config.code_pixels**2
         chunks = codes.long().split(_images_at_once(pixels))
         images = [self.reconstruct(rows[chunk]).float().clamp(-1.0, 1.0) for chunk in chunks]
         return torch.cat(images)
@@ -331,49 +363,51 @@ def middle(width: int) -> nn.ModuleList:
     return nn.ModuleList([ResidualBlock(width, width), AttentionBlock(width), ResidualBlock(width, width)])
 
 
-def check_images(images: Tensor, size: int) -> None:
-    """Check that images have the shape (n, 3, size, size).
+def check_images(images: Tensor, size: Sides) -> None:
+    """Check that images have the shape (n, 3, height, width).
 
     Args:
         images: the images.
-        size: side of an image in pixels.
+        size: height and width in pixels, or the side of a square.
 
     Raises:
         ValueError: the images have another shape.
     """
-    if images.ndim != 4 or images.shape[1:] != (3, size, size):
-        raise ValueError(f"images must have shape (n, 3, {size}, {size}), got {tuple(images.shape)}; resize them")
+    height, width = shape_of(size)
+    if images.ndim != 4 or images.shape[1:] != (3, height, width):
+        raise ValueError(f"images must have shape (n, 3, {height}, {width}), got {tuple(images.shape)}; resize them")
 
 
-def by_lines(latents: Tensor, grid: int) -> Tensor:
+def by_lines(latents: Tensor, shape: tuple[int, int]) -> Tensor:
     """Arrange the vectors of images by line and column, (images, height, width, dim).
 
     Args:
-        latents: vectors of square images, (images, grid * grid, dim), or vectors that already have the resulting shape.
-        grid: side of a square image in codes.
+        latents: vectors of images, (images, codes, dim), or vectors that already have the resulting shape.
+        shape: height and width of an image in codes.
     """
-    return latents.unflatten(1, (grid, grid)) if latents.ndim == 3 else latents
+    return latents.unflatten(1, shape) if latents.ndim == 3 else latents
 
 
-def check_codes(codes: Tensor, grid: int, codebook_size: int) -> Tensor:
+def check_codes(codes: Tensor, shape: tuple[int, int], codebook_size: int) -> Tensor:
     """Check that codes are in [0, codebook_size), and return them by line and column, (n, height, width).
 
     Args:
-        codes: codes of n images, (n, height, width), or of n square images, (n, grid * grid).
-        grid: side of a square image in codes.
+        codes: codes of n images, (n, height, width), or (n, codes).
+        shape: height and width in codes of images in the second case.
         codebook_size: number of codes of the tokenizer.
 
     Raises:
         ValueError: the codes have another shape or are out of range.
     """
-    if codes.ndim != 3 and (codes.ndim != 2 or codes.shape[1] != grid**2):
+    num_codes = shape[0] * shape[1]
+    if codes.ndim != 3 and (codes.ndim != 2 or codes.shape[1] != num_codes):
         raise ValueError(
-            f"codes must have shape (n, {grid**2}), got {tuple(codes.shape)}; pass those of an image that is not a "
-            "square as (n, height, width)"
+            f"codes must have shape (n, {num_codes}), got {tuple(codes.shape)}; pass those of an image of another "
+            "shape as (n, height, width)"
         )
     if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < codebook_size:
         raise ValueError(
             f"codes must be in [0, {codebook_size}), got {int(codes.min())} to {int(codes.max())}; "
             "were they made with another tokenizer?"
         )
-    return codes.unflatten(1, (grid, grid)) if codes.ndim == 2 else codes
+    return codes.unflatten(1, shape) if codes.ndim == 2 else codes

@@ -193,11 +193,17 @@ def fill_form(
         small_shape: height and width of a smaller image that the model generates first. (0, 0) if it generates none.
 
     Raises:
-        ValueError: the tokenizer has no name for a placeholder.
+        ValueError: the tokenizer has no name for a placeholder, or Lumina-mGPT has no token for a side of the image.
     """
     sides = ("height", "width", "small_height", "small_width")
     known: dict[str, object] = {key: value for key, value in names.items() if isinstance(value, str)}
     known |= zip(sides, (*shape, *small_shape), strict=True)
+    if "{height_token}" in form.end:
+        if any(side % 2 for side in shape):
+            raise ValueError(f"height and width must be even numbers of codes for these prompts, got {shape}")
+        for name, side in zip(sides, shape, strict=False):
+            # Lumina-mGPT's codes have 16 pixels a side, and its tokens count in steps of 32 pixels.
+            known |= {f"{name}_pixels": 16 * side, f"{name}_token": f"<reserved{8800 + side // 2:05d}>"}
 
     def fill(text: str) -> str:
         try:

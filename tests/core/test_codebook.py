@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lantern.codebook import code_dtype, drop_line_ends, nearest_codes
+from lantern.codebook import add_line_ends, code_dtype, nearest_codes
 from lantern.models.config import TargetConfig
 
 
@@ -56,16 +56,17 @@ def test_a_table_takes_two_bytes_a_code_where_they_count_far_enough():
     assert [code_dtype(vocab) for vocab in (16384, 32767, 32768)] == [torch.int16, torch.int16, torch.int32]
 
 
-def test_ends_are_dropped_where_there_are_some():
-    tokens = torch.arange(6)
-    assert drop_line_ends(tokens, 2).tolist() == [0, 1, 3, 4]
-    assert drop_line_ends(tokens[:4], 2).tolist() == [0, 1, 2, 3]
+@pytest.mark.parametrize("shape", [(2, 2), (2, 3), (3, 2)])
+def test_every_line_gets_an_end(shape):
+    codes = torch.arange(2 * shape[0] * shape[1]).view(2, -1)
+    lines = add_line_ends(codes, shape, line_end=99).view(2, shape[0], shape[1] + 1)
+    assert torch.equal(lines[..., :-1].flatten(1), codes) and (lines[..., -1] == 99).all()
 
 
 def test_codes_of_an_image_leave_out_a_smaller_image_and_line_ends():
     plain = TargetConfig(grid=2)
-    assert plain.image_codes(torch.arange(4)).tolist() == [0, 1, 2, 3]
+    assert plain.code_grids(torch.arange(4)).tolist() == [[0, 1], [2, 3]]
     lined = TargetConfig(grid=2, line_end=0)
-    assert lined.image_codes(torch.arange(6)).tolist() == [0, 1, 3, 4]
+    assert lined.code_grids(torch.arange(6)).tolist() == [[0, 1], [3, 4]]
     wide = TargetConfig(grid=2, columns=3, small_grid=1)
-    assert wide.image_codes(torch.arange(7)[None]).tolist() == [[1, 2, 3, 4, 5, 6]]
+    assert wide.code_grids(torch.arange(7)[None]).tolist() == [[[1, 2, 3], [4, 5, 6]]]

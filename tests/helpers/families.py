@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 LLAMA = DATA / "llama"
 SPECIALS = {  # special tokens in the prompts of a family -> their ids in its tiny tokenizer
     "anole": {"<s>": 0, "<reserved08706>": 70, "<racm3:break>": 69},
-    "lumina": {"<s>": 0, "<reserved08706>": 70, "<racm3:break>": 69, "<reserved08824>": 75},
+    # The last two state a side of 768 and of 64 pixels.
+    "lumina": {"<s>": 0, "<reserved08706>": 70, "<racm3:break>": 69, "<reserved08824>": 75, "<reserved08802>": 76},
     "janus": {"<｜begin▁of▁sentence｜>": 0, "<begin_of_image>": 7, "<｜▁pad▁｜>": 2, "<|User|>": 8, "<|Assistant|>": 9},
     "emu3": {"<|extra_203|>": 3, "<|image start|>": 4, "<|image token|>": 5},
     "glm_image": {"<sop>": 3, "<eop>": 4, "<bos>": 20},

@@ -196,14 +196,17 @@ def make_records(spec: MethodSpec, codes: torch.Tensor, **tensors: torch.Tensor)
 
 
 class Mosaic(nn.Module):
-    """Image tokenizer that decodes code c to 2 x 2 pixels of grey level c / 4 - 1, on a square grid."""
+    """Image tokenizer of 8 codes that decodes code c to 2 x 2 pixels of grey level c / 4 - 1.
 
-    def __init__(self):
+    Args:
+        shape: height and width of an image in codes.
+    """
+
+    def __init__(self, shape: tuple[int, int] = (2, 2)):
         super().__init__()
-        self.config = SimpleNamespace(grid=2)
+        self.config = SimpleNamespace(shape=shape, codebook_size=8)
         self.weight = nn.Parameter(torch.ones(1))
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        side = int(codes.shape[1] ** 0.5)
-        grey = (codes.float() / 4 - 1).unflatten(1, (side, side))
+        grey = codes.float() / 4 - 1  # (images, height, width)
         return grey.repeat_interleave(2, 1).repeat_interleave(2, 2)[:, None].expand(-1, 3, -1, -1)

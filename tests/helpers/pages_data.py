@@ -70,7 +70,8 @@ def draw(codes, side=8, shape=(4, 4)):
 
 def build_race(timed=None, side=8, shape=(4, 4)):
     """Return the HTML of the page that replays methods side by side."""
-    return race.build_page(timed or make_timed(), PROMPTS, lambda codes: draw(codes, side, shape), shape)
+    positions = torch.arange(NUM_TOKENS).view(shape)
+    return race.build_page(timed or make_timed(), PROMPTS, lambda codes: draw(codes, side, shape), positions)
 
 
 NUM_PAIRS, NUM_CHECKS = 8, 4

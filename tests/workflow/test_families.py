@@ -31,9 +31,11 @@ from helpers.families import (
     tiny_vq16,
 )
 from helpers.hub_server import HubServer
+from helpers.pages_data import data_of
 from helpers.tiny_run import Workflow, overlays_of, planned
 from helpers.tiny_transformers import make_tiny
 from lantern.checkpoints.native import read_metadata
+from lantern.models.config import shape_of
 from lantern.records import load_records
 
 Files = dict[str, dict[str, bytes]]
@@ -116,7 +118,7 @@ def emu3(folder: Path) -> Files:
         "tiny": {
             "config.json": settings,
             "model.safetensors": save(draw_emu3() | draw_emu3_tokenizer((1, 1, 2))),
-            "tokenizer.json": vocabulary(folder, SPECIALS["emu3"], [*WORDS, "4", "*"], first_word=20),
+            "tokenizer.json": vocabulary(folder, SPECIALS["emu3"], [*WORDS, "4", "6", "*"], first_word=20),
         }
     }
 
@@ -127,7 +129,7 @@ def glm_image(folder: Path) -> Files:
     model.save_pretrained(folder / "model")
     inner = {f"vision_language_encoder/{file.name}": file.read_bytes() for file in (folder / "model").iterdir()}
     names = {"bos_token": "<bos>", "extra_special_tokens": {"grid_bos_token": "<sop>", "grid_eos_token": "<eop>"}}
-    words = vocabulary(folder, SPECIALS["glm_image"], [*WORDS, "4", "2"], first_word=21)
+    words = vocabulary(folder, SPECIALS["glm_image"], [*WORDS, "6", "4", "2", "1"], first_word=21)
     return {
         "tiny": {
             **inner,
@@ -142,7 +144,7 @@ DRAFTED = {"data": {"captions": None}, "target": {"size": None}, "drafter": {"ch
 LANTERN = {"preset": "lantern", "residual": "official", "k": 20, "delta": 0.1}
 LANTERN_PP = {"preset": "lantern_pp", "residual": "official", "k": 10, "lambda_": 5}
 # For each family: its files, its overlay, and the metadata of the converted target. Anole and Lumina-mGPT have a
-# drafter of their own, Janus trains one, Emu3 has none.
+# drafter of their own, Janus trains one, Emu3 has none. Emu3's images are wide, those of GLM-Image are tall.
 FAMILIES = {
     "janus_pro": (
         janus,
@@ -173,19 +175,20 @@ FAMILIES = {
     "emu3": (
         emu3,
         {
-            "data": {"captions": None, "image_size": 16},
+            "data": {"captions": None, "image_size": [16, 24]},
             "text": {"checkpoint": "tiny", "max_tokens": 80},
-            "tokenizer": {"checkpoint": "tiny", "code_dim": 4},
+            "tokenizer": {"checkpoint": "tiny", "grid": [4, 6], "code_dim": 4},
             "target": {"num_kv_heads": 2, "line_end": 41},
             "methods": [{"preset": ["autoregressive", "jacobi"]}, {"preset": "zipar", "window": 2}],
         },
-        {"num_kv_heads": 2, "line_end": 41, "norm_eps": 1e-4, "rope_base": 5e5},
+        {"grid": 4, "columns": 6, "num_kv_heads": 2, "line_end": 41, "norm_eps": 1e-4, "rope_base": 5e5},
     ),
     "glm_image": (
         glm_image,
         {
-            "data": {"captions": None, "image_size": 128},
-            **ALONE,
+            "data": {"captions": None, "image_size": [192, 128]},
+            "text": {"checkpoint": "tiny"},
+            "tokenizer": {"checkpoint": "tiny", "grid": [6, 4]},
             "target": {"num_kv_heads": 2, "small_grid": 2, "num_layers": 2},
             "methods": [
                 {"preset": ["autoregressive", "jacobi"]},
@@ -193,7 +196,7 @@ FAMILIES = {
             ],
             "metrics": {"headline_temperature": 1.0},
         },
-        {"small_grid": 2, "uses_grid_rope": True, "line_end": None},
+        {"grid": 6, "columns": 4, "small_grid": 2, "small_columns": 1, "uses_grid_rope": True, "line_end": None},
     ),
 }
 
@@ -207,7 +210,8 @@ def test_a_family_goes_from_its_files_to_the_tables(family, tmp_path):
     update_config(overlay, changes | {"resources": publish(hub, repositories, captions=CAPTIONS)})
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(overlay))
     workflow = Workflow(tmp_path, (*overlays_of(family), tmp_path / "tiny.yaml"), config=())
-    code, output = workflow.run("results/tiny/summary.csv", "results/tiny/card.json", env=environment_of(hub))
+    targets = [f"results/tiny/{name}" for name in ("summary.csv", "card.json", "race.html")]
+    code, output = workflow.run(*targets, env=environment_of(hub))
     hub.close()
     assert code == 0, output + workflow.logs()
 
@@ -231,10 +235,16 @@ def test_a_family_goes_from_its_files_to_the_tables(family, tmp_path):
         assert report["embedding_copied_from"] == "token_embedding.weight"
     model = lantern.load(workflow.result(""))  # by its card
     assert model.models.target.config == type(model.models.target.config)(**config)
-    found = {method: model.generate("a red cat", method).codes for method in ("autoregressive", "jacobi")}
-    assert torch.equal(*found.values()) and (model.models.draft is not None) == ("eagle1" in summary.index)
+    found = [model.generate("a red cat", method) for method in ("autoregressive", "jacobi")]
+    assert torch.equal(found[0].codes, found[1].codes) and (model.models.draft is not None) == (
+        "eagle1" in summary.index
+    )
+    assert found[0].pixels.shape[1:3] == shape_of(overlay["data"]["image_size"])
+    height, width = shape_of(overlay["tokenizer"]["grid"])
+    page = data_of(workflow.result("race.html").read_text())
+    assert (page["lines"], page["columns"], page["first"]) == (height, width, 2 * ("small_grid" in expected))
 
     if expected.get("line_end"):  # each line of each image ends in its token, the last of 65
         for records in workflow.result("generation").rglob("*.safetensors"):
-            lines = load_records(records).codes.view(-1, 4, 5)
-            assert (lines[..., 4] == 64).all() and (lines[..., :4] < 64).all()
+            lines = load_records(records).codes.view(-1, height, width + 1)
+            assert (lines[..., width] == 64).all() and (lines[..., :width] < 64).all()

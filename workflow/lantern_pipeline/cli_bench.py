@@ -334,8 +334,6 @@ def save_report(folder: Path, model: str, report: Report) -> None:
 def save_race(folder: Path, model: Model, prompts: Sequence[Prompt], images: Sequence[TimedImage]) -> None:
     """Write race.html into a folder: the page on which the measured methods generate images side by side.
 
-    For a model that generates a smaller image before the image itself, no page is written: it can show only one image.
-
     Args:
         folder: the folder.
         model: the model.
@@ -343,13 +341,12 @@ def save_race(folder: Path, model: Model, prompts: Sequence[Prompt], images: Seq
         images: images of one round.
     """
     config = model.models.target.config
-    if config.small_grid:
-        return
 
     def draw(codes: torch.Tensor) -> np.ndarray:
         return to_pixels(model.tokenizer.decode(config.code_grids(codes.long())))
 
-    write_text(folder / "race.html", build_page(join_timed_images(images), prompts, draw, config.shape))
+    positions = config.code_grids(torch.arange(config.num_image_tokens))
+    write_text(folder / "race.html", build_page(join_timed_images(images), prompts, draw, positions))
 
 
 def _split(text: str) -> list[str]:

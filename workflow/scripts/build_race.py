@@ -5,7 +5,7 @@ The page has several prompts, the animation one.
 
 from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.io import write_text
-from lantern_pipeline.data.image_files import decode_images, to_pixels
+from lantern_pipeline.data.image_files import code_positions, decode_images, to_pixels
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.measure.latency import load_timed_images
 from lantern_pipeline.pages.race import build_page
@@ -18,10 +18,11 @@ with job_log(snakemake) as log:
     prompts = [prompt for path in files.prompts for prompt in read_prompts(path) if prompt.id in set(timed.prompt_ids)]
 
     def draw(codes):
-        """Decode codes, integer (images, tokens), to pixels, uint8 (images, S, S, 3)."""
+        """Decode codes, integer (images, tokens), to pixels, uint8 (images, height, width, 3)."""
         return to_pixels(decode_images(tokenizer, codes))
 
-    page = build_page(timed, prompts, draw)
+    positions = code_positions(tokenizer, timed.codes)
+    page = build_page(timed, prompts, draw, positions)
     write_text(snakemake.output.page, page)
-    draw_race(snakemake.output.picture, timed, prompts, draw)
+    draw_race(snakemake.output.picture, timed, prompts, draw, positions)
     log.info("%d bytes for at most %d prompts", len(page), len(prompts))

@@ -26,7 +26,7 @@ with job_log(snakemake) as log, torch.inference_mode():
     images = (source.images(split, shard[begin : begin + chunk]).to(device) for begin in begins)
     codes = torch.cat([tokenizer.encode(part).cpu() for part in images])
     if params.ends_lines:  # the target generates a line-end token after each line
-        codes = add_line_ends(codes, tokenizer.config.grid, len(tokenizer.codebook))
+        codes = add_line_ends(codes, tokenizer.config.shape, len(tokenizer.codebook))
     metadata = {"split": split, "ids": [captions[index].id for index in shard]}
     save_tensors(snakemake.output[0], {"codes": codes.int()}, metadata)
     log.info("encoded %d images of %s", len(shard), split)

@@ -6,6 +6,7 @@ The tiny weights are made again from their recipe.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,6 +44,20 @@ def test_pixels_codes_and_our_own_layout(file, tmp_path):
     assert isinstance(again, Emu3Tokenizer) and images.shape == (2, 3, 8, 8) and images.abs().max() <= 1
     assert torch.equal(images, model.decode(codes)) and again.encode(images).shape == (2, 16)
     assert again.config.image_size == 8 and torch.equal(again.decoded_codebook, model.codebook)
+
+
+def test_a_file_of_wide_images_keeps_their_shape(file, tmp_path):
+    sizes = ImageSettings(size=(6, 8), grid=(3, 4), codebook_size=64, code_dim=4)
+    model = read_tokenizer(file, sizes)
+    save_model(tmp_path / "model.safetensors", model)
+    again = read_tokenizer(tmp_path / "model.safetensors", sizes)
+    assert (again.config.grid, again.config.shape, again.config.image_size) == ((3, 4), (3, 4), (6, 8))
+    codes = torch.arange(24).view(2, 12)
+    images = again.decode(codes)
+    assert torch.equal(images, model.decode(codes.view(2, 3, 4))) and images.shape == (2, 3, 6, 8)
+    assert again.encode(images).shape == (2, 12)
+    sentence = refusal(lambda: read_tokenizer(tmp_path / "model.safetensors", replace(sizes, size=(8, 6), grid=(4, 3))))
+    assert "image_size should be (8, 6) to fit the model (image size), found (6, 8)" in sentence
 
 
 def test_the_defaults_are_the_published_sizes():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -129,6 +130,19 @@ def test_images_and_codes_in_several_chunks_or_none_are_the_same(small, monkeypa
     torch.testing.assert_close(small.decode(codes), decoded, atol=1e-5, rtol=0)
     assert small.encode(images[:0]).shape == (0, 16)
     assert small.decode(codes[:0]).shape == (0, 3, 8, 8)
+
+
+def test_a_tall_image_has_its_codes_line_by_line(small):
+    config = replace(small.config, grid=[6, 4])
+    assert (config.grid, config.shape, config.image_size) == ((6, 4), (6, 4), (12, 8))
+    assert replace(small.config, grid=[4, 4]) == small.config
+    tall = VQ16(config).eval()
+    tall.load_state_dict(small.state_dict())
+    codes = torch.arange(24)[None]
+    assert torch.equal(tall.decode(codes), small.decode(codes.view(1, 6, 4)))
+    assert tall.encode(tall.decode(codes)).shape == (1, 24)
+    with pytest.raises(ValueError, match=r"images must have shape \(n, 3, 12, 8\), got \(1, 3, 8, 12\)"):
+        tall.encode(torch.zeros(1, 3, 8, 12))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,8 @@ def encoder_of(tmp_path):
 
 def of_text(family: str, checkpoint, max_tokens: int = 12, *file):
     checkpoint = checkpoint and str(checkpoint)
-    text = TextSettings.model_construct(encoder=family, checkpoint=checkpoint, max_tokens=max_tokens, grids=[90, 2])
+    grids = [48, 0] if family == "lumina" else [90, 2]
+    text = TextSettings.model_construct(encoder=family, checkpoint=checkpoint, max_tokens=max_tokens, grids=grids)
     return make_text_encoder(text, "none", *file)
 
 
@@ -55,6 +56,17 @@ def test_a_prompt_has_the_form_of_its_family(encoder_of, family):
         "emu3": [3, *CAPTION, *unknown * 7, IDS["."], 4, IDS["90"], IDS["*"], IDS["90"], 5],
     }[family]
     assert prompt(encoder, "a red cat") == found
+
+
+def test_prompts_state_the_height_and_width_of_an_image_that_is_no_square(encoder_of):
+    """Lumina-mGPT states width x height in pixels and then a token for each, the height first."""
+    lumina = encoder_of("lumina").with_shape((48, 4), (0, 0))
+    assert lumina.form.text == "Generate an image of 64x768 according to the following prompt:\n{}"
+    assert prompt(lumina, "a")[-2:] == [75, 76] and lumina.null_prompt["null_ids"] == (69, 75, 76)
+    glm = encoder_of("glm_image").with_shape((90, 2), (2, 90))
+    assert prompt(glm, "a")[1:] == [3, IDS["90"], IDS["2"], 4, 3, IDS["2"], IDS["90"], 4, 20]
+    with pytest.raises(ValueError, match=r"must be even numbers of codes for these prompts, got \(48, 3\)"):
+        lumina.with_shape((48, 3), (0, 0))
 
 
 def test_the_null_prompt_is_the_familys(encoder_of):

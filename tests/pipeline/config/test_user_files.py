@@ -5,10 +5,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from helpers.configs import load_config, typed_config
 from helpers.paths import ROOT
 from helpers.tiny_fashion import write_fashion
+from lantern.io import save_tensors
 from lantern_pipeline.config import user_files
 from lantern_pipeline.config.user_files import check_user_files
 from lantern_pipeline.fetch.entries import parse_entries
@@ -108,6 +110,22 @@ def test_weights_of_other_sizes_are_refused_before_any_job(monkeypatch, section,
     with pytest.raises(ValueError, match="config key") as caught:
         check(changed(**{section: {key: value}}))
     assert words in str(caught.value) and f"got {value}; set it so, or set" in str(caught.value)
+
+
+def test_the_shape_of_weights_is_compared_with_the_config(tmp_path):
+    config = load_config([ROOT / "config.yaml", ROOT / "experiments" / "glm_image.yaml"])
+    for section, sizes in {
+        "tokenizer": {"grid": [36, 24], "codebook_size": 16384},
+        "target": {"grid": 36, "columns": 24, "dim": 4096},
+    }.items():
+        file = tmp_path / f"{section}.safetensors"
+        save_tensors(file, {"weight": torch.zeros(1)}, {"config": sizes})
+        config[section]["checkpoint"] = str(file)
+        check(config)
+        turned = copy.deepcopy(config)
+        turned["tokenizer"]["grid"], turned["data"]["image_size"] = [24, 36], [768, 1152]
+        with pytest.raises(ValueError, match=r"tokenizer\.grid must be \[36, 24\] with the weights .*got \[24, 36\]"):
+            check(turned)
 
 
 def test_weights_that_the_run_does_not_use_or_that_are_no_file_of_ours_are_left_alone(tmp_path):

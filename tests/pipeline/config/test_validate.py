@@ -86,6 +86,12 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_the_default
         ("data.source", "folder", ["data.folder", "name.txt"]),
         ("data.source", "fashion", ["data.image_size must be 32 if data.source is fashion, got 48"]),
         ("data.image_size", 50, ["data.image_size", "multiple of 2 * tokenizer.grid", "50"]),
+        ("data.image_size", [48], ["data.image_size must be an integer for a square, or [height, width], got [48]"]),
+        ("data.image_size", [48, 48], ["data.image_size must be an integer for a square, got [48, 48]; write 48"]),
+        ("data.image_size", [48, 4096], ["data.image_size[1] must be at most 2048, got 4096"]),
+        ("data.image_size", [96, 48], ["have the proportions of tokenizer.grid = 8", "got [96, 48]; set both"]),
+        ("data.image_size", "48", ["data.image_size must be an integer or a list, got '48'; write 48 without quotes"]),
+        ("tokenizer.grid", [8, 1], ["tokenizer.grid[1] must be at least 2, got 1"]),
         ("tokenizer.decoder_width", 50, ["tokenizer.decoder_width must be a multiple of 8, got 50"]),
         ("methods", [], ["methods", "at least 1"]),
         ("methods", [{"preset": "eagle2"}], ["methods", "autoregressive at temperature 1"]),
@@ -142,6 +148,40 @@ def test_a_bad_value_is_one_sentence_that_names_the_key(path, value, words):
 
 
 @pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({}, None),
+        ({"data.image_size": [1152, 800]}, "have the proportions of tokenizer.grid = [36, 24], because codes are"),
+        ({"data.image_size": [1116, 744]}, "a multiple of 2 * tokenizer.grid = [72, 48], got [1116, 744]"),
+        ({"data.source": "scenes"}, "if data.source is scenes, got [36, 24]: training images are squares; set data"),
+        ({"text.encoder": "t5"}, "if text.encoder is t5, got [36, 24]: its targets generate squares"),
+        ({"metrics.clip": "own"}, "an integer if metrics use clip, got [36, 24]: these models read squares; set"),
+        ({"metrics.prompt_accuracy": True}, "an integer if metrics use attribute_classifier, got [36, 24]: these"),
+    ],
+)
+def test_only_a_published_model_generates_images_that_are_no_squares(changes, words):
+    config = load_config([ROOT / "config.yaml", ROOT / "experiments" / "glm_image.yaml"])
+    for path, value in {"data.image_size": [1152, 768], "tokenizer.grid": [36, 24], **changes}.items():
+        config = changed(path, value, config)
+    if words is not None:
+        assert words in sentence_for(config)
+        return
+    checked = validate_config(config)
+    sizes = card_of(checked).target_config()
+    assert (sizes.shape, sizes.small_shape, sizes.num_image_tokens) == ((36, 24), (19, 13), 19 * 13 + 36 * 24)
+    assert checked.text_settings.grids == [[36, 24], [19, 13]]
+
+
+def test_a_square_keeps_the_parameters_of_jobs_from_before_rectangles():
+    """Snakemake would run jobs again whose parameters change."""
+    config = typed_config(load_config([ROOT / "config.yaml", ROOT / "experiments" / "janus_pro.yaml"]))
+    assert config.text_settings.grids == [24, 0]
+    card = card_of(config).to_dict()
+    assert card["images"] == {"size": 384, "grid": 24, "codebook_size": 16384, "code_dim": 8}
+    assert card["target"]["small_grid"] == 0 and "small_columns" not in card["target"]
+
+
+@pytest.mark.parametrize(
     "entry, words",
     [
         ({"preset": "lantern", "k": 20, "delta": [0.1, -1]}, ["methods[1].delta[1]", "at least 0"]),
@@ -178,6 +218,7 @@ def test_a_bad_ablation_is_one_sentence_that_names_its_grid(changes, words):
     "path, value, whole",
     [
         ("prompts.seen.num", 96.0, 96),
+        ("data.image_size", 48.0, 48),
         ("target.num_steps", 1.0e3, 1000),
         ("repeats.training_seeds", [3.0], [3]),
         ("sampling.top_p", 1.0, 1.0),

@@ -11,6 +11,7 @@ from helpers.figure_tables import Mosaic
 from lantern_pipeline.data import image_files
 from lantern_pipeline.data.image_files import (
     Preprocessing,
+    code_positions,
     decode_images,
     read_images,
     resize_and_crop,
@@ -111,6 +112,19 @@ def test_a_place_without_images_is_named(tmp_path):
         list(read_images(tmp_path))
 
 
+# Codes of 8, in lines of three: without other tokens, with line ends, and after a smaller image of two tokens, whose
+# number of tokens is that of an image with line ends.
+CODES = [[0, 1, 2], [3, 4, 5]]
+TOKENS = ([0, 1, 2, 3, 4, 5], [0, 1, 2, 8, 3, 4, 5, 8], [7, 7, 0, 1, 2, 3, 4, 5])
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_line_ends_and_a_smaller_image_are_not_decoded(tokens):
+    tokenizer, tokens = Mosaic((2, 3)), torch.tensor([tokens])
+    assert tokens[0][code_positions(tokenizer, tokens)].tolist() == CODES
+    assert torch.equal(decode_images(tokenizer, tokens), tokenizer.decode(torch.tensor([CODES])))
+
+
 def test_few_images_are_decoded_at_a_time(monkeypatch):
     codes = torch.arange(28).reshape(7, 4) % 8
     whole, sizes = decode_images(Mosaic(), codes), []
@@ -120,10 +134,10 @@ def test_few_images_are_decoded_at_a_time(monkeypatch):
             sizes.append(len(codes))
             return super().decode(codes)
 
-    monkeypatch.setattr(image_files, "TOKENS_AT_ONCE", 15)
+    monkeypatch.setattr(image_files, "CODES_AT_ONCE", 15)
     assert torch.equal(decode_images(Counting(), codes), whole)
     assert sizes == [3, 3, 1]
-    monkeypatch.setattr(image_files, "TOKENS_AT_ONCE", 3)
+    monkeypatch.setattr(image_files, "CODES_AT_ONCE", 3)
     assert torch.equal(decode_images(Counting(), codes[:2]), whole[:2])
     assert sizes[3:] == [1, 1]
 

@@ -34,6 +34,18 @@ def test_titles_notes_and_images_are_drawn_the_same_every_time(side, interpolati
         assert (tmp_path / f"one.{ending}").read_bytes() == (tmp_path / f"two.{ending}").read_bytes()
 
 
+@pytest.mark.parametrize("shape", [(24, 36), (36, 24)])
+def test_rows_are_as_high_as_their_images(shape):
+    images = np.zeros((2, 3, *shape, 3), np.uint8)
+    figure = draw_pictures(images, ["a red ring " * 20, "b"], ["x", "y", "z"], [["", "", ""]] * 2, "")
+    width, height = figure.get_size_inches()
+    for axes in figure.axes:
+        place = axes.get_position()
+        assert place.height * height / (place.width * width) == pytest.approx(shape[0] / shape[1], rel=0.05)
+    lines = [text.get_text() for text in figure.texts]
+    assert len(lines) == 1 + (5 if shape[0] < shape[1] else 8)  # of the first prompt, and the second one
+
+
 def test_samples_pair_prompts_methods_and_lengths():
     codes = torch.tensor([0, 1, 4])[:, None].expand(3, 4)
     records = {
@@ -49,6 +61,23 @@ def test_samples_pair_prompts_methods_and_lengths():
     assert grid["images"][:, :, 0, 0, 0].tolist() == [[0, 32], [32, 64]]  # a code is an eighth of 255
     chosen = select_samples(records, PROMPTS, Mosaic(), {"sample_prompts": 3, "sample_methods": ["again"]})
     assert chosen["notes"] == [["4.00"]] * 3
+
+
+def test_samples_have_the_shape_of_the_images():
+    """Each of two lines has three codes and an end, which is code 8."""
+    tokens = torch.tensor([[0, 1, 2, 8, 3, 4, 5, 8]] * 3)
+    records = {"autoregressive": make_records(AUTOREGRESSIVE, tokens)}
+    settings = {"sample_prompts": 2, "sample_methods": None}
+    images = select_samples(records, PROMPTS, Mosaic((2, 3)), settings)["images"]
+    assert images[0, 0, ::2, ::2, 0].tolist() == [[0, 32, 64], [96, 128, 159]]
+
+
+def test_near_codes_of_images_with_line_ends():
+    tokens = torch.tensor([[7, 7, 0, 1, 2, 3, 4, 5]] * 3)  # after a smaller image of two codes
+    table = (torch.arange(VOCAB)[:, None] + 1) % VOCAB
+    grid = select_proximity(tokens, PROMPTS, Mosaic((2, 3)), table, num_rows=2, seed=0)
+    assert grid["images"].shape == (2, 3, 4, 6, 3)
+    assert grid["images"][0, 1, ::2, ::2, 0].tolist() == [[32, 64, 96], [128, 159, 191]]
 
 
 def select(codes, columns, seed=0):

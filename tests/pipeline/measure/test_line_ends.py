@@ -9,7 +9,7 @@ from helpers.configs import load_config, typed_config
 from helpers.figure_tables import COUPLED, make_records
 from helpers.paths import ROOT
 from helpers.tiny_models import make_models, make_prompts
-from lantern.codebook import add_line_ends, drop_line_ends
+from lantern.codebook import add_line_ends
 from lantern.decoding import make_decoder
 from lantern.likelihood import teacher_forced_logits
 from lantern.methods import make_method
@@ -46,7 +46,7 @@ def test_likelihood_and_ambiguity_are_of_codes(drawn):
     logits = teacher_forced_logits(target, *encoder.encode(["0", "1"]), tokens, 2.0)
     wanted = -logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
     assert nll.shape == (2, 16)
-    torch.testing.assert_close(nll, drop_line_ends(wanted, 4))
+    torch.testing.assert_close(nll, target.config.code_grids(wanted).flatten(1))
     assert not wanted.view(2, 4, 5)[..., 4].any()  # a line end is certain
     frame = measure_ambiguity(target, encoder, tokens, ["0", "1"], cfg_scales=[2.0])
     assert sorted(set(frame["position"])) == list(range(16)) and frame["top1"].max() < 1
@@ -64,8 +64,7 @@ def test_substitutions_are_of_codes(drawn):
 def test_images_get_their_line_ends_for_training(drawn):
     target, encoder, _ = drawn
     codes = torch.arange(32).view(2, 16) % 11
-    tokens = add_line_ends(codes, 4, line_end=11)
-    assert torch.equal(drop_line_ends(tokens, 4), codes) and (tokens.view(2, 4, 5)[..., 4] == 11).all()
+    tokens = add_line_ends(codes, (4, 4), line_end=11)
     features, mask = encoder.encode(["0", "1"])
     assert next_token_loss(target, tokens, features, mask).isfinite()
     draft = DraftModel.from_target(target, seed=0)

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 
-from helpers.pages_data import NUM_TOKENS, PROMPTS, SCRIPT, build_race, data_of, make_timed, pixels_of
+from helpers.pages_data import NUM_TOKENS, PROMPTS, SCRIPT, build_race, data_of, draw, make_timed, pixels_of
 from lantern_pipeline.pages import race
 
 
@@ -35,6 +36,13 @@ def test_a_run_has_the_recorded_forwards_marks_and_differences_and_its_image():
             pixels = pixels_of(data["images"][run_of(data, method_id, prompt)["image"]])
             assert pixels[0, 0, 0] == level + 40 * prompt
             assert pixels[0, 7, 0] == level + 40 * prompt + 4 * (method_id == "near")  # its fourth token
+
+
+def test_a_page_states_where_an_image_begins_among_the_tokens():
+    """A smaller image of two codes comes first, and each of the two lines has six codes and an end."""
+    positions = torch.arange(2, NUM_TOKENS).view(2, 7)[:, :6]
+    data = data_of(race.build_page(make_timed(), PROMPTS, lambda codes: draw(codes[:, :12], shape=(2, 6)), positions))
+    assert [data[name] for name in ("lines", "columns", "first", "tokens")] == [2, 6, 2, NUM_TOKENS]
 
 
 def test_small_images_are_exact_and_large_ones_compressed():

@@ -1,10 +1,13 @@
 """Tests of the replay animation: its methods, when tokens appear, and that it fits a page."""
 
 import numpy as np
+import torch
 from PIL import Image
 
 from helpers.pages_data import PROMPTS, draw, make_timed
-from lantern_pipeline.pages.race_animation import FRAMES, HEAD, SIDE, _choose_methods, _state_at, draw_race
+from lantern_pipeline.pages.race_animation import FRAMES, GAP, HEAD, WIDTH, _choose_methods, _state_at, draw_race
+
+SQUARE = torch.arange(16).view(4, 4)
 
 
 def test_tokens_appear_when_their_forward_has_ended():
@@ -25,12 +28,31 @@ def test_the_picture_moves_ends_with_the_whole_images_and_is_small(tmp_path):
     timed = make_timed()
     for method in timed.metadata["methods"].values():
         method["name"] = "jacobi" if method["method_id"] == "near" else method["name"]
-    draw_race(tmp_path / "race.png", timed, PROMPTS[:1], draw)
+    draw_race(tmp_path / "race.png", timed, PROMPTS[:1], draw, SQUARE)
     with Image.open(tmp_path / "race.png") as picture:
         assert picture.format == "PNG" and picture.n_frames <= FRAMES + 2
         shown = []
         for frame in (0, 1, picture.n_frames - 1):  # the first is for viewers in which nothing moves
             picture.seek(frame)
-            shown.append(np.asarray(picture.convert("RGB"))[HEAD : HEAD + SIDE])
+            shown.append(np.asarray(picture.convert("RGB"))[HEAD : HEAD + WIDTH])
     assert [(part == 0xDD).any() for part in shown] == [False, True, False]
     assert (tmp_path / "race.png").stat().st_size < 1_500_000
+
+
+def test_a_wide_image_fills_in_the_order_of_its_tokens(tmp_path):
+    """A smaller image of two codes comes first, and each of the two lines has six codes and an end."""
+    timed, positions = make_timed(), torch.arange(2, 16).view(2, 7)[:, :6]
+    draw_race(tmp_path / "race.png", timed, PROMPTS[:1], lambda codes: draw(codes[:, :12], shape=(2, 6)), positions)
+    with Image.open(tmp_path / "race.png") as picture:
+        cell = WIDTH // 6
+        counts = []
+        for frame in range(1, picture.n_frames):
+            picture.seek(frame)
+            image = np.asarray(picture.convert("L"))[HEAD : HEAD + 2 * cell, GAP : GAP + WIDTH]
+            is_drawn = image[cell // 2 :: cell, cell // 2 :: cell] != 0xDD  # (lines, columns)
+            counts.append(is_drawn.sum(1).tolist())
+    # Autoregressive decoding has one token more in each tenth of a second: lines fill one after the other.
+    assert sorted(counts) == counts and {tuple(found) for found in counts} == {
+        *((column, 0) for column in range(7)),
+        *((6, column) for column in range(1, 7)),
+    }

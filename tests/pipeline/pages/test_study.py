@@ -64,11 +64,11 @@ class Tokenizer(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.config = SimpleNamespace(grid=2)
+        self.config = SimpleNamespace(shape=(2, 2), codebook_size=256)
         self.unused = nn.Parameter(torch.zeros(1))
 
     def decode(self, codes):
-        return (codes.float() / 127.5 - 1).view(-1, 1, 2, 2).expand(-1, 3, -1, -1)
+        return (codes.float() / 127.5 - 1)[:, None].expand(-1, 3, -1, -1)
 
 
 PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red ring", "a blue cross", "a red cross", "a green dot"])]

@@ -10,7 +10,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from lantern.method_tables import OFFICIAL_RESIDUALS
-from lantern.models.config import OVERSHOOT
+from lantern.models.config import OVERSHOOT, shape_of
+from lantern.models.families import FAMILIES
 from lantern.tree_shapes import DynamicTreeOptions, JointTree, check_choices, tree_choices
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.prompt_counts import check_prompt_count
@@ -197,11 +198,8 @@ def _sizes(config: RunConfig) -> Iterator[str]:
     for k in config.premise.ks or ():
         if k > config.codebook.num_neighbours:
             yield f"premise.ks must be at most codebook.num_neighbours = {config.codebook.num_neighbours}, got {k}"
-    image_size = config.data.image_size
-    twice_grid = 2 * config.tokenizer.grid
+    yield from _shape(config)
     dim, num_heads, num_kv_heads = (target[name] for name in ("dim", "num_heads", "num_kv_heads"))
-    if image_size % twice_grid:
-        yield f"data.image_size must be a multiple of 2 * tokenizer.grid = {twice_grid}, got {image_size}"
     if num_heads % (num_kv_heads or 1):
         yield f"target.num_kv_heads must be a divisor of target.num_heads = {num_heads}, or 0, got {num_kv_heads}"
     if dim % num_heads:
@@ -210,6 +208,43 @@ def _sizes(config: RunConfig) -> Iterator[str]:
         yield (
             "data.source must be scenes or fashion if text.encoder is word_ids: only the words of these datasets "
             f"have numbers, got {source!r}"
+        )
+
+
+def _shape(config: RunConfig) -> Iterator[str]:
+    """Check the height and width of images in codes and in pixels.
+
+    Only published models generate images that are not squares. Models that the workflow trains see square images.
+
+    Yields:
+        One sentence per error.
+    """
+    grid, image_size = config.tokenizer.grid, config.data.image_size
+    shape, pixels = shape_of(grid), shape_of(image_size)
+    if shape[0] * pixels[1] != shape[1] * pixels[0]:
+        yield (
+            f"data.image_size must have the proportions of tokenizer.grid = {grid}, because codes are square, got "
+            f"{image_size}; set both"
+        )
+    if pixels[0] % (2 * shape[0]):
+        twice = 2 * grid if isinstance(grid, int) else [2 * side for side in grid]
+        yield f"data.image_size must be a multiple of 2 * tokenizer.grid = {twice}, got {image_size}"
+    if isinstance(grid, int):
+        return
+    if config.text.encoder not in FAMILIES:
+        yield (
+            f"tokenizer.grid must be an integer if text.encoder is {config.text.encoder}, got {grid}: its targets "
+            "generate squares"
+        )
+    if config.data.source not in ("captions", "none"):
+        yield (
+            f"tokenizer.grid must be an integer if data.source is {config.data.source}, got {grid}: training images "
+            "are squares; set data.source to captions or none"
+        )
+    if models := trained_models(config.metrics):
+        yield (
+            f"tokenizer.grid must be an integer if metrics use {' or '.join(models)}, got {grid}: these models read "
+            "squares; set metrics.prompt_accuracy to false and metrics.clip to openai or null"
         )
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from lantern.models.config import COMPARED_SIZES
+from lantern.models.config import COMPARED_SIZES, shape_of, sides_of
 from lantern_pipeline.config.cross_checks import metric_checkpoints
 from lantern_pipeline.config.validate import has_gpu
 from lantern_pipeline.data.fashion_files import find_fashion
-from lantern_pipeline.data.model_cards import card_of
+from lantern_pipeline.data.model_cards import card_of, sides_in_config
 from lantern_pipeline.fetch.entries import Resource
 from lantern_pipeline.settings.run_config import PromptSet, RunConfig
 
@@ -82,10 +82,11 @@ def _check_weights(section: str, path: Path | str | None, config: RunConfig) -> 
         ValueError: a size differs.
     """
     card = card_of(config)
-    wanted = {**asdict(card.images), "image_size": card.images.size}
+    wanted = {**asdict(card.images), "image_size": config.data.image_size}
     if section == "target":
         target = card.target_config()
         wanted = {name: getattr(target, name) for name in COMPARED_SIZES}
+    wanted["grid"] = config.tokenizer.grid
     for name, found in _header_sizes(path).items():
         if name in wanted and found != wanted[name]:
             raise ValueError(
@@ -107,7 +108,7 @@ def _config_key(name: str, config: RunConfig) -> str:
 
 
 def _header_sizes(path: Path | str | None) -> dict[str, object]:
-    """Return the model config in the header of a weights file.
+    """Return the model config in the header of a weights file, with the grid as in a run's config.
 
     It is an empty dict if the file is missing or not in Lantern's layout.
     """
@@ -115,9 +116,14 @@ def _header_sizes(path: Path | str | None) -> dict[str, object]:
         return {}
     try:
         with safe_open(path, framework="numpy") as file:
-            return json.loads((file.metadata() or {})["lantern"])["config"]
+            sizes = json.loads((file.metadata() or {})["lantern"])["config"]
     except (SafetensorError, OSError, ValueError, LookupError):
         return {}
+    if "grid" in sizes:
+        height, width = shape_of(sizes["grid"])
+        shape = height, sizes.get("columns") or width  # a target states the width apart
+        sizes["grid"] = sides_in_config(sides_of(shape))
+    return sizes
 
 
 def _check_prompts(path: Path, entry: PromptSet, config: RunConfig) -> None:

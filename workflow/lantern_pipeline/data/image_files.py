@@ -19,15 +19,15 @@ from PIL import Image
 from torch import Tensor
 
 from lantern.checkpoints.tokenizers import ImageModel
-from lantern.codebook import drop_line_ends
+from lantern.models.config import codes_by_line
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 MAX_ARCHIVED_BYTES = 1 << 28  # largest unpacked size of an image in an archive
 MAX_SIDES = 100  # largest ratio of an image's sides; a thinner image could fill the memory when it is scaled up
 # Errors that Pillow raises on damaged files, and on files of a few kilobytes that unpack into gigabytes.
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
-# Tokens decoded to pixels together: four images of 256 pixels a side or one of 512 need about 1 GiB.
-TOKENS_AT_ONCE = 1024
+# Codes decoded to pixels together: four images of 256 pixels a side or one of 512 need about 1 GiB.
+CODES_AT_ONCE = 1024
 NONE = "none"
 FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
@@ -220,24 +220,37 @@ def resize_and_crop(image: Image.Image, image_size: int) -> Image.Image:
     return image.crop((left, top, left + image_size, top + image_size))
 
 
-def decode_images(tokenizer: ImageModel, codes: Tensor, num_at_once: int | None = None) -> Tensor:
-    """Decode codes to images. If an image has line-end tokens, they are dropped first.
+def code_positions(tokenizer: ImageModel, tokens: Tensor) -> Tensor:
+    """Return the position of each code of an image among its tokens, int64 (height, width).
+
+    The other tokens end lines, or belong to a smaller image that the target generates first.
+
+    Args:
+        tokenizer: image tokenizer, whose config has height and width of an image in codes.
+        tokens: tokens of images of one target, integer (images, tokens).
+    """
+    has_line_ends = bool((tokens == tokenizer.config.codebook_size).any())
+    return codes_by_line(torch.arange(tokens.shape[1]), tokenizer.config.shape, has_line_ends=has_line_ends)
+
+
+def decode_images(tokenizer: ImageModel, tokens: Tensor, num_at_once: int | None = None) -> Tensor:
+    """Decode the codes among the tokens of images to pixels.
 
     Args:
         tokenizer: image tokenizer.
-        codes: integer (images, tokens).
-        num_at_once: number of images decoded together. None for TOKENS_AT_ONCE divided by the tokens of an image, at
+        tokens: integer (images, tokens), see `code_positions`.
+        num_at_once: number of images decoded together. None for CODES_AT_ONCE divided by the codes of an image, at
             least 1. The constant is small because the decoder's activations are large.
 
     Returns:
-        float32 (images, 3, S, S) in [-1, 1], on the device of `codes`.
+        float32 (images, 3, height, width) in [-1, 1], on the device of `tokens`.
     """
     device = next(tokenizer.parameters()).device
-    codes = drop_line_ends(codes, tokenizer.config.grid)
-    size = num_at_once or max(1, TOKENS_AT_ONCE // codes.shape[1])
+    positions = code_positions(tokenizer, tokens)
+    size = num_at_once or max(1, CODES_AT_ONCE // positions.numel())
     with torch.inference_mode():
-        parts = [tokenizer.decode(part.long().to(device)).float().to(codes.device) for part in codes.split(size)]
-        return torch.cat(parts)
+        parts = tokens[:, positions.to(tokens.device)].split(size)
+        return torch.cat([tokenizer.decode(part.long().to(device)).float().to(tokens.device) for part in parts])
 
 
 def to_uint8(images: Tensor) -> Tensor:
@@ -254,9 +267,9 @@ def to_pixels(images: Tensor) -> np.ndarray:
     """Convert images to the format of figures and PNG files.
 
     Args:
-        images: float (..., 3, S, S) in [-1, 1].
+        images: float (..., 3, height, width) in [-1, 1].
 
     Returns:
-        uint8 (..., S, S, 3).
+        uint8 (..., height, width, 3).
     """
     return to_uint8(images).movedim(-3, -1).cpu().numpy()

@@ -11,7 +11,7 @@ from typing import Any
 
 from lantern.cards.card import HubFiles, ImageSettings, ModelCard, PromptSettings
 from lantern.cards.published import CARDS, HUB_FILES, card_of_family
-from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES
+from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, Sides, shape_of, sides_of
 from lantern.models.families import FAMILIES
 from lantern_pipeline.settings.run_config import PromptReading, RunConfig, TargetSizes
 
@@ -42,7 +42,7 @@ def card_sections(name: str | None) -> dict[str, dict[str, object]]:
     files = {part: file.name for part, file in card.files.items() if isinstance(file, HubFiles)}
     sizes = {key: getattr(prompts, key) for key in ("max_tokens", "caption_dim", "num_classes")}
     return {
-        "data": {"image_size": images.size},
+        "data": {"image_size": sides_in_config(images.size)},
         "text": {
             "encoder": prompts.encoder,
             "checkpoint": files.get("text"),
@@ -50,7 +50,7 @@ def card_sections(name: str | None) -> dict[str, dict[str, object]]:
         },
         "tokenizer": {
             "checkpoint": files["tokenizer"],
-            "grid": images.grid,
+            "grid": sides_in_config(images.grid),
             "codebook_size": images.codebook_size,
             "code_dim": images.code_dim,
         },
@@ -64,6 +64,11 @@ def card_sections(name: str | None) -> dict[str, dict[str, object]]:
         "codebook": {"neighbours": card.neighbours},
         "draft_tree": dict(card.trees),
     }
+
+
+def sides_in_config(sides: Sides) -> int | list[int]:
+    """Return the side of a square, or [height, width], as a config states them."""
+    return sides if isinstance(sides, int) else [*sides]
 
 
 def hub_entries() -> dict[str, dict[str, object]]:
@@ -99,7 +104,12 @@ def card_of(config: RunConfig) -> ModelCard:
     return ModelCard(
         config.target.name or config.experiment,
         prompt_settings(config.text),
-        ImageSettings(config.data.image_size, tokenizer.grid, tokenizer.codebook_size, tokenizer.code_dim),
+        ImageSettings(
+            sides_of(shape_of(config.data.image_size)),
+            sides_of(shape_of(tokenizer.grid)),
+            tokenizer.codebook_size,
+            tokenizer.code_dim,
+        ),
         target_fields(config),
         config.sampling.settings,
         config.draft_tree.model_dump(),
@@ -117,6 +127,9 @@ def target_fields(config: RunConfig) -> dict[str, Any]:
     encoder = config.text.encoder
     target = config.target
     found = target.keys_of(TargetSizes)
+    found["small_grid"], small_columns = config.small_shape
+    if small_columns != found["small_grid"]:
+        found["small_columns"] = small_columns
     if target.size is not None:
         found |= LLAMAGEN_SIZES[target.size]
     is_llamagen = encoder in ("t5", "classes") and target.checkpoint is not None

@@ -33,7 +33,7 @@ def make_run_card(
     if metadata is None:
         raise ValueError(f"{target} should hold a target in Lantern's layout, found another; run the workflow again")
     found = metadata["config"]
-    elsewhere = {"vocab_size", "grid", "null_ids", "null_filler", *prompts.sizes()}
+    elsewhere = {"vocab_size", "grid", "columns", "null_ids", "null_filler", *prompts.sizes()}
     names = [field.name for field in fields(TargetConfig) if field.name in found and field.name not in elsewhere]
     kept = [name for name in names if name in COMPARED_SIZES or found[name] != getattr(TargetConfig(), name)]
     sizes = {name: found[name] for name in kept}

@@ -8,6 +8,7 @@ from math import prod
 from pathlib import Path
 
 from lantern.cards.card import PromptSettings
+from lantern.models.config import shape_of
 from lantern.models.families import FAMILIES
 from lantern.text_encoders.base import TextEncoder, split_words
 from lantern.text_encoders.encoders import make_text_encoder as make_encoder
@@ -95,5 +96,5 @@ def make_text_encoder(text: TextSettings, data_source: str, features: str | Sequ
         raise ValueError(f"text.checkpoint must name the target's tokenizer.json if text.encoder is {text.encoder}")
     else:
         file = text.checkpoint if Path(text.checkpoint).exists() else Resource(text.checkpoint).manifest
-    large, small = text.grids
-    return make_encoder(prompts, resource_path(file), shape=(large, large), small_shape=(small, small))
+    shape, small_shape = map(shape_of, text.grids)
+    return make_encoder(prompts, resource_path(file), shape=shape, small_shape=small_shape)

@@ -19,7 +19,7 @@ MAX_LINES = 8  # lines of prompt text; more would reach the next row
 MIN_CELL, MAX_CELL = 0.7, 1.1  # inches: width of a column; a grid of many columns is wider than the page
 NOTE_HEIGHT, GAP = 0.17, 0.03  # inches: space under a row of images, with notes and without
 LINE_HEIGHT = 0.135  # inches from a line of prompt text to the next
-SHARP = 128  # images up to this side in pixels are enlarged without smoothing, larger ones are shrunk with smoothing
+SHARP = 128  # pixels: images up to this longer side are enlarged without smoothing, larger ones shrunk with smoothing
 
 
 def wrap_prompt(text: str, width: int = WRAP, max_lines: int = MAX_LINES) -> str:
@@ -55,7 +55,7 @@ def draw_pictures(
     """Draw a grid of images. The figure is wider than a page only if it has more than eight columns.
 
     Args:
-        images: the images by row and column, uint8 (rows, columns, S, S, 3).
+        images: the images by row and column, uint8 (rows, columns, height, width, 3).
         row_titles: the prompt of each row.
         column_titles: the method of each column.
         notes: for each row, the short texts under its images. An empty text leaves the place under the image blank.
@@ -64,21 +64,25 @@ def draw_pictures(
     rows, columns = len(row_titles), len(column_titles)
     cell = min(MAX_CELL, max(MIN_CELL, (PAGE_WIDTH - PROMPT_WIDTH) / columns))
     top = 0.13 * max(title.count("\n") + 1 for title in column_titles) + 0.06  # inches
+    shape = images.shape[2:4]
+    tall = cell * shape[0] / shape[1]  # inches: height of a row without its notes
+    max_lines = max(1, int(MAX_LINES * min(1, tall / cell)))
     feet = [NOTE_HEIGHT if any(line) else GAP for line in notes]
-    width, height = PROMPT_WIDTH + cell * columns, top + cell * rows + sum(feet)
+    width, height = PROMPT_WIDTH + cell * columns, top + tall * rows + sum(feet)
     with paper_style():
         figure = new_figure(width, height)
         figure.set_layout_engine("none")  # all lengths are computed here, so matplotlib must not change the layout
         for row in range(rows):
-            bottom = (height - top - (row + 1) * cell - sum(feet[:row])) / height
-            _write_lines(figure, wrap_prompt(row_titles[row]).split("\n"), bottom + cell / height / 2)
+            bottom = (height - top - (row + 1) * tall - sum(feet[:row])) / height
+            lines = wrap_prompt(row_titles[row], max_lines=max_lines).split("\n")
+            _write_lines(figure, lines, bottom + tall / height / 2)
             if row == rows - 1 and any(notes[row]):
                 place = ((PROMPT_WIDTH - 0.06) / width, bottom - 0.09 / height)
                 figure.text(*place, note_title, ha="right", va="center")
             for column in range(columns):
                 left = (PROMPT_WIDTH + column * cell + 0.025) / width
-                axes = figure.add_axes((left, bottom, (cell - 0.05) / width, (cell - 0.05) / height))
-                interpolation = "nearest" if images.shape[2] <= SHARP else "antialiased"
+                axes = figure.add_axes((left, bottom, (cell - 0.05) / width, (tall - 0.05) / height))
+                interpolation = "nearest" if max(shape) <= SHARP else "antialiased"
                 axes.imshow(images[row, column], interpolation=interpolation)
                 frame(axes)
                 axes.set_xlabel(notes[row][column], fontsize=8, labelpad=1.5)

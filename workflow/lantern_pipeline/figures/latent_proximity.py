@@ -12,10 +12,9 @@ import torch
 from matplotlib.figure import Figure
 
 from lantern.checkpoints.tokenizers import ImageModel
-from lantern.codebook import drop_line_ends
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
-from lantern_pipeline.data.image_files import decode_images, to_pixels
+from lantern_pipeline.data.image_files import code_positions, decode_images, to_pixels
 from lantern_pipeline.figures.image_grid import Pictures, draw_pictures
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.summary import MetricsSection
@@ -76,7 +75,7 @@ def select_proximity(
     """
     vocab, num_ranks = nearest_codes.shape
     codes = codes[: max(num_rows, MOST_TOKENS // codes.shape[1])].long()
-    codes = drop_line_ends(codes, tokenizer.config.grid)
+    codes = codes[:, code_positions(tokenizer, codes).flatten()]
     ranks = sorted({min(rank, num_ranks) for rank in RANKS})
     generator = torch.Generator().manual_seed(seed)
     offsets = torch.randint(1, vocab, codes.shape, generator=generator)

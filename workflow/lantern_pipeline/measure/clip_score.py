@@ -58,7 +58,7 @@ class ClipScore:
         """Score images against their prompts.
 
         Args:
-            images: float32 (n, 3, S, S) in [-1, 1].
+            images: float32 (n, 3, height, width) in [-1, 1].
             prompts: one per image.
 
         Returns:

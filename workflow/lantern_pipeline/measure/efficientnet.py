@@ -119,7 +119,7 @@ class EfficientNetFidelity(ReconstructionFidelity):
         """Extract the features of images.
 
         Args:
-            images: float32 (n, 3, S, S) in [-1, 1]. They are rounded to 8 bits, as in a PNG file.
+            images: float32 (n, 3, height, width) in [-1, 1]. They are rounded to 8 bits, as in a PNG file.
 
         Returns:
             Features, float32 (n, 1280), on the CPU.
@@ -132,7 +132,7 @@ class EfficientNetFidelity(ReconstructionFidelity):
         The tokenizer has encoded these images and decoded them again.
 
         Args:
-            reconstructions: batches of images, (n, 3, S, S) in [-1, 1].
+            reconstructions: batches of images, (n, 3, height, width) in [-1, 1].
             name: name of the reference set in the results.
         """
         features = torch.cat([self.extract(images) for images in reconstructions])

@@ -182,7 +182,7 @@ def score_decoded(
         cfg_scale: guidance scale of the likelihood under the target.
 
     Returns:
-        (scores, pixels). pixels are float32 (images, 3, S, S) in [0, 1].
+        (scores, pixels). pixels are float32 (images, 3, height, width) in [0, 1].
     """
     texts = [prompt.text for prompt in prompts]
     token_nll = score_tokens(
@@ -196,7 +196,7 @@ def score_images(images: Tensor, prompts: Sequence[Prompt], models: MetricModels
     """Score one batch of images that are given as pixels.
 
     Args:
-        images: float32 (images, 3, S, S) in [-1, 1].
+        images: float32 (images, 3, height, width) in [-1, 1].
         prompts: one per image.
         models: models that evaluate images (metric models).
         nll: negative log-likelihood of each image, a mean over its tokens in nats, (images,). nan for images without
@@ -213,7 +213,7 @@ def pixel_mse(pixels: Tensor, others: Tensor) -> Tensor:
     """Compute the mean squared difference of each image from the image with the same index in another set.
 
     Args:
-        pixels: (images, 3, S, S) in [0, 1].
+        pixels: (images, 3, height, width) in [0, 1].
         others: pixels of the other set, of the same shape.
 
     Returns:

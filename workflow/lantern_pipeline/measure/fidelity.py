@@ -53,7 +53,7 @@ class ReconstructionFidelity(ABC):
         """Extract the features of images, float32 (n, width) on the CPU.
 
         Args:
-            images: float32 (n, 3, S, S) in [-1, 1].
+            images: float32 (n, 3, height, width) in [-1, 1].
         """
 
     @abstractmethod
@@ -63,7 +63,7 @@ class ReconstructionFidelity(ABC):
         The tokenizer has encoded these images and decoded them again.
 
         Args:
-            reconstructions: batches of images, (n, 3, S, S) in [-1, 1].
+            reconstructions: batches of images, (n, 3, height, width) in [-1, 1].
             name: name of the reference set in the results.
         """
 
@@ -133,7 +133,7 @@ class PublishedFidelity:
         """Extract the features of images by Inception and by VGG16, and concatenate them.
 
         Args:
-            images: float32 (n, 3, S, S) in [-1, 1].
+            images: float32 (n, 3, height, width) in [-1, 1].
 
         Returns:
             Features, float32 (n, sum of both widths), on the CPU.

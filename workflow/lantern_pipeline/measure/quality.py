@@ -185,7 +185,7 @@ def _reconstruct(
         settings: settings of the reference set.
 
     Yields:
-        Batches of reconstructions, (images, 3, S, S) in [-1, 1].
+        Batches of reconstructions, (images, 3, height, width) in [-1, 1].
     """
     for indices in chunks(first, first + settings.num_reference, models.batch_size, "reference"):
         codes = models.tokenizer.encode(source.images(split, indices).to(models.device))

@@ -21,7 +21,7 @@ from lantern.checkpoints.native import empty_model
 from lantern.checkpoints.pretrained import class_of, is_pretrained, read_config
 from lantern.decoding_state import DecodingModels
 from lantern.models.adapter import AdapterConfig, TransformersTarget
-from lantern.models.config import DraftConfig, pick
+from lantern.models.config import DraftConfig, pick, shape_fields, shape_of
 from lantern.models.draft import DraftModel
 from lantern.models.families import FAMILIES, family_of
 from lantern.models.target import Target, TargetConfig, TargetModel
@@ -174,11 +174,11 @@ def target_config(
     row = FAMILIES.get(card.prompts.encoder)
     if row is None:
         return replace(card, images=images, target={**card.target, **sizes}).target_config()
-    known: dict[str, Any] = {"num_kv_heads": card.target["num_heads"], **card.target, **sizes}
+    shape = shape_fields(shape_of(images.grid))
+    known: dict[str, Any] = {"num_kv_heads": card.target["num_heads"], **shape, **card.target, **sizes}
     return AdapterConfig(
         **known,
         vocab_size=images.codebook_size + ("line_end" in row.target),
-        grid=images.grid,
         num_text_tokens=128,
         null_ids=() if row.uses_grid_rope else (1, 2),
         null_filler=3 if row.prompt.filler else None,

@@ -5,7 +5,6 @@ The page is one HTML file, which needs no network. It contains the images and th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypedDict
 
@@ -31,7 +30,7 @@ def build_page(
     timed: TimedImages,
     prompts: Sequence[Prompt],
     draw: Callable[[Tensor], np.ndarray],
-    shape: tuple[int, int] | None = None,
+    positions: Tensor,
 ) -> str:
     """Build the HTML page on which several methods generate the same prompts side by side, at the recorded speed.
 
@@ -41,7 +40,8 @@ def build_page(
         timed: images of all methods, with the time of each forward pass.
         prompts: their prompts.
         draw: function that decodes codes, integer (images, tokens), to pixels, uint8 (images, height, width, 3).
-        shape: height and width of the images in codes. None for square images.
+        positions: position of each code of an image among its tokens, int64 (lines, columns). The page shows no other
+            tokens.
 
     Returns:
         HTML.
@@ -51,14 +51,13 @@ def build_page(
     """
     methods = _describe_methods(timed)
     place = {key: row for row, key in enumerate(zip(timed.prompt_ids, timed.method_ids, strict=True))}
-    num_tokens = timed.codes.shape[1]
-    side = math.isqrt(num_tokens)  # also if every line ends with a token of its own
-    lines, columns = shape or (side, side)
+    lines, columns = positions.shape
     data = {
         "methods": methods,
         "lines": lines,
         "columns": columns,
-        "tokens": num_tokens,
+        "first": int(positions[0, 0]),
+        "tokens": timed.codes.shape[1],
         "pixelated": True,
         "gpu": timed.metadata["gpu"],
         "threads": timed.metadata["num_threads"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,14 +16,18 @@ from lantern_pipeline.measure.latency import TimedImages
 from lantern_pipeline.tables.method_labels import label_method
 
 SHOWN = ("autoregressive", "eagle1", "jacobi", "lantern_pp", "lantern_chain")  # at most one method of each name
-SIDE, GAP, HEAD, FOOT = 168, 12, 52, 24  # pixels: side of an image, gap between images, text above and below
+WIDTH, GAP, HEAD, FOOT = 168, 12, 52, 24  # pixels: width of an image, gap between images, text above and below
 FRAMES, FRAME_MS, HOLD_MS = 60, 80, 2500  # frames until the slowest method ends, time of each, time of the last one
 FONT = Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")  # supports Greek letters
 PAPER, INK, EMPTY = "white", "black", "#dddddd"
 
 
 def draw_race(
-    path: Path | str, timed: TimedImages, prompts: Sequence[Prompt], draw: Callable[[Tensor], np.ndarray]
+    path: Path | str,
+    timed: TimedImages,
+    prompts: Sequence[Prompt],
+    draw: Callable[[Tensor], np.ndarray],
+    positions: Tensor,
 ) -> None:
     """Write an animated PNG in which several methods generate the same prompt.
 
@@ -35,7 +38,8 @@ def draw_race(
         path: file to write.
         timed: images of all methods, with the time of each forward pass.
         prompts: their prompts.
-        draw: function that decodes codes, integer (images, tokens), to pixels, uint8 (images, S, S, 3).
+        draw: function that decodes codes, integer (images, tokens), to pixels, uint8 (images, height, width, 3).
+        positions: position of each code of an image among its tokens, int64 (lines, columns).
     """
     methods = _choose_methods(timed)
     place = {key: row for row, key in enumerate(zip(timed.prompt_ids, timed.method_ids, strict=True))}
@@ -43,15 +47,14 @@ def draw_race(
     seconds = timed.step_seconds.double().sum(1)
     gains = {text: float(seconds[row[0]] / seconds[row].min()) for text, row in rows.items()}
     text = sorted(gains, key=gains.__getitem__)[(len(gains) - 1) // 2]
-    pixels = [
-        Image.fromarray(image).resize((SIDE, SIDE), Image.Resampling.NEAREST) for image in draw(timed.codes[rows[text]])
-    ]
+    size = WIDTH, round(WIDTH * positions.shape[0] / positions.shape[1])
+    pixels = [Image.fromarray(image).resize(size, Image.Resampling.NEAREST) for image in draw(timed.codes[rows[text]])]
     labels = [label_method(timed.metadata["methods"][method]) for method in methods]
     slowest = float(seconds[rows[text]].max())
     frames = []
     for now in np.linspace(0, slowest, FRAMES + 1):
         states = [_state_at(timed, row, now) for row in rows[text]]
-        frames.append(_draw_frame(text, labels, pixels, math.isqrt(timed.codes.shape[1]), states, float(now)))
+        frames.append(_draw_frame(text, labels, pixels, positions.numpy(), states, float(now)))
     pace = [FRAME_MS] * FRAMES + [HOLD_MS]
     colours = frames[-1].quantize(256)  # one palette, so that a frame stores only the changed pixels
     frames = [frame.quantize(palette=colours, dither=Image.Dither.NONE) for frame in frames]
@@ -98,7 +101,7 @@ def _draw_frame(
     text: str,
     labels: list[str],
     pixels: list[Image.Image],
-    grid: int,
+    positions: np.ndarray,
     states: list[tuple[int, int, float]],
     now: float,
 ) -> Image.Image:
@@ -110,20 +113,21 @@ def _draw_frame(
         text: the prompt.
         labels: names of the methods.
         pixels: complete image of each method.
-        grid: tokens along a side of an image.
+        positions: position of each code of an image among its tokens, (lines, columns).
         states: progress of each method's image at this time, from `_state_at`.
         now: seconds since generation began, which the clock shows.
     """
-    frame = Image.new("RGB", (GAP + (SIDE + GAP) * len(pixels), HEAD + SIDE + FOOT), PAPER)
+    width, height = pixels[0].size
+    frame = Image.new("RGB", (GAP + (width + GAP) * len(pixels), HEAD + height + FOOT), PAPER)
     pen, font = ImageDraw.Draw(frame), ImageFont.truetype(FONT, 12)
     pen.text((GAP, 6), text, INK, font)
     pen.text((frame.width - GAP, 6), f"{now:.2f} s", INK, font, anchor="ra")
     for column, (label, image, (tokens, forwards, seconds)) in enumerate(zip(labels, pixels, states, strict=True)):
-        left = GAP + column * (SIDE + GAP)
+        left = GAP + column * (width + GAP)
         pen.text((left, HEAD - 22), label, INK, font)
-        pen.rectangle((left, HEAD, left + SIDE - 1, HEAD + SIDE - 1), EMPTY)
-        is_drawn = (np.arange(grid**2) < tokens).reshape(grid, grid)
-        frame.paste(image, (left, HEAD), Image.fromarray(is_drawn).resize((SIDE, SIDE), Image.Resampling.NEAREST))
+        pen.rectangle((left, HEAD, left + width - 1, HEAD + height - 1), EMPTY)
+        is_drawn = Image.fromarray(positions < tokens).resize(image.size, Image.Resampling.NEAREST)
+        frame.paste(image, (left, HEAD), is_drawn)
         ended = f", done in {seconds:.2f} s" if seconds <= now + 1e-9 else ""
-        pen.text((left, HEAD + SIDE + 4), f"{forwards} forwards{ended}", INK, font)
+        pen.text((left, HEAD + height + 4), f"{forwards} forwards{ended}", INK, font)
     return frame

@@ -26,7 +26,7 @@ from lantern_pipeline.pages.study_analysis import CHECK, KEY_FORMAT, PAIR, VERSI
 from lantern_pipeline.tables.method_labels import label_method
 
 TEMPLATE = "study.html"
-SHOWN_WIDTH = 336  # CSS pixels, rounded to a multiple of the image's side
+SHOWN_WIDTH = 336  # CSS pixels, rounded to a multiple of the image's width
 
 
 class Trial(NamedTuple):
@@ -38,7 +38,7 @@ class Trial(NamedTuple):
         caption: prompt that the page shows with the two images, as plain text.
         prompt_id: id of the prompt.
         method_id: id of the method; empty for a check.
-        images: RGB, uint8 (2, S, S, 3). The first is the autoregressive image of the caption.
+        images: RGB, uint8 (2, height, width, 3). The first is the autoregressive image of the caption.
     """
 
     kind: str
@@ -179,7 +179,7 @@ def build_page(
             "prompt_id": trial.prompt_id,
             "baseline": baseline,
         }
-    side = trials[0].images.shape[1]
+    side = trials[0].images.shape[2]  # pixels of a line
     width = side * max(1, round(SHOWN_WIDTH / side))
     data = {"question": question, "side": side, "width": width, "trials": shown}
     key = {"format": KEY_FORMAT, "version": VERSION, "methods": list(methods), "trials": hidden}

@@ -85,12 +85,28 @@ def _check_unique(values: list[object]) -> list[object]:
     return values
 
 
+def _check_sides(value: int | list[int]) -> int | list[int]:
+    """Return the sides of an image unchanged if they are one integer for a square, or two that differ.
+
+    Raises:
+        PydanticCustomError: a list does not hold two integers, or they are equal.
+    """
+    if isinstance(value, list) and len(value) != 2:
+        raise broken_rule(f"must be an integer for a square, or [height, width], got {show(value)}")
+    if isinstance(value, list) and value[0] == value[1]:
+        raise broken_rule(f"must be an integer for a square, got {show(value)}; write {value[0]}")
+    return value
+
+
 _Value = TypeVar("_Value")
 # Type of a key that holds one value or a list of values to try.
 OneOrList = Annotated[
     Annotated[_Value, Tag(ONE_VALUE)] | Annotated[list[_Value], Field(min_length=1), Tag(LIST_OF_VALUES)],
     Discriminator(lambda value: LIST_OF_VALUES if isinstance(value, list) else ONE_VALUE),
 ]
+
+# Type of a key that holds the side of a square, or [height, width].
+Sides = Annotated[OneOrList[_Value], AfterValidator(_check_sides)]
 Integer = Annotated[int, BeforeValidator(to_integer)]
 Number = Annotated[float, WrapValidator(_keep_integer)]
 Count = Annotated[Integer, Field(ge=1)]

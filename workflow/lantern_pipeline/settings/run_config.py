@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from lantern.cards.card import SamplingSettings
+from lantern.models.config import shape_of
+from lantern.models.families import small_shape
 from lantern_pipeline.settings.key_types import (
     Count,
     Integer,
@@ -23,6 +25,7 @@ from lantern_pipeline.settings.key_types import (
     Seed,
     Seeds,
     Share,
+    Sides,
     Text,
     Unique,
     broken_rule,
@@ -72,7 +75,9 @@ class Data(Section):
     folder: str | None = Field(description="folder of images, if source is folder or fashion")
     captions: Captions | None = Field(description="captions, if source is captions")
     num_shards: Count = Field(description="number of jobs that encode or generate the images")
-    image_size: Integer = Field(ge=16, le=1024, description="side of the square images in pixels")
+    image_size: Sides[Annotated[Integer, Field(ge=16, le=2048)]] = Field(
+        description="side of square images in pixels, or [height, width]"
+    )
     num_train: Integer = Field(ge=8, description="number of training images")
 
     @model_validator(mode="after")
@@ -136,14 +141,18 @@ class TextSettings(PromptReading):
     Some target models read the grid size as part of the prompt.
     """
 
-    grids: list[Integer] = Field(description="codes along a side of an image and of the smaller one before it, or 0")
+    grids: list[OneOrList[Integer]] = Field(
+        description="codes along the sides of an image and of the smaller one before it, or 0"
+    )
 
 
 class Tokenizer(Section):
     """Config section `tokenizer`: image tokenizer, which turns images into codes and back."""
 
     checkpoint: Text | None = Field(description="finished weights; null trains the model")
-    grid: Integer = Field(ge=2, description="codes along a side of an image")
+    grid: Sides[Annotated[Integer, Field(ge=2)]] = Field(
+        description="codes along a side of a square image, or [height, width]"
+    )
     codebook_size: Integer = Field(ge=8, description="number of codes")
     code_dim: Integer = Field(ge=2, description="channels of a code")
     encoder_width: Integer = Field(ge=8, multiple_of=8, description="channels of the encoder; twice as many per token")
@@ -172,7 +181,7 @@ class TargetSizes(Section):
     line_end: Annotated[Integer, Field(ge=0)] | None = Field(
         description="id of the token that ends a line of codes; null = none"
     )
-    small_grid: Integer = Field(ge=0, description="codes along a side of a smaller image before; 0 = none")
+    small_grid: Integer = Field(ge=0, description="codes along a side of a smaller image before, for squares; 0 = none")
 
 
 class TargetTraining(Section):
@@ -517,10 +526,16 @@ class RunConfig(Section):
         return {name: entry for name, entry in self.resources.items() if entry is not None}
 
     @property
+    def small_shape(self) -> tuple[int, int]:
+        """Height and width, in codes, of the smaller image that the target generates first. (0, 0) if there is none."""
+        return small_shape(shape_of(self.tokenizer.grid), self.target.small_grid)
+
+    @property
     def text_settings(self) -> TextSettings:
         """Settings that a job needs to encode prompts: keys of section `text`, and the grid sizes of images."""
-        grids = [self.tokenizer.grid, self.target.small_grid]
-        return TextSettings.model_validate({**self.text.keys_of(PromptReading), "grids": grids})
+        grid = self.tokenizer.grid
+        small_grid = self.target.small_grid if isinstance(grid, int) else [*self.small_shape]
+        return TextSettings.model_validate({**self.text.keys_of(PromptReading), "grids": [grid, small_grid]})
 
     @property
     def grids(self) -> dict[str, Grid]:
