@@ -2,7 +2,7 @@
 ;;
 ;; x has rows of `inner` values. w is stored in panels of 16 columns: a panel holds `inner` rows of 16 neighbouring
 ;; values. A pass over a panel updates two rows of y, so that each value of w that is loaded is used twice. Strides are in
-;; bytes. `npx --package wabt wat2wasm kernel.wat` writes kernel.wasm.
+;; bytes. `wat2wasm kernel.wat` of the package wabt writes kernel.wasm.
 (module
   (memory (export "memory") 1024 1024) ;; pages of 64 KiB. The size never changes, because views of it would become invalid
   (func (export "multiply_add")

@@ -1,7 +1,7 @@
 /** The live page: its controls, and the animation of a race. */
 
 import { loadModels } from "./load.js";
-import { Stream } from "./noise.js";
+import { makeStreams } from "./noise.js";
 import { drawMark, Picture } from "./picture.js";
 import { Race } from "./race.js";
 
@@ -63,7 +63,7 @@ function addLane(method) {
   article.innerHTML = `<h2></h2><p class="about"></p><canvas role="img"></canvas><div class="bar"><div></div></div>
 <dl><div><dt>Tokens</dt><dd class="tokens"></dd></div><div><dt>Forward passes</dt><dd class="forwards"></dd></div>
 <div><dt>Tokens / forward</dt><dd class="rate"></dd></div><div><dt>Seconds</dt><dd class="seconds"></dd></div>
-<div><dt>Milliseconds / forward</dt><dd class="cost"></dd></div><div><dt>Equal to autoregressive</dt><dd class="equal"></dd></div></dl>`;
+<div><dt>ms / forward</dt><dd class="cost"></dd></div><div><dt>Equal tokens</dt><dd class="equal"></dd></div></dl>`;
   article.querySelector("h2").textContent = method.label;
   article.querySelector(".about").textContent = ABOUT[method.id];
   byId("lanes").append(article);
@@ -152,10 +152,6 @@ function offerPaces(secondsPerForward) {
 
 // --- animation
 
-function noiseOf(seed) {
-  return Object.fromEntries(Object.entries(data.keys[seed]).map(([stream, key]) => [stream, new Stream(key)]));
-}
-
 /** Make all noise of an image, so that a race does not wait for it. */
 function makeNoise(noise) {
   const { numTokens, config } = models.target;
@@ -168,11 +164,11 @@ function makeNoise(noise) {
 function begin() {
   byId("seed-number").textContent = state.seed;
   if (state.noiseSeed !== state.seed) {
-    [state.noise, state.noiseSeed] = [noiseOf(state.seed), state.seed];
+    [state.noise, state.noiseSeed] = [makeStreams(data.keys[state.seed]), state.seed];
     makeNoise(state.noise);
   }
   state.race = new Race(data.methods, models, captionOf(), state.noise, settingsOf());
-  byId("status").textContent = "";
+  byId("news").textContent = "";
   resume();
 }
 
@@ -190,7 +186,7 @@ function tick(now) {
   state.race.advance(stillness.matches ? Infinity : Math.max(0, elapsed) * Number(byId("pace").value), clockOf());
   if (state.race.isDone) {
     state.isRunning = false;
-    byId("status").textContent = state.race.lanes.map(result).join(" ");
+    byId("news").textContent = state.race.lanes.map(result).join(" ");
   }
   show();
   if (state.isRunning) requestAnimationFrame(tick);
@@ -208,7 +204,7 @@ function pause() {
 
 /** Generate an image by each method without showing it, so that the browser compiles the code, and time it. */
 function warmUp() {
-  const race = new Race(data.methods, models, captionOf(), noiseOf(0), settingsOf());
+  const race = new Race(data.methods, models, captionOf(), makeStreams(data.keys[0]), settingsOf());
   race.advance(Infinity, "forwards");
   return race.lanes[0].seconds / race.lanes[0].forwards;
 }
@@ -242,6 +238,7 @@ async function start() {
     pause();
   });
   for (const button of document.querySelectorAll("button")) button.disabled = false;
+  byId("status").hidden = true;
   begin();
 }
 

@@ -40,3 +40,13 @@ export class Stream {
     return this.gumbelRows.get(position);
   }
 }
+
+/**
+ * Return the streams of an image.
+ *
+ * @param {Object<string, string[]>} keys  key of each stream
+ * @returns {Object<string, Stream>}
+ */
+export function makeStreams(keys) {
+  return Object.fromEntries(Object.entries(keys).map(([name, key]) => [name, new Stream(key)]));
+}

@@ -23,5 +23,8 @@ const READERS = {
   F32: (bytes) => new Float32Array(bytes),
   I16: (bytes) => Float32Array.from(new Int16Array(bytes)),
   // A bfloat16 number is the upper half of a float32 number.
-  BF16: (bytes) => new Float32Array(Uint32Array.from(new Uint16Array(bytes), (half) => half << 16).buffer),
+  BF16: (bytes) => {
+    const bits = new Uint32Array(new Uint16Array(bytes));
+    return new Float32Array(bits.map((half) => half << 16).buffer);
+  },
 };
