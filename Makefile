@@ -103,9 +103,10 @@ diagrams: $(STAMP)
 	$(BIN)/python docs/draft_trees.py
 	$(BIN)/python docs/overview.py
 
-# The theme warns that its successor is at hand. It reads the same mkdocs.yml, but has no hooks yet.
+# The theme warns that its successor is at hand. It reads the same mkdocs.yml, but has no hooks yet. docs/live.md shows site/demo.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	$(BIN)/lantern demo --output site/demo
 
 demo: $(STAMP)
 	$(BIN)/lantern demo

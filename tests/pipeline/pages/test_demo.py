@@ -8,9 +8,11 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import lantern
 from lantern.noise import gumbel_field
+from lantern_pipeline.cli import app
 from lantern_pipeline.measure.losslessness import NEAR_TIE_MARGIN
 from lantern_pipeline.pages.demo import METHODS, PROMPT_ID, SCRIPTS, write_demo
 
@@ -45,7 +47,7 @@ class Quiet(SimpleHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     folder = tmp_path_factory.mktemp("live") / "demo"
-    write_demo(folder)
+    assert CliRunner().invoke(app, ["demo", "--output", str(folder)]).exit_code == 0
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}/"
