@@ -72,7 +72,7 @@ def visit(browser, address):
         page.on("request", lambda request: requests.append(request.url))
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(address)
-        page.locator("#draw:enabled").wait_for(timeout=120_000)
+        page.locator("#generate:enabled").wait_for(timeout=120_000)
         return page
 
     yield open_page
@@ -141,7 +141,7 @@ def test_a_caption_is_drawn_to_the_end_by_all_methods_and_again_with_other_setti
         page.locator("#news", has_text="forward passes").wait_for()
         return page.locator("canvas[role=img]").evaluate_all("all => all.map((canvas) => canvas.toDataURL())")
 
-    first = images_after(page.get_by_role("button", name="Draw").click)
+    first = images_after(page.get_by_role("button", name="Generate").click)
     second = images_after(page.get_by_role("button", name="Another seed").click)
     assert page.locator("#seed-number").inner_text() == "1"
     assert all(one != other for one, other in zip(first, second, strict=True))
@@ -157,7 +157,7 @@ def test_the_clock_of_forward_passes_gives_all_methods_the_same_pace_and_pauses(
     page.get_by_role("radio", name="Forward passes").check()
     assert page.locator("#pace").input_value() == "8"
     page.clock.pause_at(3600)
-    page.get_by_role("button", name="Draw").click()
+    page.get_by_role("button", name="Generate").click()
     page.clock.run_for(1100)
     assert len(set(facts(page, "forwards"))) == 1 and 7 <= int(facts(page, "forwards")[0]) <= 8
     page.evaluate("document.activeElement.blur()")

@@ -77,7 +77,7 @@ function partsOf({ id, depth }, { target, draft, nearestCodes, slots }, noise, s
 }
 
 /**
- * Generate an image, and yield after each forward pass of the target. The first pass is that over the prompt.
+ * Generate an image, and yield after each forward pass of the target. The first pass runs the prompt.
  *
  * @param {Object} method  as in `partsOf`
  * @param {Object} models  as in `partsOf`

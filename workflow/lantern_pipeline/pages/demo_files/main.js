@@ -13,16 +13,17 @@ const ABOUT = {
   lantern_chain: "Relaxed. Similar codes also count for a draft, so tokens may differ.",
 };
 const FIRST_CAPTION = { size: "small", colour: "white", shape: "ring", relation: "above", size_2: "large", colour_2: "blue", shape_2: "triangle", background: "grass" };
-const ALONE = "alone"; // stands for no relation, in captions of a single object
+const ALONE = "alone"; // no relation: the caption has a single object
 const PACES = { seconds: [1 / 5, 1 / 10, 1 / 20, 1 / 50, 1 / 100, 1 / 200], forwards: [2, 4, 8, 16, 32] }; // per second
 const WANTED_SECONDS = 8; // duration of autoregressive decoding at the initial pace
 const LONGEST_FRAME = 0.1; // seconds; a page in the background resumes where it stopped
 const stillness = matchMedia("(prefers-reduced-motion: reduce)");
-const state = { race: null, isRunning: false, seed: 0, frame: 0 };
+const state = { race: null, isRunning: false, seed: 0, frame: 0, request: 0 };
 let models;
 
 // --- caption
 
+/** Add a menu to the caption. */
 function addSelect(name, words, label) {
   const select = document.createElement("select");
   select.id = name;
@@ -46,6 +47,7 @@ function addCaption() {
   addSelect("background", background, "Background");
 }
 
+/** Return the caption, and hide the menus that it does not need. */
 function captionOf() {
   const [first, second] = ["", "_2"].map((suffix) => ["size", "colour", "shape"].map((name) => byId(name + suffix).value).join(" "));
   const relation = byId("relation").value;
@@ -56,6 +58,7 @@ function captionOf() {
 
 // --- lanes
 
+/** Add the card of a method. */
 function addLane(method) {
   const article = document.createElement("article");
   article.className = "lane";
@@ -91,10 +94,12 @@ function stageOf(lane) {
   return { name: "verified", drafts, marks };
 }
 
+/** Show the counters and the image of a lane, if they have changed. */
 function showLane(lane, baseline) {
   const { method, tokens, forwards, seconds } = lane;
   const stage = stageOf(lane);
-  const key = [forwards, stage.name].join();
+  const isComparable = lane !== baseline && lane.isDone && baseline.isDone;
+  const key = [forwards, stage.name, isComparable].join();
   if (lane.shown === key) return;
   lane.shown = key;
   const { numTokens } = models.target;
@@ -104,7 +109,6 @@ function showLane(lane, baseline) {
   write("rate", forwards ? (tokens.length / forwards).toFixed(2) : "–");
   write("seconds", seconds.toFixed(3));
   write("cost", forwards ? ((1000 * seconds) / forwards).toFixed(1) : "–");
-  const isComparable = lane !== baseline && lane.isDone && baseline.isDone;
   write("equal", isComparable ? `${equalTokens(lane, baseline)} of ${numTokens}` : "–");
   method.article.querySelector(".bar div").style.width = `${(100 * tokens.length) / numTokens}%`;
   method.article.querySelector("canvas").setAttribute("aria-label", `${method.label}: ${tokens.length} of ${numTokens} tokens of “${captionOf()}”`);
@@ -114,9 +118,7 @@ function showLane(lane, baseline) {
 const equalTokens = (lane, baseline) => lane.tokens.filter((token, index) => token === baseline.tokens[index]).length;
 
 function show() {
-  const [baseline, ...others] = state.race.lanes;
-  if (baseline.isDone && others.every((lane) => lane.isDone)) others.forEach((lane) => (lane.shown = null)); // compare them
-  for (const lane of state.race.lanes) showLane(lane, baseline);
+  for (const lane of state.race.lanes) showLane(lane, state.race.lanes[0]);
   byId("pause").textContent = state.isRunning || state.race.isDone ? "Pause" : "Resume";
   byId("pause").disabled = state.race.isDone;
 }
@@ -176,9 +178,11 @@ function resume() {
   state.isRunning = !state.race.isDone;
   state.frame = performance.now();
   show();
-  requestAnimationFrame(tick);
+  cancelAnimationFrame(state.request); // of the race that this one replaces
+  state.request = requestAnimationFrame(tick);
 }
 
+/** Let the time since the last frame pass in the race. */
 function tick(now) {
   if (!state.isRunning) return;
   const elapsed = Math.min(LONGEST_FRAME, (now - state.frame) / 1000);
@@ -189,7 +193,7 @@ function tick(now) {
     byId("news").textContent = state.race.lanes.map(result).join(" ");
   }
   show();
-  if (state.isRunning) requestAnimationFrame(tick);
+  if (state.isRunning) state.request = requestAnimationFrame(tick);
 }
 
 function result(lane) {
@@ -220,7 +224,7 @@ async function start() {
   }
   const secondsPerForward = warmUp();
   offerPaces(secondsPerForward);
-  byId("draw").addEventListener("click", begin);
+  byId("generate").addEventListener("click", begin);
   byId("pause").addEventListener("click", pause);
   byId("seed").addEventListener("click", () => {
     state.seed = (state.seed + 1) % data.keys.length;

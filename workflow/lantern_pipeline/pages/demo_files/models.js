@@ -37,7 +37,7 @@ export class Target {
   }
 
   /**
-   * Run the words of a prompt and as many positions of the null prompt.
+   * Run the words of a prompt, and the same positions of the null prompt.
    *
    * @param {Cache} cache  an empty cache
    * @param {Float32Array[]} words  features of the words

@@ -31,15 +31,16 @@ export class ImageDecoder {
     this.fine = Array.from({ length: blocks }, (_, block) => `decoder.${3 + blocks + block}`);
     this.lastNorm = `decoder.${3 + 2 * blocks}`;
     this.last = `decoder.${5 + 2 * blocks}`;
-    const convolutions = Object.keys(tensors).filter((name) => name.startsWith("decoder.") && tensors[name.replace("weight", "bias")].length !== tensors[name].length);
     this.panels = {};
-    for (const name of convolutions) {
-      this.panels[name.replace(".weight", "")] = kernel.pack(tensors[name], tensors[name].length / tensors[name.replace("weight", "bias")].length);
+    const inBlocks = [...this.coarse, ...this.fine].flatMap((name) => [`${name}.conv1`, `${name}.conv2`]);
+    for (const name of ["decoder.0", ...inBlocks, this.widen, this.last]) {
+      const weight = tensors[`${name}.weight`];
+      this.panels[name] = kernel.pack(weight, weight.length / tensors[`${name}.bias`].length);
     }
-    const finest = (2 * config.grid) ** 2;
-    const widest = Math.max(...Object.values(this.panels).map((panels) => panels.inner));
-    this.patches = kernel.allocate(finest * widest);
-    this.output = kernel.allocate(finest * Math.max(...Object.values(this.panels).map((panels) => panels.columns)));
+    const finest = (2 * config.grid) ** 2; // positions of the finer grid
+    const largest = (size) => Math.max(...Object.values(this.panels).map((panels) => panels[size]));
+    this.patches = kernel.allocate(finest * largest("inner"));
+    this.output = kernel.allocate(finest * largest("columns"));
   }
 
   /**

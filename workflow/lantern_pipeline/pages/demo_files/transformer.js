@@ -9,7 +9,7 @@
 import { PANEL, Panels } from "./kernel.js";
 
 export const BRANCHES = 2;
-const MAX_NODES = 16; // as many as a prompt has words
+const MAX_NODES = 16; // largest number of words of a prompt, which is more than a chain of drafts has
 
 /** Keys and values of one layer, branch and head, packed for the kernel. */
 class HeadCache {
