@@ -14,7 +14,7 @@ import lantern
 from lantern.noise import gumbel_field
 from lantern_pipeline.cli import app
 from lantern_pipeline.measure.losslessness import NEAR_TIE_MARGIN
-from lantern_pipeline.pages.demo import METHODS, PROMPT_ID, SCRIPTS, write_demo
+from lantern_pipeline.pages.demo import METHODS, PROMPT_ID, SCRIPTS
 
 CAPTIONS = [
     "a small white ring above a large blue triangle on grass",
@@ -22,15 +22,21 @@ CAPTIONS = [
     "a small green cross left of a small purple square on night",
     "a large yellow square below a small red ring on water",
 ]
+# Returns noise of two seeds at two positions.
+NOISE = """async () => {
+    const { makeStreams } = await import("/noise.js");
+    return [0, 99].flatMap((seed) =>
+        [0, 63].map((position) => [...makeStreams(data.keys[seed]).draft.gumbel(position, 1024)]));
+}"""
 # Generates an image by each method for each caption, with its index as the seed, and decodes it.
 GENERATE = """async (captions) => {
     const [{ loadModels }, { decode }, { makeStreams }] =
         await Promise.all(["/load.js", "/decoding.js", "/noise.js"].map((path) => import(path)));
     const models = await loadModels(data);
+    const streams = captions.map((_, seed) => makeStreams(data.keys[seed]));
     return captions.flatMap((caption, seed) => data.methods.map((method) => {
         const settings = { ...data.sampling, temperature: 1, k: method.k, delta: method.delta };
-        const words = models.encoder.encode(caption);
-        const passes = [...decode(method, models, words, makeStreams(data.keys[seed]), settings)];
+        const passes = [...decode(method, models, models.encoder.encode(caption), streams[seed], settings)];
         const tokens = passes.flatMap((pass) => pass.emitted);
         const margins = passes.flatMap((pass) => pass.emitted.map(() => pass.margin));
         const pixels = [...models.decoder.decode(tokens).data];
@@ -45,9 +51,14 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("live") / "demo"
-    assert CliRunner().invoke(app, ["demo", "--output", str(folder)]).exit_code == 0
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("live") / "demo"
+    assert CliRunner().invoke(app, ["demo", "--output", str(path)]).exit_code == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def address(folder):
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}/"
@@ -65,6 +76,7 @@ def visit(browser, address):
 
     def open_page(has_clock=False, **options):
         context = browser.new_context(**options)
+        context.set_default_timeout(120_000)  # milliseconds; parallel tests slow the page down
         contexts.append(context)
         page = context.new_page()
         if has_clock:
@@ -72,7 +84,7 @@ def visit(browser, address):
         page.on("request", lambda request: requests.append(request.url))
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(address)
-        page.locator("#generate:enabled").wait_for(timeout=120_000)
+        page.locator("#generate:enabled").wait_for()
         return page
 
     yield open_page
@@ -94,23 +106,14 @@ def test_the_kernel_is_compiled_from_its_text(tmp_path):
     assert (tmp_path / "kernel.wasm").read_bytes() == (SCRIPTS / "kernel.wasm").read_bytes()
 
 
-def test_the_noise_is_that_of_python(visit):
+def test_noise_and_tokens_of_four_captions_are_those_of_python_with_all_methods(visit):
     page = visit(reduced_motion="reduce")
-    rows = page.evaluate(
-        """async () => {
-            const { makeStreams } = await import("/noise.js");
-            return [0, 99].flatMap((seed) => [0, 63].map((position) =>
-                [...makeStreams(data.keys[seed]).draft.gumbel(position, 1024)]));
-        }"""
-    )
+    rows = page.evaluate(NOISE)
     expected = [gumbel_field(seed, PROMPT_ID, "draft", 1, 1024, first)[0] for seed in (0, 99) for first in (0, 63)]
     np.testing.assert_array_max_ulp(np.float32(rows), np.stack(expected), 1)
-
-
-def test_four_captions_have_the_tokens_of_python_with_all_methods(visit):
     model = lantern.load("embedded")
     near_ties = 0
-    for found in visit(reduced_motion="reduce").evaluate(GENERATE, CAPTIONS):
+    for found in page.evaluate(GENERATE, CAPTIONS):
         preset, parts = METHODS[found["method"]]
         images = model.generate(CAPTIONS[found["seed"]], preset, seed=found["seed"], **parts)
         pairs = zip(found["tokens"], images.codes[0].tolist(), strict=True)
@@ -179,9 +182,8 @@ def test_a_phone_scrolls_only_down_and_every_control_has_a_name(visit):
     assert all(names)
 
 
-def test_opened_as_a_file_the_page_says_which_command_serves_it(browser, tmp_path):
-    write_demo(tmp_path)
+def test_opened_as_a_file_the_page_says_which_command_serves_it(browser, folder):
     page = browser.new_page()
-    page.goto((tmp_path / "index.html").as_uri())
+    page.goto((folder / "index.html").as_uri())
     assert "python -m http.server --directory demo" in page.inner_text("#status")
     page.close()
