@@ -9,6 +9,7 @@
 #   make report      write results/<experiment>/report.html from stored results
 #   make gpu-check   check and time decoding on a GPU (ten minutes; ARGS="--device cpu --tiny" tests the command on a CPU)
 #   make machine     measure this machine for docs/machines.md (NAME=my-laptop; three minutes)
+#   make demo        write the live page into demo/
 #   make lint        ruff, codespell, import-linter, pyright, snakefmt, snakemake --lint
 #   make format      let ruff and snakefmt rewrite the files
 #   make diagrams    draw docs/rulegraph.svg (needs graphviz), docs/draft_trees.svg and docs/overview.png
@@ -23,7 +24,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help arguments reproduce sample train test figures report readme diagrams docs gpu-check machine lint format resume lock clean distclean
+.PHONY: help arguments reproduce sample train test figures report readme diagrams docs demo gpu-check machine lint format resume lock clean distclean
 
 # Take the prompt unexpanded and before all else. Otherwise make would run a $(shell ...) in it.
 override PROMPT := $(value PROMPT)
@@ -102,9 +103,13 @@ diagrams: $(STAMP)
 	$(BIN)/python docs/draft_trees.py
 	$(BIN)/python docs/overview.py
 
-# The theme warns that its successor is at hand. It reads the same mkdocs.yml, but has no hooks yet.
+# The theme warns that its successor is at hand. It reads the same mkdocs.yml, but has no hooks yet. docs/live.md shows site/demo.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	$(BIN)/lantern demo --output site/demo
+
+demo: $(STAMP)
+	$(BIN)/lantern demo
 
 gpu-check: $(STAMP)
 	$(BIN)/python benchmarks/gpu_check.py --output results/gpu_check $(ARGS)

@@ -94,7 +94,7 @@ def _uniform_blocks(
         first_value: index of the first value.
         num_values: number of values.
     """
-    generator = np.random.Philox(key=np.array(_key_of(run_seed, prompt_id, stream), dtype=np.uint64))
+    generator = np.random.Philox(key=np.array(key_of(run_seed, prompt_id, stream), dtype=np.uint64))
     generator.advance(first_value // 4)  # the counter gives four values per step
     generator.random_raw(first_value % 4)
     for begin in range(0, num_values, NOISE_BLOCK):
@@ -106,7 +106,7 @@ def _uniform_blocks(
         )  # the largest would round to 1 and give infinite Gumbel noise
 
 
-def _key_of(run_seed: int, prompt_id: str, stream: str) -> tuple[int, int]:
+def key_of(run_seed: int, prompt_id: str, stream: str) -> tuple[int, int]:
     """Return the key of the random number generator for a stream of an image, as two integers below 2^64.
 
     The key is a hash of the three arguments.
@@ -186,7 +186,7 @@ class ImageNoise:
     def _make(self, stream: str, begin: int, end: int) -> torch.Tensor:
         size, is_gumbel = self._sizes[stream], stream in GUMBEL_STREAMS
         if is_made_by(self.device):
-            key = _key_of(self.run_seed, self.prompt_id, stream)
+            key = key_of(self.run_seed, self.prompt_id, stream)
             return noise_values(key, begin * size, end * size, self.device, is_gumbel=is_gumbel).view(-1, size)
         make = gumbel_field if is_gumbel else uniform_field
         values = make(self.run_seed, self.prompt_id, stream, end - begin, size, begin)

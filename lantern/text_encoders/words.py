@@ -43,7 +43,7 @@ class WordEmbeddingEncoder:
         self.seed = seed
         self.phrase_words = phrase_words
         signs = torch.rand(max_tokens, caption_dim, generator=self._generator("signs of positions"))
-        self._signs = torch.where(signs < 0.5, -1.0, 1.0)
+        self.signs = torch.where(signs < 0.5, -1.0, 1.0)
         self._rows: dict[str, Tensor] = {}
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -56,7 +56,7 @@ class WordEmbeddingEncoder:
         mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)
         for row, text in enumerate(texts):
             words = self.check(text)
-            rows = torch.stack([self._feature(words[: i + 1]) for i in range(len(words))]) * self._signs[: len(words)]
+            rows = torch.stack([self.feature(words[: i + 1]) for i in range(len(words))]) * self.signs[: len(words)]
             features[row, -len(words) :] = rows
             mask[row, -len(words) :] = True
         return features, mask
@@ -79,7 +79,7 @@ class WordEmbeddingEncoder:
                 raise ValueError(f"prompt {text!r:.80} holds the unknown word {word!r:.80}; known words: {known}")
         return words
 
-    def _feature(self, words: Sequence[str]) -> Tensor:
+    def feature(self, words: Sequence[str]) -> Tensor:
         """Return the feature of the last word in a list, (caption_dim,).
 
         It is not yet multiplied by the signs, 1 or -1, that encode the word's position.

@@ -85,7 +85,7 @@ rule build_study:
         mem_mb=growing(3500),
         runtime=growing(90),
     params:
-        code=code("build_study.py", *page_templates("study")),
+        code=code("build_study.py", *page_templates("study.html")),
         settings=CONFIG.study.model_dump(include={"methods", "num_trials", "num_checks", "seed", "question"}),
     script:
         "../scripts/build_study.py"

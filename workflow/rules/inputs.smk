@@ -79,10 +79,10 @@ def figure_files(endings=("png", "pdf")):
     return expand("<results>/figures/{name}.{ending}", name=names, ending=endings)
 
 
-def page_templates(page):
-    """Return the templates of an HTML page, as arguments of `code`.
+def page_templates(*names):
+    """Return the templates of an HTML page, `names` and the base template, as arguments of `code`.
 
     They are no inputs of the rule. Inputs would have absolute paths, which the report would show. Snakemake would also
     run the rule again after the clone is moved.
     """
-    return [f"pages/{name}.html" for name in (page, "page_shell")]
+    return [f"pages/{name}" for name in (*names, "page_shell.html")]

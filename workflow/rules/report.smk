@@ -118,7 +118,7 @@ rule build_race:
         mem_mb=growing(3500),
         runtime=growing(90),
     params:
-        code=code("build_race.py", *page_templates("race")),
+        code=code("build_race.py", *page_templates("race.html", "lanes.css")),
     script:
         "../scripts/build_race.py"
 

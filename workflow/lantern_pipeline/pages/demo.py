@@ -1,0 +1,125 @@
+"""Live page: the embedded model draws in the reader's browser, by three methods side by side.
+
+The page is a folder of static files: an HTML page, JavaScript modules and a WebAssembly kernel from `demo_files/`, the
+weights of the embedded model, and tables that only Python computes.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lantern
+from lantern.codebook import nearest_codes
+from lantern.io import save_tensors
+from lantern.loading import find_shipped
+from lantern.methods import make_method
+from lantern.noise import key_of
+from lantern.text_encoders.words import WordEmbeddingEncoder
+from lantern.tree_shapes import MAX_SIBLINGS
+from lantern_pipeline.pages.html_page import fill_page
+from lantern_pipeline.tables.method_labels import method_colour, method_name
+from lantern_pipeline.world.scenes import BACKGROUNDS, COLOURS, RELATIONS, SHAPES, SIZES, Scene, caption
+
+TEMPLATE = "demo.html"
+SCRIPTS = Path(__file__).with_name("demo_files")
+WEIGHTS = ("target.safetensors", "drafter.safetensors", "tokenizer.safetensors")
+# Methods of the page, in its order: preset and parameters, as for `lantern.Model.generate`.
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "autoregressive": ("autoregressive", {}),
+    "jacobi": ("jacobi", {}),
+    "lantern_chain": ("lantern", {"tree": "chain5", "drafts": "sampled", "k": 20, "delta": 0.1}),
+}
+PROMPT_ID = "0"  # id of the only prompt of a call of `lantern.Model.generate`
+STREAMS = ("target", "draft", "accept")
+NUM_SEEDS = 100
+MOST_NEAREST = 60  # largest k of the page
+
+
+def write_demo(folder: Path) -> None:
+    """Write the live page.
+
+    Args:
+        folder: folder to write into. It is made if it does not exist.
+
+    Raises:
+        ValueError: the embedded model is not installed.
+    """
+    weights = find_shipped("models/embedded")
+    if weights is None:
+        raise ValueError("models/embedded is missing, which the live page shows; run the command in a clone")
+    model = lantern.load("embedded")
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in [*SCRIPTS.iterdir(), *(weights / name for name in WEIGHTS)]:
+        shutil.copyfile(path, folder / path.name)
+    assert isinstance(model.encoder, WordEmbeddingEncoder)
+    contexts = _contexts(model.encoder.phrase_words)
+    tables = {
+        "features": torch.stack([model.encoder.feature(context.split()) for context in contexts]),
+        "signs": model.encoder.signs,
+        "nearest_codes": nearest_codes(model.tokenizer.codebook.detach(), MOST_NEAREST),
+    }
+    save_tensors(folder / "tables.safetensors", tables)
+    data = {
+        "methods": [_describe_method(id, preset, parts) for id, (preset, parts) in METHODS.items()],
+        "sampling": {"guidance": model.sampling.cfg_scale, "topK": model.sampling.top_k},
+        "keys": [
+            {stream: [str(part) for part in key_of(seed, PROMPT_ID, stream)] for stream in STREAMS}
+            for seed in range(NUM_SEEDS)
+        ],
+        "slots": MAX_SIBLINGS,
+        "mostNearest": MOST_NEAREST,
+        "contexts": contexts,
+        "contextWords": model.encoder.phrase_words,
+        "words": {
+            "size": list(SIZES),
+            "colour": list(COLOURS),
+            "shape": list(SHAPES),
+            "relation": list(RELATIONS),
+            "background": list(BACKGROUNDS),
+        },
+    }
+    (folder / "index.html").write_text(fill_page(TEMPLATE, data), encoding="utf-8")
+
+
+def _describe_method(id: str, preset: str, parts: dict[str, Any]) -> dict[str, Any]:
+    """Return a method as data for the page.
+
+    Args:
+        id: id of the method.
+        preset: name of its preset.
+        parts: its parameters.
+    """
+    spec = make_method(preset, **parts)
+    return {
+        "id": id,
+        "label": method_name(id),
+        "colour": method_colour(id),
+        "depth": 0 if spec.drafts is None else len(spec.static_choices),
+        "k": parts.get("k"),
+        "delta": parts.get("delta"),
+    }
+
+
+def _contexts(num_words: int) -> list[str]:
+    """Return the contexts of all words in all captions of the shapes dataset: a word and the words before it.
+
+    The feature of a word depends on its context only, apart from the signs of its position.
+
+    Args:
+        num_words: largest number of words of a context.
+    """
+    objects = [(size, colour, shape) for size in SIZES for colour in COLOURS for shape in SHAPES]
+    single = (Scene(background, (item,)) for background in BACKGROUNDS for item in objects)
+    background = BACKGROUNDS[0]
+    pairs = (Scene(background, (one, other), name) for name in RELATIONS for one in objects for other in objects)
+    return sorted({context for scene in (*single, *pairs) for context in _contexts_of(caption(scene), num_words)})
+
+
+def _contexts_of(text: str, num_words: int) -> Iterable[str]:
+    words = text.split()
+    return (" ".join(words[max(0, end - num_words) : end]) for end in range(1, len(words) + 1))
