@@ -47,7 +47,7 @@ def run_notebook(path: Path) -> tuple[str, dict[str, bytes]]:
             continue
         blocks.append(f"```python\n{cell.source}\n```")
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(compile(cell.source, path, "exec"), names)
+            exec(compile(cell.source, path, "exec"), names)  # noqa: S102
         if printed.getvalue():
             blocks.append(f"```\n{printed.getvalue().rstrip()}\n```")
         for number in plt.get_fignums():

@@ -34,7 +34,7 @@ PROMPT = "a large red circle on grass"
 VALUES: dict[str, ParameterValue] = {"k": 20, "delta": 0.1, "lambda_": 5, "omega": 1.1, "weight": 0.8, "budget": 0.1}
 INTRODUCTION = """# Every method
 
-Each preset with its draft tree, its acceptance and its papers, made from `lantern/method_tables.py` and the docstrings of
+Each preset with its draft tree, its acceptance and its papers, from `lantern/method_tables.py` and from docstrings of
 the library. [Methods](methods.md) explains the terms and compares the methods. `x` is a draft, `t(x)` its probability
 under the target, and `p(x)` the probability with which it was sampled. The trees are those of the embedded model, with
 the root on the left. A dynamic tree is that of the first step of an image."""
@@ -71,8 +71,8 @@ def preset_page(model: Model) -> tuple[str, dict[str, str]]:
             blocks.append(f"![Draft tree of {row.label}]({picture})")
         arguments = "".join(f", {key}={value!r}" for key, value in values.items())
         blocks.append(
-            f'```python\nimport lantern\n\nmodel = lantern.load("embedded")\n'
-            f'images = model.generate("{PROMPT}", method="{name}"{arguments})\n```'
+            f'```python\nimport lantern\n\nmodel = lantern.load("embedded")\nprompt = "{PROMPT}"\n'
+            f'images = model.generate(prompt, method="{name}"{arguments})\n```'
         )
     return "\n\n".join(blocks), pictures
 
@@ -83,8 +83,9 @@ def describe(name: str, spec: MethodSpec) -> str:
     method = spec.to_dict()
     output = "tokens of autoregressive decoding" if keeps_tokens(method, 1.0) else "distribution of the target"
     papers = dict.fromkeys(paper for paper in (spec.drafts_row.paper, spec.acceptance_row.paper) if paper)
+    stated = [f"`{part}={value}`" for part, value in parts.items() if value is not None]
     lines = [
-        f"- Preset `{name}`: " + ", ".join(f"{part} `{value}`" for part, value in parts.items() if value is not None),
+        f"- Preset `{name}`: {', '.join(stated)}",
         f"- Output: {output if spec.is_exact else 'not the distribution of the target'}",
     ]
     if papers:
@@ -95,6 +96,8 @@ def describe(name: str, spec: MethodSpec) -> str:
 
 def accepts(decoder: Decoder) -> list[str]:
     """Return paragraphs about how a decoder accepts drafts, from the docstrings of its classes."""
+    if decoder.spec.drafts is None:
+        return []
     verifier = getattr(decoder, "verifier", decoder)  # ZipAR's decoder has no drafts to verify
     classes = [type(verifier)]
     if type(verifier) is ByRejection or decoder.spec.acceptance != "exact":

@@ -21,7 +21,9 @@ def docs(tmp_path):
 def test_the_page_is_up_to_date(page, docs):
     machines.publish(docs)
     is_equal = (docs / page).read_text() == (ROOT / "docs" / page).read_text()
-    assert is_equal, f"docs/{page} differs from the files in docs/machines/: run `make machine` and commit what it writes"
+    assert is_equal, (
+        f"docs/{page} differs from the files in docs/machines/: run `make machine` and commit what it writes"
+    )
 
 
 def test_a_new_machine_gets_a_line_and_an_old_name_is_replaced(docs):
@@ -61,7 +63,10 @@ def with_a_text(report):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (without_a_method, "methods of .* must be autoregressive, eagle1, jacobi, .*, got autoregressive, eagle1, hybrid, "),
+        (
+            without_a_method,
+            "methods of .* must be autoregressive, eagle1, jacobi, .*, got autoregressive, eagle1, hybrid, ",
+        ),
         (of_another_model, "model of .* must be embedded, got fashion; measure again with `make machine NAME=mine`"),
         (interrupted, "rounds_complete of .* must be 3, got 2; measure again"),
         (without_a_machine, "torch of .* must be a text, got None; measure again"),

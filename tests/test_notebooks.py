@@ -25,7 +25,7 @@ def test_first_look_shows_an_exact_and_a_relaxed_method(run, capsys):
     images = names["images"]
     assert torch.equal(images["jacobi"].codes, images["autoregressive"].codes)
     num_substituted = int(images["lantern"].records.substitutions[0])
-    assert f"LANTERN substituted {num_substituted} of 64 tokens" in capsys.readouterr().out
+    assert f"{num_substituted} of 64 tokens are substitutions" in capsys.readouterr().out
     assert 0 < num_substituted == len(names["all_axes"][1].patches)
     assert len(plt.get_fignums()) == 3
 
@@ -40,7 +40,7 @@ def test_the_acceptance_of_a_reader_is_compared_with_lantern_pp(run, capsys):
     for name, rows in names["on_images"].items():
         speeds = [speed for speed, _, _ in rows]
         assert 1 < speeds[0] < speeds[-1], name
-        assert not names["in_world"][name][0].p_value > names["in_world"][name][-1].p_value, name
+        assert names["in_world"][name][0].value < names["in_world"][name][-1].value, name
     assert len(plt.get_fignums()) == 1
 
 
@@ -48,7 +48,8 @@ def test_the_audit_finds_the_wrong_sampler(run, capsys):
     names = run("is_my_sampler_lossless.py")
     assert {name: audit.has_difference for name, audit in names["audits"].items()} == {"right": False, "wrong": True}
     output = capsys.readouterr().out
-    assert "jacobi shows no difference" in output and "lantern is not lossless" in output
+    for sentence in ("right shows no", "wrong is not lossless", "jacobi shows no", "lantern is not lossless"):
+        assert f"\n{sentence}" in f"\n{output}"
     assert len(plt.get_fignums()) == 2
 
 
