@@ -25,13 +25,13 @@ from lantern.generation import decode_timed
 from lantern.import_paths import load_class
 from lantern.method_tables import PRESET_ROWS, acceptance_of, drafts_of
 from lantern.methods import MethodSpec, keeps_tokens
-from lantern.parameters import ParameterValue
+from lantern.parameters import PARAMETERS
 from lantern.prompts import Prompt
-from lantern.tree_shapes import Choices
+from lantern.tree_shapes import Choices, DynamicTreeOptions, JointTree
 
 PROMPT = "a large red circle on grass"
 # Values of the parameters that presets leave open.
-VALUES: dict[str, ParameterValue] = {"k": 20, "delta": 0.1, "lambda_": 5, "omega": 1.1, "weight": 0.8, "budget": 0.1}
+VALUES = {"k": 20, "delta": 0.1, "lambda_": 5, "omega": 1.1, "weight": 0.8, "budget": 0.1}
 INTRODUCTION = """# Every method
 
 Each preset with its draft tree, its acceptance and its papers, from `lantern/method_tables.py` and from docstrings of
@@ -65,9 +65,12 @@ def preset_page(model: Model) -> tuple[str, dict[str, str]]:
         values = {key: VALUES[key] for key in wanted if key not in row.parts}
         decoder = model.make_decoder(name, **values)
         blocks += [f"## {row.label}", describe(name, decoder.spec), *accepts(decoder)]
-        if decoder.spec.tree is not None:
+        shape = decoder.spec.tree_shape
+        if shape is not None:
+            is_static = not isinstance(shape, DynamicTreeOptions | JointTree)
+            choices = decoder.spec.static_choices if is_static else choices_of(first_tree(model, decoder))
             picture = f"tree_{name}.svg"
-            pictures[picture] = draw_tree(choices_of(first_tree(model, decoder)))
+            pictures[picture] = draw_tree(choices)
             blocks.append(f"![Draft tree of {row.label}]({picture})")
         arguments = "".join(f", {key}={value!r}" for key, value in values.items())
         blocks.append(
@@ -78,16 +81,18 @@ def preset_page(model: Model) -> tuple[str, dict[str, str]]:
 
 
 def describe(name: str, spec: MethodSpec) -> str:
-    """Return a list of a preset's parts, its output distribution and its papers, in Markdown."""
-    parts = {"tree": spec.tree, "drafts": spec.drafts, "acceptance": spec.acceptance, **spec.parameters}
+    """Return a list of a preset's parts, output distribution, parameters and papers, in Markdown."""
+    parts = [f"`{part}={getattr(spec, part)}`" for part in ("tree", "drafts", "acceptance") if getattr(spec, part)]
     method = spec.to_dict()
     output = "tokens of autoregressive decoding" if keeps_tokens(method, 1.0) else "distribution of the target"
     papers = dict.fromkeys(paper for paper in (spec.drafts_row.paper, spec.acceptance_row.paper) if paper)
-    stated = [f"`{part}={value}`" for part, value in parts.items() if value is not None]
     lines = [
-        f"- Preset `{name}`: {', '.join(stated)}",
+        f"- Preset `{name}`: {', '.join(parts)}",
         f"- Output: {output if spec.is_exact else 'not the distribution of the target'}",
     ]
+    if spec.parameters:
+        stated = [f"`{key}={value}` ({PARAMETERS[key].meaning})" for key, value in spec.parameters.items()]
+        lines.append(f"- Parameters: {', '.join(stated)}")
     if papers:
         linked = re.sub(r"arXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", "; ".join(papers))
         lines.append(f"- Source: {linked}")
@@ -104,8 +109,8 @@ def accepts(decoder: Decoder) -> list[str]:
         classes.append(load_class(decoder.spec.acceptance_row.path))
     paragraphs = []
     for kind in classes:
-        lines = (inspect.getdoc(kind) or "").split("\n\n")
-        paragraphs += takewhile(lambda text: not re.match(r"(Args|Attributes|Source|Raises):", text), lines)
+        documented = (inspect.getdoc(kind) or "").split("\n\n")
+        paragraphs += takewhile(lambda text: not re.match(r"(Args|Attributes|Source|Raises):", text), documented)
     return paragraphs
 
 

@@ -30,6 +30,7 @@ def test_first_look_shows_an_exact_and_a_relaxed_method(run, capsys):
     assert len(plt.get_fignums()) == 3
 
 
+@pytest.mark.slow
 def test_the_acceptance_of_a_reader_is_compared_with_lantern_pp(run, capsys):
     names = run("your_own_rule.py")
     assert len(names["LENIENT"].strip().splitlines()) <= 20
