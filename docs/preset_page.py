@@ -133,13 +133,11 @@ def choices_of(tree: DraftTree) -> Choices:
 
 
 def draw_tree(choices: Choices) -> str:
-    """Draw a draft tree. The distance between nodes is the same in all pictures.
+    """Draw a draft tree as SVG. The distance between nodes is the same in all pictures.
 
     Args:
         choices: path from the root of each node.
 
-    Returns:
-        The picture as SVG.
     """
     num_lines = max(heights(choices).values()) + 1
     depth = max(map(len, choices))
