@@ -137,7 +137,6 @@ def draw_tree(choices: Choices) -> str:
 
     Args:
         choices: path from the root of each node.
-
     """
     num_lines = max(heights(choices).values()) + 1
     depth = max(map(len, choices))
