@@ -44,24 +44,18 @@ def heights(choices: Choices) -> dict[tuple[int, ...], float]:
     return {(): 0.0, **placed}
 
 
-def draw(tree: str, methods: str, num_lines: float, axes: Axes) -> None:
+def draw(choices: Choices, axes: Axes) -> None:
     """Draw one tree: the root on the left, and a column per depth.
 
     Args:
-        tree: name of the tree.
-        methods: methods that use it, for the title.
-        num_lines: height of the drawing, in lines. Leaves are one line apart.
+        choices: path from the root of each node.
         axes: axes to draw into.
     """
-    choices = tree_choices(tree)
     lines = heights(choices)
     for node in choices:
         axes.plot([len(node) - 1, len(node)], [lines[node[:-1]], lines[node]], color="0.6", linewidth=0.8, zorder=1)
     axes.scatter([len(node) for node in lines], list(lines.values()), s=9, color="C0", zorder=2)
     axes.scatter([0], [0], s=22, color="black", zorder=3)
-    axes.set_title(f"{tree}: {len(choices)} drafts\n({methods})", fontsize=8, loc="left")
-    axes.set_xlim(-0.5, 22.5)
-    axes.set_ylim(num_lines, -1)
     axes.axis("off")
 
 
@@ -71,5 +65,9 @@ if __name__ == "__main__":
     figure, grid = plt.subplots(2, 4, figsize=(9, 4.2), layout="constrained", height_ratios=spaces)
     for row, space, all_axes in zip(ROWS, spaces, grid, strict=True):
         for (tree, methods), axes in zip(row.items(), all_axes, strict=True):
-            draw(tree, methods, space, axes)
+            choices = tree_choices(tree)
+            draw(choices, axes)
+            axes.set_title(f"{tree}: {len(choices)} drafts\n({methods})", fontsize=8, loc="left")
+            axes.set_xlim(-0.5, 22.5)
+            axes.set_ylim(space, -1)
     figure.savefig(Path(__file__).with_suffix(".svg"), metadata={"Date": None})

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from lantern.io import read_json
 from lantern_pipeline.data.tables import method_columns, write_table
 from lantern_pipeline.figures import style
 from lantern_pipeline.measure.columns import with_ends
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.markdown import Cells, markdown_table, update_marked_block, with_interval
 from lantern_pipeline.tables.method_labels import label_rows
+from lantern_pipeline.tables.predict_bench import Report, read_bench
 
 ROOT = Path(__file__).resolve().parents[1]
 METHODS = "eagle1, jacobi, hybrid, lantern_pp k=10 lambda_=5, lantern k=20 delta=0.1 tree=chain5 drafts=sampled"
@@ -42,6 +42,43 @@ def measure(name: str) -> None:
     (folder / "race.html").unlink()  # the repository keeps the numbers only
 
 
+def read_machine(path: Path) -> Report:
+    """Read the results of one machine.
+
+    Args:
+        path: bench.json in the machine's folder.
+
+    Raises:
+        ValueError: `make machine` did not write the file, or was interrupted.
+    """
+    report = read_bench(path)
+    methods = ", ".join(str(row["method"].get("method_id")) for row in report["rows"])
+    found = {"methods": methods, **{key: report.get(key) for key in ("model", "num_prompts", "rounds_complete")}}
+    wanted = {
+        "methods": f"{BASELINE}, {METHODS}",
+        "model": "embedded",
+        "num_prompts": NUM_PROMPTS,
+        "rounds_complete": report.get("num_rounds"),
+    }
+    for key, value in wanted.items():
+        if found[key] != value:
+            raise _wrong(path, key, value, found[key])
+    texts = {key: report.get(key) for key in ("processor", "torch")}
+    numbers = {key: report.get(key) for key in ("threads", "load_average")}
+    for row in report["rows"]:
+        numbers |= {f"{key} of {row['method']['method_id']}": row.get(key) for key in with_ends(*MEASURED)}
+    for kind, values in ((str, texts), ((int, float), numbers)):
+        for key, value in values.items():
+            if not isinstance(value, kind):
+                raise _wrong(path, key, "a text" if kind is str else "a number", value)
+    return report
+
+
+def _wrong(path: Path, key: str, wanted: object, found: object) -> ValueError:
+    remedy = f"measure again with `make machine NAME={path.parent.name}`"
+    return ValueError(f"{key} of {path} must be {wanted}, got {found}; {remedy}")
+
+
 def read_machines(docs: Path) -> pd.DataFrame:
     """Read the results of all machines.
 
@@ -54,7 +91,7 @@ def read_machines(docs: Path) -> pd.DataFrame:
     """
     rows = []
     for path in sorted(docs.glob("machines/*/bench.json")):
-        report = read_json(path)
+        report = read_machine(path)
         machine = {key: report[key] for key in MACHINE}
         for row in report["rows"]:
             measured = {key: row[key] for key in with_ends(*MEASURED)}

@@ -214,7 +214,11 @@ def accept_chain(
 
 
 class ByRejection(Verifier):
-    """The verifier by rejection sampling. It tests the children of a node one after the other, see `Rejection`."""
+    """The verifier by rejection sampling: a draft x is accepted with probability min(1, s(x) / p(x)).
+
+    It tests the children of a node one after the other. After a rejection, the next child is tested against the
+    residual distribution, see `Rejection`.
+    """
 
     noise_streams: ClassVar[tuple[str, ...]] = ("accept",)
     samples_target_tokens: ClassVar[bool] = False
