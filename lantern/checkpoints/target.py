@@ -16,6 +16,7 @@ import logging
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -31,7 +32,7 @@ from lantern.checkpoints.pretrained import (
     read_config,
 )
 from lantern.models.adapter import TransformersTarget, adapt
-from lantern.models.config import COMPARED_SIZES, LLAMAGEN_SIZES, TargetConfig, shape_fields, sides_of
+from lantern.models.config import COMPARED_SIZES, LLAMAGEN_SIZES, CommonSizes, TargetConfig, shape_fields, sides_of
 from lantern.models.families import FAMILIES
 from lantern.models.target import Target, TargetModel
 
@@ -141,7 +142,8 @@ def load_native(file: Path, cls: type[Stored], target: TargetConfig, dtype: torc
         ValueError: the model does not fit the sizes in `target`, or the file cannot be read, see `load_model`.
     """
     model = load_model(file, cls, dtype)
-    check_equal(file, "grid", sides_of(target.shape), sides_of(model.config.shape), "grid")
+    shape = cast(CommonSizes, model.config).shape
+    check_equal(file, "grid", sides_of(target.shape), sides_of(shape), "grid")
     for name in (*COMPARED_SIZES, "num_prompt_ids"):
         if hasattr(model.config, name):
             check_equal(file, name, getattr(target, name), getattr(model.config, name), name)
