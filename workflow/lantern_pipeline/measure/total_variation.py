@@ -155,7 +155,7 @@ class TotalVariationStudy:
         seed = self.options["seed"]
         if spec.drafts is None:
             return "none", None
-        if not isinstance(decoder, TreeDecoder):
+        if not isinstance(decoder, TreeDecoder) and not spec.drafts_row.is_sampled:
             return "enumeration", measure_missing_context(*arguments, **self._wanted)
         if not spec.drafts_row.is_exact:  # drafts do not follow the recorded distributions
             return "none", None
