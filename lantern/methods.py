@@ -250,7 +250,8 @@ def _check_parts(spec: MethodSpec) -> None:
             raise ValueError(f"method {spec.name} fills no tree with drafts, got tree {spec.tree}; remove it")
         if spec.acceptance != "exact":
             raise ValueError(
-                f"method {spec.name} has no tree of drafts to relax, got acceptance {spec.acceptance}; set tree and drafts"
+                f"method {spec.name} has no tree of drafts to relax, got acceptance {spec.acceptance}; set tree and "
+                "drafts"
             )
         return
     if spec.tree is None:

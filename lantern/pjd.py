@@ -44,7 +44,7 @@ from lantern.tree_shapes import MAX_SIBLINGS
 class LineState:
     """The drafts of all image positions, and the number of tokens of each line.
 
-    The position after the last one, index `tokens` of an axis of length tokens + 1, is never read as a result.
+    The entry after the last position takes results that are not used.
 
     Attributes:
         noise: random numbers of the images, from which first drafts are sampled.
@@ -118,8 +118,8 @@ class LineDrafter(Drafter[LineState]):
 class Cells:
     """The tokens that are fed to the target in a step. A *cell* holds one token.
 
-    The cells of a line are its *root*, the token before its first draft, and then its drafts. The index of a cell in its
-    line is 0 for the root. Unused cells are padded.
+    The cells of a line are its *root*, the token before its first draft, and then its drafts. The root has index 0 in
+    its line. Unused cells are padded.
 
     Attributes:
         order: number of each cell among those of all lines, lines * (1 + drafts of a line), int64 (batch, cells).
@@ -200,7 +200,13 @@ class PJDDecoder(LinesDecoder):
         self._firsts = torch.tensor([line.first for line in lines], device=device)
         self._opens_at = torch.tensor([line.opens_at for line in lines], device=device)
         self._above = torch.tensor([line.above for line in lines], device=device)
+        self._previous_widths = F.pad(self._widths[:-1], (1, 0))
+        # Of each image position: its line, its column, and the tokens of its line from which on it has a placeholder.
         self._line_of = torch.arange(len(lines), device=device).repeat_interleave(self._widths)
+        self._columns = self._positions - self._firsts[self._line_of]
+        is_last = self._columns == self._widths[self._line_of] - 1
+        next_opens_at = F.pad(self._opens_at[1:], (0, 1), value=self.num_tokens)
+        self._placed_at = next_opens_at[self._line_of].where(is_last, self.num_tokens)
         self._max_drafts = spec["max_drafts"]
         self._index = torch.arange(num_fed + 1, device=device)
         # One root per line, the drafts of the topmost line, and those of the others.
@@ -218,33 +224,33 @@ class PJDDecoder(LinesDecoder):
         Args:
             state: the state, changed in place.
         """
-        drafts = state.drafter_state
-        assert isinstance(drafts, LineState)
+        held = state.drafter_state
+        assert isinstance(held, LineState)
         with self.timer("draft"):
-            cells = self._choose_cells(state, drafts)
+            cells = self._choose_cells(state, held)
         with self.timer("target"):
-            hidden = self._run_target(state, cells.tokens, cells.positions, self._visible(drafts, cells))
+            hidden = self._run_target(state, cells.tokens, cells.positions, self._visible(held, cells))
         with self.timer("score"):
             scores = self._score(state, hidden, cells.predicted)
         with self.timer("verify"):
-            verdict = self._verify(state, drafts, cells, scores)
+            verdict = self._verify(state, held, cells, scores)
         with self.timer("commit"):
-            self._commit(state, drafts, cells, scores, verdict)
+            self._commit(state, held, cells, scores, verdict)
 
-    def _choose_cells(self, state: DecodingState, drafts: LineState) -> Cells:
+    def _choose_cells(self, state: DecodingState, held: LineState) -> Cells:
         """Choose the tokens to feed: of each open line the last emitted token and the drafts.
 
         The last token of a complete line is fed once, too, if the next line has begun with a placeholder.
         """
-        counts = drafts.counts
+        counts = held.counts
         previous = F.pad(counts[:, :-1], (1, 0))
         is_complete = counts == self._widths
         is_open = (previous >= self._opens_at) & ~is_complete
         is_top = is_open & ((~is_complete).cumsum(1) == 1)
         lead = torch.where(is_top, self._widths, previous) - counts
         num_drafts = torch.where(is_open, lead.clamp(max=self._max_drafts), 0)
-        has_begun = F.pad(counts[:, 1:], (0, 1)) > 0  # the next line
-        is_late = is_complete & ~drafts.is_settled & has_begun
+        is_next_begun = F.pad(counts[:, 1:], (0, 1)) > 0
+        is_late = is_complete & ~held.is_settled & is_next_begun  # the cache still has the placeholder
 
         # Of all lines, (batch, lines, cells of a line); then of the cells that are fed.
         columns = counts[..., None] + self._index
@@ -260,33 +266,29 @@ class PJDDecoder(LinesDecoder):
         predicted = pick(ahead.where(is_fed, self.num_tokens))
         positions = pick((ahead - 1).where(all_fed, self.num_tokens - 1))
         above = self._firsts[self._above] + counts[:, self._above] - 1
-        is_missing = (counts == 0) & (previous < F.pad(self._widths[:-1], (1, 0)))
-        sources = torch.where(
-            is_missing[..., None], above[..., None], (ahead - 1).clamp(min=0, max=self.num_tokens - 1)
-        )
-        emitted = state.tokens.gather(1, pick(sources))
-        tokens = torch.where(pick(is_root), emitted, drafts.drafts.gather(1, positions))
+        is_missing = (counts == 0) & (previous < self._previous_widths)
+        newest = (ahead - 1).clamp(min=0, max=self.num_tokens - 1)
+        emitted = state.tokens.gather(1, pick(torch.where(is_missing[..., None], above[..., None], newest)))
+        tokens = torch.where(pick(is_root), emitted, held.drafts.gather(1, positions))
         is_drafted = pick(self._index < num_drafts[..., None])
         return Cells(order, tokens, positions, predicted, is_drafted, is_top)
 
-    def _visible(self, drafts: LineState, cells: Cells) -> torch.Tensor:
+    def _visible(self, held: LineState, cells: Cells) -> torch.Tensor:
         """Return whether a cell attends to an image position, bool (batch, cells, positions).
 
         It attends to the tokens before it, to placeholders, and to the drafts of its line.
         """
-        columns = self._positions - self._firsts[self._line_of]
-        counts = drafts.counts[:, self._line_of]
-        is_opened = counts >= F.pad(self._opens_at[1:], (0, 1), value=self.num_tokens)[self._line_of]
-        is_placeholder = (columns == self._widths[self._line_of] - 1) & is_opened
-        is_known = (columns < counts) | is_placeholder
+        counts = held.counts[:, self._line_of]
+        has_placeholder = counts >= self._placed_at
+        is_known = (self._columns < counts) | has_placeholder
         lines = cells.order // len(self._index)
         is_own = self._line_of == lines[..., None]
         return (self._positions <= cells.positions[..., None]) & (is_known[:, None] | is_own)
 
-    def _verify(self, state: DecodingState, drafts: LineState, cells: Cells, scores: Scores) -> Verdict:
+    def _verify(self, state: DecodingState, held: LineState, cells: Cells, scores: Scores) -> Verdict:
         """Verify each draft on its own, as if all drafts before it in its line were accepted."""
-        drafted = drafts.drafts.gather(1, cells.predicted)
-        if drafts.draft_probs is None:
+        drafted = held.drafts.gather(1, cells.predicted)
+        if held.draft_probs is None:
             best = scores.logits.argmax(-1)
             return Verdict((drafted == best) & cells.is_drafted, best, best, None)
         # A position may be verified in several steps. Numbers repeat only after MAX_SIBLINGS steps.
@@ -294,16 +296,15 @@ class PJDDecoder(LinesDecoder):
         probs = scores.weights.softmax(-1)
         children = drafted.masked_fill(~cells.is_drafted, -1)[..., None]
         uniforms = state.noise.fresh("accept", cells.predicted, slots)[..., None]
-        rank, residual = self._rejection.accept(
-            probs, children, pick_rows(drafts.draft_probs, cells.predicted), uniforms
-        )
+        draft_probs = pick_rows(held.draft_probs, cells.predicted)
+        rank, residual = self._rejection.accept(probs, children, draft_probs, uniforms)
         bonus = residual.log_().add_(state.noise.gumbel("target", cells.predicted)).argmax(-1)
-        new = state.noise.sample("redraw", probs, cells.predicted, slots)
-        return Verdict(rank == 0, bonus, new, probs)
+        drafts = state.noise.sample("redraw", probs, cells.predicted, slots)
+        return Verdict(rank == 0, bonus, drafts, probs)
 
-    def _commit(self, state: DecodingState, drafts: LineState, cells: Cells, scores: Scores, verdict: Verdict) -> None:
+    def _commit(self, state: DecodingState, held: LineState, cells: Cells, scores: Scores, verdict: Verdict) -> None:
         """Emit the accepted drafts of every line, and one more token of the topmost line. Store the new drafts."""
-        counts = drafts.counts
+        counts = held.counts
         shape = (*counts.shape, len(self._index))
         is_accepted = torch.zeros(shape, dtype=torch.int64, device=self.device).flatten(1)
         is_accepted.scatter_(1, cells.order, verdict.is_accepted.long())
@@ -312,20 +313,19 @@ class PJDDecoder(LinesDecoder):
 
         lines = cells.order // len(self._index)
         index = cells.order % len(self._index)
-        tokens = torch.where(
-            index < num_accepted.gather(1, lines), drafts.drafts.gather(1, cells.predicted), verdict.bonus
-        )
+        drafted = held.drafts.gather(1, cells.predicted)
+        tokens = torch.where(index < num_accepted.gather(1, lines), drafted, verdict.bonus)
         is_emitted = index < num_emitted.gather(1, lines)
         positions = cells.predicted.where(is_emitted, self.num_tokens)
         state.tokens.scatter_(1, positions, tokens)
         if state.margins is not None:
             state.margins.scatter_(1, positions, margins_of(scores.keys))
 
-        drafts.drafts.scatter_(1, cells.predicted, verdict.drafts)
-        if drafts.draft_probs is not None and verdict.draft_probs is not None:
-            index = cells.predicted[..., None].expand_as(verdict.draft_probs)
-            drafts.draft_probs.scatter_(1, index, verdict.draft_probs)
-        drafts.is_settled.copy_(counts == self._widths)
+        held.drafts.scatter_(1, cells.predicted, verdict.drafts)
+        if held.draft_probs is not None and verdict.draft_probs is not None:
+            positions = cells.predicted[..., None].expand_as(verdict.draft_probs)
+            held.draft_probs.scatter_(1, positions, verdict.draft_probs)
+        held.is_settled.copy_(counts == self._widths)
         counts.add_(num_emitted)
         is_finite = scores.weights.amax(-1).isfinite().all(1)
         num_more = num_emitted.sum(1) - 1

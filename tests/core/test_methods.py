@@ -108,7 +108,7 @@ CONFLICTS = [
     ("eagle1", {"omega": 1.1}, "drafts sampled and acceptance exact takes no omega, got 1.1"),
     ("eagle1", {"tree": None}, "drafts sampled of eagle1 need a tree, got none; name one, as in chain3"),
     ("eagle1", {"tree": "mine"}, "tree must be one of dynamic, chain1, .*hybrid_100, got 'mine'"),
-    ("eagle1", {"drafts": "guessed"}, "drafts must be one of sampled, .*zipar, or my_module:MyClass, got 'guessed'"),
+    ("eagle1", {"drafts": "guessed"}, "drafts must be one of sampled, .*pjd, or my_module:MyClass, got 'guessed'"),
     (
         "eagle1",
         {"acceptance": "no_such_module:Mine"},

@@ -87,47 +87,44 @@ class SlowImage:
         return self.decoder.target.extend(self.cache, torch.tensor([[token]]), slot, slot, mask)
 
     def step(self) -> None:
+        """Run the tokens of all open lines, line by line, then verify their drafts."""
         self.known = dict(self.tokens)
-        counts, unfinished = (
-            list(self.counts),
-            [n < line.width for n, line in zip(self.counts, self.lines, strict=True)],
-        )
-        found: dict[int, list[torch.Tensor]] = {}  # line -> the target's distributions from its next position on
-        num_drafts: dict[int, int] = {}
-        is_open = [
-            unfinished[number] and (number == 0 or counts[number - 1] >= line.opens_at)
-            for number, line in enumerate(self.lines)
-        ]
-        for number, line in enumerate(self.lines):  # placeholders are in the cache before any token sees them
+        unfinished = [count < line.width for count, line in zip(self.counts, self.lines, strict=True)]
+        before = [0, *self.counts]
+        is_open = [unfinished[i] and before[i] >= line.opens_at for i, line in enumerate(self.lines)]
+        for i, line in enumerate(self.lines[1:], 1):
+            if is_open[i] and self.counts[i] == 0 and unfinished[i - 1]:
+                self.placeholders.add(line.first - 1)
+        found = {}
+        for i, line in enumerate(self.lines):
             last = line.first + line.width - 1
-            is_next_open = number + 1 < len(self.lines) and is_open[number + 1]
-            if unfinished[number] and is_next_open and counts[number + 1] == 0:
-                self.placeholders.add(last)
-        for number, line in enumerate(self.lines):
-            count, last = counts[number], line.first + line.width - 1
-            if not unfinished[number] and last in self.placeholders:
+            if not unfinished[i] and last in self.placeholders:
                 self.placeholders.remove(last)
-                if counts[number + 1] > 0:
-                    self.feed(last, self.known[last], number)
-            if not is_open[number]:
-                continue
-            room = line.width - count
-            num_drafts[number] = min(self.decoder.spec["max_drafts"], room)
-            if any(unfinished[:number]):
-                num_drafts[number] = min(num_drafts[number], counts[number - 1] - count)
-            root = line.first + count - 1
-            above = self.lines[line.above].first + counts[line.above] - 1
-            token = self.known[above if root in self.placeholders and count == 0 else root]
-            found[number] = [self.probs(self.feed(root, token, number), root + 1)]
-            for position in range(root + 1, root + 1 + num_drafts[number]):
-                if position < last:
-                    hidden = self.feed(position, self.drafts[position], number)
-                    found[number].append(self.probs(hidden, position + 1))
-        for number, probs in found.items():
-            self.verify(number, num_drafts[number], probs, is_top=not any(unfinished[:number]))
+                if self.counts[i + 1] > 0:  # the next line does not feed this token as its root
+                    self.feed(last, self.known[last], i)
+            if is_open[i]:
+                is_top = not any(unfinished[:i])
+                room = line.width - self.counts[i] if is_top else before[i] - self.counts[i]
+                num_drafts = min(self.decoder.spec["max_drafts"], room)
+                found[i] = (num_drafts, self.feed_line(i, num_drafts), is_top)
+        for i, parts in found.items():
+            self.verify(i, *parts)
         self.num_steps += 1
 
+    def feed_line(self, number: int, num_drafts: int) -> list[torch.Tensor]:
+        """Return the target's distributions from the next position of a line on, each (vocab,)."""
+        line = self.lines[number]
+        root = line.first + self.counts[number] - 1
+        above = self.lines[line.above].first + self.counts[line.above] - 1
+        is_missing = self.counts[number] == 0 and root in self.placeholders
+        hidden = self.feed(root, self.known[above if is_missing else root], number)
+        found = [self.probs(hidden, root + 1)]
+        for position in range(root + 1, min(root + 1 + num_drafts, line.first + line.width - 1)):
+            found.append(self.probs(self.feed(position, self.drafts[position], number), position + 1))
+        return found
+
     def verify(self, number: int, num_drafts: int, probs: list[torch.Tensor], is_top: bool) -> None:
+        """Verify the drafts of a line, emit its tokens, and sample new drafts."""
         line, first = self.lines[number], self.lines[number].first + self.counts[number]
         emitted = []
         residual = None

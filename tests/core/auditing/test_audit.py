@@ -48,7 +48,7 @@ BIASED = [
     ("gsd", {"h": 1}, 0.035),
     ("path_relax", {}, 0.02),
     ("zipar", {"window": 1}, 0.3),
-    ("pjd", {"window": 1}, 0.1),
+    ("pjd", {"window": 1}, 0.03),
 ]
 
 
