@@ -56,7 +56,7 @@ def lines_of(config: TargetConfig, window: int) -> list[Line]:
             lines are generated one after the other.
     """
     lines: list[Line] = []
-    previous = Line(0, 0, 0, 0)
+    previous = Line(0, 0, 0, 0)  # before the first line
     for height, width in (config.small_shape, config.lines):
         first_line = len(lines)
         for number in range(first_line, first_line + height):
@@ -73,7 +73,7 @@ class LinesDecoder(Decoder):
         models: see `make_decoder`.
         spec: see `make_decoder`. It has the parameter `window`.
         sampling: see `make_decoder`.
-        drafter: holds the drafts.
+        drafter: holds the drafts. A `NoDrafter` if the method has none.
         max_depth: largest number of tokens that a step emits, minus 1.
         records_margins: see `make_decoder`.
         stepping: see `make_decoder`.

@@ -122,7 +122,7 @@ class Cells:
     its line. Unused cells are padded.
 
     Attributes:
-        order: number of each cell among those of all lines, lines * (1 + drafts of a line), int64 (batch, cells).
+        order: index of each cell among the cells of all lines, which are numbered line by line, int64 (batch, cells).
         tokens: int64 (batch, cells).
         positions: image positions at which the tokens are fed, int64 (batch, cells). For padding it is the last image
             position, which is never fed.
