@@ -131,8 +131,17 @@ DRAFTS = {
         (),
         _of("window"),
         is_exact=False,
-        loop="lantern.zipar:LinesDecoder",
+        loop="lantern.zipar:ZipARDecoder",
         paper="ZipAR, arXiv 2412.04062",
+    ),
+    "pjd": DraftsRow(
+        "lantern.pjd:LineDrafter",
+        (),
+        _of("window", "max_drafts"),
+        is_sampled=True,
+        is_exact=False,
+        loop="lantern.pjd:PJDDecoder",
+        paper="PJD, arXiv 2606.05703",
     ),
 }
 
@@ -306,6 +315,7 @@ PRESET_ROWS = {
         "GSD", {**_SJD, "acceptance": "group", "h": 7, "p_max": 0.15, "d_max": 0.5}, "#661177", "H", is_peer=True
     ),
     "zipar": PresetRow("ZipAR", {"drafts": "zipar", "window": 16}, "#225522", "p", is_peer=True),
+    "pjd": PresetRow("PJD", {"drafts": "pjd", "window": 8, "max_drafts": 16}, "#AA7744", "h", is_peer=True),
 }
 PRESETS: dict[str, dict[str, ParameterValue]] = {name: dict(row.parts) for name, row in PRESET_ROWS.items()}
 PEERS = tuple(name for name, row in PRESET_ROWS.items() if row.is_peer)

@@ -247,9 +247,12 @@ def _check_parts(spec: MethodSpec) -> None:
         raise ValueError(f"residual of {spec.name} must be one of {', '.join(RESIDUALS)}, got {spec.residual!r}")
     if not drafts.trees:
         if spec.tree is not None:
-            raise ValueError(f"method {spec.name} has a tree and no drafts to fill it, got tree {spec.tree}; remove it")
+            raise ValueError(f"method {spec.name} fills no tree with drafts, got tree {spec.tree}; remove it")
         if spec.acceptance != "exact":
-            raise ValueError(f"method {spec.name} relaxes drafts but has none; set tree and drafts")
+            raise ValueError(
+                f"method {spec.name} has no tree of drafts to relax, got acceptance {spec.acceptance}; set tree and "
+                "drafts"
+            )
         return
     if spec.tree is None:
         raise ValueError(f"drafts {spec.drafts} of {spec.name} need a tree, got none; name one, as in chain3")

@@ -1,28 +1,23 @@
 """ZipAR: a decoder that samples one token of each of several image lines in parallel, without drafts.
 
-A line begins when the previous line has `window` tokens. Every token is sampled from the target given the earlier
-tokens that exist, while the right ends of the previous lines are still missing. If `window` is at least the length of a
-line, nothing is missing. This is then autoregressive decoding.
-
-The first token of a line needs its left neighbour, the last token of the previous line, which may not exist yet. Then a
-*placeholder* is fed instead, as in the public code for LlamaGen. It is the newest token of the line before the previous
-one, or of the first line if there is no such line. The true left neighbour is fed at the same position one forward pass
-after it is sampled, so that later tokens attend to it.
+A line opens when the previous line has `window` tokens. Every token is sampled from the target given the earlier tokens
+that exist, see `lantern.lines`. If `window` is at least the length of a line, nothing is missing. This is then
+autoregressive decoding.
 
 Source: ZipAR (arXiv 2412.04062; ThisisBillhe/ZipAR@2a5695c).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from lantern.attention_mask import window_table
-from lantern.decoding import Decoder, margins_of
+from lantern.decoding import margins_of
 from lantern.decoding_state import DecodingModels, DecodingState
 from lantern.drafters.base import NoDrafter
-from lantern.kv_cache import round_slots
+from lantern.lines import Line, LinesDecoder, lines_of
 from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
 
@@ -44,48 +39,28 @@ class Feed:
     sampled: int | None
 
 
-def line_schedule(lines: tuple[int, int], window: int, small: tuple[int, int] = (0, 0)) -> list[list[Feed]]:
+def line_schedule(lines: Sequence[Line]) -> list[list[Feed]]:
     """Return the tokens that are fed in each forward pass after the prefill. The prefill samples position 0.
 
-    Some models generate a smaller image before the image. It is complete before the lines of the image begin.
-
     Args:
-        lines: number of lines of the image, and number of tokens of a line.
-        window: number of tokens of a line after which the next line begins. If it is at least the length of a line,
-            lines are generated one after the other.
-        small: number of lines of the smaller image, and number of tokens of a line. (0, 0) if there is none.
+        lines: the lines of an image, from `lantern.lines.lines_of`.
     """
-    num_small = small[0] * small[1]
-    forwards = _forwards_of(small, window, first=0) if num_small else []
-    forwards += _forwards_of(lines, window, first=num_small)
-    return forwards[1:]
-
-
-def _forwards_of(lines: tuple[int, int], window: int, first: int) -> list[list[Feed]]:
-    """Return the tokens that are fed in each forward pass, for one of the two parts of `line_schedule`.
-
-    A part is the image, or the smaller image that comes first.
-
-    Args:
-        lines: number of lines of the part, and number of tokens of a line.
-        window: number of tokens of a line after which the next line begins.
-        first: position of the part's first token among all image tokens.
-    """
-    height, width = lines
-    window = min(window, width)
-    begins = [line * window for line in range(height)]
-    forwards: list[list[Feed]] = [[] for _ in range(begins[-1] + width)]
-    for line, begin in enumerate(begins):
-        for column in range(width):
-            now = begin + column
-            sampled = first + line * width + column
+    begins: list[int] = []  # number of the forward pass that samples the first token of each line
+    for line in lines:
+        begins.append(begins[-1] + line.opens_at if begins else 0)
+    forwards: list[list[Feed]] = [[] for _ in range(begins[-1] + lines[-1].width)]
+    for number, line in enumerate(lines):
+        for column in range(line.width):
+            now = begins[number] + column
+            sampled = line.first + column
             source = sampled - 1
-            if column == 0 and line > 0 and begins[line - 1] + width > now:  # the left neighbour is not sampled yet
-                above = max(line - 2, 0)
-                source = first + above * width + min(now - 1 - begins[above], width - 1)
-                forwards[begins[line - 1] + width].append(Feed(sampled - 1, sampled - 1, None))
+            if column == 0 and number > 0 and line.opens_at < lines[number - 1].width:
+                # The left neighbour is not sampled yet.
+                above = lines[line.above]
+                source = above.first + min(now - 1 - begins[line.above], above.width - 1)
+                forwards[begins[number - 1] + lines[number - 1].width].append(Feed(sampled - 1, sampled - 1, None))
             forwards[now].append(Feed(source, sampled - 1, sampled))
-    return [sorted(feeds, key=lambda feed: feed.position) for feeds in forwards]
+    return [sorted(feeds, key=lambda feed: feed.position) for feeds in forwards[1:]]
 
 
 @dataclass(frozen=True)
@@ -136,7 +111,7 @@ def tables_of(schedule: list[list[Feed]], num_tokens: int, device: torch.device)
     )
 
 
-class LinesDecoder(Decoder):
+class ZipARDecoder(LinesDecoder):
     """ZipAR's decoder, which feeds the newest token of every unfinished line in a step.
 
     It is not exact, and no bound on its total variation from the target is known.
@@ -159,22 +134,18 @@ class LinesDecoder(Decoder):
         stepping: str = "auto",
     ) -> None:
         config = models.target.config
-        num_tokens = config.num_image_tokens
-        schedule = line_schedule(config.lines, spec["window"], config.small_shape)
-        self._tables = tables_of(schedule, num_tokens, models.target.device)
+        device = models.target.device
+        schedule = line_schedule(lines_of(config, spec["window"]))
+        self._tables = tables_of(schedule, config.num_image_tokens, device)
         super().__init__(
             models,
             spec,
             sampling,
-            NoDrafter(models.target.device),
+            NoDrafter(device),
             max_depth=self._tables.positions.shape[1] - 1,
-            num_slots=round_slots(config.num_text_tokens + num_tokens + 1),
-            reach=num_tokens,  # lines are far apart
-            noise_window=num_tokens,
             records_margins=records_margins,
             stepping=stepping,
         )
-        self._positions = torch.arange(num_tokens, device=self.device)
 
     @torch.inference_mode()
     def step(self, state: DecodingState) -> None:
@@ -190,10 +161,8 @@ class LinesDecoder(Decoder):
         with self.timer("target"):
             visible = self._positions <= positions[..., None]
             visible = visible & (tables.first_forwards <= now[:, None])[:, None]
-            mask = state.cache.mask(window_table(visible, self.dtype), torch.full_like(now, self.num_text))
             tokens = state.tokens.gather(1, tables.sources[now])
-            slots = self.num_text + positions
-            hidden = self.target.extend(state.cache, tokens, slots, slots, mask)
+            hidden = self._run_target(state, tokens, positions, visible)
         with self.timer("score"):
             scores = self._score(state, hidden, sampled_positions)
             best, sampled = scores.keys.max(-1)

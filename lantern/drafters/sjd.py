@@ -54,6 +54,23 @@ class SpeculativeJacobiState:
     counts: torch.Tensor
 
 
+def random_drafts(
+    noise: NoiseField, config: TargetConfig, positions: torch.Tensor, slots: torch.Tensor
+) -> torch.Tensor:
+    """Return a random code for each position, int64 (batch, n).
+
+    At the end of a line it is the line-end token, since the target allows no other token there.
+
+    Args:
+        noise: random numbers of the images, from which the codes are sampled.
+        config: sizes of the target.
+        positions: image positions, int64 (batch, n).
+        slots: index of each position's uniform number, int64 (batch or 1, n).
+    """
+    codes = (noise.fresh("initial", positions, slots).double() * config.num_codes).long()
+    return torch.where(config.ends_line(positions), config.num_codes, codes)
+
+
 class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
     """The drafter that samples from the target's distributions of the previous step, for temperatures above 0.
 
@@ -176,10 +193,8 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
             Two tensors. The first holds the drafts, int64 (batch, window). The second holds their draft distributions,
             (batch, window, vocab). Verification assumes that each draft was sampled from its draft distribution.
         """
-        noise = state.noise.fresh("initial", positions, self._steps[:, :-1])
-        drafts = (noise.double() * self.config.num_codes).long()
-        is_end = self.config.ends_line(positions)  # where only the line-end token is possible
-        drafts = torch.where(is_end, self.config.num_codes, drafts)
+        drafts = random_drafts(state.noise, self.config, positions, self._steps[:, :-1])
+        is_end = self.config.ends_line(positions)
         draft_probs = torch.zeros_like(state.draft_probs).scatter_(-1, drafts[..., None], 1.0)
         if self._first_probs is not None:
             draft_probs = torch.where(is_end[..., None], draft_probs, self._first_probs)

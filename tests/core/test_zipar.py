@@ -12,7 +12,9 @@ from helpers.paths import DATA
 from helpers.tiny_models import generate, make_models, make_prompts
 from lantern.attention_mask import window_table
 from lantern.decoding import Decoder, make_decoder
+from lantern.lines import lines_of
 from lantern.methods import make_method
+from lantern.models.config import TargetConfig
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
 from lantern.zipar import line_schedule
@@ -23,7 +25,7 @@ SAMPLING = SamplingConfig(top_k=8, cfg_scale=2.0)
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['grid']}-{case['window']}")
 def test_positions_are_fed_and_drawn_in_the_public_forwards(case):
-    schedule, expected = line_schedule((case["grid"],) * 2, case["window"]), case["uniform"]
+    schedule, expected = line_schedule(lines_of(TargetConfig(grid=case["grid"]), case["window"])), case["uniform"]
     drawn = {feed.sampled: number for number, feeds in enumerate(schedule, 1) for feed in feeds}
     assert [0, *(drawn[place] for place in range(1, case["grid"] ** 2))] == expected["step_of_position"]
     assert 1 + len(schedule) == expected["forwards"]
@@ -46,7 +48,7 @@ def draw_slowly(decoder: Decoder, row: int) -> list[int]:
 
     hidden, cache = target.prefill(*target.with_null(features, mask), first + decoder.num_tokens)
     tokens, fed = {0: choose(hidden, 0)}, set()
-    for feeds in line_schedule(target.config.lines, spec["window"], target.config.small_shape):
+    for feeds in line_schedule(lines_of(target.config, spec["window"])):
         known = dict(tokens)
         for feed in feeds:
             fed.add(feed.position)
@@ -103,7 +105,7 @@ def test_a_window_of_a_line_is_autoregressive_decoding_and_a_smaller_one_is_not(
     [
         ({"window": 0}, "window of zipar must be an integer >= 1, got 0"),
         ({"window": None}, "zipar with drafts zipar and acceptance exact needs window, an integer"),
-        ({"tree": "chain3"}, "zipar has a tree and no drafts to fill it, got tree chain3; remove it"),
+        ({"tree": "chain3"}, "zipar fills no tree with drafts, got tree chain3; remove it"),
     ],
 )
 def test_parts_are_checked(parts, words):

@@ -105,7 +105,7 @@ def test_an_interruption_in_the_first_round_shows_no_table(monkeypatch):
         (["--methods", "lantern k=20"], "method lantern with drafts top and acceptance additive needs delta"),
         (["--methods", "jacobi", "--trees", "chain5, cain9"], "tree must be one of dynamic, chain1, chain2, ..., "),
         (["--methods", "jacobi tree=chain5", "--trees", "chain9"], "--trees replaces the tree of every method"),
-        (["--methods", "autoregressive tree=chain5"], "has a tree and no drafts to fill it, got tree chain5; remove"),
+        (["--methods", "autoregressive tree=chain5"], "fills no tree with drafts, got tree chain5; remove"),
         (["--prompts", "absent.txt"], "absent.txt"),
         (["--output", "file"], "File exists: 'file'"),
         (["--tiny"], "--tiny changes the sizes of random weights only; add --random-weights"),

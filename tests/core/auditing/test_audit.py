@@ -18,7 +18,7 @@ from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig
 
 NUM = 6_000
-FAST = ("eagle2", "jacobi", "lantern", "proximity", "zipar")
+FAST = ("eagle2", "jacobi", "lantern", "proximity", "zipar", "pjd")
 EXACT = [
     ("autoregressive", {}),
     ("eagle1", {}),
@@ -34,6 +34,7 @@ EXACT = [
     ("sjd_pac", {}),
     ("lantern", {"k": 2, "delta": 0.0}),
     ("zipar", {"window": 2}),
+    ("pjd", {"window": 2}),
 ]
 # The least total variation that an audit must find.
 BIASED = [
@@ -47,6 +48,7 @@ BIASED = [
     ("gsd", {"h": 1}, 0.035),
     ("path_relax", {}, 0.02),
     ("zipar", {"window": 1}, 0.3),
+    ("pjd", {"window": 1}, 0.03),
 ]
 
 

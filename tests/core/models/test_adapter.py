@@ -83,7 +83,7 @@ def test_heads_that_share_keys_and_values_read_them_once_and_the_model_keeps_its
 def test_every_preset_without_a_draft_model_runs(target, family):
     assert len(ALONE) >= 8
     for name in ALONE:
-        parts = {"window": 2} if name == "zipar" else {}
+        parts = {"window": 2} if name in ("zipar", "pjd") else {}
         assert (decode(target, family, name, 1.0, rows=2, **parts).target_forwards > 0).all(), name
 
 

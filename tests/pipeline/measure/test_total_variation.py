@@ -26,6 +26,7 @@ CLOSE = {"acceptance": "proximity", "neighbours": "l2", "k": 3}
 METHODS = {
     "autoregressive": (make_method("autoregressive"), "none", False),
     "lines": (make_method("zipar", window=2), "enumeration", False),
+    "lines_with_drafts": (make_method("pjd", window=2), "none", False),
     "inexact": (make_method("sjd_pp", tree="chain3"), "none", False),
     "one_sampled": (MethodSpec.of("m", tree="chain3", drafts="sampled", **NEAR), "enumeration", False),
     "siblings": (MethodSpec.of("m", tree="mine", drafts="sampled", tree_shape=PAIRS, **NEAR), "monte_carlo", False),

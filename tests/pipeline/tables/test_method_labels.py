@@ -139,7 +139,7 @@ def test_own_parameters_are_those_that_users_classes_add(tmp_path, monkeypatch):
     )
 
 
-KNOWN = (*PRESET_ROWS, "lantern_chain", "pjd")
+KNOWN = (*PRESET_ROWS, "lantern_chain")
 
 
 def test_every_preset_has_a_label_a_colour_and_a_marker_of_its_own():

@@ -140,7 +140,7 @@ class TotalVariationStudy:
     def _measure_nodes(self, decoder: Decoder) -> tuple[str, tuple[VerifiedNodes, OutputDistribution] | None]:
         """Compute the distribution of the token that a method emits, at nodes of its draft trees.
 
-        A method that generates several lines of an image in parallel has no draft trees. In this case there is one node
+        A method that generates lines in parallel, without drafts, has no draft trees. In this case there is one node
         per token, with the target's distribution given all previous tokens of the image.
 
         Args:
@@ -156,6 +156,8 @@ class TotalVariationStudy:
         if spec.drafts is None:
             return "none", None
         if not isinstance(decoder, TreeDecoder):
+            if spec.drafts_row.is_sampled:  # a token may have been verified in several steps
+                return "none", None
             return "enumeration", measure_missing_context(*arguments, **self._wanted)
         if not spec.drafts_row.is_exact:  # drafts do not follow the recorded distributions
             return "none", None

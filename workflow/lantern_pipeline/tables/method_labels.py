@@ -16,14 +16,13 @@ from lantern.method_tables import PRESET_ROWS, PRESETS, PresetRow
 from lantern.parameters import PARAMETERS
 from lantern_pipeline.data.tables import method_columns
 
-# Labels and colours of the presets and of two other methods. "LANTERN chain" applies the formula of LANTERN's paper to
-# a chain of sampled drafts, while preset `lantern` is its authors' code with a tree. PJD has published numbers only.
+# Labels and colours of the presets and of "LANTERN chain", which applies the formula of LANTERN's paper to a chain of
+# sampled drafts, while preset `lantern` is its authors' code with a tree.
 _ROWS = {
     **PRESET_ROWS,
     "lantern_chain": PresetRow(
         "LANTERN chain", {**PRESETS["lantern"], "tree": "chain5", "drafts": "sampled"}, "#882255", "h"
     ),
-    "pjd": PresetRow("PJD", {}, "#AA7744", "*"),
 }
 # Colours and marker of methods without an entry in _ROWS, such as custom methods. No entry has one of these colours.
 SPARE_COLOURS = ("#661100", "#44AA99", "#BBCC33", "#DDCC77")

@@ -1,0 +1,126 @@
+"""Parallel generation of image lines: when a line opens, and the base class of decoders that generate several at once.
+
+A line *opens* when the previous line has a given number of tokens. While several lines are open, the right ends of the
+previous lines are still missing.
+
+The first token of a line needs its left neighbour, the last token of the previous line, which may not exist yet. Then a
+*placeholder* is fed instead, as in ZipAR's public code for LlamaGen. It is the newest token of the line before the
+previous one, or of the first line if there is no such line. The true left neighbour is fed at the same position one
+forward pass after it is emitted, so that later tokens attend to it.
+
+Source: ZipAR (arXiv 2412.04062; ThisisBillhe/ZipAR@2a5695c).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lantern.attention_mask import window_table
+from lantern.decoding import Decoder
+from lantern.decoding_state import DecodingModels, DecodingState
+from lantern.drafters.base import Drafter
+from lantern.kv_cache import round_slots
+from lantern.methods import MethodSpec
+from lantern.models.config import TargetConfig
+from lantern.sampling import SamplingConfig
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of an image, or of the smaller image that some models generate first.
+
+    Attributes:
+        first: position of the line's first token among all image tokens.
+        width: number of tokens of the line.
+        opens_at: number of tokens that the previous line must have before this line opens. 0 for the first line.
+        above: index of the line whose newest token is the placeholder.
+    """
+
+    first: int
+    width: int
+    opens_at: int
+    above: int
+
+
+def lines_of(config: TargetConfig, window: int) -> list[Line]:
+    """Return the lines of a target's images, top to bottom.
+
+    Some models generate a smaller image before the image. It is complete before the lines of the image open.
+
+    Args:
+        config: sizes of the target.
+        window: number of tokens of a line after which the next line opens. If it is at least the length of a line,
+            lines are generated one after the other.
+    """
+    lines: list[Line] = []
+    previous = Line(0, 0, 0, 0)  # before the first line
+    for height, width in (config.small_shape, config.lines):
+        first_line = len(lines)
+        for number in range(first_line, first_line + height):
+            opens_at = min(window, width) if number > first_line else previous.width
+            previous = Line(previous.first + previous.width, width, opens_at, max(number - 2, first_line))
+            lines.append(previous)
+    return lines
+
+
+class LinesDecoder(Decoder):
+    """Base class of decoders that generate several lines of an image at once. A subclass defines `step`.
+
+    Args:
+        models: see `make_decoder`.
+        spec: see `make_decoder`. It has the parameter `window`.
+        sampling: see `make_decoder`.
+        drafter: holds the drafts. A `NoDrafter` if the method has none.
+        max_depth: largest number of tokens that a step emits, minus 1.
+        records_margins: see `make_decoder`.
+        stepping: see `make_decoder`.
+    """
+
+    def __init__(
+        self,
+        models: DecodingModels,
+        spec: MethodSpec,
+        sampling: SamplingConfig,
+        drafter: Drafter[Any],
+        *,
+        max_depth: int,
+        records_margins: bool = False,
+        stepping: str = "auto",
+    ) -> None:
+        num_tokens = models.target.config.num_image_tokens
+        super().__init__(
+            models,
+            spec,
+            sampling,
+            drafter,
+            max_depth=max_depth,
+            num_slots=round_slots(models.target.config.num_text_tokens + num_tokens + 1),
+            reach=num_tokens,  # lines are far apart
+            noise_window=num_tokens,
+            records_margins=records_margins,
+            stepping=stepping,
+        )
+        self._positions = torch.arange(num_tokens, device=self.device)
+
+    def _run_target(
+        self, state: DecodingState, tokens: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor
+    ) -> torch.Tensor:
+        """Run the target over tokens at some image positions, and store their keys and values.
+
+        Args:
+            state: the state. Its cache is changed in place.
+            tokens: int64 (batch, cells).
+            positions: image positions of the tokens, int64 (batch, cells).
+            visible: whether a token attends to an image position, bool (batch, cells, positions). The prompt is always
+                visible.
+
+        Returns:
+            Hidden states, (branches, batch, cells, dim).
+        """
+        begin = torch.full_like(state.num_steps, self.num_text)
+        mask = state.cache.mask(window_table(visible, self.dtype), begin)
+        slots = self.num_text + positions
+        return self.target.extend(state.cache, tokens, slots, slots, mask)

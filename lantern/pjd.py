@@ -1,0 +1,332 @@
+"""PJD: a decoder that drafts and verifies tokens of several image lines in parallel.
+
+A line opens when the previous line has `window` tokens, see `lantern.lines`. Every open line has drafts for its next
+positions, at most `max_drafts`, and not more than the number of tokens by which the previous line is ahead. A draft was
+sampled from the target's distribution at its position in the previous step, its *draft distribution*. One forward pass
+runs over the drafts of all lines. A draft attends to all emitted tokens before it, and to the drafts to its left in its
+line.
+
+In each line, drafts are verified from left to right by rejection sampling. In the topmost unfinished line, the token
+after the accepted drafts is sampled from the residual distribution, or from the target if no draft was rejected. The
+other lines emit only accepted drafts. All positions without a token get new drafts from this step's distributions.
+
+Below the topmost line, tokens are verified while the right ends of the previous lines are missing, and a rejected draft
+is replaced by a new draft in place of a sample from the residual. The output therefore does not follow the target's
+distribution. If `window` is at least the length of a line, only one line is open, and decoding is exact.
+
+Source: PJD (arXiv 2606.05703), as reported: the paper and its code were not available. The notes do not state how a
+line starts. The placeholder is ZipAR's, and first drafts are random codes, as in speculative Jacobi decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from lantern.acceptance.rejection import Rejection
+from lantern.decoding import margins_of
+from lantern.decoding_state import DecodingModels, DecodingState
+from lantern.drafters.base import Drafter
+from lantern.drafters.sjd import random_drafts
+from lantern.lines import Line, LinesDecoder, lines_of
+from lantern.methods import MethodSpec
+from lantern.models.config import TargetConfig
+from lantern.noise import NoiseField
+from lantern.sampling import SamplingConfig
+from lantern.step import Prefill, Scores, pick_rows
+from lantern.tree_shapes import MAX_SIBLINGS
+
+
+@dataclass
+class LineState:
+    """The drafts of all image positions, and the number of tokens of each line.
+
+    The entry after the last position takes results that are not used.
+
+    Attributes:
+        noise: random numbers of the images, from which first drafts are sampled.
+        counts: number of emitted tokens of each line, int64 (batch, lines).
+        is_settled: whether the last token of a line was fed to the target, bool (batch, lines). Before that, the cache
+            may hold a placeholder at its position.
+        drafts: draft of each position, int64 (batch, tokens + 1). Positions that have a token are not read.
+        draft_probs: distributions that the drafts were sampled from, (batch, tokens + 1, vocab). None in greedy
+            decoding, where the drafts are the most probable tokens.
+    """
+
+    noise: NoiseField
+    counts: torch.Tensor
+    is_settled: torch.Tensor
+    drafts: torch.Tensor
+    draft_probs: torch.Tensor | None
+
+
+class LineDrafter(Drafter[LineState]):
+    """The holder of the drafts of all image positions. `PJDDecoder` reads and changes them, without a tree.
+
+    Args:
+        config: sizes of the target.
+        lines: the lines of an image.
+        is_greedy: whether decoding is greedy.
+        device: device of the drafts.
+    """
+
+    noise_streams = ("accept", "initial", "redraw")
+
+    def __init__(self, config: TargetConfig, lines: Sequence[Line], is_greedy: bool, device: torch.device) -> None:
+        self.config = config
+        self.is_greedy = is_greedy
+        self.widths = torch.tensor([line.width for line in lines], device=device)
+        self._positions = torch.arange(config.num_image_tokens + 1, device=device)
+
+    def allocate(self, num_rows: int, noise: NoiseField) -> LineState:
+        """Make the state of a batch of images without prompts, which count as complete. See `Drafter.allocate`."""
+        device = self.widths.device
+        counts = self.widths.repeat(num_rows, 1)
+        shape = (num_rows, len(self._positions))
+        return LineState(
+            noise=noise,
+            counts=counts,
+            is_settled=torch.ones_like(counts, dtype=torch.bool),
+            drafts=torch.zeros(shape, dtype=torch.int64, device=device),
+            draft_probs=None if self.is_greedy else torch.zeros(*shape, self.config.vocab_size, device=device),
+        )
+
+    def fill(self, state: LineState, rows: torch.Tensor, prefill: Prefill) -> None:
+        """Give each position its first draft, see `Drafter.fill`.
+
+        It is a random code, which counts as certain. In greedy decoding it is the first token of the image.
+        """
+        counts = torch.zeros_like(state.counts[: len(rows)])
+        counts[:, 0] = 1
+        state.counts.index_copy_(0, rows, counts)
+        state.is_settled.index_fill_(0, rows, False)
+        if state.draft_probs is None:
+            state.drafts.index_copy_(0, rows, prefill.first.expand(-1, state.drafts.shape[1]))
+            return
+        positions = self._positions.expand(len(state.counts), -1)
+        drafts = random_drafts(state.noise, self.config, positions, torch.zeros_like(positions))
+        drafts = drafts.index_select(0, rows)
+        state.drafts.index_copy_(0, rows, drafts)
+        state.draft_probs.index_fill_(0, rows, 0.0)
+        state.draft_probs.index_put_((rows[:, None], self._positions, drafts), torch.ones((), device=rows.device))
+
+
+@dataclass
+class Cells:
+    """The tokens that are fed to the target in a step. A *cell* holds one token.
+
+    The cells of a line are its *root*, the token before its first draft, and then its drafts. The root has index 0 in
+    its line. Unused cells are padded.
+
+    Attributes:
+        order: index of each cell among the cells of all lines, which are numbered line by line, int64 (batch, cells).
+        tokens: int64 (batch, cells).
+        positions: image positions at which the tokens are fed, int64 (batch, cells). For padding it is the last image
+            position, which is never fed.
+        predicted: image positions that are predicted, int64 (batch, cells). The number of image positions if the
+            prediction is not used.
+        is_drafted: whether the predicted position has a draft to verify, bool (batch, cells).
+        is_top: whether a line is the topmost unfinished one, bool (batch, lines).
+    """
+
+    order: torch.Tensor
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    predicted: torch.Tensor
+    is_drafted: torch.Tensor
+    is_top: torch.Tensor
+
+
+@dataclass
+class Verdict:
+    """The result of verifying all drafts on their own, and the new drafts.
+
+    Attributes:
+        is_accepted: whether the draft of the predicted position is accepted, bool (batch, cells). False without one.
+        bonus: token of the predicted position if its draft is not accepted, int64 (batch, cells).
+        drafts: new draft of the predicted position, int64 (batch, cells).
+        draft_probs: distributions of the new drafts, (batch, cells, vocab). None in greedy decoding.
+    """
+
+    is_accepted: torch.Tensor
+    bonus: torch.Tensor
+    drafts: torch.Tensor
+    draft_probs: torch.Tensor | None
+
+
+class PJDDecoder(LinesDecoder):
+    """PJD's decoder, which verifies the drafts of all open lines in a step.
+
+    It is not exact unless lines are generated one after the other, and no bound on its total variation from the target
+    is known.
+
+    Args:
+        models: see `make_decoder`.
+        spec: see `make_decoder`. It has the parameters `window` and `max_drafts`.
+        sampling: see `make_decoder`.
+        records_margins: see `make_decoder`.
+        stepping: see `make_decoder`.
+    """
+
+    def __init__(
+        self,
+        models: DecodingModels,
+        spec: MethodSpec,
+        sampling: SamplingConfig,
+        *,
+        records_margins: bool = False,
+        stepping: str = "auto",
+    ) -> None:
+        config = models.target.config
+        device = models.target.device
+        lines = lines_of(config, spec["window"])
+        width = max(line.width for line in lines)
+        num_fed = min(spec["max_drafts"], width - 1)  # drafts of a line; its last token is fed by the next line
+        super().__init__(
+            models,
+            spec,
+            sampling,
+            LineDrafter(config, lines, sampling.is_greedy, device),
+            # The topmost line emits its drafts and one token. The others share its lead over the lowest line.
+            max_depth=num_fed + width - 1,
+            records_margins=records_margins,
+            stepping=stepping,
+        )
+        self._rejection = Rejection()
+        self._widths = torch.tensor([line.width for line in lines], device=device)
+        self._firsts = torch.tensor([line.first for line in lines], device=device)
+        self._opens_at = torch.tensor([line.opens_at for line in lines], device=device)
+        self._above = torch.tensor([line.above for line in lines], device=device)
+        self._previous_widths = F.pad(self._widths[:-1], (1, 0))
+        # Of each image position: its line, its column, and the tokens of its line from which on it has a placeholder.
+        self._line_of = torch.arange(len(lines), device=device).repeat_interleave(self._widths)
+        self._columns = self._positions - self._firsts[self._line_of]
+        is_last = self._columns == self._widths[self._line_of] - 1
+        next_opens_at = F.pad(self._opens_at[1:], (0, 1), value=self.num_tokens)
+        self._placed_at = next_opens_at[self._line_of].where(is_last, self.num_tokens)
+        self._max_drafts = spec["max_drafts"]
+        self._index = torch.arange(num_fed + 1, device=device)
+        # One root per line, the drafts of the topmost line, and those of the others.
+        self._num_cells = min(len(lines) * (num_fed + 1), len(lines) + num_fed + width - 1)
+
+    @property
+    def noise_streams(self) -> tuple[str, ...]:
+        """Names of the noise streams that this method reads."""
+        return () if self.sampling.is_greedy else ("target", *self.drafter.noise_streams)
+
+    @torch.inference_mode()
+    def step(self, state: DecodingState) -> None:
+        """Run the target once over the drafts of all open lines, verify them and emit tokens.
+
+        Args:
+            state: the state, changed in place.
+        """
+        held = state.drafter_state
+        assert isinstance(held, LineState)
+        with self.timer("draft"):
+            cells = self._choose_cells(state, held)
+        with self.timer("target"):
+            hidden = self._run_target(state, cells.tokens, cells.positions, self._visible(held, cells))
+        with self.timer("score"):
+            scores = self._score(state, hidden, cells.predicted)
+        with self.timer("verify"):
+            verdict = self._verify(state, held, cells, scores)
+        with self.timer("commit"):
+            self._commit(state, held, cells, scores, verdict)
+
+    def _choose_cells(self, state: DecodingState, held: LineState) -> Cells:
+        """Choose the tokens to feed: of each open line the last emitted token and the drafts.
+
+        The last token of a complete line is fed once, too, if the next line has begun with a placeholder.
+        """
+        counts = held.counts
+        previous = F.pad(counts[:, :-1], (1, 0))
+        is_complete = counts == self._widths
+        is_open = (previous >= self._opens_at) & ~is_complete
+        is_top = is_open & ((~is_complete).cumsum(1) == 1)
+        lead = torch.where(is_top, self._widths, previous) - counts
+        num_drafts = torch.where(is_open, lead.clamp(max=self._max_drafts), 0)
+        is_next_begun = F.pad(counts[:, 1:], (0, 1)) > 0
+        is_late = is_complete & ~held.is_settled & is_next_begun  # the cache still has the placeholder
+
+        # Of all lines, (batch, lines, cells of a line); then of the cells that are fed.
+        columns = counts[..., None] + self._index
+        is_fed = is_open[..., None] & (self._index <= num_drafts[..., None]) & (columns < self._widths[:, None])
+        is_root = self._index == 0
+        all_fed = is_fed | (is_late[..., None] & is_root)
+        order = all_fed.flatten(1).byte().argsort(dim=1, descending=True, stable=True)[:, : self._num_cells]
+
+        def pick(values: torch.Tensor) -> torch.Tensor:
+            return values.expand(columns.shape).flatten(1).gather(1, order)
+
+        ahead = self._firsts[:, None] + columns
+        predicted = pick(ahead.where(is_fed, self.num_tokens))
+        positions = pick((ahead - 1).where(all_fed, self.num_tokens - 1))
+        above = self._firsts[self._above] + counts[:, self._above] - 1
+        is_missing = (counts == 0) & (previous < self._previous_widths)
+        newest = (ahead - 1).clamp(min=0, max=self.num_tokens - 1)
+        emitted = state.tokens.gather(1, pick(torch.where(is_missing[..., None], above[..., None], newest)))
+        tokens = torch.where(pick(is_root), emitted, held.drafts.gather(1, positions))
+        is_drafted = pick(self._index < num_drafts[..., None])
+        return Cells(order, tokens, positions, predicted, is_drafted, is_top)
+
+    def _visible(self, held: LineState, cells: Cells) -> torch.Tensor:
+        """Return whether a cell attends to an image position, bool (batch, cells, positions).
+
+        It attends to the tokens before it, to placeholders, and to the drafts of its line.
+        """
+        counts = held.counts[:, self._line_of]
+        has_placeholder = counts >= self._placed_at
+        is_known = (self._columns < counts) | has_placeholder
+        lines = cells.order // len(self._index)
+        is_own = self._line_of == lines[..., None]
+        return (self._positions <= cells.positions[..., None]) & (is_known[:, None] | is_own)
+
+    def _verify(self, state: DecodingState, held: LineState, cells: Cells, scores: Scores) -> Verdict:
+        """Verify each draft on its own, as if all drafts before it in its line were accepted."""
+        drafted = held.drafts.gather(1, cells.predicted)
+        if held.draft_probs is None:
+            best = scores.logits.argmax(-1)
+            return Verdict((drafted == best) & cells.is_drafted, best, best, None)
+        # A position may be verified in several steps. Numbers repeat only after MAX_SIBLINGS steps.
+        slots = (state.num_steps % MAX_SIBLINGS)[:, None]
+        probs = scores.weights.softmax(-1)
+        children = drafted.masked_fill(~cells.is_drafted, -1)[..., None]
+        uniforms = state.noise.fresh("accept", cells.predicted, slots)[..., None]
+        draft_probs = pick_rows(held.draft_probs, cells.predicted)
+        rank, residual = self._rejection.accept(probs, children, draft_probs, uniforms)
+        bonus = residual.log_().add_(state.noise.gumbel("target", cells.predicted)).argmax(-1)
+        drafts = state.noise.sample("redraw", probs, cells.predicted, slots)
+        return Verdict(rank == 0, bonus, drafts, probs)
+
+    def _commit(self, state: DecodingState, held: LineState, cells: Cells, scores: Scores, verdict: Verdict) -> None:
+        """Emit the accepted drafts of every line, and one more token of the topmost line. Store the new drafts."""
+        counts = held.counts
+        shape = (*counts.shape, len(self._index))
+        is_accepted = torch.zeros(shape, dtype=torch.int64, device=self.device).flatten(1)
+        is_accepted.scatter_(1, cells.order, verdict.is_accepted.long())
+        num_accepted = is_accepted.view(shape).cumprod(-1).sum(-1)
+        num_emitted = num_accepted + (cells.is_top & (counts + num_accepted < self._widths))
+
+        lines = cells.order // len(self._index)
+        index = cells.order % len(self._index)
+        drafted = held.drafts.gather(1, cells.predicted)
+        tokens = torch.where(index < num_accepted.gather(1, lines), drafted, verdict.bonus)
+        is_emitted = index < num_emitted.gather(1, lines)
+        positions = cells.predicted.where(is_emitted, self.num_tokens)
+        state.tokens.scatter_(1, positions, tokens)
+        if state.margins is not None:
+            state.margins.scatter_(1, positions, margins_of(scores.keys))
+
+        held.drafts.scatter_(1, cells.predicted, verdict.drafts)
+        if held.draft_probs is not None and verdict.draft_probs is not None:
+            positions = cells.predicted[..., None].expand_as(verdict.draft_probs)
+            held.draft_probs.scatter_(1, positions, verdict.draft_probs)
+        held.is_settled.copy_(counts == self._widths)
+        counts.add_(num_emitted)
+        is_finite = scores.weights.amax(-1).isfinite().all(1)
+        num_more = num_emitted.sum(1) - 1
+        self._log_step(state, num_more, torch.full_like(num_more, self.max_depth), is_finite)
