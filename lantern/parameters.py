@@ -127,6 +127,7 @@ PARAMETERS = {
         "τ", "ratio t(x) / p(x) above which a draft is kept", 0, remedy="0 keeps all that is possible"
     ),
     "window": Parameter("w", "tokens of a line that are sampled before the next line begins", 1, is_integer=True),
+    "rounds": Parameter("r", "rounds in which the drafts of a line are corrected", 0, is_integer=True),
     "coupling": Parameter(
         "coupling", "how new drafts depend on those of the previous step", choices=("none", "gumbel", "maximal")
     ),
