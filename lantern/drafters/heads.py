@@ -316,8 +316,8 @@ class LineSchedule:
                 begin = end + 1
             else:  # every token is corrected and emitted alone
                 begin = end
-        tables = (torch.tensor(table, device=device) for table in (ends, is_first, is_last))
-        return cls(*tables, longest)
+        ends, is_first, is_last = (torch.tensor(table, device=device) for table in (ends, is_first, is_last))
+        return cls(ends, is_first, is_last, longest)
 
 
 class LinesDrafter(HeadsDrafter):

@@ -10,6 +10,7 @@ norm. Here they read and predict the state after it, as Lantern's draft model do
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -92,11 +93,13 @@ class ShiftHeads(StoredModel):
     kind = "shift_heads"
     config_class = HeadsConfig
     config: HeadsConfig
+    heads: Sequence[ShiftHead]
 
     def __init__(self, config: HeadsConfig) -> None:
         super().__init__()
         self.config = config
-        self.heads = nn.ModuleList(ShiftHead(config) for _ in config.shifts)
+        parts = nn.ModuleList(ShiftHead(config) for _ in config.shifts)
+        self.heads = parts  # pyright: ignore[reportAttributeAccessIssue]  torch's ModuleList states no item type
 
     @classmethod
     def from_target(cls, target: Target, num_right: int, seed: int) -> ShiftHeads:

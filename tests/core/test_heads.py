@@ -33,9 +33,7 @@ class SlowLines:
 
     def read(self, hidden: torch.Tensor, position: int) -> torch.Tensor:
         """Return the log-probabilities of the token at a position, (vocab,), from its state, (2, dim)."""
-        logits = self.target.guided_logits(
-            hidden[:, None, None], self.sampling.cfg_scale, torch.tensor([[position]])
-        )
+        logits = self.target.guided_logits(hidden[:, None, None], self.sampling.cfg_scale, torch.tensor([[position]]))
         return filter_logits(logits, self.sampling)[0, 0]
 
     def states(self, tokens: list[int]) -> torch.Tensor:
@@ -172,7 +170,7 @@ def test_heads_are_stored_and_belong_to_one_target(tmp_path):
     [
         ({}, {"drafts": "heads", "tree": "chain5"}, "a chain of at most 4 drafts, a line of the image, got 5"),
         ({}, {"drafts": "heads", "tree": "chain3k2d1"}, "need a chain, got tree chain3k2d1; use chain7"),
-        ({"small_grid": 2}, {"drafts": "heads", "tree": "chain3"}, "without a smaller image before them, got small_gri"),
+        ({"small_grid": 2}, {"drafts": "heads", "tree": "chain3"}, "without a smaller image before them, got"),
         ({"columns": 40}, {"drafts": "ssd", "rounds": 1}, "need lines of at most 32 tokens, got 40; use drafts heads"),
     ],
 )

@@ -79,8 +79,7 @@ class HeadsTrainer(Trainer[ShiftHeads]):
         x = torch.cat([hidden, embedded], dim=-1)
         shifts = self.model.config.shifts
         return [
-            (head(x[:, :, :-shift]), hidden[:, :, shift:])
-            for shift, head in zip(shifts, self.model.heads, strict=True)
+            (head(x[:, :, :-shift]), hidden[:, :, shift:]) for shift, head in zip(shifts, self.model.heads, strict=True)
         ]
 
 
