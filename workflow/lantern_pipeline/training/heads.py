@@ -63,7 +63,9 @@ class HeadsTrainer(Trainer[ShiftHeads]):
         return {"loss": float(loss.detach()), "gradient_norm": norm}
 
     def predict(self, dataset: CodeDataset, indices: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Run the heads at all positions of some images, and return their predictions beside the target's states.
+        """Run the heads on some images, and return their predictions beside the target's states.
+
+        Heads to the right are run in the first line only, where decoding uses them.
 
         Args:
             dataset: images of the target.
@@ -71,16 +73,30 @@ class HeadsTrainer(Trainer[ShiftHeads]):
 
         Returns:
             For each head its predictions and the states of the target at the same positions, each (branches, images,
-            tokens - shift, dim).
+            positions, dim).
+        """
+        codes, hidden = self.run_target(dataset, indices)
+        x = torch.cat([hidden, self.target.token_embedding(codes).expand_as(hidden)], dim=-1)
+        config = self.model.config
+        pairs = []
+        for shift, head in zip(config.shifts, self.model.heads, strict=True):
+            end = config.line_width if shift < config.line_width else hidden.shape[2]
+            pairs.append((head(x[:, :, : end - shift]), hidden[:, :, shift:end]))
+        return pairs
+
+    def run_target(self, dataset: CodeDataset, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the target's hidden states of some images by teacher forcing.
+
+        Args:
+            dataset: images of the target.
+            indices: indices of the images, int64 (images,).
+
+        Returns:
+            The codes, int64 (images, tokens), and the hidden states, (branches, images, tokens, dim). Entry n of the
+            states predicts token n.
         """
         codes, mask, hidden = run_target(self.target, *dataset.batch(indices), with_null=self.training.cfg_scale > 1)
-        hidden = hidden[:, mask.shape[1] - 1 :].unflatten(0, (-1, len(codes)))  # entry n predicts token n
-        embedded = self.target.token_embedding(codes).expand_as(hidden)
-        x = torch.cat([hidden, embedded], dim=-1)
-        shifts = self.model.config.shifts
-        return [
-            (head(x[:, :, :-shift]), hidden[:, :, shift:]) for shift, head in zip(shifts, self.model.heads, strict=True)
-        ]
+        return codes, hidden[:, mask.shape[1] - 1 :].unflatten(0, (-1, len(codes)))
 
 
 def heads_loss(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
