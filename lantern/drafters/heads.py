@@ -361,7 +361,8 @@ class LinesDrafter(HeadsDrafter):
         return LinesState(noise, read.hidden, read.tokens, drafts=drafts, draft_probs=draft_probs)
 
     def propose(self, state: LinesState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return the corrected drafts of a block, or new ones at its begin, see `Drafter.propose`."""
+        """Return the corrected drafts of a block, or new ones at its start, see `Drafter.propose`."""
+        # New drafts are sampled in every step, since all steps of a CUDA graph have the same operations.
         drafts, draft_probs = self.sample(state, lengths)
         is_first = self._is_first[lengths, None]
         drafts = torch.where(is_first, drafts, state.drafts)
@@ -380,8 +381,9 @@ class LineVerifier(Verifier):
 
     In a round of correction, each draft x is kept with probability min(1, t(x) / p(x)). Here t is the target
     distribution after the drafts before x, and p the distribution that x was sampled from. Otherwise x is replaced by a
-    sample of normalise(max(0, t - p)). Only the first token of the block is emitted. The others are drafts of the next
-    forward pass. In the last forward pass of the block, all drafts are emitted as they are.
+    sample of normalise(max(0, t - p)). Only the first token of the block is emitted, since later rounds would keep it:
+    its t and p would be equal. The others are drafts of the next forward pass. In the last forward pass of the block,
+    all drafts are emitted as they are.
 
     The first token of the block has the target's distribution. The others do not, since tokens before them may change
     after they were tested.
