@@ -22,6 +22,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "group_of_eagle": ("eagle1", {"acceptance": "group", "h": 2, "p_max": 0.5, "d_max": 1e9}),
     "mixing_of_siblings": ("sjd_pac", {"acceptance": "mixing", "tree": "chain3k2d2"}),
     "proximity_of_hybrid": ("hybrid", {"acceptance": "proximity", "k": 3}),
+    "heads": ("eagle1", {"drafts": "heads", "tree": "chain4"}),
+    "heads_of_jacobi": ("jacobi", {"drafts": "jacobi_heads", "tree": "chain4k2d1"}),
+    "ssd_without_rounds": ("ssd", {"rounds": 0}),
     "additive_of_jacobi": ("jacobi", {"acceptance": "additive", "k": 4, "delta": 0.2, "tree": "chain9k3d1"}),
 }
 METHODS = [*PRESETS, *VARIANTS]

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from lantern.kv_cache import KVCache
 from lantern.models.draft import DraftModel
+from lantern.models.heads import ShiftHeads
 from lantern.models.target import Target
 from lantern.noise import NoiseField
 
@@ -23,11 +24,13 @@ class DecodingModels:
         draft: the draft model, or None if the method needs none.
         nearest_codes: integer table (vocab, columns) of the nearest codes of each code, nearest first. None if the
             method needs none.
+        heads: the shift heads, or None if the method needs none.
     """
 
     target: Target
     draft: DraftModel | None = None
     nearest_codes: torch.Tensor | None = None
+    heads: ShiftHeads | None = None
 
     def require_draft(self, method: str) -> DraftModel:
         """Return the draft model.
@@ -41,6 +44,19 @@ class DecodingModels:
         if self.draft is None:
             raise ValueError(f"method {method} needs a draft model; got none")
         return self.draft
+
+    def require_heads(self, method: str) -> ShiftHeads:
+        """Return the shift heads.
+
+        Args:
+            method: name of the method that needs them.
+
+        Raises:
+            ValueError: there are none.
+        """
+        if self.heads is None:
+            raise ValueError(f"method {method} needs shift heads, got none; train them by the workflow")
+        return self.heads
 
 
 @dataclass

@@ -23,6 +23,9 @@ from lantern.decoding import Decoder
 from lantern.decoding_state import DecodingModels, Generation
 from lantern.io import load_tensors
 from lantern.models.draft import DraftModel
+from lantern.models.heads import ShiftHeads
+from lantern.models.stored import StoredModel
+from lantern.models.target import Target
 from lantern.noise import ImageNoise
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
@@ -37,6 +40,7 @@ def load_decoding_models(
     table: Path | str | None = None,
     device: torch.device | str = "cpu",
     dtype: str = "float32",
+    heads: Path | str | None = None,
 ) -> DecodingModels:
     """Load models and prepare them for decoding.
 
@@ -46,24 +50,48 @@ def load_decoding_models(
         table: file with the tensor "nearest_codes", the table of nearest codes. None for exact methods.
         device: device of the models.
         dtype: dtype of the weights, "float32" or "bfloat16".
+        heads: file of the shift heads. None for methods that need none.
 
     Raises:
-        ValueError: a file is truncated or has other contents, or the sizes of draft model and target differ.
+        ValueError: a file is truncated or has other contents, or its sizes differ from the target's.
     """
     torch_dtype = getattr(torch, dtype)
     models = DecodingModels(load_target(target, torch_dtype, device).prepare_for_decoding())
     if draft is not None:
         models.draft = load_model(draft, DraftModel, torch_dtype, device).prepare_for_decoding()
-        for name in ("dim", "vocab_size", "grid", "columns", "num_text_tokens"):
-            expected = getattr(models.target.config, name)
-            found = getattr(models.draft.config, name)
-            if expected != found:
-                raise ValueError(
-                    f"{draft}: {name} should be {expected} as in {target}, found {found}; train the drafter again"
-                )
+        names = ("dim", "vocab_size", "grid", "columns", "num_text_tokens")
+        _check_sizes(models.draft, draft, models.target, target, names)
+    if heads is not None:
+        models.heads = load_model(heads, ShiftHeads, torch_dtype, device).prepare_for_decoding()
+        _check_sizes(models.heads, heads, models.target, target, ("dim", "line_width"))
     if table is not None:
         models.nearest_codes = load_nearest_codes(table, device)
     return models
+
+
+def _check_sizes(
+    model: StoredModel, path: Path | str, target: Target, target_path: Path | str, names: Sequence[str]
+) -> None:
+    """Check that the sizes of a model that makes drafts are those of its target.
+
+    Args:
+        model: the model.
+        path: its file, for the error message.
+        target: the target.
+        target_path: its file, for the error message.
+        names: names of the sizes, attributes of both configs.
+
+    Raises:
+        ValueError: a size differs.
+    """
+    for name in names:
+        expected = getattr(target.config, name)
+        found = getattr(model.config, name)
+        if expected != found:
+            raise ValueError(
+                f"{path}: {name} should be {expected} as in {target_path}, found {found}; train it again for this "
+                "target"
+            )
 
 
 def load_nearest_codes(path: Path | str, device: torch.device | str = "cpu") -> torch.Tensor:

@@ -18,7 +18,7 @@ from lantern.cards.card import FILE_NAME, HubFiles, ModelCard, read_card
 from lantern.cards.published import CARDS, HUB_FILES, card_of_family, published_shape
 from lantern.checkpoints.drafter import read_draft
 from lantern.checkpoints.files import PIPELINE_MODEL, WeightFile, read_weights
-from lantern.checkpoints.native import read_report
+from lantern.checkpoints.native import load_model, read_report
 from lantern.checkpoints.pretrained import is_pretrained, open_pretrained, read_config
 from lantern.checkpoints.target import read_target
 from lantern.checkpoints.tokenizers import ImageModel, make_image_tokenizer, read_tokenizer
@@ -27,6 +27,7 @@ from lantern.models.adapter import adapt
 from lantern.models.config import shape_fields, sides_of
 from lantern.models.draft import DraftModel
 from lantern.models.families import FAMILIES, altered_layer, family_named, family_of
+from lantern.models.heads import ShiftHeads
 from lantern.models.target import Target
 from lantern.parameters import Parameter, check_sides
 from lantern.sampling import SamplingConfig
@@ -251,10 +252,10 @@ def _locate(source: str, card: ModelCard, files: dict[str, Path]) -> dict[str, P
         files: known paths, by the file's key in the card.
 
     Returns:
-        `files` and the paths of the downloaded files. The draft model is left out if it cannot be downloaded.
+        `files` and the paths of the downloaded files. Draft model and shift heads are left out if they are missing.
 
     Raises:
-        FileNotFoundError: a file other than the draft model is missing and cannot be downloaded.
+        FileNotFoundError: a file of another part is missing and cannot be downloaded.
     """
     found = dict(files)
     missing = {}
@@ -268,7 +269,7 @@ def _locate(source: str, card: ModelCard, files: dict[str, Path]) -> dict[str, P
         except FileNotFoundError as error:
             missing[part] = file
             log.warning("the %s of %s is missing: %s", part, source, error)
-    if missing.keys() - {"drafter"}:
+    if missing.keys() - {"drafter", "heads"}:
         wanted = ", ".join(f"{part}=... ({_describe(file)})" for part, file in missing.items())
         raise FileNotFoundError(2, f"files of {source} are not here; give their paths: {wanted}")
     return found
@@ -330,6 +331,8 @@ def _build(card: ModelCard, files: Mapping[str, Path], device: torch.device, dty
     compare_features(files["target"], read_report(files["target"]), encoder_name)
     target = read_target(files["target"], config, dtype, encoder_name).to(device).prepare_for_decoding()
     models = DecodingModels(target, _read_draft(files, target, dtype))
+    if "heads" in files:
+        models.heads = load_model(files["heads"], ShiftHeads, dtype, device).prepare_for_decoding()
     tokenizer = read_tokenizer(files["tokenizer"], card.images).to(device)
     parts = {**card.trees, "neighbours": card.neighbours}
     family = encoder_name if encoder_name in FAMILIES else None

@@ -40,6 +40,7 @@ class DraftsRow:
             "joint" (two static trees below one root), "dynamic". Empty if the method has no drafts.
         parameters: parameters by name.
         needs_draft_model: whether a draft model makes all or some of the drafts.
+        needs_heads: whether shift heads make all or some of the drafts.
         is_sampled: whether drafts are sampled from a known distribution, with noise that the target does not use. If
             so, they are verified by rejection sampling above temperature 0.
         is_coupled: whether drafts are sampled with the target's noise.
@@ -54,6 +55,7 @@ class DraftsRow:
     trees: tuple[str, ...] = ("static",)
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     needs_draft_model: bool = False
+    needs_heads: bool = False
     is_sampled: bool = False
     is_coupled: bool = False
     has_twins: bool = False
@@ -61,9 +63,15 @@ class DraftsRow:
     loop: str = "lantern.decoding:TreeDecoder"
     paper: str = ""
 
+    @property
+    def is_trained(self) -> bool:
+        """True if a trained model makes all or some of the drafts: a draft model or shift heads."""
+        return self.needs_draft_model or self.needs_heads
+
 
 _FIXED_NOISE = "noise first, then a fixed point: Wiggers and Hoogeboom 2020, arXiv 2002.09928"
 _EAGLE = "EAGLE, arXiv 2401.15077"
+_SSD = "SSD, arXiv 2606.20543"
 NO_DRAFTS = DraftsRow("lantern.drafters.base:NoDrafter", trees=())
 DRAFTS = {
     "sampled": DraftsRow(
@@ -142,6 +150,28 @@ DRAFTS = {
         is_exact=False,
         loop="lantern.pjd:PJDDecoder",
         paper="PJD, arXiv 2606.05703",
+    ),
+    "heads": DraftsRow(
+        "lantern.drafters.heads:HeadsDrafter",
+        needs_heads=True,
+        is_sampled=True,
+        paper=f"heads: {_SSD}",
+    ),
+    "jacobi_heads": DraftsRow(
+        "lantern.drafters.heads:JacobiHeadsDrafter",
+        needs_heads=True,
+        is_coupled=True,
+        has_twins=True,
+        paper=f"{_FIXED_NOISE}; heads: {_SSD}",
+    ),
+    "ssd": DraftsRow(
+        "lantern.drafters.heads:LinesDrafter",
+        (),
+        _of("rounds"),
+        needs_heads=True,
+        is_sampled=True,
+        is_exact=False,
+        paper=_SSD,
     ),
 }
 
@@ -316,6 +346,7 @@ PRESET_ROWS = {
     ),
     "zipar": PresetRow("ZipAR", {"drafts": "zipar", "window": 16}, "#225522", "p", is_peer=True),
     "pjd": PresetRow("PJD", {"drafts": "pjd", "window": 8, "max_drafts": 16}, "#AA7744", "h", is_peer=True),
+    "ssd": PresetRow("SSD", {"drafts": "ssd", "rounds": 2}, "#AA3377", "X", is_peer=True),
 }
 PRESETS: dict[str, dict[str, ParameterValue]] = {name: dict(row.parts) for name, row in PRESET_ROWS.items()}
 PEERS = tuple(name for name, row in PRESET_ROWS.items() if row.is_peer)

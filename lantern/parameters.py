@@ -128,6 +128,7 @@ PARAMETERS = {
     ),
     "window": Parameter("w", "tokens of a line that are sampled before the next line begins", 1, is_integer=True),
     "max_drafts": Parameter("drafts", "largest number of drafts of a line in a step", 1, is_integer=True),
+    "rounds": Parameter("r", "rounds in which the drafts of a line are corrected", 0, is_integer=True),
     "coupling": Parameter(
         "coupling", "how new drafts depend on those of the previous step", choices=("none", "gumbel", "maximal")
     ),

@@ -24,6 +24,7 @@ from lantern.decoding import Decoder
 from lantern.decoding_state import DecodingModels, DecodingState
 from lantern.methods import MethodSpec, make_method
 from lantern.models.draft import DraftModel
+from lantern.models.heads import ShiftHeads
 from lantern.models.target import TargetConfig
 from lantern_pipeline.measure.random_models import RandomPrompts, prepare, random_models
 from lantern_pipeline.measure.steps import fill
@@ -198,7 +199,7 @@ def methods_of(models: DecodingModels) -> list[MethodSpec]:
 def load_embedded(
     device: torch.device, dtype: torch.dtype = torch.float32, *, is_prepared: bool = True
 ) -> DecodingModels:
-    """Load the shipped model and its table of nearest codes directly to a device.
+    """Load the shipped model and its table of nearest codes directly to a device. Its shift heads are untrained.
 
     Preparation for decoding on a CPU folds norms into matrices and changes the layout of matrices. Models that are not
     prepared run the same code on a CPU as on a GPU.
@@ -209,7 +210,9 @@ def load_embedded(
         is_prepared: whether the models are prepared for decoding.
     """
     draft = load_model(FOLDER / "drafter.safetensors", DraftModel, dtype, device)
-    models = DecodingModels(load_target(FOLDER / "target.safetensors", dtype, device), draft)
+    target = load_target(FOLDER / "target.safetensors", dtype, device)
+    heads = ShiftHeads.from_target(target, num_right=3, seed=0).to(dtype)
+    models = DecodingModels(target, draft, heads=heads)
     if is_prepared:
         prepare(models)
     codebook = lantern.load("embedded").tokenizer.codebook.detach()

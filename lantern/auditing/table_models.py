@@ -1,4 +1,4 @@
-"""The target and the draft model of a world, as models that every method of Lantern can decode with.
+"""The target, the draft model and the shift heads of a world, as models that every method of Lantern can decode with.
 
 A *world* is a target and a draft model whose distributions are in tables, with one row per context. A *context* is a
 prompt and the tokens so far. The number of its row is the sum of one term for the prompt and one term for each token.
@@ -19,6 +19,7 @@ from lantern.decoding_state import DecodingModels
 from lantern.kv_cache import KVCache, repeat_rows
 from lantern.models.config import DraftConfig, TargetConfig
 from lantern.models.draft import DraftModel
+from lantern.models.heads import HeadsConfig, ShiftHeads
 from lantern.models.target import Target
 
 
@@ -146,8 +147,24 @@ class TableDraft(DraftModel):
         return torch.stack([contexts, torch.ones_like(contexts)], dim=-1)
 
 
+class TableHeads(ShiftHeads):
+    """Shift heads that predict the context which they read, and the draft model's distribution after it."""
+
+    def __init__(self, target: TableTarget) -> None:
+        with torch.random.fork_rng(devices=[]):  # the weights of the base class are not used
+            super().__init__(HeadsConfig.of(target.config, num_right=1))
+
+    def right(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        """Predict the context of one token to the right, see `ShiftHeads.right`."""
+        return self.below(hidden, embedded)[..., None, :]
+
+    def below(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        """Predict the context of the token below, see `ShiftHeads.below`."""
+        return torch.stack([hidden[..., 0], torch.ones_like(hidden[..., 0])], dim=-1)
+
+
 def make_models(world: World, neighbours: str | None = None) -> DecodingModels:
-    """Make the target and the draft model of a world, and a table of the nearest codes of each code.
+    """Make the target, the draft model and the shift heads of a world, and a table of the nearest codes of each code.
 
     Args:
         world: a small target and draft model with known probabilities.
@@ -155,4 +172,4 @@ def make_models(world: World, neighbours: str | None = None) -> DecodingModels:
     """
     target = TableTarget(world)
     table = nearest_codes(world.codebook, world.vocab_size - 1, neighbours or "l2")
-    return DecodingModels(target, TableDraft(target), table)
+    return DecodingModels(target, TableDraft(target), table, TableHeads(target))

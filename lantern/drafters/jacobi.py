@@ -39,6 +39,7 @@ from lantern.step import Outcome, Prefill, Proposal, pick_rows
 from lantern.tree_shapes import JointTree
 
 NUM_KEPT = 6  # results per position in the pool
+EMPTY = -2  # preceding token of an empty result, which matches no token
 
 
 @dataclass
@@ -119,7 +120,7 @@ class JacobiDrafter(Drafter[JacobiState]):
     def fill(self, state: JacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
         """Put the first draft of every position into the pool, from which drafts are taken, see `Drafter.fill`."""
         pool = self._first_drafts(prefill)[:, None, :, None].repeat(1, self._shape[0], 1, self.num_kept)
-        pool[:, 0] = -2
+        pool[:, 0] = EMPTY
         state.pool.index_copy_(0, rows, pool)
         if state.probs is not None:
             state.probs.index_fill_(0, rows, 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from helpers.tiny_transformers import make_tiny
 from lantern import loading
 from lantern.cards.card import HubFiles, read_card
 from lantern.cards.published import CARDS, HUB_FILES
+from lantern.checkpoints.native import save_model
+from lantern.models.heads import ShiftHeads
 from lantern_pipeline.data.model_cards import card_of
 from lantern_pipeline.data.run_card import make_run_card
 
@@ -71,6 +74,19 @@ def test_every_file_of_a_published_model_comes_from_a_known_repository():
         assert ("text" in card.files) == (card.prompts.encoder != "classes"), name
         assert all(HUB_FILES[file.name] is file for file in card.files.values()), name
         assert card.licence and card.neighbours in ("l2", "l2_normalised"), name
+
+
+def test_the_shift_heads_of_a_run_are_loaded_with_it(tmp_path):
+    card = json.loads((EMBEDDED / "card.json").read_text())
+    (tmp_path / "card.json").write_text(json.dumps({**card, "files": {**card["files"], "heads": "heads.safetensors"}}))
+    for part in ("target", "drafter", "tokenizer"):
+        (tmp_path / f"{part}.safetensors").symlink_to(EMBEDDED / f"{part}.safetensors")
+    assert lantern.load(tmp_path).models.heads is None
+    target = lantern.load("embedded").models.target
+    save_model(tmp_path / "heads.safetensors", ShiftHeads.from_target(target, 3, seed=0))
+    model = lantern.load(tmp_path)
+    image = model.generate("a small red circle on grass", method="ssd", rounds=0)
+    assert image.steps == 1 + 2 + 7  # the prompt, two parts of the first line, and seven lines
 
 
 def test_a_draft_model_that_is_not_here_is_left_out_with_a_warning(tmp_path, caplog):

@@ -16,6 +16,7 @@ from helpers.tiny_models import make_models, make_prompts
 from lantern.decoding import Decoder, make_decoder
 from lantern.decoding_state import DecodingModels, DecodingState, Generation
 from lantern.models.draft import DraftModel
+from lantern.models.heads import ShiftHeads
 from lantern.models.target import TargetModel
 from lantern.sampling import SamplingConfig
 
@@ -42,13 +43,18 @@ def make_batches(decoder: Decoder, models: DecodingModels) -> list[tuple]:
 def fill_on_fake_gpu(name: str, fake: FakeTensorMode, temperature: float = 1.0) -> tuple[Decoder, DecodingState]:
     """Return a method's decoder and its state after the prefill, on fake CUDA tensors, which have no values."""
     models = make_models()
-    models = DecodingModels(TargetModel(models.target.config), DraftModel(models.draft.config), models.nearest_codes)
+    models = DecodingModels(
+        TargetModel(models.target.config),
+        DraftModel(models.draft.config),
+        models.nearest_codes,
+        ShiftHeads(models.heads.config),
+    )
     decoder = decoder_of(models, name, temperature)
     batch = list(make_batches(decoder, models)[0])
     with fake, torch.inference_mode():
         to_fake(decoder, fake, "cuda")
         to_fake(batch, fake, "cpu")
-        for model in (models.target, models.draft):
+        for model in (models.target, models.draft, models.heads):
             model.prepare_for_decoding()
         state = decoder.allocate(3)
         decoder.fill(state, range(3), *batch)

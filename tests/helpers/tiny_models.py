@@ -11,6 +11,7 @@ from lantern.decoding import Decoder, make_decoder
 from lantern.decoding_state import DecodingModels, DecodingState, Generation
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftConfig, DraftModel
+from lantern.models.heads import ShiftHeads
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.noise import ImageNoise
 from lantern.sampling import SamplingConfig
@@ -26,7 +27,7 @@ def make_models(
     is_prepared: bool = True,
     **sizes: int,
 ) -> DecodingModels:
-    """Return a random target, a random draft model, and the nearest codes of a random codebook.
+    """Return a random target, a random draft model, random shift heads, and the nearest codes of a random codebook.
 
     Weights are scaled up, so that distributions are far from uniform. The vocabulary is small, so that some drafts of
     the random draft model are accepted.
@@ -61,11 +62,24 @@ def make_models(
                 parameter.mul_(scale)
         draft.token_embedding.weight.copy_(target.token_embedding.weight)
         draft.from_hidden.weight.copy_(torch.eye(config.dim))
+    heads = make_heads(target)
     table = nearest_codes(torch.randn(config.num_codes, 4), k=config.num_codes - 1)
     if is_prepared:
         target.prepare_for_decoding()
         draft.prepare_for_decoding()
-    return DecodingModels(target, draft, table)
+        heads.prepare_for_decoding()
+    return DecodingModels(target, draft, table, heads)
+
+
+def make_heads(target: TargetModel, num_right: int = 2) -> ShiftHeads:
+    """Return random shift heads of a target."""
+    heads = ShiftHeads.from_target(target, num_right, seed=0).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in heads.parameters():
+            if parameter.dim() == 2:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return heads
 
 
 def make_prompts(models: DecodingModels, batch: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:

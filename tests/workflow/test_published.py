@@ -125,20 +125,23 @@ def test_the_run_converts_its_models_and_says_what_it_measured(finished):
 
 
 def test_a_drafter_is_trained_on_images_that_the_target_draws_from_captions(finished):
-    """Both overlays of drafter training on the same run: captions, features, samples, training."""
+    """Both overlays of drafter training on the same run: captions, features, samples, training. Heads share them."""
     tiny = finished.folder / "drafter.yaml"
     captions = {"file": "captions", "member": None, "num": 10}
     drafter = {"checkpoint": None, "num_epochs": 3, "batch_size": 2, "num_eval": 1, "eval_every": 5, "passes": 2}
     overlay = {"experiment": "drafted", "data": {"captions": captions, "num_shards": 1}}
-    overlay |= {"drafter": drafter, "target": {"num_eval": 1}}
+    overlay |= {"drafter": drafter, "target": {"num_eval": 1}, "heads": {"num_steps": 3, "batch_size": 2}}
     tiny.write_text(yaml.safe_dump(overlay))
     names = ("llamagen_stage1", "llamagen_quick", "llamagen_drafter", "llamagen_drafter_captions")
     training = Workflow(finished.folder, (*overlays_of(*names), finished.overlays[-1], tiny))
-    code, output = training.run("results/drafted/drafter/s0/report.json", env=finished.environment)
+    files = [finished.folder / "results" / "drafted" / name / "s0" / "report.json" for name in ("drafter", "heads")]
+    code, output = training.run(*(str(file.relative_to(finished.folder)) for file in files), env=finished.environment)
     assert code == 0, output + training.logs()
     jobs = planned(output)
-    assert jobs["encode_captions"] == 2 and jobs["sample_codes"] == jobs["train_drafter"] == 1
-    report = json.loads((finished.folder / "results" / "drafted" / "drafter" / "s0" / "report.json").read_text())
+    assert jobs["encode_captions"] == 2
+    assert jobs["sample_codes"] == jobs["train_drafter"] == jobs["train_heads"] == 1
+    report, of_heads = (json.loads(file.read_text()) for file in files)
+    assert of_heads["num_steps"] == 3 and 0 < of_heads["val_overlap_1"] <= 1
     assert report["num_steps"] == 14 and 0 < report["val_acceptance_1"] <= 1
     assert [entry["step"] for entry in report["history"] if "val_loss" in entry] == [4, 9, 13]
 

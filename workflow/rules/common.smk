@@ -11,7 +11,8 @@ from pathlib import Path
 sys.path[:0] = [HERE, f"{HERE}/workflow"]
 
 from lantern_pipeline.config.partitions import check_partitions
-from lantern_pipeline.config.paths import TOKENIZER, drafter_for, drafter_of, model_of, table_of, tables_of, target_of
+from lantern_pipeline.config.paths import TOKENIZER, drafter_for, drafter_of, heads_for, model_of, table_of, tables_of
+from lantern_pipeline.config.paths import target_of
 from lantern_pipeline.config.resources import MOST_MINUTES, growing
 from lantern_pipeline.config.run import load_run
 from lantern_pipeline.data.model_cards import card_sections, hub_entries

@@ -157,6 +157,9 @@ rule run_ablation:
         text=text_features_of(PLAN.headline["prompt_set"]),
         target=target_of(PLAN.first["training_seed"]),
         drafters=lambda wildcards: [*PLAN.drafters_of(wildcards.ablation).values()],
+        heads=lambda wildcards: heads_for(
+            (point.spec for point in PLAN.ablations[wildcards.ablation]), PLAN.first["training_seed"]
+        ),
         nearest_codes=lambda wildcards: tables_of(point.spec for point in PLAN.ablations[wildcards.ablation]),
         tokenizer=TOKENIZER,
     output:
@@ -201,6 +204,7 @@ rule measure_total_variation:
         tokenizer=TOKENIZER,
         target=target_of(PLAN.first["training_seed"]),
         drafter=drafter_for(PLAN.specs.values(), PLAN.first["training_seed"]),
+        heads=heads_for(PLAN.specs.values(), PLAN.first["training_seed"]),
         nearest_codes=tables_of(PLAN.specs.values()),
         nearest=f"<results>/codebook/{CONFIG.codebook.neighbours}.safetensors",
     output:

@@ -20,7 +20,7 @@ rule build_nearest_codes:
         "../scripts/build_nearest_codes.py"
 
 
-# Runs only if the draft model is trained on images that the target generates.
+# Runs only if the draft model or shift heads are trained on images that the target generates.
 rule sample_codes:
     input:
         captions=rules.write_captions.output.train,
@@ -53,6 +53,7 @@ rule generate_images:
         text=text_features_of("{prompt_set}"),
         target=target_of("{training_seed}"),
         drafter=lambda wildcards: drafter_for([PLAN.specs[wildcards.method]], wildcards.training_seed),
+        heads=lambda wildcards: heads_for([PLAN.specs[wildcards.method]], wildcards.training_seed),
         nearest_codes=lambda wildcards: table_of(PLAN.specs[wildcards.method]),
     output:
         "<results>/generation/{method}/{prompt_set}/T{temperature}/s{training_seed}n{noise_seed}/{scatteritem}.safetensors",
@@ -81,6 +82,7 @@ rule measure_latency:
         text=text_features_of(*CONFIG.latency.prompt_sets),
         target=target_of("{training_seed}"),
         drafter=drafter_for(PLAN.specs.values(), "{training_seed}"),
+        heads=heads_for(PLAN.specs.values(), "{training_seed}"),
         nearest_codes=tables_of(PLAN.specs.values()),
     output:
         table="<results>/latency/s{training_seed}n{noise_seed}.csv",

@@ -40,8 +40,11 @@ def drafter_codes_of(split):
 
     They are codes of the images of a split, or of images that the target model generated for its captions.
     """
-    if CONFIG.drafter.codes == "images":
-        return codes_of(split)
+    return codes_of(split) if CONFIG.drafter.codes == "images" else samples_of(split)
+
+
+def samples_of(split):
+    """Return the files with the codes of images that the target generated for the captions of a split."""
     file = f"<results>/samples/s{{training_seed}}/{split}-{{scatteritem}}.safetensors"
     return gather.image_shards(file, allow_missing=True)
 

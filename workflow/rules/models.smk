@@ -1,4 +1,4 @@
-"""Rules that make models: metric models, image tokenizer, target and draft model.
+"""Rules that make models: metric models, image tokenizer, target, draft model and shift heads.
 
 A model is trained or, if the config names a `checkpoint`, converted. Two further rules check published metric weights
 and measure the real images with which FID compares.
@@ -286,3 +286,34 @@ rule train_drafter:
         cfg_scale=CONFIG.sampling.cfg_scale,
     script:
         "../scripts/train_drafter.py"
+
+
+# Runs only if a method needs shift heads.
+rule train_heads:
+    input:
+        codes=samples_of("train"),
+        val_codes=samples_of("val"),
+        captions=rules.write_captions.output.train,
+        val_captions=rules.write_captions.output.val,
+        features=caption_features_of("train"),
+        val_features=caption_features_of("val"),
+        target=target_of("{training_seed}"),
+    output:
+        model="<results>/heads/s{training_seed}/model.safetensors",
+        report="<results>/heads/s{training_seed}/report.json",
+    log:
+        "<logs>/train_heads.s{training_seed}.log",
+    conda:
+        ENVIRONMENT
+    threads: RUN.training_threads
+    resources:
+        mem_mb=SIZES.training_mb(),
+        runtime=growing(1440 if SIZES.is_large else 120, MOST_MINUTES),
+        gpu=GPU,
+    params:
+        **TEXT_PARAMS,
+        code=code("train_heads.py"),
+        settings=CONFIG.heads.model_dump(),
+        cfg_scale=CONFIG.sampling.cfg_scale,
+    script:
+        "../scripts/train_heads.py"

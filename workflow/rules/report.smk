@@ -128,6 +128,7 @@ rule write_card:
     input:
         target=target_of(PLAN.first["training_seed"]),
         drafter=drafter_of(PLAN.first["training_seed"]) if PLAN.needs_draft_model else [],
+        heads=heads_for(PLAN.specs.values(), PLAN.first["training_seed"]),
         tokenizer=TOKENIZER,
         text=RUN.input_of(CONFIG.text.checkpoint) if CONFIG.text.encoder in FROM_FILES else [],
     output:

@@ -22,7 +22,8 @@ with job_log(snakemake) as log, partial_records(snakemake) as partial:
     execution = execution_of(snakemake)
     spec = MethodSpec(**params.method)
     draft, table = files.get("drafter") or None, files.get("nearest_codes") or None
-    models = load_decoding_models(files.target, draft, table, execution.device, params.dtype)
+    heads = files.get("heads") or None
+    models = load_decoding_models(files.target, draft, table, execution.device, params.dtype, heads)
     sampling = SamplingConfig(temperature=temperature, **params.sampling)
     prompts = select_shard(read_prompts(files.prompts), snakemake.wildcards.scatteritem)
     decoder = make_decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=execution.stepping)

@@ -20,7 +20,9 @@ with job_log(snakemake):
     drafters = {None: None, **dict(zip(params.drafters, files.drafters, strict=True))}
     study = AblationStudy(
         models={
-            steps: load_decoding_models(files.target, drafter, device=execution.device, dtype=params.dtype)
+            steps: load_decoding_models(
+                files.target, drafter, None, execution.device, params.dtype, files.heads or None
+            )
             for steps, drafter in drafters.items()
         },
         tables=load_tables(files.nearest_codes, execution.device),

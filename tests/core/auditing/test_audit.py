@@ -18,7 +18,7 @@ from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig
 
 NUM = 6_000
-FAST = ("eagle2", "jacobi", "lantern", "proximity", "zipar", "pjd")
+FAST = ("eagle2", "jacobi", "lantern", "proximity", "zipar", "pjd", "ssd")
 EXACT = [
     ("autoregressive", {}),
     ("eagle1", {}),
@@ -27,6 +27,8 @@ EXACT = [
     ("coupled", {}),
     ("jacobi", {}),
     ("jacobi", {"tree": "chain3k3d2"}),
+    ("eagle1", {"drafts": "heads", "tree": "chain2"}),
+    ("jacobi", {"drafts": "jacobi_heads", "tree": "chain2"}),
     ("hybrid", {}),
     ("sjd", {}),
     ("scd_gumbel", {}),
@@ -49,6 +51,8 @@ BIASED = [
     ("path_relax", {}, 0.02),
     ("zipar", {"window": 1}, 0.3),
     ("pjd", {"window": 1}, 0.03),
+    ("ssd", {"rounds": 0}, 0.4),
+    ("ssd", {"rounds": 1}, 0.05),
 ]
 
 

@@ -21,7 +21,7 @@ from lantern.models.transformer import attend
 from lantern.sampling import SamplingConfig
 
 PARTS = {"k": 4, "delta": 0.2, "lambda_": 2.0, "omega": 1.5}
-ALONE = [name for name, parts in PRESETS.items() if not drafts_of(parts.get("drafts")).needs_draft_model]
+ALONE = [name for name, parts in PRESETS.items() if not drafts_of(parts.get("drafts")).is_trained]
 
 
 @pytest.fixture(params=TINY)

@@ -12,6 +12,8 @@ from lantern_pipeline.config.paths import (
     drafter_for,
     drafter_of,
     drafter_settings,
+    heads_for,
+    heads_of,
     table_of,
     tables_of,
 )
@@ -108,6 +110,20 @@ def test_a_run_of_jacobi_drafts_has_no_draft_model():
     both = plan(methods=[{"preset": ["autoregressive", "jacobi", "hybrid"]}], ablations=ablations)
     assert drafter_for(both.specs.values(), 3) == drafter_of(3)
     assert drafter_for([both.specs["jacobi"]], 3) == [] and both.drafters_of("jacobi") == {}
+
+
+def test_only_runs_whose_methods_need_them_have_shift_heads():
+    grids = {"heads": {"methods": [{"preset": "ssd", "rounds": [0, 1]}]}}
+    ablations = {"num_prompts": 2, "grids": grids}
+    methods = [{"preset": ["autoregressive", "jacobi", "ssd"]}]
+    assert not any("/heads/" in file for file in plan().model_files())
+    assert heads_for(plan().specs.values(), 0) == []
+    ablated = plan(methods=[{"preset": "jacobi"}], ablations=ablations)
+    assert heads_for(ablated.specs.values(), 0) == [] and heads_of(0) in ablated.model_files()
+    both = plan(methods=methods, ablations=ablations, repeats={"training_seeds": [0, 3]})
+    assert {heads_of(0), heads_of(3)} <= set(both.model_files()) and not both.needs_draft_model
+    assert heads_for(both.specs.values(), 3) == heads_of(3) == "<results>/heads/s3/model.safetensors"
+    assert heads_for([both.specs["jacobi"]], 3) == []
 
 
 def test_files_from_elsewhere_are_those_that_the_run_uses():

@@ -175,6 +175,11 @@ def _without_images(config: RunConfig, source: str) -> Iterator[str]:
                 f"{section}.checkpoint must be set: with data.source {source} there are no images to train on"
                 + ("; drafter.codes samples needs captions only" if section == "drafter" else "")
             )
+    if source == "none" and any(run.spec.needs_heads for run in runs):
+        yield (
+            "data.source must not be none if a method needs shift heads: the target generates their training images "
+            "from captions; set it to captions, and data.captions to a file"
+        )
     for name, entry in config.prompt_sets.items():
         if entry.split:
             yield f"prompts.{name}.split needs images; with data.source {source}, give a file"

@@ -63,6 +63,25 @@ def drafter_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | 
     return drafter_of(training_seed) if any(spec.needs_draft_model for spec in specs) else []
 
 
+def heads_of(training_seed: int | str) -> str:
+    """Return the path of the shift heads' weights for a training seed.
+
+    Args:
+        training_seed: the seed, or a Snakemake wildcard in its place.
+    """
+    return f"<results>/heads/s{training_seed}/model.safetensors"
+
+
+def heads_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | list[str]:
+    """Return the path of the shift heads' weights if one of the methods needs them, else an empty list (no input).
+
+    Args:
+        specs: the methods.
+        training_seed: the seed, or a Snakemake wildcard in its place.
+    """
+    return heads_of(training_seed) if any(spec.needs_heads for spec in specs) else []
+
+
 def drafter_settings(steps: str, section: Drafter) -> dict[str, object]:
     """Return the settings for training a draft model: config section `drafter`, possibly with another number of steps.
 
@@ -243,6 +262,7 @@ class RunPlan:
         for seed in self.config.repeats.training_seeds:
             files.append(target_of(seed))
             files += [drafter_of(seed)] if self.needs_draft_model else []
+            files += [heads_of(seed)] if any(spec.needs_heads for spec in specs) else []
         files += [file for name in self.ablations for file in self.drafters_of(name).values()]
         return list(dict.fromkeys([*files, *tables_of(specs)]))
 

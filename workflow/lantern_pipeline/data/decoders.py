@@ -1,4 +1,4 @@
-"""Decoders of several methods that share one target model and one draft model."""
+"""Decoders of several methods that share one target model, one draft model and its shift heads."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def load_decoders(
     *,
     target: Path | str,
     drafter: Path | str | None,
+    heads: Path | str | None = None,
     nearest_codes: Sequence[Path | str],
     device: torch.device | str = "cpu",
     dtype: str = "float32",
@@ -35,12 +36,13 @@ def load_decoders(
         sampling: config section `sampling`.
         target: weights of the target model.
         drafter: weights of the draft model. None if no method uses one.
+        heads: weights of the shift heads. None if no method uses them.
         nearest_codes: files with tables of nearest codes; see `load_tables`.
         device: device of the models.
         dtype: dtype of the models, "float32" or "bfloat16".
         stepping: how a decoding step runs: "auto", "eager" or "graph" (a CUDA graph).
     """
-    shared = load_decoding_models(target, drafter, device=device, dtype=dtype)
+    shared = load_decoding_models(target, drafter, device=device, dtype=dtype, heads=heads)
     tables = load_tables(nearest_codes, device)
     decoders = []
     for method, temperature in runs:
@@ -67,6 +69,7 @@ def load_job_decoders(
         params.sampling,
         target=files.target,
         drafter=files.drafter or None,
+        heads=files.get("heads") or None,
         nearest_codes=files.nearest_codes,
         device=execution_of(snakemake).device,
         dtype=params.dtype,

@@ -225,8 +225,8 @@ def random_models(
 
 
 def prepare(models: DecodingModels) -> DecodingModels:
-    """Make decoding by a target and its draft model faster (`prepare_for_decoding`), in place. Return the models."""
-    for model in (models.target, models.draft):
+    """Make decoding by all models faster (`prepare_for_decoding`), in place. Return the models."""
+    for model in (models.target, models.draft, models.heads):
         if model is not None:
             model.prepare_for_decoding()
     return models

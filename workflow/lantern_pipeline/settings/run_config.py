@@ -234,6 +234,15 @@ class Drafter(Section):
     eval_every: Count = Field(description="optimiser steps between two evaluations")
 
 
+class Heads(Section):
+    """Config section `heads`: shift heads, which draft the tokens to the right and below, and their training."""
+
+    num_right: Count = Field(description="heads for tokens to the right")
+    num_steps: Count = Field(description="optimiser steps")
+    batch_size: Count = Field(description="images per step")
+    learning_rate: LearningRate = Field(description="learning rate of AdamW")
+
+
 class Codebook(Section):
     """Config section `codebook`: tables of nearest codes, which list the most similar codes of each code."""
 
@@ -497,6 +506,7 @@ class RunConfig(Section):
     clip: MetricModel
     target: Target
     drafter: Drafter
+    heads: Heads
     codebook: Codebook
     sampling: Sampling
     draft_tree: DraftTree

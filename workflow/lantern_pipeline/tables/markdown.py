@@ -336,7 +336,7 @@ def predicted_cell(row: pd.Series) -> str:
     """
     if not isinstance(row["drafts"], str):  # autoregressive decoding, or a ceiling
         return EMPTY
-    low, high = predict_speedup(row["mean_accepted_length"], drafts_of(row["drafts"]).needs_draft_model, EAGER)
+    low, high = predict_speedup(row["mean_accepted_length"], drafts_of(row["drafts"]).is_trained, EAGER)
     return f"{low:.1f} to {high:.1f}"
 
 

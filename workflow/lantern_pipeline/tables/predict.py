@@ -203,12 +203,12 @@ def predict_speedup(tokens_per_forward: float, needs_draft_model: bool, stepping
 
 
 def uses_draft_model(method: str) -> bool:
-    """Return whether a preset needs a draft model.
+    """Return whether a preset needs a draft model or shift heads.
 
     Raises:
         ValueError: `method` is not a preset.
     """
-    return drafts_of(_look_up(PRESETS, "method", method).get("drafts")).needs_draft_model
+    return drafts_of(_look_up(PRESETS, "method", method).get("drafts")).is_trained
 
 
 def published_tokens(table: Path | str, method: str) -> float:

@@ -84,8 +84,8 @@ def cost_of(report: Report, spec: MethodSpec) -> StepCost:
     for row in rows:
         if _parts_of(row["method"]) == wanted:
             return StepCost(*_ends(row), "measured")
-    kind = "with a draft model" if spec.needs_draft_model else "without a draft model"
-    rows = [row for row in rows if drafts_of(row["method"]["drafts"]).needs_draft_model == spec.needs_draft_model]
+    kind = "with a draft model" if spec.drafts_row.is_trained else "without a draft model"
+    rows = [row for row in rows if drafts_of(row["method"]["drafts"]).is_trained == spec.drafts_row.is_trained]
     larger = [row["num_drafts"] for row in rows if row["num_drafts"] >= number]
     if not larger:
         most = max((row["num_drafts"] for row in rows), default=0)

@@ -1,0 +1,444 @@
+"""Drafts of shift heads, which predict the target's hidden states to the right and one line below.
+
+Three drafters share these drafts:
+
+- `HeadsDrafter` samples a chain of drafts, which is verified by rejection sampling. The tokens keep the target's
+  distribution.
+- `JacobiHeadsDrafter` uses them as first drafts of Jacobi decoding. The tokens are those of autoregressive decoding.
+- `LinesDrafter` is SSD. It emits a whole line at once, after a few rounds of correction. It is not exact.
+
+In the first line, the drafts come from the heads to the right of the last token. In all other lines, each draft comes
+from the token above.
+
+Source: SSD (arXiv 2606.20543), as described by others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from lantern.acceptance.base import Verifier
+from lantern.acceptance.rejection import Rejection
+from lantern.decoding_state import DecodingModels
+from lantern.draft_tree import StaticTree, static_tree
+from lantern.drafters.base import Drafter, best_codes
+from lantern.drafters.eagle import pick_nodes
+from lantern.drafters.jacobi import EMPTY, JacobiDrafter, JacobiState
+from lantern.methods import MethodSpec, is_chain
+from lantern.models.config import OVERSHOOT, TargetConfig
+from lantern.models.heads import ShiftHeads
+from lantern.models.target import Target
+from lantern.noise import NoiseField
+from lantern.sampling import SamplingConfig, filter_logits
+from lantern.step import Outcome, Prefill, Proposal, Scores
+from lantern.tree_shapes import tree_choices
+
+
+@dataclass
+class HeadsState:
+    """What shift heads read: the tokens so far, and the hidden states from which the target predicted them.
+
+    Entries from the number of emitted tokens on have no meaning.
+
+    Attributes:
+        noise: noise of the images.
+        hidden: hidden state that predicts each token, (branches, batch, tokens + window, dim).
+        tokens: emitted tokens, int64 (batch, tokens + window).
+    """
+
+    noise: NoiseField
+    hidden: torch.Tensor
+    tokens: torch.Tensor
+
+
+class HeadsDrafter(Drafter[HeadsState]):
+    """The drafter that samples a chain of drafts from the predictions of shift heads.
+
+    Args:
+        heads: the shift heads.
+        target: the target. Its embedding and its head are used.
+        tree: a chain, at most as long as a line of the image.
+        sampling: temperature, filters and guidance.
+
+    Raises:
+        ValueError: the chain is longer than a line, or the target generates a smaller image first.
+    """
+
+    tree: StaticTree
+    noise_streams = ("draft",)
+
+    def __init__(self, heads: ShiftHeads, target: Target, tree: StaticTree, sampling: SamplingConfig) -> None:
+        config = target.config
+        if tree.max_depth > config.line_width:
+            raise ValueError(
+                f"drafts of shift heads need a chain of at most {config.line_width} drafts, a line of the image, got "
+                f"{tree.max_depth}; choose a shorter chain"
+            )
+        if config.small_grid:
+            raise ValueError(
+                f"shift heads need images without a smaller image before them, got small_grid {config.small_grid}; use "
+                "drafts jacobi"
+            )
+        self.heads = heads
+        self.target = target
+        self.tree = tree
+        self.sampling = sampling
+        self.max_depth = tree.max_depth
+        self._steps = torch.arange(tree.max_depth + 1, device=target.device)
+        self._right = self._steps[:-1].clamp(max=heads.config.num_right - 1)  # beyond its reach, the last head drafts
+
+    @classmethod
+    def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> HeadsDrafter:
+        """Make the drafter of a method, see `Drafter.make`.
+
+        Raises:
+            ValueError: the tree is no chain.
+        """
+        if not is_chain(spec.tree_shape):
+            raise ValueError(f"drafts {spec.drafts} of {spec.label} need a chain, got tree {spec.tree}; use chain7")
+        tree = static_tree(spec.static_choices, models.target.device)
+        return cls(models.require_heads(spec.label), models.target, tree, sampling)
+
+    def allocate(self, num_rows: int, noise: NoiseField) -> HeadsState:
+        """Make the state of `num_rows` images, see `Drafter.allocate`."""
+        config = self.target.config
+        num_positions = config.num_image_tokens + self.max_depth + 1
+        shape = (1 + self.sampling.is_guided, num_rows, num_positions, config.dim)
+        return HeadsState(
+            noise=noise,
+            hidden=torch.zeros(shape, dtype=self.target.dtype, device=self.target.device),
+            tokens=torch.zeros(num_rows, num_positions, dtype=torch.int64, device=self.target.device),
+        )
+
+    def fill(self, state: HeadsState, rows: torch.Tensor, prefill: Prefill) -> None:
+        """Store image token 0 of new prompts and the state that predicted it, see `Drafter.fill`."""
+        state.hidden[:, :, :1].index_copy_(1, rows, prefill.hidden[:, :, -1:])
+        state.tokens[:, :1].index_copy_(0, rows, prefill.first)
+
+    def propose(self, state: HeadsState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
+        """Return a chain of sampled drafts, see `Drafter.propose`."""
+        tokens, draft_probs = self.sample(state, lengths)
+        return Proposal(torch.cat([root, tokens], dim=1), self.tree, None if self.sampling.is_greedy else draft_probs)
+
+    def observe(self, state: HeadsState, outcome: Outcome, lengths: torch.Tensor) -> None:
+        """Store the emitted tokens and the states that predicted them, see `Drafter.observe`."""
+        assert outcome.scores.hidden is not None
+        positions = lengths[:, None] + self._steps
+        hidden = pick_nodes(outcome.scores.hidden, outcome.path)
+        state.hidden.scatter_(2, positions[None, ..., None].expand_as(hidden), hidden)
+        state.tokens.scatter_(1, positions, outcome.emitted)
+
+    def sample(self, state: HeadsState, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sample drafts with noise of their own.
+
+        Args:
+            state: the state.
+            lengths: number of emitted tokens of each image, int64 (batch,).
+
+        Returns:
+            The drafts, int64 (batch, window), and the distributions that they were sampled from, (batch, window,
+            vocab). At temperature 0, the drafts are the most probable tokens.
+        """
+        weights = self.weights(state, lengths)
+        keys = weights
+        if not self.sampling.is_greedy:
+            keys = weights + state.noise.gumbel("draft", self.drafted(lengths))
+        return keys.argmax(-1), weights.softmax(-1)
+
+    def drafted(self, lengths: torch.Tensor) -> torch.Tensor:
+        """Return the image positions that are drafted, int64 (batch, window).
+
+        Args:
+            lengths: number of emitted tokens of each image, int64 (batch,).
+        """
+        return lengths[:, None] + self._steps[:-1]
+
+    def weights(self, state: HeadsState, lengths: torch.Tensor) -> torch.Tensor:
+        """Return the log-probabilities that the heads predict for the next positions, (batch, window, vocab).
+
+        They are not normalised. Temperature, filters and guidance are those of the target.
+
+        Args:
+            state: the state.
+            lengths: number of emitted tokens of each image, int64 (batch,).
+        """
+        positions = self.drafted(lengths)
+        line_width = self.target.config.line_width
+        to_right = self.heads.right(*self._inputs(state, lengths[:, None] - 1)).squeeze(2).index_select(2, self._right)
+        from_above = self.heads.below(*self._inputs(state, (positions - line_width).clamp(min=0)))
+        predicted = torch.where((positions < line_width)[..., None], to_right, from_above)
+        logits = self.target.guided_logits(predicted, self.sampling.cfg_scale, positions)
+        return logits if self.sampling.is_greedy else filter_logits(logits, self.sampling)
+
+    def _inputs(self, state: HeadsState, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return hidden states and token embeddings at some positions, each (branches, batch, n, dim).
+
+        Args:
+            state: the state.
+            positions: image positions, int64 (batch, n).
+        """
+        hidden = pick_nodes(state.hidden, positions)
+        return hidden, self.target.token_embedding(state.tokens.gather(1, positions)).expand(len(hidden), -1, -1, -1)
+
+
+@dataclass(kw_only=True)
+class JacobiHeadsState(JacobiState):
+    """The state of a `JacobiHeadsDrafter`.
+
+    Attributes:
+        heads: what the heads read.
+    """
+
+    heads: HeadsState
+
+
+class JacobiHeadsDrafter(JacobiDrafter):
+    """The Jacobi drafter whose first drafts of a position come from shift heads, with the target's noise.
+
+    As soon as the target has sampled a token for a position, this token is the draft.
+
+    Args:
+        heads: predicts the first drafts.
+        tree: the static tree.
+        config: sizes of the target.
+    """
+
+    keeps_first = True
+
+    def __init__(self, heads: HeadsDrafter, tree: StaticTree, config: TargetConfig) -> None:
+        super().__init__(tree, config)
+        self.heads = heads
+
+    @classmethod
+    def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> JacobiHeadsDrafter:
+        """Make the drafter of a method, see `Drafter.make`."""
+        target = models.target
+        tree = static_tree(spec.static_choices, target.device)
+        chain = static_tree(tree_choices(f"chain{tree.max_depth}"), target.device)
+        heads = HeadsDrafter(models.require_heads(spec.label), target, chain, sampling)
+        return cls(heads, tree, target.config)
+
+    def allocate(self, num_rows: int, noise: NoiseField) -> JacobiHeadsState:
+        """Make the state of `num_rows` images, see `Drafter.allocate`."""
+        jacobi = super().allocate(num_rows, noise)
+        return JacobiHeadsState(jacobi.pool, jacobi.probs, heads=self.heads.allocate(num_rows, noise))
+
+    def fill(self, state: JacobiHeadsState, rows: torch.Tensor, prefill: Prefill) -> None:
+        """Prepare the pool and the heads for new prompts, see `Drafter.fill`."""
+        super().fill(state, rows, prefill)
+        self.heads.fill(state.heads, rows, prefill)
+
+    def propose(self, state: JacobiHeadsState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
+        """Draft from the pool, and from the heads where the pool is empty, see `Drafter.propose`."""
+        positions = self.heads.drafted(lengths)
+        keys = self.heads.weights(state.heads, lengths)
+        if not self.heads.sampling.is_greedy:
+            keys = keys + state.heads.noise.gumbel("target", positions)
+        drafts = best_codes(keys, self.num_siblings).transpose(1, 2)
+        newest = state.pool[..., 0]
+        index = positions[:, None].expand(-1, 1 + self.num_siblings, -1)
+        results = newest.gather(2, index)
+        is_empty = results[:, :1] == EMPTY
+        drafts = torch.where(is_empty, drafts, results[:, 1:])
+        newest.scatter_(2, index, torch.cat([results[:, :1], drafts], dim=1))
+        return super().propose(state, root, lengths)
+
+    def observe(self, state: JacobiHeadsState, outcome: Outcome, lengths: torch.Tensor) -> None:
+        """Put the target's samples into the pool, and its states where the heads read them, see `Drafter.observe`."""
+        super().observe(state, outcome, lengths)
+        self.heads.observe(state.heads, outcome, lengths)
+
+
+@dataclass(kw_only=True)
+class LinesState(HeadsState):
+    """The state of a `LinesDrafter`.
+
+    Attributes:
+        drafts: drafts of the next positions, int64 (batch, window), after a round of correction.
+        draft_probs: distributions that these drafts were sampled from, (batch, window, vocab).
+    """
+
+    drafts: torch.Tensor
+    draft_probs: torch.Tensor
+
+
+@dataclass(frozen=True)
+class LineSchedule:
+    """The blocks of tokens that SSD drafts at once, as tables by the number of emitted tokens.
+
+    A block is the rest of a line. In the first line, it has at most as many tokens as there are heads to the right.
+    Each of the first forward passes corrects the block and emits its first token. One more forward pass emits the other
+    tokens, and the target's sample after them.
+
+    Attributes:
+        ends: position after the last token of the block, int64 (tokens + 1,).
+        is_first: whether a forward pass is the first of a block, bool (tokens + 1,).
+        is_last: whether a forward pass is the last of a block, bool (tokens + 1,).
+        longest: number of tokens of the longest block.
+    """
+
+    ends: torch.Tensor
+    is_first: torch.Tensor
+    is_last: torch.Tensor
+    longest: int
+
+    @classmethod
+    def of(cls, config: TargetConfig, num_right: int, rounds: int, device: torch.device) -> LineSchedule:
+        """Make the schedule of a target.
+
+        Args:
+            config: sizes of the target.
+            num_right: number of heads to the right.
+            rounds: largest number of forward passes that correct a block. A block of fewer tokens has as many.
+            device: device of the tables.
+        """
+        num_tokens = config.num_image_tokens
+        width = config.line_width
+        ends = list(range(1, num_tokens + 2))  # the entry of a complete image has no meaning
+        is_first = [False] * (num_tokens + 1)
+        is_last = [False] * (num_tokens + 1)
+        longest = 0
+        begin = 1
+        while begin < num_tokens:
+            end = begin - begin % width + width
+            if begin < width:
+                end = min(end, begin + num_right)
+            ends[begin:end] = [end] * (end - begin)
+            is_first[begin] = True
+            longest = max(longest, end - begin)
+            last = begin + rounds
+            if last < end:
+                is_last[last] = True
+                begin = end + 1
+            else:  # every token is corrected and emitted alone
+                begin = end
+        ends, is_first, is_last = (torch.tensor(table, device=device) for table in (ends, is_first, is_last))
+        return cls(ends, is_first, is_last, longest)
+
+
+class LinesDrafter(HeadsDrafter):
+    """SSD's drafter, whose drafts are the rest of a line, or of a part of the first line.
+
+    After a round of correction, the corrected tokens are the drafts.
+
+    Args:
+        heads: the shift heads.
+        target: the target.
+        rounds: rounds of correction of a line.
+        sampling: temperature, filters and guidance.
+
+    Raises:
+        ValueError: a line is too long, or the target generates a smaller image first.
+    """
+
+    def __init__(self, heads: ShiftHeads, target: Target, rounds: int, sampling: SamplingConfig) -> None:
+        schedule = LineSchedule.of(target.config, heads.config.num_right, rounds, target.device)
+        if schedule.longest > OVERSHOOT:
+            raise ValueError(
+                f"drafts ssd need lines of at most {OVERSHOOT} tokens, got {target.config.line_width}; use drafts heads"
+            )
+        tree = static_tree(tree_choices(f"chain{schedule.longest}"), target.device)
+        super().__init__(heads, target, tree, sampling)
+        self.verifier = LineVerifier(schedule, has_rounds=rounds > 0)
+        self.noise_streams = ("draft", "keep", "redraw") if rounds else ("draft",)
+        self._is_first = schedule.is_first
+
+    @classmethod
+    def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> LinesDrafter:
+        """Make the drafter of a method, see `Drafter.make`."""
+        return cls(models.require_heads(spec.label), models.target, spec["rounds"], sampling)
+
+    def allocate(self, num_rows: int, noise: NoiseField) -> LinesState:
+        """Make the state of `num_rows` images, see `Drafter.allocate`."""
+        read = super().allocate(num_rows, noise)
+        drafts = read.tokens.new_zeros(num_rows, self.max_depth)
+        vocab_size = self.target.config.vocab_size
+        draft_probs = torch.zeros(*drafts.shape, vocab_size, device=drafts.device)
+        return LinesState(noise, read.hidden, read.tokens, drafts=drafts, draft_probs=draft_probs)
+
+    def propose(self, state: LinesState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
+        """Return the corrected drafts of a block, or new ones at its start, see `Drafter.propose`."""
+        # New drafts are sampled in every step, since all steps of a CUDA graph have the same operations.
+        drafts, draft_probs = self.sample(state, lengths)
+        is_first = self._is_first[lengths, None]
+        drafts = torch.where(is_first, drafts, state.drafts)
+        draft_probs = torch.where(is_first[..., None], draft_probs, state.draft_probs)
+        return Proposal(torch.cat([root, drafts], dim=1), self.tree, draft_probs)
+
+    def observe(self, state: LinesState, outcome: Outcome, lengths: torch.Tensor) -> None:
+        """Keep the corrected drafts and their distributions, see `Drafter.observe`."""
+        super().observe(state, outcome, lengths)
+        state.drafts.copy_(outcome.emitted[:, 1:])
+        state.draft_probs.copy_(outcome.scores.weights[:, 1:].softmax(-1))
+
+
+class LineVerifier(Verifier):
+    """SSD's verifier, which corrects all drafts of a block at once and keeps what follows a changed token.
+
+    In a round of correction, each draft x is kept with probability min(1, t(x) / p(x)). Here t is the target
+    distribution after the drafts before x, and p the distribution that x was sampled from. Otherwise x is replaced by a
+    sample of normalise(max(0, t - p)). Only the first token of the block is emitted, since later rounds would keep it:
+    its t and p would be equal. The others are drafts of the next forward pass. In the last forward pass of the block,
+    all drafts are emitted as they are.
+
+    The first token of the block has the target's distribution. The others do not, since tokens before them may change
+    after they were tested.
+
+    Args:
+        schedule: the blocks.
+        has_rounds: whether there are rounds of correction.
+
+    Source: SSD (arXiv 2606.20543), as described by others. The first token of a line is not drafted here, since the
+    forward pass before it gives the target's distribution. In a second round, p is the t of the round before.
+    """
+
+    samples_target_tokens: ClassVar[bool] = False
+
+    def __init__(self, schedule: LineSchedule, *, has_rounds: bool) -> None:
+        self.schedule = schedule
+        self.has_rounds = has_rounds
+        self.rejection = Rejection()
+
+    def verify(self, scores: Scores, proposal: Proposal) -> Outcome:
+        """Correct the drafts of each image, or emit them all, see `Verifier.verify`.
+
+        In `Outcome.emitted`, the corrected drafts follow the emitted tokens.
+        """
+        lengths = scores.positions[:, 0]
+        drafts = proposal.tokens[:, 1:]
+        best, sampled = scores.keys.max(-1)
+        is_last = self.schedule.is_last[lengths]
+        num_accepted = torch.where(is_last, self.schedule.ends[lengths] - lengths, 0)
+        steps = torch.arange(proposal.tree.num_nodes, device=drafts.device)
+        is_draft = steps < num_accepted[:, None]
+        kept = torch.where(is_draft, F.pad(drafts, (0, 1)), sampled)
+        corrected = self._correct(scores, proposal, sampled) if self.has_rounds else kept
+        emitted = torch.where(is_last[:, None], kept, corrected)
+        path = torch.minimum(steps, num_accepted[:, None])
+        is_substituted = (emitted != sampled) & scores.sampling.is_greedy
+        is_accepted = (steps > 0) & (steps <= num_accepted[:, None])
+        is_finite = best.gather(1, path[:, -1:])[:, 0].isfinite()
+        return Outcome(proposal, scores, is_accepted, path, num_accepted, emitted, is_substituted, is_finite)
+
+    def _correct(self, scores: Scores, proposal: Proposal, sampled: torch.Tensor) -> torch.Tensor:
+        """Keep or replace each draft of a chain, int64 (batch, nodes). The last entry has no meaning.
+
+        Args:
+            scores: the target's scores.
+            proposal: the chain of drafts.
+            sampled: the target's sample after each node, int64 (batch, nodes). At temperature 0 it replaces the draft.
+        """
+        if scores.sampling.is_greedy:
+            return sampled
+        drafts = proposal.tokens[:, 1:, None]
+        positions = scores.positions[:, :-1]
+        slots = proposal.tree.depths[:, :-1]  # a position has another depth in every round
+        uniforms = scores.noise.fresh("keep", positions, slots)[..., None]
+        probs = scores.weights[:, :-1].softmax(-1)
+        rank, residual = self.rejection.accept(probs, drafts, proposal.draft_probs, uniforms)
+        replaced = scores.noise.sample("redraw", residual, positions, slots)
+        return F.pad(torch.where(rank == 0, proposal.tokens[:, 1:], replaced), (0, 1))

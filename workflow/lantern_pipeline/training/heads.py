@@ -1,0 +1,143 @@
+"""Training of shift heads on images of the frozen target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+
+from lantern.models.heads import ShiftHeads
+from lantern.models.target import Target
+from lantern.sampling import SamplingConfig, filter_logits
+from lantern_pipeline.data.code_dataset import CodeDataset, step_indices
+from lantern_pipeline.training.drafter import freeze
+from lantern_pipeline.training.drafter_loss import run_target
+from lantern_pipeline.training.loop import Trainer, cosine_rate
+from lantern_pipeline.training.optimisers import make_adamw
+
+NUM_EVAL = 64  # held-out images for the logged overlap
+
+
+@dataclass(frozen=True)
+class HeadsTraining:
+    """Settings of the training of shift heads: keys of config section `heads`, and the guidance scale of decoding.
+
+    Attributes:
+        num_steps: number of optimiser steps.
+        batch_size: images per step.
+        learning_rate: highest learning rate.
+        cfg_scale: guidance scale. If it is above 1, each image is run with its prompt and with the null prompt.
+        warmup: number of optimiser steps of warm-up.
+    """
+
+    num_steps: int
+    batch_size: int
+    learning_rate: float
+    cfg_scale: float
+    warmup: int = 50
+
+
+class HeadsTrainer(Trainer[ShiftHeads]):
+    """Trainer of shift heads. The loss is the smooth L1 distance from the target's hidden states.
+
+    The seed determines the order of the images.
+    """
+
+    def __init__(
+        self, heads: ShiftHeads, target: Target, dataset: CodeDataset, training: HeadsTraining, seed: int
+    ) -> None:
+        self.model = heads.train()
+        self.target = freeze(target, torch.float32)
+        self.dataset = dataset
+        self.training = training
+        self.seed = seed
+        self.optimiser = make_adamw(heads, training.learning_rate)
+
+    def step(self, i: int) -> dict[str, float]:
+        """Run optimiser step i, and return the loss and the norm of its gradient."""
+        t = self.training
+        pairs = self.predict(self.dataset, step_indices(len(self.dataset), t.batch_size, self.seed, i))
+        loss = heads_loss(pairs)
+        norm = self.optimiser.step(loss, cosine_rate(i, t.num_steps, warmup=t.warmup))
+        return {"loss": float(loss.detach()), "gradient_norm": norm}
+
+    def predict(self, dataset: CodeDataset, indices: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Run the heads on some images, and return their predictions beside the target's states.
+
+        Heads to the right are run in the first line only, where decoding uses them.
+
+        Args:
+            dataset: images of the target.
+            indices: indices of the images, int64 (images,).
+
+        Returns:
+            For each head its predictions and the states of the target at the same positions, each (branches, images,
+            positions, dim).
+        """
+        codes, hidden = self.run_target(dataset, indices)
+        x = torch.cat([hidden, self.target.token_embedding(codes).expand_as(hidden)], dim=-1)
+        config = self.model.config
+        pairs = []
+        for shift, head in zip(config.shifts, self.model.heads, strict=True):
+            end = config.line_width if shift < config.line_width else hidden.shape[2]
+            pairs.append((head(x[:, :, : end - shift]), hidden[:, :, shift:end]))
+        return pairs
+
+    def run_target(self, dataset: CodeDataset, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the target's hidden states of some images by teacher forcing.
+
+        Args:
+            dataset: images of the target.
+            indices: indices of the images, int64 (images,).
+
+        Returns:
+            The codes, int64 (images, tokens), and the hidden states, (branches, images, tokens, dim). Entry n of the
+            states predicts token n.
+        """
+        codes, mask, hidden = run_target(self.target, *dataset.batch(indices), with_null=self.training.cfg_scale > 1)
+        return codes, hidden[:, mask.shape[1] - 1 :].unflatten(0, (-1, len(codes)))
+
+
+def heads_loss(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """Compute the mean over heads of the smooth L1 distance between predicted and true states, a scalar.
+
+    Args:
+        pairs: result of `HeadsTrainer.predict`.
+    """
+    return torch.stack([F.smooth_l1_loss(predicted, wanted) for predicted, wanted in pairs]).mean()
+
+
+class HeadsValidation:
+    """Measurement of shift heads on the first held-out images, by teacher forcing, at temperature 1.
+
+    Args:
+        trainer: the trainer of the heads.
+        dataset: held-out images of the target.
+        sampling: filters and guidance.
+    """
+
+    def __init__(self, trainer: HeadsTrainer, dataset: CodeDataset, sampling: SamplingConfig) -> None:
+        self.trainer = trainer
+        self.dataset = dataset
+        self.sampling = replace(sampling, temperature=1.0)
+
+    @torch.no_grad()
+    def __call__(self) -> dict[str, float]:
+        """Measure the heads, as trained so far.
+
+        Returns:
+            val_loss, and val_overlap_<shift> of each head. This is the mean over positions of sum_x min(t(x), p(x)),
+            for the distributions t of the target and p of the head. It is the probability that a sampled draft is
+            accepted if all drafts before it were accepted.
+        """
+        pairs = self.trainer.predict(self.dataset, torch.arange(min(NUM_EVAL, len(self.dataset))))
+        values = {"val_loss": float(heads_loss(pairs))}
+        for shift, (predicted, wanted) in zip(self.trainer.model.config.shifts, pairs, strict=True):
+            overlap = torch.minimum(self._probs(predicted), self._probs(wanted)).sum(-1)
+            values[f"val_overlap_{shift}"] = float(overlap.mean())
+        return values
+
+    def _probs(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self.trainer.target.guided_logits(hidden, self.sampling.cfg_scale)
+        return filter_logits(logits, self.sampling).softmax(-1)
