@@ -76,6 +76,7 @@ def split_curves(rows: pd.DataFrame) -> pd.DataFrame:
         "LANTERN: k 20, δ 0.03–0.4". `place` is the number of the curve among the curves of its method, from 0.
     """
     symbols = SYMBOLS | custom_parameters(rows)
+    symbols = {name: symbol for name, symbol in symbols.items() if name in rows}  # an older table lacks new parameters
     grid_order = sorted(symbols, key=lambda name: name == "k")
     rows = rows.assign(family=label_families(rows))
     curves, counts = [], Counter()
