@@ -74,7 +74,7 @@ def test_right_after_installation_a_prompt_is_drawn_from_the_weights(home):
 
 def test_words_that_are_no_caption_are_drawn_with_a_warning_and_equal_images_are_named(home, caplog):
     code, output = run("sample", "grass grass grass")
-    assert code == 0 and "is no caption that the target has learnt, such as 'a small white ring" in caplog.text
+    assert code == 0 and caplog.text.count("is no caption that the model has learnt") == 1
     lines = output.splitlines()[2:-1]
     equal, other = "equal to autoregressive decoding's", "another one"
     for line, image in zip(lines, [equal, other, equal, other, other], strict=True):

@@ -55,7 +55,7 @@ def draw_pictures(
     """Draw a grid of images. The figure is wider than a page only if it has more than eight columns.
 
     Args:
-        images: the images by row and column, uint8 (rows, columns, S, S, 3).
+        images: the images by row and column, uint8 (rows, columns, height, width, 3).
         row_titles: the prompt of each row.
         column_titles: the method of each column.
         notes: for each row, the short texts under its images. An empty text leaves the place under the image blank.
