@@ -1,6 +1,8 @@
 """Tests of the command line: its messages. Images are tested on a trained tiny run (tests/workflow)."""
 
 import json
+import re
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -91,6 +93,20 @@ def test_the_photographs_of_clothes_are_drawn_by_name(tmp_path):
     assert code == 1 and "unknown word 'hippopotamus'; known words: a, dark, grey, light, plain" in output
     code, output = run("sample", " ", *options)
     assert code == 1 and "for example 'a dark patterned dress'; it knows the words a, dark" in output
+
+
+COMMANDS = re.findall(r"^lantern (sample .*?)$(?<!\\)", (ROOT / "docs" / "models.md").read_text(), re.M | re.S)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=("embedded", "fashion"))
+def test_the_documented_prompts_are_captions_and_make_a_row_each(command, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    code, output = run(*shlex.split(command.replace("\\\n", "")), "--method", "jacobi")
+    assert code == 0 and output.count("\nJacobi ") == 6, output
+    assert output.count("equal to autoregressive decoding's") == 12 and "is no caption" not in caplog.text
+    (picture,) = (tmp_path / "docs").iterdir()
+    assert (ROOT / "docs" / picture.name).stat().st_size <= 300_000
 
 
 @pytest.mark.parametrize(
