@@ -80,7 +80,8 @@ def publish(root: Path) -> list[str]:
         if name == "results":
             few = method_cells(select_few(table), README_COLUMNS, README_PLAIN)
             blocks.append(("README.md", name, _join(run, few)))
-    blocks.append((RESULTS, "mixing", _join(curve_cells(claims["mixing"]["equal_length"]))))
+    for name in ("mixing", "fashion_mixing"):
+        blocks.append((RESULTS, name, _join(curve_cells(claims[name]["equal_length"]))))
     trends = trend_cells(claims["generality"])
     blocks.append((RESULTS, "generality", _join(target_cells(tables["generality"]), trends)))
     nodes = tables["nodes"]
