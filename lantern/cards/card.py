@@ -32,6 +32,8 @@ class PromptSettings:
         num_classes: number of classes, without the null class of classifier-free guidance. 0 if prompts are not
             classes.
         vocabulary: words that the encoders "words" and "word_ids" know. None allows any word.
+        captions: regular expression of the captions that the target has learnt, for these encoders. None allows any
+            text.
         class_words: lists of words, if a class is a combination of one word of each list. None for all other prompts.
     """
 
@@ -40,6 +42,7 @@ class PromptSettings:
     caption_dim: int = 0
     num_classes: int = 0
     vocabulary: tuple[str, ...] | None = None
+    captions: str | None = None
     class_words: tuple[tuple[str, ...], ...] | None = None
 
     def sizes(self) -> dict[str, object]:

@@ -47,9 +47,11 @@ def make_text_encoder(
         words = prompts.class_words
         return ClassEncoder(prompts.num_classes) if words is None else WordClassEncoder(words)
     if name == "word_ids":
-        return WordIdEncoder(prompts.vocabulary or (), prompts.max_tokens)
+        return WordIdEncoder(prompts.vocabulary or (), prompts.max_tokens, prompts.captions)
     if name not in (*FAMILIES, "t5"):
-        return WordEmbeddingEncoder(prompts.vocabulary, prompts.caption_dim, prompts.max_tokens, **WORD_FEATURES)
+        return WordEmbeddingEncoder(
+            prompts.vocabulary, prompts.caption_dim, prompts.max_tokens, captions=prompts.captions, **WORD_FEATURES
+        )
     if file is None:
         raise ValueError(f"the text encoder {name} is read from a file, got none; pass the path of its file or folder")
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import zlib
 from collections.abc import Sequence
 
@@ -9,6 +11,8 @@ import torch
 from torch import Tensor
 
 from lantern.text_encoders.base import split_words
+
+log = logging.getLogger(__name__)
 
 
 class WordEmbeddingEncoder:
@@ -27,6 +31,8 @@ class WordEmbeddingEncoder:
         max_tokens: number of words of the longest prompt.
         seed: random seed of E and S.
         phrase_words: number of words of the longest phrase.
+        captions: regular expression of the captions that the target has learnt, in lower case and without punctuation.
+            A warning names the prompts that it does not match. None allows any text.
     """
 
     def __init__(
@@ -36,12 +42,15 @@ class WordEmbeddingEncoder:
         max_tokens: int = 16,
         seed: int = 0,
         phrase_words: int = 3,
+        captions: str | None = None,
     ) -> None:
         self.vocabulary = None if vocabulary is None else tuple(vocabulary)
         self.caption_dim = caption_dim
         self.max_tokens = max_tokens
         self.seed = seed
         self.phrase_words = phrase_words
+        self.captions = captions
+        self._warned: set[str] = set()
         signs = torch.rand(max_tokens, caption_dim, generator=self._generator("signs of positions"))
         self.signs = torch.where(signs < 0.5, -1.0, 1.0)
         self._rows: dict[str, Tensor] = {}
@@ -64,6 +73,8 @@ class WordEmbeddingEncoder:
     def check(self, text: str) -> list[str]:
         """Return the words of a text, after checking that they can be encoded.
 
+        The first time that a text is no caption, a warning says so.
+
         Raises:
             ValueError: the text has no word, more than `max_tokens` words, or an unknown word.
         """
@@ -77,6 +88,14 @@ class WordEmbeddingEncoder:
             if self.vocabulary is not None and word not in self.vocabulary:
                 known = ", ".join(self.vocabulary)
                 raise ValueError(f"prompt {text!r:.80} holds the unknown word {word!r:.80}; known words: {known}")
+        is_caption = self.captions is None or re.fullmatch(self.captions, " ".join(words))
+        if not is_caption and text not in self._warned:
+            self._warned.add(text)
+            log.warning(
+                "prompt %.80r is no caption that the model has learnt: its image may show anything; captions are: %s",
+                text,
+                self.captions,
+            )
         return words
 
     def feature(self, words: Sequence[str]) -> Tensor:
@@ -107,10 +126,11 @@ class WordIdEncoder(WordEmbeddingEncoder):
     Args:
         vocabulary: known words.
         max_tokens: number of words of the longest prompt.
+        captions: regular expression of the captions that the target has learnt, see `WordEmbeddingEncoder`.
     """
 
-    def __init__(self, vocabulary: Sequence[str], max_tokens: int = 16) -> None:
-        super().__init__(vocabulary, max_tokens=max_tokens)
+    def __init__(self, vocabulary: Sequence[str], max_tokens: int = 16, captions: str | None = None) -> None:
+        super().__init__(vocabulary, max_tokens=max_tokens, captions=captions)
         self.numbers = {word: number for number, word in enumerate(vocabulary, 1)}
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:

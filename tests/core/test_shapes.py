@@ -197,7 +197,7 @@ def test_a_sample_of_an_image_that_is_no_square_is_saved_as_it_is(tiny, few_code
     assert [picture.size for picture in images.pictures()] == [(192, 64)] * 3
     samples = sample_prompt(model, PROMPTS[0], ["jacobi"], (64, 192))
     assert [sample.pixels.shape for sample in samples] == [(64, 192, 3)] * 2 and samples[1].is_equal
-    shown = draw_samples(PROMPTS[0], samples).axes[0].images[0]
+    shown = draw_samples(PROMPTS[:1], [samples]).axes[0].images[0]
     assert shown.get_array().shape == (64, 192, 3)
 
 

@@ -28,9 +28,10 @@ def main() -> None:
 
 @app.command()
 def sample(
-    prompt: Annotated[
-        str, typer.Argument(help="Text of the image, e.g. 'a small white ring above a large blue triangle on grass'.")
-    ] = "",
+    prompts: Annotated[
+        list[str] | None,
+        typer.Argument(help="Texts of the images, e.g. 'a small white ring above a large blue triangle on grass'."),
+    ] = None,
     output: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("sample.png"),
     method: Annotated[
         list[str] | None,
@@ -43,7 +44,7 @@ def sample(
     experiment: Annotated[str | None, typer.Option(help="Name of the experiment, if several are finished.")] = None,
     results: Annotated[Path, typer.Option(help="Folder of results.")] = RESULTS,
 ) -> None:
-    """Generate images of one prompt with a few methods, and compare them.
+    """Generate images of prompts with a few methods, and compare them.
 
     The models are those that --model names, those of a finished experiment, or, if there is no finished experiment,
     the shipped model "embedded". The command prints the target's forward passes, the seconds, and which images equal
@@ -62,9 +63,12 @@ def sample(
             typer.echo(f"no experiment is finished yet: generating images with {weights}")
             model = "embedded"
         loaded = lantern.load(model or _finished_experiment(results, experiment))
-        samples = sample_prompt(loaded, prompt, method or [], sides)
-        save_figure(draw_samples(prompt, samples), [output])
-    typer.echo(f"{table_of(samples)}\nwrote {output}")
+        texts = prompts or [""]
+        samples = [sample_prompt(loaded, text, method or [], sides) for text in texts]
+        save_figure(draw_samples(texts, samples), [output])
+    for text, row in zip(texts, samples, strict=True):
+        typer.echo(table_of(row) if len(texts) == 1 else f"{text}\n{table_of(row)}\n")
+    typer.echo(f"wrote {output}")
 
 
 @app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -1,13 +1,11 @@
 """Implementation of the command `lantern sample`.
 
-The command generates images of one prompt by a few methods, with the same noise.
+The command generates images of one or several prompts by a few methods, with the same noise.
 """
 
 from __future__ import annotations
 
-import logging
 import re
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,17 +16,14 @@ import yaml
 from matplotlib.figure import Figure
 
 from lantern.api import Model
-from lantern_pipeline.figures.image_grid import wrap_prompt
-from lantern_pipeline.figures.style import PAGE_WIDTH, new_figure, paper_style
+from lantern_pipeline.figures.image_grid import draw_pictures
+from lantern_pipeline.figures.style import column_titles
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.method_labels import label_method
 from lantern_pipeline.world.worlds import WORLDS, world_with
 
-log = logging.getLogger(__name__)
 WITHOUT_DRAFT_MODEL = ("jacobi",)
 WITH_DRAFT_MODEL = ("eagle1", "jacobi", "lantern k=20 delta=0.1", "lantern_pp k=10 lambda_=2")
-COLUMNS = 6
-CELL_HEIGHT = 1.75  # inches, titles included
 
 
 @dataclass(frozen=True)
@@ -37,6 +32,7 @@ class Sample:
 
     Attributes:
         label: name of the method.
+        title: the same in several lines, for a column of a figure.
         pixels: uint8 (height, width, 3).
         is_equal: whether all codes equal the codes of autoregressive decoding.
         target_forwards: number of forward passes of the target.
@@ -45,6 +41,7 @@ class Sample:
     """
 
     label: str
+    title: str
     pixels: np.ndarray
     is_equal: bool
     target_forwards: int
@@ -83,16 +80,10 @@ def sample_prompt(
             range, or the model does not have this size.
     """
     vocabulary = getattr(model.encoder, "vocabulary", None)  # models of a world have one
-    world = world_with(vocabulary)
-    example = (world or WORLDS["scenes"]).example
     if not prompt.strip():
+        example = (world_with(vocabulary) or WORLDS["scenes"]).example
         known = f"; it knows the words {', '.join(vocabulary)}" if vocabulary else ""
         raise ValueError(f"give a prompt, for example {example!r}{known}")
-    model.encoder.encode([prompt])  # raises an error if a word is unknown
-    if world and world.attributes_of(prompt) is None:
-        log.warning(
-            "%r is no caption that the target has learnt, such as %r: the image may show anything", prompt, example
-        )
     samples, baseline = [], None
     few = WITH_DRAFT_MODEL if model.models.draft is not None else WITHOUT_DRAFT_MODEL
     for method in dict.fromkeys([BASELINE, *(methods or few)]):
@@ -101,9 +92,9 @@ def sample_prompt(
         for _ in range(2):  # the first pass is a warm-up
             drawn = model.generate(prompt, name, size=size, **parts)
         baseline = drawn.codes if baseline is None else baseline
-        label, is_equal = label_method(drawn.records.metadata["method"]), torch.equal(drawn.codes, baseline)
+        label, (title,) = label_method(drawn.records.metadata["method"]), column_titles([drawn.records])
         counts = int(drawn.steps[0]), drawn.codes.shape[1], float(drawn.seconds[0])
-        samples.append(Sample(label, drawn.pixels[0], is_equal, *counts))
+        samples.append(Sample(label, title, drawn.pixels[0], torch.equal(drawn.codes, baseline), *counts))
     return samples
 
 
@@ -134,21 +125,16 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
     return read_values(pairs)
 
 
-def draw_samples(prompt: str, samples: list[Sample]) -> Figure:
-    """Draw the images in rows of six, with the prompt as title, and forward passes and seconds below each image."""
-    rows, columns = -(-len(samples) // COLUMNS), min(len(samples), COLUMNS)
-    with paper_style():
-        figure = new_figure(PAGE_WIDTH, CELL_HEIGHT * rows + 0.3)
-        figure.suptitle(wrap_prompt(prompt, 90, 4), fontsize=9, parse_math=False)
-        for number, sample in enumerate(samples, start=1):
-            axes = figure.add_subplot(rows, columns, number)
-            axes.imshow(sample.pixels, interpolation="nearest")
-            axes.grid(False)
-            axes.set(xticks=[], yticks=[])
-            axes.set_title(textwrap.fill(sample.label, 17), fontsize=7, pad=2)
-            equal = "\nequal, code by code" if sample.is_equal and number > 1 else ""
-            axes.set_xlabel(f"{sample.target_forwards} forwards, {sample.seconds:.2f} s{equal}", fontsize=7, labelpad=2)
-        return figure
+def draw_samples(prompts: Sequence[str], samples: Sequence[Sequence[Sample]]) -> Figure:
+    """Draw images in one row per prompt and one column per method, with tokens per forward pass below each image.
+
+    Args:
+        prompts: the prompts.
+        samples: the samples of each prompt, by the same methods.
+    """
+    images = np.stack([[sample.pixels for sample in row] for row in samples])
+    notes = [[f"{sample.num_tokens / sample.target_forwards:.2f}" for sample in row] for row in samples]
+    return draw_pictures(images, prompts, [sample.title for sample in samples[0]], notes, "tokens / forward")
 
 
 def table_of(samples: list[Sample]) -> str:

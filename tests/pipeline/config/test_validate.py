@@ -32,6 +32,8 @@ BELOW = {
     "llamagen_drafter": ["llamagen_stage1"],
     "llamagen_drafter_captions": ["llamagen_stage1", "llamagen_drafter"],
     "fashion_training": ["fashion"],
+    "fashion_peers": ["fashion", "peers"],
+    "fashion_mixing": ["fashion", "mixing"],
 }
 
 

@@ -15,7 +15,8 @@ from lantern_pipeline.tables.documents import BATCHES, bound_cells, curve_cells,
 from lantern_pipeline.tables.generality import find_generality_claims
 from lantern_pipeline.tables.method_labels import label_rows
 
-SECTIONS = ("results", "fashion", "peers", "mixing", "targets", "generality", "nodes")
+ON_PHOTOGRAPHS = ("fashion", "fashion_peers", "fashion_mixing")
+SECTIONS = ("results", "peers", "mixing", "targets", "generality", "nodes", *ON_PHOTOGRAPHS)
 TABLES = {name: read_table(ROOT / "docs" / f"{name}.csv") for name in SECTIONS}
 CLAIMS = read_json(ROOT / "docs" / "claims.json")
 

@@ -41,7 +41,8 @@ def unknown_words(texts: Sequence[str], captions: Sequence[str]) -> list[str]:
 def scene_prompts(text: PromptReading, data_source: str) -> PromptSettings:
     """Return the settings of prompt encoding that a run writes into its model card, a description of its model.
 
-    If the dataset has a fixed vocabulary, as the shapes dataset and Fashion-MNIST have, the settings contain its words.
+    If the captions of the dataset have a fixed form, as those of shapes and Fashion-MNIST, the settings contain their
+    words and a regular expression of them.
 
     Args:
         text: config section `text`.
@@ -53,20 +54,18 @@ def scene_prompts(text: PromptReading, data_source: str) -> PromptSettings:
     prompts = prompt_settings(text)
     if data_source not in WORLDS:
         return prompts
-    vocabulary = WORLDS[data_source].vocabulary if prompts.encoder in ("words", "word_ids") else None
-    if data_source != "scenes":
-        return replace(prompts, vocabulary=vocabulary)
+    if prompts.encoder in ("words", "word_ids"):
+        world = WORLDS[data_source]
+        return replace(prompts, vocabulary=world.vocabulary, captions=world.captions)
+    if data_source != "scenes" or prompts.encoder != "classes":
+        return prompts
     num_classes = prod(map(len, CLASS_WORDS))
-    if prompts.encoder == "classes" and prompts.num_classes != num_classes:
+    if prompts.num_classes != num_classes:
         raise ValueError(
             f"config key text.num_classes must be {num_classes} for the shapes dataset: backgrounds times colours "
             f"times shapes, got {prompts.num_classes}"
         )
-    return replace(
-        prompts,
-        vocabulary=vocabulary,
-        class_words=CLASS_WORDS if prompts.encoder == "classes" else None,
-    )
+    return replace(prompts, class_words=CLASS_WORDS)
 
 
 def make_text_encoder(text: TextSettings, data_source: str, features: str | Sequence[str] = ()) -> TextEncoder:

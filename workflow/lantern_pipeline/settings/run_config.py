@@ -491,9 +491,18 @@ class RunConfig(Section):
 
     variant: str | None = Field(default=None, description="set by the workflow: name of the variant of this config")
     experiment: Name = Field(max_length=64, description="name of the folder in results/")
-    publish: Literal["results", "fashion", "peers", "mixing", "generality", "targets", "nodes", None] = Field(
-        description="section of docs/results.md that `make readme` writes"
-    )
+    publish: Literal[
+        "results",
+        "fashion",
+        "peers",
+        "fashion_peers",
+        "mixing",
+        "fashion_mixing",
+        "generality",
+        "targets",
+        "nodes",
+        None,
+    ] = Field(description="section of docs/results.md that `make readme` writes")
     model: str | None = Field(description="published model")
     seed: Seed = Field(description="seed of images, prompts, metric models and bootstraps")
     device: Literal["auto", "cpu", "cuda"] = Field(description="device of all jobs")

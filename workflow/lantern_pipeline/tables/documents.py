@@ -63,7 +63,7 @@ def publish(root: Path) -> list[str]:
     Returns:
         Paths of those pages that changed, relative to `root`.
     """
-    sections = ("results", "fashion", "peers", "generality", "nodes")
+    sections = ("results", "fashion", "peers", "fashion_peers", "generality", "nodes")
     tables = {name: read_table(root / "docs" / f"{name}.csv") for name in sections}
     claims = read_json(root / "docs" / "claims.json")
     blocks = []
@@ -71,6 +71,7 @@ def publish(root: Path) -> list[str]:
         "results": ("distribution", "delta"),
         "fashion": ("distribution", "delta"),
         "peers": ("distribution", "equal_length"),
+        "fashion_peers": ("distribution", "equal_length"),
     }
     for name, shown in shown_claims.items():
         table = tables[name]
@@ -80,7 +81,8 @@ def publish(root: Path) -> list[str]:
         if name == "results":
             few = method_cells(select_few(table), README_COLUMNS, README_PLAIN)
             blocks.append(("README.md", name, _join(run, few)))
-    blocks.append((RESULTS, "mixing", _join(curve_cells(claims["mixing"]["equal_length"]))))
+    for name in ("mixing", "fashion_mixing"):
+        blocks.append((RESULTS, name, _join(curve_cells(claims[name]["equal_length"]))))
     trends = trend_cells(claims["generality"])
     blocks.append((RESULTS, "generality", _join(target_cells(tables["generality"]), trends)))
     nodes = tables["nodes"]

@@ -26,6 +26,9 @@ TONES = ("dark", "grey", "light")
 PATTERNS = ("plain", "patterned")
 HEADS: dict[str, tuple[str, ...]] = {"tone": TONES, "pattern": PATTERNS, "class": CLASSES}
 VOCABULARY = ("a", *TONES, *PATTERNS, *CLASSES)
+_LOOKS = f"({'|'.join(TONES)}) ({'|'.join(PATTERNS)})"
+_SINGLE = "|".join(name for name in CLASSES if name != "trousers")
+CAPTIONS = f"a {_LOOKS} ({_SINGLE})|{_LOOKS} trousers"  # regular expression of all captions
 GARMENT_LEVEL = 20  # pixels above this grey level, of 255, belong to the garment
 # Quantiles of the training half, rounded: thirds of the brightness and the median of the contrast. Unit: grey levels.
 TONE_BOUNDS = (142.0, 182.4)

@@ -6,6 +6,7 @@ Scenes and images are pure functions of a seed and an index. Captions follow one
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -68,6 +69,9 @@ HEADS: dict[str, tuple[str, ...]] = {  # attribute -> its values; object 0 is th
 }
 SPLITS = ("train", "seen", "unseen")
 VOCABULARY = ("a", *SIZES, *COLOURS, *SHAPES, "left", "right", "of", "above", "below", "on", *BACKGROUNDS)
+_OBJECT = f"a ({'|'.join(SIZES)}) ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)})"
+# Regular expression of all captions.
+CAPTIONS = f"{_OBJECT}( ({'|'.join(RELATIONS)}) {_OBJECT})? on ({'|'.join(BACKGROUNDS)})"
 RENDER_CHUNK = 64  # images rendered at once; larger chunks do not fit into the CPU's cache and are several times slower
 _SINGLE_SHARE = 0.4
 _OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
@@ -124,19 +128,11 @@ def parse_caption(text: str) -> Scene:
     for word in words:
         if word not in VOCABULARY:
             raise ValueError(f"unknown word {word!r} in caption {text!r}; known words: {', '.join(VOCABULARY)}")
-    rest = list(words)
-    objects = [_take_object(rest, text)]
-    relation = None
-    if rest and rest[0] != "on":
-        relation = rest.pop(0)
-        if rest and rest[0] == "of":
-            relation += " " + rest.pop(0)
-        if relation not in RELATIONS:
-            raise _grammar_error(text)
-        objects.append(_take_object(rest, text))
-    if len(rest) != 2 or rest[0] != "on" or rest[1] not in BACKGROUNDS:
-        raise _grammar_error(text)
-    return Scene(rest[1], tuple(objects), relation)
+    found = re.fullmatch(CAPTIONS, " ".join(words))
+    if found is None:
+        raise ValueError(f"caption {text!r} is not of the form {CAPTIONS}")
+    relation, *_, background = found.groups()[4:]  # the groups before are the first object and all of the second part
+    return Scene(background, tuple(re.findall(_OBJECT, found[0])), relation)
 
 
 def attributes_of(text: str) -> dict[str, str] | None:
@@ -153,31 +149,6 @@ def attributes_of(text: str) -> dict[str, str] | None:
     for slot, item in enumerate(scene.objects):
         attributes |= {f"{name}_{slot}": value for name, value in zip(_OBJECT_HEADS, item, strict=True)}
     return attributes
-
-
-def _take_object(words: list[str], text: str) -> SceneObject:
-    """Remove "a {size} {colour} {shape}" from the start of a list of words, and return the object.
-
-    Args:
-        words: the words, changed in place.
-        text: the caption, for the error message.
-
-    Raises:
-        ValueError: the words do not start with an object.
-    """
-    taken = words[:4]
-    del words[:4]
-    if len(taken) < 4 or taken[0] != "a" or taken[1] not in SIZES or taken[2] not in COLOURS or taken[3] not in SHAPES:
-        raise _grammar_error(text)
-    return taken[1], taken[2], taken[3]
-
-
-def _grammar_error(text: str) -> ValueError:
-    return ValueError(
-        f"caption {text!r} is not of the form 'a <size> <colour> <shape> [<relation> a <size> <colour> <shape>] "
-        f"on <background>'; sizes: {', '.join(SIZES)}; colours: {', '.join(COLOURS)}; shapes: {', '.join(SHAPES)}; "
-        f"relations: {', '.join(RELATIONS)}; backgrounds: {', '.join(BACKGROUNDS)}"
-    )
 
 
 def _generator(seed: int, stream: int, index: int) -> np.random.Generator:

@@ -17,6 +17,7 @@ class World:
 
     Attributes:
         vocabulary: all words of the captions.
+        captions: regular expression of the captions, in lower case and without punctuation.
         heads: attribute -> its possible values. The attribute classifier has one head per attribute.
         attributes_of: function that returns the attributes that a caption names, attribute -> value. It returns None
             for a text that is no caption of the dataset.
@@ -24,6 +25,7 @@ class World:
     """
 
     vocabulary: tuple[str, ...]
+    captions: str
     heads: Mapping[str, tuple[str, ...]]
     attributes_of: Callable[[str], dict[str, str] | None]
     example: str
@@ -33,11 +35,18 @@ class World:
 WORLDS = {
     "scenes": World(
         scenes.VOCABULARY,
+        scenes.CAPTIONS,
         scenes.HEADS,
         scenes.attributes_of,
         "a small white ring above a large blue triangle on grass",
     ),
-    "fashion": World(fashion.VOCABULARY, fashion.HEADS, fashion.attributes_of, "a dark patterned dress"),
+    "fashion": World(
+        fashion.VOCABULARY,
+        fashion.CAPTIONS,
+        fashion.HEADS,
+        fashion.attributes_of,
+        "a dark patterned dress",
+    ),
 }
 
 
