@@ -30,6 +30,8 @@ from lantern.prompts import Prompt
 from lantern.tree_shapes import Choices, DynamicTreeOptions, JointTree
 
 PROMPT = "a large red circle on grass"
+# No shipped model has shift heads, which the others need.
+SHOWN = {name: row for name, row in PRESET_ROWS.items() if not drafts_of(row.parts.get("drafts")).needs_heads}
 # Values of the parameters that presets leave open.
 VALUES = {"k": 20, "delta": 0.1, "lambda_": 5, "omega": 1.1, "weight": 0.8, "budget": 0.1}
 INTRODUCTION = """# Every method
@@ -37,7 +39,8 @@ INTRODUCTION = """# Every method
 Each preset with its draft tree, its acceptance and its papers, from `lantern/method_tables.py` and from docstrings of
 the library. [Methods](methods.md) explains the terms and compares the methods. `x` is a draft, `t(x)` its probability
 under the target, and `p(x)` the probability with which it was sampled. The trees are those of the embedded model, with
-the root on the left. A dynamic tree is that of the first step of an image."""
+the root on the left. A dynamic tree is that of the first step of an image. SSD is not shown: it needs shift heads, which
+`experiments/ssd.yaml` trains."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -59,7 +62,7 @@ def preset_page(model: Model) -> tuple[str, dict[str, str]]:
         (the page in Markdown; file name of each picture on it -> the picture, SVG).
     """
     blocks, pictures = [INTRODUCTION], {}
-    for name, row in PRESET_ROWS.items():
+    for name, row in SHOWN.items():
         drafts, acceptance = drafts_of(row.parts.get("drafts")), acceptance_of(row.parts.get("acceptance", "exact"))
         wanted = {**drafts.parameters, **acceptance.parameters}
         values = {key: VALUES[key] for key in wanted if key not in row.parts}

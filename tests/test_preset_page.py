@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lantern
-from lantern.method_tables import PRESET_ROWS, PRESETS
+from lantern.method_tables import PRESETS
 from lantern.tree_shapes import tree_choices
 
 
@@ -24,8 +24,8 @@ def page(model):
 def test_every_preset_has_a_section_with_code_that_runs(page):
     text, _ = page
     sections = re.split(r"^## ", text, flags=re.M)[1:]
-    assert [section.partition("\n")[0] for section in sections] == [row.label for row in PRESET_ROWS.values()]
-    for name, section in zip(PRESETS, sections, strict=True):
+    assert [section.partition("\n")[0] for section in sections] == [row.label for row in preset_page.SHOWN.values()]
+    for name, section in zip(preset_page.SHOWN, sections, strict=True):
         (code,) = re.findall(r"```python\n(.*?)```", section, re.S)
         names = {}
         exec(code, names)
@@ -39,7 +39,7 @@ def test_drafts_of_every_preset_have_a_tree_and_a_source(page):
     assert list(pictures) == [f"tree_{name}.svg" for name in with_tree]
     assert all(f"]({picture})" in text and "<svg" in content for picture, content in pictures.items())
     sources = re.findall(r"^- Source: (.*)$", text, re.M)
-    assert len(sources) == len(PRESETS) - 1  # autoregressive decoding has none
+    assert len(sources) == len(preset_page.SHOWN) - 1  # autoregressive decoding has none
     assert all("(https://arxiv.org/abs/" in source or "ours" in source for source in sources)
 
 
