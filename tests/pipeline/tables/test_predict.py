@@ -106,7 +106,7 @@ def test_tokens_per_forward_are_the_embedded_data_sets_unless_given():
         ),
         (["--method", "magic", "--tokens-per-forward", "2"], r"--method must be one of autoregressive, eagle1, .* got"),
         (["--method", "zipar"], r"zipar has no published tokens per forward, .*jacobi.* give --tokens-per-forward"),
-        (["--method", "nope"], r"--method must be one of autoregressive, eagle1, .*pjd, got 'nope'"),
+        (["--method", "nope"], r"--method must be one of autoregressive, eagle1, .*ssd, got 'nope'"),
         *(
             (
                 ["--tokens-per-forward", tokens],
