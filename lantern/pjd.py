@@ -129,6 +129,7 @@ class Cells:
         predicted: image positions that are predicted, int64 (batch, cells). The number of image positions if the
             prediction is not used.
         is_drafted: whether the predicted position has a draft to verify, bool (batch, cells).
+        drafted: draft of the predicted position, int64 (batch, cells). It has no meaning where there is none to verify.
         is_top: whether a line is the topmost unfinished one, bool (batch, lines).
     """
 
@@ -137,6 +138,7 @@ class Cells:
     positions: torch.Tensor
     predicted: torch.Tensor
     is_drafted: torch.Tensor
+    drafted: torch.Tensor
     is_top: torch.Tensor
 
 
@@ -271,7 +273,8 @@ class PJDDecoder(LinesDecoder):
         emitted = state.tokens.gather(1, pick(torch.where(is_missing[..., None], above[..., None], newest)))
         tokens = torch.where(pick(is_root), emitted, held.drafts.gather(1, positions))
         is_drafted = pick(self._index < num_drafts[..., None])
-        return Cells(order, tokens, positions, predicted, is_drafted, is_top)
+        drafted = held.drafts.gather(1, predicted)
+        return Cells(order, tokens, positions, predicted, is_drafted, drafted, is_top)
 
     def _visible(self, held: LineState, cells: Cells) -> torch.Tensor:
         """Return whether a cell attends to an image position, bool (batch, cells, positions).
@@ -287,14 +290,13 @@ class PJDDecoder(LinesDecoder):
 
     def _verify(self, state: DecodingState, held: LineState, cells: Cells, scores: Scores) -> Verdict:
         """Verify each draft on its own, as if all drafts before it in its line were accepted."""
-        drafted = held.drafts.gather(1, cells.predicted)
         if held.draft_probs is None:
             best = scores.logits.argmax(-1)
-            return Verdict((drafted == best) & cells.is_drafted, best, best, None)
+            return Verdict((cells.drafted == best) & cells.is_drafted, best, best, None)
         # A position may be verified in several steps. Numbers repeat only after MAX_SIBLINGS steps.
         slots = (state.num_steps % MAX_SIBLINGS)[:, None]
         probs = scores.weights.softmax(-1)
-        children = drafted.masked_fill(~cells.is_drafted, -1)[..., None]
+        children = cells.drafted.masked_fill(~cells.is_drafted, -1)[..., None]
         uniforms = state.noise.fresh("accept", cells.predicted, slots)[..., None]
         draft_probs = pick_rows(held.draft_probs, cells.predicted)
         rank, residual = self._rejection.accept(probs, children, draft_probs, uniforms)
@@ -313,8 +315,7 @@ class PJDDecoder(LinesDecoder):
 
         lines = cells.order // len(self._index)
         index = cells.order % len(self._index)
-        drafted = held.drafts.gather(1, cells.predicted)
-        tokens = torch.where(index < num_accepted.gather(1, lines), drafted, verdict.bonus)
+        tokens = torch.where(index < num_accepted.gather(1, lines), cells.drafted, verdict.bonus)
         is_emitted = index < num_emitted.gather(1, lines)
         positions = cells.predicted.where(is_emitted, self.num_tokens)
         state.tokens.scatter_(1, positions, tokens)
