@@ -152,7 +152,7 @@ def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Te
 
 
 def watch_verifier(verifier: Any, spec: MethodSpec) -> None:
-    """Turn exceptions in the verifier of a user's acceptance into a `CustomPartError`.
+    """Wrap a verifier that a user's own acceptance class made, so that its exceptions become a `CustomPartError`.
 
     Args:
         verifier: the verifier, changed in place.

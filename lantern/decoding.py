@@ -505,12 +505,13 @@ def _make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingCo
 
 
 def margins_of(keys: torch.Tensor) -> torch.Tensor:
-    """Return how close the sampled token of each node was to another one, (batch, nodes).
+    """Return the margin by which each node's sampled token won, (batch, nodes).
 
-    This is the difference between the two largest keys.
+    It is the difference between the two largest keys. If it is small, rounding may have changed the token.
 
     Args:
-        keys: log-probabilities plus the target's noise, whose argmax is the sampled token, (batch, nodes, vocab).
+        keys: log-probabilities plus the target's Gumbel noise, (batch, nodes, vocab). Their argmax is the sampled
+            token.
     """
     best = keys.topk(2, dim=-1).values
     return best[..., 0] - best[..., 1]

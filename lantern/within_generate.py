@@ -66,8 +66,8 @@ def custom_generate(
 
     Args:
         method: name of a preset.
-        family: key of FAMILIES, a model class with one form of prompts. Needed only if the model's class has several
-            families.
+        family: key of FAMILIES. It states which published models this one belongs to, and so the form of prompts.
+            Needed only if models of the same transformers class have several forms.
         grid: side of an image in codes, or (height, width). Needed only if the prompt does not state it.
         seed: seed of the noise. None takes one from torch's generator, which `torch.manual_seed` determines.
         parts: parts and parameters of the method, such as tree="chain15".

@@ -64,7 +64,7 @@ class Rejection:
 
     @property
     def has_one_residual(self) -> bool:
-        """True if the residual distribution of sampled drafts is the same for every rejected draft."""
+        """True if the residual distribution after a rejection does not depend on which sampled draft was rejected."""
         return self.residual == "matched" or self.acceptance.has_one_residual()
 
     def at(self, depths: torch.Tensor) -> Rejection:

@@ -66,12 +66,14 @@ class TableTarget(Target):
         return 1, 1, 1
 
     def values_of(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return the term that each token adds to the row of its context in the tables, float32 (batch, nodes).
+        """Return the term that each token adds to the number of its context's row, float32 (batch, nodes).
+
+        The number of a row in the tables of the world is a sum with one term per token of the context.
 
         Args:
             tokens: tokens, int64 (batch, nodes).
             positions: their positions in the image, int64 (batch, nodes). The term of a token after the end of the
-                image is 0. Negative positions occur only for complete images, whose results are not used.
+                image is 0. Positions of complete images may be negative. Their results are not used.
         """
         return (tokens + 1) * self.place_values[positions.clamp(0, len(self.place_values) - 1)]
 
@@ -121,8 +123,9 @@ class TableTarget(Target):
 class TableDraft(DraftModel):
     """A draft model that reads its probabilities from the tables of a world.
 
-    A hidden state holds the row of a context in the tables. The model adds the term of the next token to the row, which
-    gives the row of the longer context. The key/value cache is not used.
+    The tables have one row per context, that is, a prompt and the tokens so far. A hidden state holds the number of the
+    context's row. Adding the term of the next token, see `TableTarget.values_of`, gives the number of the longer
+    context's row. The key/value cache is not used.
     """
 
     def __init__(self, target: TableTarget) -> None:

@@ -40,7 +40,7 @@ from lantern.tree_shapes import tree_choices
 
 @dataclass
 class HeadsState:
-    """What shift heads read: the tokens so far, and the hidden states from which the target predicted them.
+    """The input of shift heads: the tokens so far, and the hidden states from which the target predicted them.
 
     Entries from the number of emitted tokens on have no meaning.
 

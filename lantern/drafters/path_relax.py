@@ -116,7 +116,7 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
         return cls(tree, SpeculativeJacobiDrafter(chain, spec, models.target.config), spec["delta"])
 
     def allocate(self, num_rows: int, noise: NoiseField) -> SpeculativeJacobiState:
-        """Make the state of a batch of images, with a separate row for each chain of an image.
+        """Make the state of a batch of images, with one row for each chain of drafts of each image.
 
         For the arguments see `Drafter.allocate`.
         """

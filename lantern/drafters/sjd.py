@@ -82,8 +82,8 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
       probability.
     - `threshold` (SJD++): the old draft is kept if t(x) / p(x) is larger than the threshold, where t is the target
       distribution and p the draft distribution. None switches this off.
-    - `labels`: the draft distribution of the first draft of a position, which is a random code. "point" is a point mass
-      at this code, "uniform" is uniform over all codes.
+    - `labels`: the first draft of a position is a random code, and its draft distribution must be stated. "point" is a
+      point mass at this code, "uniform" is uniform over all codes.
 
     Decoding is exact with every coupling, but not with a threshold. A draft that is kept because of the threshold was
     not sampled from its new draft distribution.

@@ -110,7 +110,9 @@ class Family:
     takes_sources: bool = False
 
     def small_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """Return height and width, in codes, of the smaller image that comes first. (0, 0) if there is none.
+        """Return height and width, in codes, of the smaller image that GLM-Image generates before the image.
+
+        For other models it is (0, 0).
 
         Args:
             shape: height and width of the image, in codes.

@@ -62,9 +62,10 @@ def draw_premise(premise: pd.DataFrame) -> Figure:
 
 
 def _draw_lines(axes: Axes, premise: pd.DataFrame, name: str, colour: str, factor: float = 1.0) -> None:
-    """Draw a measure over k, with one line for nearest and one for random codes.
+    """Draw a measure of images in which each code is replaced by one of k others, over k.
 
-    A horizontal line shows the measure if codes are not replaced.
+    One line is for the k nearest codes, one for k random codes. A horizontal line shows the measure without
+    replacement.
 
     Args:
         axes: the panel.

@@ -38,7 +38,7 @@ class BatchTime:
 
 
 class Round(NamedTuple):
-    """What `bench_rounds` yields after a round, in which every method is timed.
+    """The results that `bench_rounds` yields after a round, in which every method is timed.
 
     Attributes:
         rows: summary of all rounds so far, one dict per method. `bench_rounds` explains its keys.

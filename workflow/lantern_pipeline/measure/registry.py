@@ -242,14 +242,14 @@ CHOICES: dict[str, dict[str | bool, Choice]] = {
 
 
 def chosen(metrics: MetricChoices) -> dict[str, Choice]:
-    """Return, for each metric that is on and needs a model, the function that loads it and the files that it needs.
+    """Return how to load the model of each enabled metric that needs one: the loading function and the model's files.
 
     Args:
         metrics: config section `metrics`.
 
     Returns:
-        Key of config section `metrics` -> the `Choice` for the key's value. A metric that is always measured has no key
-        in the config. The name of its column is used instead.
+        Name of a metric -> the `Choice` of its model. The name is the metric's key in the config section. A metric that
+        is always measured has no such key, and has the name of its column.
     """
     found = {}
     for key, choices in CHOICES.items():

@@ -56,7 +56,7 @@ _ANSWERS = _object(
 
 
 class KeyTrial(TypedDict):
-    """What the key of a preference study states about one trial, a pair of images on the page.
+    """The facts that the key of a preference study states about one trial, a pair of images on the page.
 
     Attributes:
         kind: PAIR, or CHECK for an attention check.

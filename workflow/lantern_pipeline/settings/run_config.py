@@ -260,7 +260,7 @@ class Sampling(Section):
 
     @property
     def settings(self) -> SamplingSettings:
-        """Sampling settings as a dict, in the format of a model card (description of a published model)."""
+        """The section as a dict, in the form in which descriptions of published models store their settings."""
         return {
             "cfg_scale": self.cfg_scale,
             "top_k": self.top_k,
@@ -351,7 +351,7 @@ class Ablations(Section):
 
 
 class TotalVariationNodes(Section):
-    """Keys of config section `total_variation` that limit at how many nodes of draft trees it is measured."""
+    """Keys of config section `total_variation` that limit the number of nodes at which total variation is measured."""
 
     num_images: Integer = Field(ge=2, description="number of prompts")
     max_nodes: Count = Field(description="nodes per method")
@@ -438,7 +438,7 @@ class FidelitySettings(Section):
 
 
 class TableSettings(Section):
-    """Keys of config section `metrics` that choose the main results, and the number of resamples of an interval."""
+    """Keys of config section `metrics` that choose the rows of the main table, and the resamples of bootstraps."""
 
     bootstrap_resamples: Integer = Field(ge=20, description="resamples of each interval")
     headline_prompt_set: str = Field(description="prompt set of the headline numbers")
