@@ -40,7 +40,7 @@ Each preset with its draft tree, its acceptance and its papers, from `lantern/me
 the library. [Methods](methods.md) explains the terms and compares the methods. `x` is a draft, `t(x)` its probability
 under the target, and `p(x)` the probability with which it was sampled. The trees are those of the embedded model, with
 the root on the left. A dynamic tree is that of the first step of an image. SSD is not shown: it needs shift heads,
-which `experiments/ssd.yaml` trains."""
+which `experiments/peers.yaml` trains."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
