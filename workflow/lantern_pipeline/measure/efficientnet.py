@@ -146,8 +146,8 @@ def load_efficientnet(
     """Load EfficientNet-lite0, for config key `metrics.efficientnet`.
 
     Args:
-        metrics: config section `metrics`. Not used.
-        files: name -> path, as from `registry.metric_files`. Not used, because a package holds the weights.
+        metrics: config section `metrics`. Not used, but passed to every function that loads a metric.
+        files: name -> path, as from `registry.metric_files`. Not used, because a Python package holds the weights.
         device: device of the network.
     """
     return EfficientNetFidelity(load_extractor(NAME, LAYER, weights_file(), device))

@@ -256,8 +256,9 @@ def distribution_given_children(
 ) -> OutputDistribution:
     """Compute the exact distribution of the token that rejection sampling emits, for given drafts.
 
-    The drafts are the children of a node. In one case per child, this child is the first one that is accepted. In a
-    further case, none is accepted. The result is the sum over these cases, weighted by their probabilities.
+    The drafts are the children of a node, which are tried one after the other. Either one of them is the first that is
+    accepted, and is emitted. Or none is accepted, and a token is sampled from the residual distribution. The result
+    adds up these cases, weighted by their probabilities.
 
     Args:
         target_probs: the target's distribution t, (nodes, vocab).
@@ -320,8 +321,8 @@ def distribution_of_sampled_siblings(
     gives the target's distribution on average over all drafts. The estimate also has little noise. If the method itself
     is exact, the difference is 0 in every sample.
 
-    Monte Carlo noise makes the estimated total variation too large by about `error`. This is half the total variation
-    between two estimates, each from half of the samples.
+    Monte Carlo noise makes the estimated total variation too large by about `error` of the result. The error is half
+    the total variation between two estimates, each from half of the samples.
 
     Args:
         nodes: nodes at which the method verified drafts.

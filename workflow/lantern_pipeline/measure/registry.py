@@ -260,12 +260,18 @@ def chosen(metrics: MetricChoices) -> dict[str, Choice]:
 
 
 def loading_modules(metrics: MetricChoices) -> list[str]:
-    """Return the paths of the modules that load the chosen metrics, relative to the folder lantern_pipeline."""
+    """Return the paths of the modules that load the chosen metrics, relative to the folder lantern_pipeline.
+
+    Snakemake measures images again if the code of one of these modules changes.
+    """
     return sorted({f"measure/{choice.loader.split(':')[0]}.py" for choice in chosen(metrics).values()})
 
 
 def trained_models(metrics: MetricChoices) -> tuple[str, ...]:
-    """Return which unpublished models the chosen metrics need: "attribute_classifier", "clip", both or none."""
+    """Return the names of the metric models that the run itself must train for the chosen metrics.
+
+    They are "attribute_classifier", "clip", both or none.
+    """
     needed = {name for choice in chosen(metrics).values() for name in choice.trained}
     return tuple(name for name in TRAINED if name in needed)
 
