@@ -15,7 +15,7 @@ from lantern_pipeline.config.paths import TOKENIZER, RunPlan
 SUMMARY = "<results>/summary.csv"
 GENERALITY = "<results>/generality.csv"
 PREMISE = "<results>/premise.csv"
-MIN_SIZES = 3  # of draft trees, for a curve
+MIN_SIZES = 3  # smallest number of draft trees of different size that make a curve
 
 
 @dataclass(frozen=True)
