@@ -102,7 +102,9 @@ def weights_file() -> Path:
 
 
 class EfficientNetFidelity(ReconstructionFidelity):
-    """Comparison of sets of images by raw features of EfficientNet-lite0, as FID compares raw features of Inception.
+    """Comparison of sets of images by features of EfficientNet-lite0, as FID compares features of Inception.
+
+    Features are raw, that is, not standardised.
 
     Attributes:
         extractor: the network.

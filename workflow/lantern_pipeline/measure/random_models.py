@@ -30,7 +30,7 @@ from lantern.models.transformer import cast_weights
 from lantern.models.vq16 import VQ16, VQ16Config
 from lantern.sampling import SamplingConfig
 
-PROMPT_TOKENS = 20  # of a random prompt
+PROMPT_TOKENS = 20  # number of tokens of a random prompt
 # Arguments of the config class of transformers -> fields of a target.
 FIELDS = {
     "hidden_size": "dim",

@@ -24,7 +24,7 @@ from lantern_pipeline.measure.memory import peak_gib, reset_peak
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.measure.timing import Timing, time_blocks
 
-NUM_STEPS = 16  # of a block
+NUM_STEPS = 16  # number of decoding steps that are timed as one block
 WARM_UP_S = 0.2
 
 
