@@ -118,7 +118,7 @@ def tables_of(specs: Iterable[MethodSpec]) -> list[str]:
 
 
 class RunPlan:
-    """Plan of the run that a checked config describes.
+    """Plan of a run: its methods, prompt sets and repeats as the config states them, and the paths of its files.
 
     Attributes:
         config: the checked config.
@@ -165,7 +165,7 @@ class RunPlan:
         return [spec.method_id for spec, found in self.runs if found == temperature]
 
     def run_params(self, temperature: str | None = None) -> list[tuple]:
-        """Return methods and temperatures as the parameter of a rule: plain values that Snakemake can compare.
+        """Return methods and temperatures for a rule's parameter `runs`, as plain values that Snakemake can compare.
 
         Args:
             temperature: a temperature as text, to return only the methods that run at it; None returns all.

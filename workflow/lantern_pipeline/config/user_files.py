@@ -1,4 +1,4 @@
-"""Checks that the files and devices which the config names exist and fit, before the first job starts."""
+"""Checks, before the first job starts, that the files and devices named in the config exist and fit the config."""
 
 from __future__ import annotations
 

@@ -240,8 +240,8 @@ def decode_images(tokenizer: ImageModel, tokens: Tensor, num_at_once: int | None
     Args:
         tokenizer: image tokenizer.
         tokens: integer (images, tokens), see `code_positions`.
-        num_at_once: number of images decoded together. None for at least one image and at most CODES_AT_ONCE codes.
-            This limit is small because the decoder's activations are large.
+        num_at_once: number of images decoded together, which limits the memory of the decoder's activations. None for
+            the largest number with at most CODES_AT_ONCE codes in total, at least 1.
 
     Returns:
         float32 (images, 3, height, width) in [-1, 1], on the device of `tokens`.

@@ -1,6 +1,6 @@
 """Speed of several methods of one model on this machine, at batch 1 and at a chosen batch size.
 
-The command `lantern bench` prints these measurements. `measure/latency.py` times the images of a workflow run.
+The command `lantern bench` prints these measurements. A run of the workflow uses `measure/latency.py` instead.
 """
 
 from __future__ import annotations

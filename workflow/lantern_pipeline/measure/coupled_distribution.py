@@ -171,7 +171,7 @@ class _GivenScores(Scores):
 
     @property
     def keys(self) -> torch.Tensor:
-        """Log-probability plus Gumbel noise of each code, (nodes, 1, vocab). The target samples the largest one."""
+        """Log-probability plus Gumbel noise of each code, (nodes, 1, vocab). The target samples the argmax."""
         return self.given_keys
 
 

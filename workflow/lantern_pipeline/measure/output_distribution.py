@@ -98,8 +98,8 @@ class NodeRecorder:
     Args:
         num_images: number of images of the whole measurement.
         config: config of the target.
-        max_nodes: largest number of chosen positions, spread evenly over the images. At least one position of each
-            image is chosen, even if there are more images.
+        max_nodes: largest number of chosen positions, spread evenly over the images. If there are more images, one
+            position of each image is chosen.
         seed: random seed of the choice of positions.
 
     Attributes:
@@ -208,7 +208,7 @@ def measure_missing_context(
     """
 
     def keep(scores: Scores) -> None:
-        """Append one decoding step to `steps`: the positions of its tokens, and the tokens' distributions."""
+        """Append to `steps` the positions of the tokens of one decoding step, and the tokens' distributions."""
         steps.append((scores.positions, scores.weights.softmax(-1)))
 
     is_chosen = NodeRecorder(len(prompts), decoder.target.config, max_nodes, run_seed).is_chosen.to(decoder.device)
@@ -285,8 +285,8 @@ def distribution_of_one_sampled_draft(
 ) -> OutputDistribution:
     """Compute the exact distribution of the emitted token if each node has one draft, sampled from the draft model.
 
-    The result is the mean, over all drafts x weighted by p(x), of the distribution given the draft x. If the residual
-    distribution is the same for all rejected drafts, a closed formula replaces the mean.
+    The result averages the distribution given draft x over all drafts x, weighted by p(x). If the residual distribution
+    is the same for all rejected drafts, a closed formula replaces the average.
 
     Args:
         target_probs: the target's distribution t, (nodes, vocab).

@@ -13,7 +13,7 @@ change:
 - Summary: the columns are in the order of METRICS. The interval of column x is in the columns x_low and x_high. Metrics
   of sets of images have none. The interval of an `is_yes_no` metric is exact, the others are bootstrapped.
 - Comparisons: every metric of single images, except yes-or-no metrics, is compared with autoregressive decoding, prompt
-  by prompt. `better` states which sign is an improvement. Values of an `is_distance` metric are already differences.
+  by prompt. `better` states which sign is an improvement. An `is_distance` metric already measures a difference.
 - Tables and figures: values are shown under `title` with `digits` decimals, in per cent if the title contains "%".
 
 Snakemake imports this module while it plans the jobs, so the module imports neither torch nor pandas.
@@ -201,12 +201,14 @@ def metrics_over(what: str) -> tuple[Metric, ...]:
 
 @dataclass(frozen=True)
 class Choice:
-    """One allowed value of a key of config section `metrics`: how the metric is loaded, and which files it needs.
+    """How a metric is loaded, and which files it needs, if its key in config section `metrics` has a certain value.
+
+    For example, the metric of key `clip` has one `Choice` for the value "own" and another for the value "openai".
 
     Attributes:
         loader: "<module of measure>:<function>". The function loads the metric from three arguments: config section
             `metrics`, the files of `metric_files`, and a device.
-        trained: metric models that the run trains and the metric needs, as names in TRAINED.
+        trained: names of the metric models that the metric needs and that the run trains. TRAINED lists all such names.
         weights: keys of config section metrics.published. Each names a file of weights that the metric needs.
         has_reference: whether the metric compares with the real images of metrics.published.reference.
         packages: modules of additional packages that the metric needs. The optional dependencies of pyproject.toml
@@ -283,9 +285,9 @@ def published_sources(metrics: MetricChoices) -> dict[str, str | None]:
         metrics: config section `metrics`.
 
     Returns:
-        A dict with key `<key>_weights` for each needed key of metrics.published, and with key reference_images or
-        reference_statistics if real images are needed. A value is the name of an entry of config section `resources`,
-        or a path, or None if the config names nothing.
+        Name -> what the config names: an entry of config section `resources`, a path, or None for nothing. A name is,
+        for example, "inception_weights" for config key metrics.published.inception. If real images are needed, there is
+        also the name "reference_images" or "reference_statistics".
     """
     published = metrics.published
     choices = chosen(metrics).values()
@@ -324,12 +326,13 @@ def metric_files(
 
     Args:
         metrics: config section `metrics`.
-        trained: name of a metric model, one of TRAINED -> its file.
+        trained: name of a metric model that the run trains, "attribute_classifier" or "clip" -> its file.
         resources: the entries of config section `resources`.
         measured_reference: file with the features of the real images. Used if the config names a folder of such images.
 
     Returns:
-        Name -> file. A name is one of TRAINED, `<key>_weights` for a key of metrics.published, or `reference`.
+        Name -> file. A name is "attribute_classifier", "clip", "reference", or a key of config section
+        metrics.published with the ending "_weights", such as "inception_weights".
     """
     files = {name: trained[name] for name in trained_models(metrics)} | published_files(metrics, resources)
     if files.pop("reference_images", None):
