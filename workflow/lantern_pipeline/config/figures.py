@@ -258,7 +258,7 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
 def _has_node_curves(plan: RunPlan) -> bool:
     """Return whether a run has enough data for figure `nodes`: tokens per forward pass over the size of the draft tree.
 
-    The exact methods with Jacobi drafts must use static trees of at least MIN_SIZES different sizes.
+    The figure needs exact methods with Jacobi drafts in static trees of at least MIN_SIZES different sizes.
     """
     shapes = [spec.tree_shape for spec in plan.specs.values() if spec.drafts == "jacobi" and spec.is_exact]
     return len({len(shape) for shape in shapes if isinstance(shape, tuple)}) >= MIN_SIZES

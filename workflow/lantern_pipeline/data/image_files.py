@@ -223,8 +223,8 @@ def resize_and_crop(image: Image.Image, image_size: int) -> Image.Image:
 def code_positions(tokenizer: ImageModel, tokens: Tensor) -> Tensor:
     """Return where among the tokens of an image its codes are: indices of tokens, int64 (height, width).
 
-    Some targets also emit a token at the end of each line. GLM-Image first generates a smaller version of the image.
-    Its tokens and line ends are left out.
+    The other tokens are left out. Some targets also emit a token at the end of each line. GLM-Image first emits the
+    tokens of a smaller version of the image.
 
     Args:
         tokenizer: image tokenizer, whose config has height and width of an image in codes.

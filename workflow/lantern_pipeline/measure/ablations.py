@@ -37,7 +37,7 @@ PER_IMAGE = tuple(metric.per_image for metric in metrics_over(IMAGES) if not (me
 
 @dataclass(frozen=True)
 class AblationStudy:
-    """Measurement of ablations: the models, prompts and settings that are the same for all their points.
+    """Measurement of ablations, with the models, prompts and settings that all points of the ablations share.
 
     A point is a method with one combination of sampling settings and draft model.
 

@@ -4,6 +4,7 @@ All results depend on the number of images and on the network that computes the 
 same number of images and the same network. These metrics have no confidence intervals, because a bootstrap repeats some
 images, which biases them. Distances between all pairs of images are computed block by block, because the whole matrix
 would need too much memory.
+
 torch-fidelity is imported inside the functions, because the import takes seconds, and ablations do not need it.
 """
 

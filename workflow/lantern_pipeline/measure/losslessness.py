@@ -53,7 +53,7 @@ class Equality:
 
     @property
     def share_equal(self) -> float:
-        """Share of equal images, among those that do not differ only because of rounding. nan if there are none."""
+        """Share of equal images. Images that differ only because of rounding are left out. nan if no image remains."""
         counted = int((~self.is_near_tie).sum())
         return float(self.is_equal.sum()) / counted if counted else float("nan")
 

@@ -34,7 +34,7 @@ PAIRS_AT_ONCE = 2048  # number of vectors of length vocab in memory at once, whi
 
 @dataclass(frozen=True)
 class VerifiedNodes:
-    """Nodes of draft trees at which a method verified drafts, the children of the node.
+    """Nodes of draft trees at which a method verified drafts. The drafts at a node are its children.
 
     Attributes:
         target_probs: the target's distribution after guidance, temperature, top-k and top-p, (nodes, vocab).

@@ -124,8 +124,8 @@ def make_references(
 ) -> dict[str, Reference]:
     """Return the reference sets of FID and other metrics of sets of images.
 
-    Generated images are compared with a reference set. If the metrics use the attribute classifier or EfficientNet, it
-    consists of held-out images that the tokenizer has encoded and decoded again.
+    Generated images are compared with a reference set. If the metrics use the attribute classifier or EfficientNet, the
+    set consists of held-out images that the tokenizer has encoded and decoded again.
 
     Args:
         source: source of the held-out images. None if the run has no such images.
