@@ -188,8 +188,8 @@ def distribution_of_coupled_siblings(
 
     Args:
         nodes: nodes at which the method verified drafts. New drafts are sampled from `nodes.drawn_from`. If that is 0
-            for all codes at a node, the drafts there do not depend on the noise, and `nodes.children` are used in every
-            sample.
+            for all codes at a node, the drafts there do not depend on the noise. Then every sample uses
+            `nodes.children`.
         verifier: the verifier of the method.
         num_samples: number of samples of the target's Gumbel noise per node, at least 2.
         seed: random seed of the noise.

@@ -1,8 +1,8 @@
 """Comparison of sets of images by features of EfficientNet-lite0, a published network trained on ImageNet.
 
 This network is independent of the run. The attribute classifier, in contrast, was trained on the same images as the
-models that it measures, and may overlook everything that captions do not name. Network and weights come from two Python
-packages, so that nothing is downloaded when a run starts.
+models that it measures. The classifier may overlook everything that captions do not name. Network and weights come from
+two Python packages, so that nothing is downloaded when a run starts.
 
 Import this module only if the metric is on: torch-fidelity takes seconds to import.
 """

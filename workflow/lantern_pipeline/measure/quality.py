@@ -234,7 +234,7 @@ def _mean_scores(scores: ImageScores) -> dict[str, float]:
 
 
 def _parameters(record: GenerationRecords) -> dict[str, object]:
-    """Return the columns of the quality table that state how images were generated, and their number."""
+    """Return the columns of the quality table that state how a method's images were generated, and how many."""
     found = record.metadata
     return {
         **method_columns(found["method"]),

@@ -208,7 +208,7 @@ class Choice:
     Attributes:
         loader: "<module of measure>:<function>". The function loads the metric from three arguments: config section
             `metrics`, the files of `metric_files`, and a device.
-        trained: names of the metric models that the metric needs and that the run trains. TRAINED lists all such names.
+        trained: names of the unpublished models that the metric needs, see `trained_models`.
         weights: keys of config section metrics.published. Each names a file of weights that the metric needs.
         has_reference: whether the metric compares with the real images of metrics.published.reference.
         packages: modules of additional packages that the metric needs. The optional dependencies of pyproject.toml
@@ -270,9 +270,9 @@ def loading_modules(metrics: MetricChoices) -> list[str]:
 
 
 def trained_models(metrics: MetricChoices) -> tuple[str, ...]:
-    """Return the names of the metric models that the run itself must train for the chosen metrics.
+    """Return the names of the unpublished models that the chosen metrics need.
 
-    They are "attribute_classifier", "clip", both or none.
+    They are "attribute_classifier", "clip", both or none. A run trains these models or takes them from another run.
     """
     needed = {name for choice in chosen(metrics).values() for name in choice.trained}
     return tuple(name for name in TRAINED if name in needed)
@@ -326,7 +326,7 @@ def metric_files(
 
     Args:
         metrics: config section `metrics`.
-        trained: name of a metric model that the run trains, "attribute_classifier" or "clip" -> its file.
+        trained: name of an unpublished metric model, "attribute_classifier" or "clip" -> its file.
         resources: the entries of config section `resources`.
         measured_reference: file with the features of the real images. Used if the config names a folder of such images.
 
