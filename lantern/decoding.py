@@ -51,16 +51,16 @@ def make_decoder(
 ) -> Decoder:
     """Make the decoder of a method.
 
-    It is a `TreeDecoder`, unless the method needs another class of decoder, as ZipAR does (`DraftsRow.loop`).
+    It is a `TreeDecoder`, unless `DraftsRow.loop` names another class of decoder, as for ZipAR.
 
     Args:
         models: models that are prepared for decoding. The draft model and the table of nearest codes may be None if the
             method does not need them.
         spec: the method.
         sampling: temperature, filters and guidance.
-        records_margins: whether to record the margin of each token, the difference between the scores of its two best
-            codes. This is slower. Margins serve to tell rounding errors from mistakes. If another method emits another
-            token than autoregressive decoding, the margin of this token states how close the choice was.
+        records_margins: whether to record the margin of each token: the difference between the scores of the two best
+            codes. A score is the log-probability plus the sampling noise. Recording is slower. If two methods emit
+            different tokens at a position, a tiny margin there shows that rounding is the cause, not a mistake.
         stepping: how steps are run: "auto", "eager" or "graph", see `StepRunner`.
 
     Raises:
@@ -92,10 +92,10 @@ class Decoder:
         runner: runs steps, eagerly or as a CUDA graph. If there is an observer or a timer, steps are run eagerly.
         on_forward: None, or a function that is called before the prefill and before every step. It does not prevent
             CUDA graphs.
-        observer: None, or a function that measurements set. `TreeDecoder` calls it with the `Outcome` of every step.
-        score_observer: None, or a function that measurements set. It is called with the `Scores` of every step.
-        timer: function that returns a context manager for a part of a step, by its name: "draft", "target", "score",
-            "verify" or "commit". The name "step" is for the whole step.
+        observer: None, or a function for measurements. `TreeDecoder` calls it with the `Outcome` of every step.
+        score_observer: None, or a function for measurements. It is called with the `Scores` of every step.
+        timer: function that takes the name of a part of a step, and returns a context manager in which the part runs.
+            The names are "draft", "target", "score", "verify", "commit", and "step" for the whole step.
     """
 
     def __init__(
@@ -171,8 +171,9 @@ class Decoder:
         """Generate one image per prompt.
 
         Args:
-            features: prompts, padded on the left: caption features (batch, num_text_tokens, caption_dim), or ids, int64
-                (batch, num_text_tokens), or ids with positions, see `lantern.models.sources`.
+            features: prompts, padded on the left. They are caption features (batch, num_text_tokens, caption_dim), or
+                ids, int64 (batch, num_text_tokens). Prompts that edit pictures are the result of
+                `lantern.models.sources.place_sources`.
             mask: bool (batch, num_text_tokens), True for tokens of the prompt, False for padding.
             fields: noise of each image, from `make_noise`.
 
@@ -399,9 +400,9 @@ class TreeDecoder(Decoder):
         self._window = window_table(tree.ancestors, self.dtype) if is_static else None
 
     def with_draft_probs(self) -> TreeDecoder:
-        """Return a copy of this decoder for measurements.
+        """Return a copy of this decoder that keeps the distributions of the drafts, for measurements.
 
-        It runs eagerly, and its proposals hold the draft distributions, `Proposal.draft_probs`.
+        They are in `Proposal.draft_probs`. The copy runs its steps eagerly.
         """
         other = copy(self)
         other.runner = StepRunner("eager", self.device, self.spec.name)
@@ -410,7 +411,7 @@ class TreeDecoder(Decoder):
 
     @property
     def noise_streams(self) -> tuple[str, ...]:
-        """Names of the noise streams that this method reads."""
+        """Names of the noise streams that this method reads. A stream is an independent field of random numbers."""
         if self.sampling.is_greedy:
             return ()
         return ("target", *self.drafter.noise_streams, *self.verifier.noise_streams)

@@ -50,10 +50,11 @@ def load_decoding_models(
         table: file with the tensor "nearest_codes", the table of nearest codes. None for exact methods.
         device: device of the models.
         dtype: dtype of the weights, "float32" or "bfloat16".
-        heads: file of the shift heads. None for methods that need none.
+        heads: file of the shift heads, small networks that predict the target's hidden states at other image positions.
+            None for methods that need none.
 
     Raises:
-        ValueError: a file is truncated or has other contents, or its sizes differ from the target's.
+        ValueError: a file is truncated, holds no model or table of its kind, or its sizes differ from the target's.
     """
     torch_dtype = getattr(torch, dtype)
     models = DecodingModels(load_target(target, torch_dtype, device).prepare_for_decoding())
@@ -252,8 +253,8 @@ def _generate(
 def _refills(num_prompts: int, device: torch.device) -> list[slice]:
     """Divide new prompts into groups that are prefilled together, and return the groups as slices of the prompts.
 
-    On a GPU the sizes of groups are powers of two. Kernels and buffers are then chosen for few different sizes only. On
-    a CPU all prompts are one group.
+    On a GPU the sizes of groups are powers of two, since libraries choose kernels and buffers for each new size. On a
+    CPU all prompts are one group.
     """
     if device.type != "cuda":
         return [slice(0, num_prompts)]

@@ -151,7 +151,7 @@ class KVCache:
         """Return the indices of slots in `LayerCache.vectors`, the flattened keys and values of a layer.
 
         Args:
-            slots: slots of an image, int64 (batch, n), the same for all branches.
+            slots: slots of each image, int64 (batch, n), the same for all branches.
 
         Returns:
             int64 (branches * batch * n, 2 * heads), for the keys, then for the values.
@@ -170,10 +170,10 @@ class KVCache:
         vectors.index_copy_(1, self.flat_slots(target).flatten(), moved)
 
     def copy_rows(self, rows: torch.Tensor, other: KVCache) -> None:
-        """Replace images in place by those of another cache: keys, values, and the mask of the prompts.
+        """Copy all images of another cache into some batch rows of this cache, such as prompts after their prefill.
 
-        If the other cache has fewer slots, the remaining slots keep their contents. They are masked until they are
-        overwritten.
+        Keys, values and the mask of the prompts are copied. If the other cache has fewer slots, the remaining slots
+        keep their contents. They are masked until they are overwritten.
 
         Args:
             rows: batch indices of the images to replace, int64 (n,), without duplicates.

@@ -65,9 +65,9 @@ def load(
     """Load a model.
 
     Args:
-        source: one of "embedded" and "fashion", the shipped models of the shapes dataset and of Fashion-MNIST. Or the
-            name of a published model such as "llamagen_stage1", the folder of a finished run of the workflow, or the
-            folder or hub id of a transformers model, such as "deepseek-community/Janus-Pro-1B".
+        source: "embedded" or "fashion", the shipped models of the shapes dataset and of Fashion-MNIST. Or the name of a
+            published model such as "llamagen_stage1", or the folder of a finished run of the workflow. Or the folder or
+            hub id of a transformers model, such as "deepseek-community/Janus-Pro-1B".
         target: file or folder of weights that replaces the model's target.
         drafter: file or folder that replaces the draft model.
         tokenizer: file or folder that replaces the image tokenizer.
@@ -167,7 +167,7 @@ def _unwrap(model: Any) -> Any:
 
 
 def _tokenizer_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the weights of a model's image tokenizer by parameter name, also if they are offloaded.
+    """Return the weights of a model's image tokenizer by parameter name, also if accelerate has offloaded them.
 
     Raises:
         ValueError: a layer is quantised or has an adapter.
@@ -255,7 +255,7 @@ def _locate(source: str, card: ModelCard, files: dict[str, Path]) -> dict[str, P
         `files` and the paths of the downloaded files. Draft model and shift heads are left out if they are missing.
 
     Raises:
-        FileNotFoundError: a file of another part is missing and cannot be downloaded.
+        FileNotFoundError: another file is missing and cannot be downloaded.
     """
     found = dict(files)
     missing = {}

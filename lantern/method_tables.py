@@ -40,7 +40,8 @@ class DraftsRow:
             "joint" (two static trees below one root), "dynamic". Empty if the method has no drafts.
         parameters: parameters by name.
         needs_draft_model: whether a draft model makes all or some of the drafts.
-        needs_heads: whether shift heads make all or some of the drafts.
+        needs_heads: whether shift heads make all or some of the drafts. Shift heads are small networks that predict the
+            target's hidden states at other image positions.
         is_sampled: whether drafts are sampled from a known distribution, with noise that the target does not use. If
             so, they are verified by rejection sampling above temperature 0.
         is_coupled: whether drafts are sampled with the target's noise.
@@ -65,7 +66,7 @@ class DraftsRow:
 
     @property
     def is_trained(self) -> bool:
-        """True if a trained model makes all or some of the drafts: a draft model or shift heads."""
+        """True if a draft model or shift heads, small trained networks, make all or some of the drafts."""
         return self.needs_draft_model or self.needs_heads
 
 

@@ -68,7 +68,7 @@ class MethodSpec:
         acceptance: key of ACCEPTANCE, or "module:Class".
         residual: distribution that replaces the target's after a draft is rejected. "paper" is the one in the papers.
             "official" (LlamaGen) and "official_lumina" (Lumina-mGPT) are those of LANTERN's public code. "matched" is
-            the one closest to the target that the acceptance allows.
+            the one that brings the output as close to the target's distribution as the acceptance allows.
         neighbours: distance that defines nearest codes, one of NEIGHBOURS. None if the acceptance has no parameter k.
         parameters: values of the parameters that the parts declare, by name.
         method_id: identifier, unique within a config and safe as a file name.
@@ -175,7 +175,7 @@ class MethodSpec:
 
     @property
     def needs_heads(self) -> bool:
-        """True if shift heads make all or some of the drafts."""
+        """True if shift heads make all or some of the drafts. They are small networks on the target's hidden states."""
         return self.drafts_row.needs_heads
 
     @property

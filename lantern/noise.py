@@ -143,7 +143,7 @@ def is_made_by(device: torch.device | str) -> bool:
 class ImageNoise:
     """The noise of one image.
 
-    On a CPU, the constructor computes the noise of the first `window` positions. Other threads can run meanwhile. The
+    On a CPU, the constructor computes the noise of the first `window` positions, without blocking other threads. The
     noise of later positions is computed when it is read. On a GPU, all noise is computed when it is read.
 
     Args:
@@ -247,7 +247,7 @@ class NoiseField:
             self._extend(row, 0)
 
     def advance(self, lengths: torch.Tensor, tokens_per_step: int) -> int:
-        """Load the noise of the next `window` positions of each row.
+        """Load the noise of the next `window` positions of each row, which the next decoding steps read.
 
         Args:
             lengths: number of tokens of each row, int64 (num_rows,). It is copied to the host if the window is smaller
@@ -293,12 +293,12 @@ class NoiseField:
         return self._read("accept", positions)[..., :num_slots]
 
     def fresh(self, stream: str, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Return one uniform value per position, in (0, 1), (batch, n).
+        """Return one uniform random number per position, in (0, 1), (batch, n).
 
         Args:
-            stream: name of the stream.
+            stream: name of a uniform stream, which has MAX_SIBLINGS numbers per position.
             positions: image positions, int64 (batch, n).
-            slots: index of the value among those of its position, int64 (batch or 1, n).
+            slots: index of the number to return, among the numbers of its position, int64 (batch or 1, n).
         """
         noise = self._read(stream, positions).gather(-1, slots.expand_as(positions)[..., None]).squeeze(-1)
         return noise.clamp_(max=1 - 2.0**-24)  # in float32 the largest values round to 1

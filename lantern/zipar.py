@@ -1,7 +1,7 @@
 """ZipAR: a decoder that samples one token of each of several image lines in parallel, without drafts.
 
 A line opens when the previous line has `window` tokens. Every token is sampled from the target given the earlier tokens
-that exist, see `lantern.lines`. If `window` is at least the length of a line, nothing is missing. This is then
+that exist, see `lantern.lines`. If `window` is at least the length of a line, all earlier tokens exist. This is then
 autoregressive decoding.
 
 Source: ZipAR (arXiv 2412.04062; ThisisBillhe/ZipAR@2a5695c).
@@ -28,10 +28,10 @@ class Feed:
 
     Attributes:
         source: position of the token that is fed.
-        position: position at which it is fed. It differs from `source` if the token is a *placeholder*, which replaces
-            a left neighbour that is not sampled yet.
-        sampled: position of the token that is sampled after it. None if the pass only replaces the cache entry of a
-            placeholder by that of the true token.
+        position: position at which it is fed. It differs from `source` if the token is a *placeholder*, which is fed
+            while the token of this position is not sampled yet.
+        sampled: position of the token that the target then samples. None if the token is fed only to replace the keys
+            and values of a placeholder by its own.
     """
 
     source: int

@@ -188,7 +188,8 @@ def _of_family(
     """Return the card of a model that transformers has a class for.
 
     Args:
-        family: key of `FAMILIES`, such as "janus". The family states the remaining fields of the target.
+        family: key of `FAMILIES`, such as "janus": a transformers class together with one form of prompts. The family
+            states the remaining fields of the target.
         name: name of the model in tables.
         prompt_tokens: length of the longest prompt in tokens.
         images: sizes of the images.
@@ -308,16 +309,16 @@ def card_of_family(family: str) -> ModelCard | None:
     """Return the card of the first published model of a family, or None if there is no such model.
 
     Args:
-        family: key of `FAMILIES`, such as "janus".
+        family: key of `FAMILIES`, such as "janus": a transformers class together with one form of prompts.
     """
     return next((card for card in CARDS.values() if card.prompts.encoder == family), None)
 
 
 def published_shape(family: str) -> tuple[int, int]:
-    """Return the height and width of an image, in codes, that the published models of a family generate.
+    """Return the height and width, in codes, of the images that the published models of a family generate.
 
     Args:
-        family: key of `FAMILIES`, such as "janus".
+        family: key of `FAMILIES`, such as "janus": a transformers class together with one form of prompts.
 
     Raises:
         ValueError: no model of the family is published.
