@@ -129,9 +129,9 @@ def watch_acceptance(acceptance: Any, spec: MethodSpec) -> None:
 def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Tensor]:
     """Wrap the method `admits` of a user's acceptance, so that its result is checked.
 
-    An acceptance may add the probabilities of a draft's nearest codes to the draft's probability. `admits` states for
-    the 1, 2, ... nearest codes whether they may be added, for example [True, True, False]. After the first False all
-    entries must be False. The last entry is not checked, since `RelaxedSets` ignores it.
+    An acceptance may add the probabilities of a draft's nearest codes to the draft's probability. `admits` limits their
+    number. For example, [True, True, False] states that the two nearest codes may be added, but not the three nearest.
+    After the first False all entries must be False. The last entry is not checked, since `RelaxedSets` ignores it.
 
     Args:
         acceptance: the user's acceptance, which has the method `admits`.
@@ -152,7 +152,7 @@ def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Te
 
 
 def watch_verifier(verifier: Any, spec: MethodSpec) -> None:
-    """Make a verifier that a user's acceptance has made raise a `CustomPartError` for its exceptions.
+    """Wrap the verifier of a user's acceptance, so that its exceptions become a `CustomPartError`.
 
     Args:
         verifier: the verifier, which decides which drafts are accepted. It is changed in place.

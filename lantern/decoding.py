@@ -64,8 +64,8 @@ def make_decoder(
         stepping: how steps are run: "auto", "eager" or "graph", see `StepRunner`.
 
     Raises:
-        ValueError: the method needs a draft model or a table that is None, or its k is larger than the number of
-            columns of the table.
+        ValueError: the method needs a draft model or a table of nearest codes, and it is None. Also if k of the method
+            is larger than the number of columns of the table.
     """
     loop = load_class(spec.drafts_row.loop)
     return loop(models, spec, sampling, records_margins=records_margins, stepping=stepping)
@@ -142,7 +142,7 @@ class Decoder:
         raise NotImplementedError
 
     def stepped(self, stepping: str) -> Decoder:
-        """Return a copy of this decoder that runs its steps eagerly or as CUDA graphs.
+        """Return a copy of this decoder that runs its steps in another mode, eagerly or as CUDA graphs.
 
         Args:
             stepping: the mode of `StepRunner`: "auto", "eager" or "graph".
@@ -294,7 +294,7 @@ class Decoder:
                     step(state)
 
     def _limit_slots(self, state: DecodingState, tokens_per_step: int) -> int:
-        """Restrict attention to the used slots of the cache and those that the next steps will fill, which saves time.
+        """Restrict attention to the cache slots that are in use or that the next steps fill. This saves time.
 
         Args:
             state: the state, changed in place.
@@ -360,8 +360,8 @@ class TreeDecoder(Decoder):
         verifier: decides which drafts are accepted.
 
     Raises:
-        ValueError: the method needs a draft model or a table of nearest codes that is None, or its k is too large for
-            the table.
+        ValueError: the method needs a draft model or a table of nearest codes, and it is None. Also if k of the method
+            is larger than the number of columns of the table.
     """
 
     def __init__(

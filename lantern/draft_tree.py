@@ -100,7 +100,7 @@ def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) 
 
 @dataclass
 class StaticTree(DraftTree):
-    """The tree that a list of choices defines, with the indices by which the draft model fills it.
+    """The tree that a list of choices defines, with the indices that the draft model needs to fill the tree.
 
     A choice is the path from the root to a node. The draft model fills the tree level by level. A *level* consists of
     the inner nodes of one depth, that is, of the nodes that have children. Level 0 is the root. For example, the

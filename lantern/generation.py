@@ -73,14 +73,14 @@ def load_decoding_models(
 def _check_sizes(
     model: StoredModel, path: Path | str, target: Target, target_path: Path | str, names: Sequence[str]
 ) -> None:
-    """Check that the sizes of a model that makes drafts are those of its target.
+    """Check that a model that makes drafts has the same sizes as its target.
 
     Args:
         model: the model.
         path: its file, for the error message.
         target: the target.
         target_path: its file, for the error message.
-        names: names of the sizes, attributes of both configs.
+        names: names of the sizes to compare, which both configs have as attributes.
 
     Raises:
         ValueError: a size differs.

@@ -170,10 +170,10 @@ class KVCache:
         vectors.index_copy_(1, self.flat_slots(target).flatten(), moved)
 
     def copy_rows(self, rows: torch.Tensor, other: KVCache) -> None:
-        """Copy all images of another cache into some batch rows of this cache, such as prompts after their prefill.
+        """Copy all images of another cache into some batch rows of this cache: keys, values and the mask of the prompts.
 
-        Keys, values and the mask of the prompts are copied. If the other cache has fewer slots, the remaining slots
-        keep their contents. They are masked until they are overwritten.
+        New prompts enter a batch in this way after their prefill. If the other cache has fewer slots, the remaining
+        slots keep their contents. They are masked until they are overwritten.
 
         Args:
             rows: batch indices of the images to replace, int64 (n,), without duplicates.

@@ -115,7 +115,8 @@ def from_transformers(
             torch.compile. It is not changed and stays on its device. Its head and the embedding of its codes are
             copied, so after a training step call this function again.
         processor: processor or tokenizer of the model. To edit source pictures, the processor is needed.
-        family: key of FAMILIES, a model class with one form of prompts. Needed only if the class has several families.
+        family: key of FAMILIES, a transformers class together with one form of prompts. Needed only if the class has
+            several families.
         grid: side of an image in codes, or (height, width), if it differs from the published one.
         max_tokens: length of the longest prompt, including the tokens around the caption. `generate` refuses longer
             prompts.

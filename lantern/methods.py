@@ -155,12 +155,12 @@ class MethodSpec:
 
     @property
     def drafts_row(self) -> DraftsRow:
-        """The declaration of the method's drafts: an entry of DRAFTS, or made from the attributes of a custom class."""
+        """The drafter's class, parameters and properties: an entry of DRAFTS, or read from a custom class."""
         return drafts_of(self.drafts)
 
     @property
     def acceptance_row(self) -> AcceptanceRow:
-        """The declaration of the method's acceptance: an entry of ACCEPTANCE, or made from a custom class."""
+        """The acceptance's class, parameters and properties: an entry of ACCEPTANCE, or read from a custom class."""
         return acceptance_of(self.acceptance)
 
     @property

@@ -119,7 +119,7 @@ def choose_window(num_positions: int, vocab_size: int, device: torch.device | st
     """Return the number of positions whose noise a `NoiseField` keeps in memory per image.
 
     If the noise of all positions fits into the memory limit, the result is `num_positions`. The limit is WHOLE_BYTES on
-    a CPU and DEVICE_BYTES on a GPU. If it does not fit, the result is WINDOW on a CPU. On a GPU it is the number of
+    a CPU and DEVICE_BYTES on a GPU. Otherwise the result on a CPU is WINDOW. On a GPU the result is the number of
     positions that fit, but at least WINDOW.
 
     Args:
@@ -275,7 +275,7 @@ class NoiseField:
             self._images[row] = None
 
     def gumbel(self, stream: str, positions: torch.Tensor) -> torch.Tensor:
-        """Return Gumbel noise, (batch, nodes, vocab).
+        """Return the Gumbel noise of a stream at some image positions, (batch, nodes, vocab).
 
         Args:
             stream: name of the stream.
@@ -284,11 +284,11 @@ class NoiseField:
         return self._read(stream, positions)
 
     def uniform(self, positions: torch.Tensor, num_slots: int) -> torch.Tensor:
-        """Return the uniform random numbers with which a verifier accepts drafts, (batch, nodes, num_slots).
+        """Return the uniform random numbers with which a verifier tests drafts, (batch, nodes, num_slots).
 
         Args:
             positions: image positions, int64 (batch, nodes).
-            num_slots: number of values per position, at most MAX_SIBLINGS.
+            num_slots: number of random numbers per position, at most MAX_SIBLINGS.
         """
         return self._read("accept", positions)[..., :num_slots]
 

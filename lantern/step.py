@@ -130,7 +130,7 @@ class Scores:
 
 @dataclass
 class Outcome:
-    """The result of verifying one step.
+    """The result of verifying the drafts of one step.
 
     Attributes:
         proposal: the drafts.

@@ -183,7 +183,9 @@ def _complete(length: int, words: str) -> Choices:
 
 
 def _check_depth(tree: str, depth: int) -> None:
-    """Check the depth of a tree before its paths are listed. Their total length grows with the square of the depth.
+    """Check the depth of a tree before its paths are listed.
+
+    The list of a very deep tree would not fit into memory, since its size grows with the square of the depth.
 
     Args:
         tree: name of the tree, for the error message.

@@ -40,7 +40,7 @@ class Feed:
 
 
 def line_schedule(lines: Sequence[Line]) -> list[list[Feed]]:
-    """Return the tokens that are fed in each forward pass after the prefill. The prefill samples position 0.
+    """Return the tokens that are fed in each forward pass after the prefill. The prefill samples the first token.
 
     Args:
         lines: the lines of an image, from `lantern.lines.lines_of`.
