@@ -326,7 +326,7 @@ class Model:
         return _threads.limited(self.models.target.config)
 
     def _method(self, name: str, parts: Mapping[str, object]) -> MethodSpec:
-        """Make a method from a preset, with this model's default trees and its default distance of nearest codes.
+        """Make a method from a preset, with this model's default trees and default measure of distance between codes.
 
         Args:
             name: name of the preset.
@@ -407,7 +407,7 @@ def _prompts_of(texts: Sequence[str], num_images: int) -> list[Prompt]:
 
 
 class _Threads:
-    """Limit on torch's number of CPU threads per operation, for the time in which a small model generates.
+    """Limit on torch's number of CPU threads per operation while a small model generates images.
 
     torch stores this number globally, so calls in several Python threads share it. If calls overlap, each of them
     restores the number that was set before the first one. A Python thread that starts during a call

@@ -1,4 +1,4 @@
-"""Checks of drafters and acceptances that a user has written.
+"""Checks of a user's drafters, which propose drafts, and acceptances, which determine how drafts are accepted.
 
 Every error message states the class, the function that was called, and the decoding method.
 """

@@ -332,7 +332,7 @@ class Decoder:
     def _log_step(
         self, state: DecodingState, num_accepted: torch.Tensor, node: torch.Tensor, is_finite: torch.Tensor
     ) -> None:
-        """Add a step to `state.step_log`, and the number of its tokens to `state.lengths`.
+        """Add the results of a step to the log `state.step_log`, and its number of tokens to `state.lengths`.
 
         Args:
             state: the state, changed in place.
@@ -459,7 +459,7 @@ class TreeDecoder(Decoder):
     def _commit(self, state: DecodingState, outcome: Outcome) -> None:
         """Emit the accepted drafts and the token after them. Make the cache hold only the accepted path of the tree.
 
-        The keys and values of the path are moved to the first slots of the tree. Later steps overwrite the others.
+        The keys and values of the path are moved to the first slots of the tree. Later steps overwrite the other slots.
 
         Args:
             state: the state, changed in place.

@@ -54,7 +54,7 @@ def load_decoding_models(
             None for methods that need none.
 
     Raises:
-        ValueError: a file is truncated, holds no model or table of its kind, or its sizes differ from the target's.
+        ValueError: a file is truncated or of the wrong kind, or its sizes differ from the target's.
     """
     torch_dtype = getattr(torch, dtype)
     models = DecodingModels(load_target(target, torch_dtype, device).prepare_for_decoding())
@@ -300,7 +300,7 @@ def _to_records(
     run_seed: int,
     batch_size: int,
 ) -> GenerationRecords:
-    """Make the records of some complete images.
+    """Make the records of some complete images: their tokens, and how they were decoded.
 
     Args:
         decoder: decoder that generated them.

@@ -368,7 +368,7 @@ def preset_of(name: str) -> dict[str, ParameterValue]:
 
 
 def drafts_of(name: object) -> DraftsRow:
-    """Return the declaration of a kind of drafts: its class, its parameters and its properties.
+    """Return the declaration of a drafter: its class, its parameters and its properties.
 
     Args:
         name: key of DRAFTS, or "module:Class" of a custom drafter. None for no drafts. nan means the same, since pandas
@@ -398,7 +398,7 @@ _Row = TypeVar("_Row", DraftsRow, AcceptanceRow)
 
 
 def _declared(name: object, what: str, table: Mapping[str, _Row], kind: type[_Row]) -> _Row:
-    """Return the declaration of a source of drafts or of an acceptance: its parameters and its properties.
+    """Return the declaration of a drafter or of an acceptance: its class, its parameters and its properties.
 
     The declaration is an entry of a table, or is made from the attributes of a custom class.
 

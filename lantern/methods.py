@@ -193,7 +193,7 @@ class MethodSpec:
 
 
 def make_method(name: str, **parts: Any) -> MethodSpec:
-    """Make the method of a preset.
+    """Make a method from a preset, which is a named combination of a tree, a drafter and an acceptance.
 
     Args:
         name: key of PRESETS. If the preset's tree is "static", the method gets the tree "naive_extend_57".

@@ -2,7 +2,7 @@
 
 A *stream* is an independent field of random numbers. For example, "target" is the noise with which the target samples.
 A value is a pure function of run seed, prompt id, stream, image position, and index. In Gumbel streams the index is the
-code. In uniform streams it is called a *slot*, and distinguishes the decisions at one position.
+code. In uniform streams the index is called a *slot*, and distinguishes the decisions at one position.
 
 Values are computed in float64 by a counter-based generator, and rounded to float32. They do not depend on the device,
 on the batch, or on the method that reads them.
@@ -173,7 +173,7 @@ class ImageNoise:
         self._made = {stream: self._make(stream, 0, num_made) for stream in streams if num_made}
 
     def read(self, stream: str, begin: int, end: int) -> torch.Tensor:
-        """Return the noise of some positions, float32 (end - begin, codes or MAX_SIBLINGS).
+        """Return the noise of some positions, float32 (end - begin, values per position).
 
         Args:
             stream: name of the stream.

@@ -46,8 +46,8 @@ from lantern.tree_shapes import MAX_SIBLINGS
 class LineState:
     """State of PJD's drafter: the draft of every image position, and the number of tokens of each line.
 
-    Tensors of drafts have one entry more than there are positions. Results for no position are written to that entry,
-    and it is never used.
+    Tensors of drafts have one entry more than there are positions. Results that are not needed are written to the last
+    entry, which no position uses.
 
     Attributes:
         noise: random numbers of the images, from which first drafts are sampled.
@@ -100,8 +100,8 @@ class LineDrafter(Drafter[LineState]):
     def fill(self, state: LineState, rows: torch.Tensor, prefill: Prefill) -> None:
         """Give each position of new images its first draft, see `Drafter.fill`.
 
-        It is a random code, and its draft distribution gives this code the probability 1. In greedy decoding it is the
-        first token of the image.
+        The first draft is a random code, and its draft distribution gives this code the probability 1. In greedy
+        decoding the first draft is the first token of the image.
         """
         counts = torch.zeros_like(state.counts[: len(rows)])
         counts[:, 0] = 1
@@ -134,7 +134,7 @@ class Cells:
         predicted: image positions that are predicted, int64 (batch, cells). The number of image positions if the
             prediction is not used.
         is_drafted: whether the predicted position has a draft to verify, bool (batch, cells).
-        drafted: draft of the predicted position, int64 (batch, cells). It has no meaning where there is none to verify.
+        drafted: draft of the predicted position, int64 (batch, cells). No meaning if there is no draft to verify.
         is_top: whether a line is the topmost unfinished one, bool (batch, lines).
     """
 
@@ -149,7 +149,7 @@ class Cells:
 
 @dataclass
 class Verdict:
-    """The result of verifying each draft of PJD on its own, and the new drafts.
+    """The result of verifying each draft as if all drafts before it in its line were accepted, and the new drafts.
 
     The predicted position of a cell is the position after the one at which its token is fed, see `Cells`.
 

@@ -31,7 +31,7 @@ class GenerationRecords:
         accepted_nodes: index, in the draft tree, of the deepest node accepted in each forward pass after the prefill,
             int16 (images, tokens). 0 is the root. Padded with -1. Nodes of a static tree are numbered from 1 in the
             order of `lantern.tree_shapes.check_choices`. In hybrid trees, the nodes of Jacobi drafts come before
-            those of the draft model.
+            the nodes of the draft model's drafts.
         is_substituted: whether a token differs from the target's sample at its node, bool (images, tokens). All False
             if drafts are verified by rejection sampling, in which the target takes no such sample.
         seconds: each image's share of the decoding time, float32 (images,). See `generate_records`.

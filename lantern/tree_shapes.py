@@ -1,7 +1,7 @@
 """Shapes of draft trees: the paths of static trees, and the options of dynamic ones.
 
-A *choice* is the path from the root to a node. It is a sequence of ranks: rank r is the r-th child among its siblings,
-from 0.
+A *choice* is the path from the root to a node. It is a sequence of ranks: rank r means the r-th child of a node. The
+first child has rank 0.
 
 Snakemake imports this module to plan the workflow, so it must not import torch.
 """

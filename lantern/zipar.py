@@ -30,8 +30,8 @@ class Feed:
         source: position of the token that is fed.
         position: position at which it is fed. It differs from `source` if the token is a *placeholder*, which is fed
             while the token of this position is not sampled yet.
-        sampled: position of the token that the target then samples. None if the token is fed only to replace the keys
-            and values of a placeholder by its own.
+        sampled: position of the token that the target then samples. None if the token is fed only so that its
+            keys and values replace those of a placeholder.
     """
 
     source: int
@@ -85,10 +85,10 @@ class LineTables:
 
 
 def tables_of(schedule: list[list[Feed]], num_tokens: int, device: torch.device) -> LineTables:
-    """Convert a schedule to tensors.
+    """Convert ZipAR's schedule, a list of the tokens to feed in each forward pass, to tensors.
 
     Args:
-        schedule: the tokens that are fed in each forward pass, from `line_schedule`.
+        schedule: the result of `line_schedule`.
         num_tokens: number of tokens of an image.
         device: device of the tensors.
     """

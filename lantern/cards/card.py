@@ -32,8 +32,8 @@ class PromptSettings:
         num_classes: number of classes, without the null class of classifier-free guidance. 0 if prompts are not
             classes.
         vocabulary: words that the encoders "words" and "word_ids" know. None allows any word.
-        captions: regular expression of the captions that the target has learnt, for these encoders. None allows any
-            text.
+        captions: regular expression of the captions that a target with the encoder "words" or "word_ids" has learnt.
+            None allows any text.
         class_words: lists of words, if a class is a combination of one word of each list. None for all other prompts.
     """
 
@@ -139,12 +139,12 @@ class ModelCard:
         return TargetConfig(**sizes, vocab_size=self.images.codebook_size + has_line_end)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the card as JSON values, from which `card_from` restores it."""
+        """Return the model card as JSON values, from which `card_from` restores it."""
         return asdict(self)
 
 
 def card_from(known: Mapping[str, Any]) -> ModelCard:
-    """Restore a card from the JSON values that `ModelCard.to_dict` returned.
+    """Restore a model card from the JSON values that `ModelCard.to_dict` returned.
 
     Raises:
         TypeError: a required value is missing, or there is an unknown one.
