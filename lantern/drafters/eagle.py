@@ -117,7 +117,7 @@ class EagleDrafter(Drafter[EagleState]):
         return cls(models.require_draft(spec.label), models.target, spec.drafts, tree, sampling)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> EagleState:
-        """Make an empty cache and empty lists of tokens for a batch of images, see `Drafter.allocate`."""
+        """Make an empty cache, and room for the pending tokens of `num_rows` images, see `Drafter.allocate`."""
         device = self.target.device
         dim = self.draft.config.dim
         branches = 1 + self.sampling.is_guided

@@ -66,7 +66,7 @@ class HeadsDrafter(Drafter[HeadsState]):
         heads: the shift heads.
         target: the target, for its token embedding, its head and its sizes.
         tree: a chain, at most as long as a line of the image.
-        sampling: temperature, filters and guidance, which apply to drafts as to the target.
+        sampling: temperature, filters and guidance of the target and of the drafts.
 
     Raises:
         ValueError: the chain is longer than a line, or the target generates a smaller preview before the image, as
@@ -109,7 +109,7 @@ class HeadsDrafter(Drafter[HeadsState]):
         return cls(models.require_heads(spec.label), models.target, tree, sampling)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> HeadsState:
-        """Make the state of `num_rows` images, see `Drafter.allocate`."""
+        """Make room for the emitted tokens and hidden states of `num_rows` images, see `Drafter.allocate`."""
         config = self.target.config
         num_positions = config.num_image_tokens + self.max_depth + 1
         shape = (1 + self.sampling.is_guided, num_rows, num_positions, config.dim)
@@ -230,7 +230,7 @@ class JacobiHeadsDrafter(JacobiDrafter):
         return cls(heads, tree, target.config)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> JacobiHeadsState:
-        """Make the state of `num_rows` images, see `Drafter.allocate`."""
+        """Make an empty pool and an empty input of the heads for `num_rows` images, see `Drafter.allocate`."""
         jacobi = super().allocate(num_rows, noise)
         return JacobiHeadsState(jacobi.pool, jacobi.probs, heads=self.heads.allocate(num_rows, noise))
 
@@ -300,11 +300,11 @@ class LineSchedule:
 
     @classmethod
     def of(cls, config: TargetConfig, num_right: int, rounds: int, device: torch.device) -> LineSchedule:
-        """Make the tables of blocks for the images of a target.
+        """Divide the images of a target into the blocks that SSD drafts at once.
 
         Args:
             config: sizes of the target.
-            num_right: number of heads to the right.
+            num_right: number of shift heads for tokens to the right.
             rounds: number of forward passes that correct a block. A block of at most `rounds` tokens has one pass per
                 token, and all of them correct it.
             device: device of the tables.
@@ -343,7 +343,7 @@ class LinesDrafter(HeadsDrafter):
         heads: the shift heads.
         target: the target, for its token embedding, its head and its sizes.
         rounds: number of forward passes that correct a line before it is emitted.
-        sampling: temperature, filters and guidance, which apply to drafts as to the target.
+        sampling: temperature, filters and guidance of the target and of the drafts.
 
     Raises:
         ValueError: a line is longer than `OVERSHOOT` tokens, or the target generates a smaller preview before the
@@ -368,7 +368,7 @@ class LinesDrafter(HeadsDrafter):
         return cls(models.require_heads(spec.label), models.target, spec["rounds"], sampling)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> LinesState:
-        """Make the state of `num_rows` images, see `Drafter.allocate`."""
+        """Make room for the tokens, hidden states and drafts of `num_rows` images, see `Drafter.allocate`."""
         read = super().allocate(num_rows, noise)
         drafts = read.tokens.new_zeros(num_rows, self.max_depth)
         vocab_size = self.target.config.vocab_size

@@ -108,7 +108,7 @@ class JacobiDrafter(Drafter[JacobiState]):
         return cls(static_tree(spec.static_choices, models.target.device), models.target.config)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> JacobiState:
-        """Make the state of `num_rows` images, see `Drafter.allocate`."""
+        """Make an empty pool of results for `num_rows` images, see `Drafter.allocate`."""
         device = self.tree.parents.device
         pool = torch.zeros(num_rows, *self._shape, dtype=torch.int64, device=device)
         if not self.keeps_probs:
@@ -168,9 +168,9 @@ class JacobiDrafter(Drafter[JacobiState]):
     def observe(self, state: JacobiState, outcome: Outcome, lengths: torch.Tensor) -> None:
         """Put the target's best codes after each node into the pool as later drafts, see `Drafter.observe`.
 
-        A node's token and the best codes after it are a *result*, which belongs to the position after the node. The
-        step has no results for later positions. Unless `keeps_first` is True, these positions also get the codes after
-        the first of the deepest nodes, as their newest drafts.
+        A node's token and the best codes after it are a *result*, which belongs to the position after the node.
+        Positions further from the root have no node before them. Unless `keeps_first` is True, the codes after the
+        first of the deepest nodes replace the newest drafts of these positions, for lack of a better guess.
         """
         num_nodes = self.tree.num_nodes  # a hybrid tree has more nodes
         tokens = outcome.proposal.tokens[:, :num_nodes, None]
@@ -232,8 +232,9 @@ def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int, keeps_firs
     """Return the indices by which `observe` updates the pool of one image after a step, int64 (n,).
 
     A *result* of a position is a preceding token and the target's best codes after it, from one step. A step changes
-    the results of the next 2 * depth + 1 positions. Let a list hold the results after all nodes of the tree, then the
-    old results of these positions. The returned indices select the new results of the positions from the list.
+    the results of 2 * depth + 1 positions: depth + 1 that follow nodes of the tree, and depth positions after these.
+    Let a list hold the results after all nodes, then the old results of these positions. The returned indices select
+    the new results of the positions from the list.
 
     - A position directly after nodes of the tree gets the results of these nodes, then its newest old results.
     - A later position keeps its results. Unless `keeps_first` is True, the codes of its newest result are replaced by
@@ -321,7 +322,7 @@ class HybridDrafter(Drafter[HybridState]):
         )
 
     def allocate(self, num_rows: int, noise: NoiseField) -> HybridState:
-        """Make the state of `num_rows` images, see `Drafter.allocate`."""
+        """Make the states of both drafters for `num_rows` images, see `Drafter.allocate`."""
         return HybridState(self.jacobi.allocate(num_rows, noise), self.eagle.allocate(num_rows, noise))
 
     def fill(self, state: HybridState, rows: torch.Tensor, prefill: Prefill) -> None:

@@ -101,10 +101,10 @@ class PoolMixture:
     drafted: DraftedCoefficients
 
     def table(self) -> torch.Tensor:
-        """Return a table of the three numbers that every kind of result has in the mixture, float32 (kinds, 3).
+        """Compute the three linear functions for every kind of result, float32 (kinds, 3).
 
-        The columns are the logit of the weight, the factor f of the keys, and the logit of all codes that the result
-        does not hold, see `PoolMixture`.
+        The columns are `weight`, the factor f, which is the exponential of `sharpness`, and `other`. The class
+        describes them.
 
         The kind of a result is an index of the first axis. The index is the sum of these numbers:
 
@@ -260,7 +260,7 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return kind(tree, models.target.config)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> JacobiTreeState:
-        """Make the state of `num_rows` images, see `Drafter.allocate`."""
+        """Make an empty pool of results for `num_rows` images, see `Drafter.allocate`."""
         device = self.tree.parents.device
         shape = (num_rows, self.num_positions, NUM_RESULTS, 1 + self.num_codes)
         return JacobiTreeState(
@@ -377,9 +377,9 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
     def observe(self, state: JacobiTreeState, outcome: Outcome, lengths: torch.Tensor) -> None:
         """Put the target's best codes after each node into the pool as later drafts, see `Drafter.observe`.
 
-        A node's token and the best codes after it are a *result*, which belongs to the position after the node. The
-        step has no results for later positions. The result of the first of the deepest nodes therefore becomes their
-        newest result, too.
+        A node's token and the best codes after it are a *result*, which belongs to the position after the node.
+        Positions further from the root have no node before them. For lack of a better guess, the result of the first of
+        the deepest nodes replaces their newest result.
         """
         num_nodes = self.tree.num_nodes  # a hybrid tree has more nodes
         codes, keys = result_codes(outcome.scores.keys[:, :num_nodes], self.num_codes)
@@ -438,7 +438,7 @@ def result_codes(keys: torch.Tensor, num_codes: int) -> tuple[torch.Tensor, torc
 
 
 def _pick(kept: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Return the entries of one tensor of the pool at some positions, (batch, n, NUM_RESULTS, 1 + codes).
+    """Read one of the pool's two tensors at some image positions, (batch, n, NUM_RESULTS, 1 + codes).
 
     Args:
         kept: `JacobiTreeState.tokens` or `JacobiTreeState.keys`.
@@ -451,8 +451,9 @@ def _renewed_results(tree: StaticTree) -> torch.Tensor:
     """Return the indices by which `observe` updates the pool of one image, int64 (positions * NUM_RESULTS,).
 
     A *result* of a position is a preceding token and the target's best codes after it, from one step. A step changes
-    the results of the next 2 * depth + 1 positions. Let a list hold the results after all nodes of the tree, then the
-    old results of these positions. The returned indices select the new results of the positions from the list.
+    the results of 2 * depth + 1 positions: depth + 1 that follow nodes of the tree, and depth positions after these.
+    Let a list hold the results after all nodes, then the old results of these positions. The returned indices select
+    the new results of the positions from the list.
 
     - A position directly after nodes of the tree gets the results of these nodes, then its newest old results.
     - A later position keeps its results, except the newest one. The result of the first of the deepest nodes replaces

@@ -37,9 +37,9 @@ from lantern.tree_shapes import MAX_SIBLINGS
 
 @dataclass
 class SpeculativeJacobiState:
-    """The state of a speculative Jacobi drafter: the drafts for the window of next positions.
+    """The state of a speculative Jacobi drafter: the drafts for the next positions of every image.
 
-    Window index 0 is the position after the last emitted token.
+    The window consists of the positions that a step drafts. Index 0 is the position after the last emitted token.
 
     Attributes:
         noise: random numbers of the images, from which drafts are sampled.
@@ -143,7 +143,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         return cls(tree, spec, models.target.config)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> SpeculativeJacobiState:
-        """Make the state of a batch of images that have no drafts yet, see `Drafter.allocate`."""
+        """Make room for the drafts of `num_rows` images, which have none yet, see `Drafter.allocate`."""
         device = self.tree.parents.device
         window = self.max_depth
         return SpeculativeJacobiState(
@@ -268,7 +268,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         probability min(1, t(x) / p(x)), as in rejection sampling.
 
         Args:
-            noise: random numbers of the images, which decide if the coupling is "maximal".
+            noise: random numbers of the images. Read only if the coupling is "maximal".
             probs: t at each drafted position, (batch, window, vocab).
             drafts: drafts x of this step, int64 (batch, window).
             draft_probs: p at each drafted position, (batch, window, vocab).

@@ -249,8 +249,8 @@ class DraftConfig(CommonSizes):
 
     Attributes:
         ffn_hidden: width of the feed-forward network.
-        masks_text_padding: whether padding of prompts is masked. LlamaGen's published draft models attend to it,
-            Lantern's do not.
+        masks_text_padding: whether the padding of prompts is masked. The published draft models for LlamaGen attend to
+            padding. Those that Lantern trains do not.
         num_embedded_ids: number of prompt ids that the draft model can embed. Only Chameleon's draft models do so. If
             it is 0, the draft model gets token 0 at every prompt position.
         has_attention_norm: whether the layer has a norm before the attention.

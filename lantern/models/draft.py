@@ -81,7 +81,7 @@ class DraftModel(StoredModel):
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Embed tokens and apply `from_token`, (..., dim).
 
-        The layer's input is the sum of this and of `from_hidden`, applied to a hidden state. The caller adds them.
+        The caller adds the output of `from_hidden` for a hidden state. The sum is the input of the decoder layer.
 
         Args:
             tokens: image tokens, int64 (...).

@@ -356,7 +356,7 @@ def prepare_layers(model: nn.Module, layers: Sequence[Layer]) -> list[DecodingLa
 
     Args:
         model: the model, changed in place.
-        layers: its layers.
+        layers: the layers of the model.
     """
     weight = layers[0].qkv.weight
     if weight.device.type == "cpu" and weight.dtype == torch.float32:
