@@ -51,7 +51,7 @@ class Drafter(Generic[State]):
         """Make the drafter of a decoding method.
 
         Args:
-            models: the target, and the draft model if the method needs one.
+            models: the target, and the draft model or the shift heads if the method needs them.
             spec: the method: its kind of drafts, its tree and its parameters.
             sampling: temperature, top-k and top-p filters, and guidance.
         """
@@ -60,8 +60,7 @@ class Drafter(Generic[State]):
     def with_draft_probs(self) -> Drafter[State]:
         """Return a copy of the drafter whose proposals always hold the distributions of the drafts.
 
-        They are read when the distribution of emitted tokens is compared with the target's. The verifier may not need
-        them.
+        Measurements of total variation need these distributions, even if the verifier does not.
         """
         other = copy(self)
         other.keeps_probs = True

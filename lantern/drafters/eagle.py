@@ -147,7 +147,7 @@ class EagleDrafter(Drafter[EagleState]):
     ) -> Proposal:
         """Run the draft model over the tokens that it has not processed, and draft a tree after them.
 
-        For the other arguments and the result see `Drafter.propose`.
+        For the result see `Drafter.propose`.
 
         Args:
             state: the state of the drafter.

@@ -11,11 +11,11 @@ of every position. A *result* is the preceding token and the target's best token
 example, position 12 may have the results 5 -> 8 (newest) and 3 -> 9. If the token at position 11 is now 3, the draft of
 position 12 is 9. If the token at position 11 is neither 5 nor 3, the draft comes from the newest result and is 8.
 
-Source: predictive sampling (Wiggers and Hoogeboom, ICML 2020, arXiv 2002.09928) fixes the noise of a sample first, so
-that sampling is a deterministic function whose fixed point is the image, and iterates this function on forecasts.
-Speculative Jacobi decoding (arXiv 2410.01699) iterates drafts of an image model, and MC-SJD (arXiv 2510.24211) couples
-the samples of consecutive steps. Both verify by rejection. The pool, with position and preceding token as key, and
-trees of its drafts are Lantern's. Lookahead decoding (arXiv 2402.02057) has a pool of n-grams.
+Sources: predictive sampling (Wiggers and Hoogeboom, ICML 2020, arXiv 2002.09928) fixes the noise of a sample first.
+Sampling is then a deterministic function, which is iterated on forecasts, and the image is its fixed point. Speculative
+Jacobi decoding (arXiv 2410.01699) iterates drafts of an image model, and MC-SJD (arXiv 2510.24211) couples the samples
+of consecutive steps. Both verify by rejection. Lookahead decoding (arXiv 2402.02057) has a pool of n-grams. Lantern
+adds the pool that is searched by position and preceding token, and trees of drafts from it.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class Results:
     Attributes:
         left: preceding token of each result, int64 (batch, depths, NUM_RESULTS).
         ages: age of each result in steps, plus OLDEST + 1 if the result is the newest of its position, shaped like
-            `left`. `kinds` adds to it whether the result fits a parent.
+            `left`. `kinds` adds a number if the preceding token is that of the parent.
         codes: best codes after the preceding token, best first, int64 (batch, depths, NUM_RESULTS, codes).
         keys: keys of the codes (log-probability plus noise), minus the best code's key, shaped like `codes`.
     """

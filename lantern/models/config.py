@@ -185,7 +185,7 @@ class TargetConfig(CommonSizes):
         num_heads: number of query heads.
         vocab_size: number of different tokens of images: codes, and the line end if there is one.
         grid: number of lines of an image, and of codes per line unless `columns` is set.
-        num_text_tokens: number of prompt positions.
+        num_text_tokens: number of prompt positions. Shorter prompts are padded on the left.
         caption_dim: channels of a caption feature. A caption has one feature per word or token.
         ffn_multiple: the width of the feed-forward network is rounded up to a multiple of this number.
         norm_eps: small number that an RMS norm adds to the mean square, so that it never divides by 0.

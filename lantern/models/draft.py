@@ -1,7 +1,8 @@
 """The draft model of EAGLE, which predicts the target's next hidden states.
 
-For image token n it takes the token, and the hidden state from which the target predicted it. It returns an estimate of
-the hidden state that predicts token n + 1. The head of the target turns this into logits.
+For image token n, the draft model takes the token, and the hidden state from which the target predicted it. The draft
+model returns an estimate of the hidden state that predicts token n + 1. The head of the target turns this estimate into
+logits.
 """
 
 from __future__ import annotations

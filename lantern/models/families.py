@@ -90,7 +90,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Family:
-    """A transformers class of models that generate images, together with one form of prompts.
+    """A model class of Hugging Face's transformers that generates images, together with the form of its prompts.
 
     Attributes:
         model_class: name of the class.

@@ -103,7 +103,7 @@ class ShiftHeads(StoredModel):
 
     @classmethod
     def from_target(cls, target: Target, num_right: int, seed: int) -> ShiftHeads:
-        """Make untrained heads for a target, on its device. They return the hidden state that they read.
+        """Make untrained heads for a target, on its device. Each head returns the hidden state that it reads.
 
         Args:
             target: the target.

@@ -392,8 +392,7 @@ def guide(doubled: torch.Tensor, cfg_scale: float) -> torch.Tensor:
     """Apply classifier-free guidance u + s (c - u) to logits, or to hidden states before a linear head.
 
     Args:
-        doubled: logits or hidden states, those of the prompts (c), then those of the null prompts (u), (2 * batch,
-            ...).
+        doubled: logits or hidden states, first for the prompts (c), then for the null prompts (u), (2 * batch, ...).
         cfg_scale: scale s.
 
     Returns:

@@ -122,8 +122,8 @@ class RMSNorm(nn.Module):
 def divide_by_norm(x: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
     """Apply an RMS norm without its weight and without the factor sqrt(dim).
 
-    `RMSNorm.fold_into` moves both factors into the next linear map. On a CPU, the remaining division takes half the
-    time of F.rms_norm, which runs eight kernels there.
+    `RMSNorm.fold_into` moves the weight and this factor into the next linear map. On a CPU, the remaining division
+    takes half the time of F.rms_norm, which runs eight kernels there.
 
     Args:
         x: (..., dim).
