@@ -94,7 +94,8 @@ class HeadsDrafter(Drafter[HeadsState]):
         self.sampling = sampling
         self.max_depth = tree.max_depth
         self._steps = torch.arange(tree.max_depth + 1, device=target.device)
-        self._right = self._steps[:-1].clamp(max=heads.config.num_right - 1)  # beyond its reach, the last head drafts
+        # Positions further right than all heads reach are drafted by the last head.
+        self._right = self._steps[:-1].clamp(max=heads.config.num_right - 1)
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> HeadsDrafter:
@@ -453,7 +454,7 @@ class LineVerifier(Verifier):
             return sampled
         drafts = proposal.tokens[:, 1:, None]
         positions = scores.positions[:, :-1]
-        slots = proposal.tree.depths[:, :-1]  # a position has another depth in every round
+        slots = proposal.tree.depths[:, :-1]  # a position has another depth, and so another slot, in every round
         uniforms = scores.noise.fresh("keep", positions, slots)[..., None]
         probs = scores.weights[:, :-1].softmax(-1)
         rank, residual = self.rejection.accept(probs, drafts, proposal.draft_probs, uniforms)

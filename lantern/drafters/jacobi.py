@@ -140,7 +140,7 @@ class JacobiDrafter(Drafter[JacobiState]):
         index = lengths[:, None] * self.num_kept + self._read.flatten()
         left, drafts = state.pool.flatten(1).gather(1, index).view(-1, *self._read.shape).unbind(1)
         parents = torch.cat([root, drafts[..., 0]], dim=1).index_select(1, self._parents)
-        ages = torch.where(left == parents[..., None], self._ages, self._ages_of_others)  # all different
+        ages = torch.where(left == parents[..., None], self._ages, self._ages_of_others)  # no two are equal
         newest = ages.argmin(-1, keepdim=True)
         tokens = drafts.gather(2, newest).squeeze(2)
         if self.config.line_end is not None:  # only one token is possible at the end of a line

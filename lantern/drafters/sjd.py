@@ -123,7 +123,8 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         self._steps = torch.arange(self.max_depth + 1, device=tree.parents.device)[None]
         self.num_siblings = int(tree.ranks.max()) + 1
         self._num_wide = int(tree.depths[tree.ranks > 0].max()) if self.num_siblings > 1 else 0  # depths with siblings
-        self._candidate = (tree.ranks * self.max_depth + tree.depths - 1)[:, 1:]  # of each node except the root
+        # Index of the token of each node, without the root, among the drafts of all ranks, one rank after the other.
+        self._candidate = (tree.ranks * self.max_depth + tree.depths - 1)[:, 1:]
         if self._num_wide * self.num_siblings > MAX_SIBLINGS:
             raise ValueError(
                 f"siblings x depths that have some must be at most {MAX_SIBLINGS} for sjd drafts, got "

@@ -57,7 +57,7 @@ class Target(StoredModel):
     def __init__(self, config: TargetConfig) -> None:
         super().__init__()
         self.config = config
-        # Line ends are forbidden within a line, and codes at its end.
+        # Line ends are forbidden within a line. Codes are forbidden at the end of a line.
         is_end = torch.arange(config.vocab_size) >= config.num_codes
         self.register_buffer("forbidden", torch.stack([is_end, ~is_end]), persistent=False)
 
