@@ -67,9 +67,9 @@ class Drafter(Generic[State]):
         return other
 
     def allocate(self, num_rows: int, noise: NoiseField) -> State:
-        """Make the drafter's data about a batch of images, before any image has a prompt.
+        """Make the state object for a batch of images that have no prompts yet.
 
-        By default a drafter keeps no data and returns None.
+        By default a drafter keeps no data between steps, and its state is None.
 
         Args:
             num_rows: number of images in the batch.
@@ -78,7 +78,7 @@ class Drafter(Generic[State]):
         return None  # type: ignore[return-value]
 
     def fill(self, state: State, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Prepare the drafter's data for new prompts. By default nothing is done.
+        """Prepare the drafter's state for new prompts. By default nothing is done.
 
         Args:
             state: the state, changed in place.
@@ -97,7 +97,7 @@ class Drafter(Generic[State]):
         raise NotImplementedError
 
     def observe(self, state: State, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Update the drafter's data after the drafts of a step have been verified. By default nothing is done.
+        """Update the drafter's state after the drafts of a step have been verified. By default nothing is done.
 
         Args:
             state: the state, changed in place.

@@ -409,8 +409,8 @@ class LineVerifier(Verifier):
         has_rounds: whether there are rounds of correction. If not, the first drafts are emitted.
 
     Source: SSD (arXiv 2606.20543), in notes by others. Here the first token of a line is not drafted: it is sampled
-    from the target's distribution, which the last pass over the line above has given. In a second round, p is the t of
-    the round before.
+    from the target's distribution, which the last pass over the line above has given. In a second round, p is the
+    target distribution of the first round.
     """
 
     samples_target_tokens: ClassVar[bool] = False

@@ -82,8 +82,8 @@ class PoolMixture:
 
     A *result* is a preceding token and the target's best codes after it, each with its *key*: log-probability plus
     noise. Results are more reliable if they are new, and if their preceding token is the token of the draft's parent.
-    `weight`, `sharpness` and `other` are therefore three linear functions of these facts. Each returns one number per
-    result.
+    `weight`, `sharpness` and `other` are therefore linear functions of the facts that `ResultCoefficients` lists. Each
+    function returns one number per result.
 
     Attributes:
         weight: a logit. The softmax of these logits over all results of a position gives the results' weights in the
@@ -410,11 +410,11 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
     def _index(self, lengths: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
         """Return indices that select image positions in a tensor of the pool, int64 (batch, n).
 
-        They are indices into the flattened axes `batch` and `positions`.
+        The indices are those of the flattened axes `batch` and `positions`.
 
         Args:
             lengths: number of emitted tokens of each image, int64 (batch,).
-            ahead: number of positions from the next token to each wanted position, int64 (n,).
+            ahead: distance of each position from the position of the next token, in tokens, int64 (n,).
         """
         first = torch.arange(len(lengths), device=lengths.device) * self.num_positions + lengths
         return first[:, None] + ahead
