@@ -116,11 +116,11 @@ def select_trials(
 
 
 def choose_wrong_prompts(texts: Sequence[str], right: Sequence[int], used: set[int]) -> list[int]:
-    """Choose, for the attention check of each prompt, another prompt, whose image clearly does not fit the first one.
+    """Choose a wrong prompt for each attention check: one whose image clearly does not fit the prompt of the check.
 
-    It is the prompt that shares the smallest fraction of words with the prompt of the check. If several prompts share
-    the same fraction, the one chosen least often so far is taken. Prompts in `used` are chosen only if there are no
-    others.
+    The wrong prompt is the one that shares the smallest fraction of words with the prompt of the check. If several
+    prompts share the same fraction, the one chosen least often so far is taken. Prompts in `used` are chosen only if
+    there are no others.
 
     Args:
         texts: all prompts.

@@ -86,7 +86,7 @@ def _check_unique(values: list[object]) -> list[object]:
 
 
 def _check_sides(value: int | list[int]) -> int | list[int]:
-    """Return the sides of an image unchanged if they are one integer for a square, or two that differ.
+    """Return the sides of an image unchanged: one integer for a square, or a list of two different integers.
 
     Raises:
         PydanticCustomError: a list does not hold two integers, or they are equal.

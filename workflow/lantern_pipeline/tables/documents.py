@@ -1,4 +1,4 @@
-"""Generation of the tables in README.md and docs/results.md, from published results in docs/ and a benchmark.
+"""Generation of the tables in README.md and docs/results.md, from files with results in docs/ and a benchmark.
 
 Each table replaces the text between two markers of the page, see `update_marked_block`.
 """
@@ -111,7 +111,7 @@ def claim_tables(claims: Mapping[str, Any], names: Sequence[str]) -> list[Cells]
 
 
 def distribution_cells(found: Mapping[str, Any]) -> Cells:
-    """Make the table that summarises the tests whether methods have the target's output distribution.
+    """Make the table that summarises how tests compare the output distribution of methods with the target's.
 
     Its only line shows the number of exact methods, and how many of them passed all tests. It also shows the number of
     relaxed methods, and for how many of them the test of whole images detects a difference from the target.

@@ -120,8 +120,7 @@ def select_few(table: pd.DataFrame) -> pd.DataFrame:
 def method_cells(table: pd.DataFrame, columns: Sequence[str] = COLUMNS, plain: Sequence[str] = ()) -> Cells:
     """Make a table with one line per method and one column per metric.
 
-    The column after the measured speed-up is a prediction. It is computed from the tokens per forward pass and from
-    published step costs on GPUs.
+    The column after the measured speed-up is the speed-up that is predicted for GPUs, see `predicted_cell`.
 
     Args:
         table: main results of a run and the rows of real images, from `results_table`.
@@ -328,8 +327,8 @@ def _cell(row: pd.Series, metric: Metric, is_plain: bool) -> str:
 def predicted_cell(row: pd.Series) -> str:
     """Write the range of speed-ups that is predicted for a GPU.
 
-    The prediction divides the row's tokens per forward pass by published relative step costs of eager steps (without
-    CUDA graphs).
+    The prediction divides the row's tokens per forward pass by published relative step costs. These are times of a
+    decoding step on GPUs without CUDA graphs, in steps of autoregressive decoding.
 
     Args:
         row: row of a method, or of real images or reconstructions, which have no prediction.
