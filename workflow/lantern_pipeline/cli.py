@@ -73,7 +73,7 @@ def sample(
 
 @app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def pack() -> None:
-    """Raise an error for the removed subcommand `pack`, which names the commands that replaced it."""
+    """Raise an error that names the replacement of the removed subcommand `pack`."""
     with _one_sentence():
         raise ValueError("pack was removed: `zip -r FILE results/NAME` writes what `lantern verify FILE` checks")
 

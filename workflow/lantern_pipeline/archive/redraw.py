@@ -108,7 +108,7 @@ def _parts_of(name: str) -> tuple[str, ...]:
         (method id, prompt set, temperature, training seed, noise seed).
 
     Raises:
-        ValueError: the name does not have the form that such a file's name has.
+        ValueError: no file of generated images has a name of this form.
     """
     match = _RECORDS.fullmatch(name)
     if match is None:

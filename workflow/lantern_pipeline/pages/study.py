@@ -109,7 +109,7 @@ def select_trials(
         shown = rows[~is_tie].tolist()
         used.update(shown)
         trials += _make_trials(tokenizer, PAIR, method_id, [prompts[i] for i in shown], codes[~is_tie])
-    right = list(range(len(prompts) - num_checks, len(prompts)))  # the prompts that pairs use last
+    right = list(range(len(prompts) - num_checks, len(prompts)))  # the prompts that pairs use only after all others
     wrong = choose_wrong_prompts([prompt.text for prompt in prompts], right, used)
     codes = torch.stack([baseline[right], baseline[wrong]], dim=1)
     return trials + _make_trials(tokenizer, CHECK, "", [prompts[i] for i in right], codes), methods

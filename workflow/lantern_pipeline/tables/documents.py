@@ -157,8 +157,8 @@ def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
     acceptance rule determines the probability with which a draft is accepted.
 
     Args:
-        found: first acceptance -> second acceptance -> result of `claims._compare_acceptance` for the two. It is None
-            if they have no common range of tokens per forward pass.
+        found: first acceptance -> second acceptance -> result of `claims._compare_acceptance` for the two. The
+            result is None if the two have no common range of tokens per forward pass.
     """
     rows = []
     for first, others in found.items():

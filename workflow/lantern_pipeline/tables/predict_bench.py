@@ -131,7 +131,7 @@ def table_of(report: Report, methods: Sequence[tuple[MethodSpec, float, str]]) -
     Raises:
         ValueError: tokens per forward pass are below 1 or not finite, or the cost of a step cannot be predicted.
     """
-    seconds = report["num_tokens"] * report["rows"][0]["forward_s"]  # of autoregressive decoding
+    seconds = report["num_tokens"] * report["rows"][0]["forward_s"]  # of an image by autoregressive decoding
     cells = [["method", "tokens / forward", "relative step cost", "predicted seconds", "predicted speed-up"]]
     cells.append([BASELINE, "1.00", "1.00", f"{seconds:.2f}", "1.00"])
     sources = []

@@ -105,7 +105,7 @@ class HeadsTrainer(Trainer[ShiftHeads]):
 
 
 def heads_loss(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """Compute the smooth L1 distance between predicted and true hidden states, as a mean over heads, a scalar.
+    """Compute the smooth L1 distance between predicted and true hidden states, averaged over the heads, as a scalar.
 
     Args:
         pairs: result of `HeadsTrainer.predict`.
