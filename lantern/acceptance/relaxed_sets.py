@@ -322,7 +322,7 @@ class MultiplicativeBound(RelaxedSets):
     """LANTERN++'s bound: the relaxed set A(x) of a draft x has a total probability of at most (lambda - 1) t(x).
 
     t(x) is the target probability of x. A(x) holds the nearest codes whose probability is added to t(x). No parameter
-    bounds the distance of the output distribution from the target's, since more probable drafts may add more.
+    bounds the distance of the output distribution from the target's, since the limit grows with t(x).
 
     Attributes:
         lambda_: lambda, an upper bound of the factor s(x) / t(x) by which relaxation raises the probability of x.
@@ -342,10 +342,10 @@ class MultiplicativeBound(RelaxedSets):
 
 
 class BudgetBound(RelaxedSets):
-    """A bound that Lantern adds to the papers' bounds: all children of a node share one budget of probability.
+    """A bound that Lantern adds to those of the papers: all children of a node share one budget of probability.
 
-    The relaxed set of a child holds the nearest codes whose probability is added to the child's. The relaxed sets of
-    all children together have a target probability of at most delta. They use up this budget in drafting order. With
+    The relaxed set of a child holds the nearest codes whose probability is added to the child's. The total target
+    probability of all these sets is at most delta. Children that were drafted first use the budget first. With
     deterministic drafts, the total variation (TV) between the distribution of the emitted token and the target's is
     therefore at most delta at every node.
 
