@@ -22,6 +22,9 @@ def assisted_generation(world: World, prompts: torch.Tensor, seeds: torch.Tensor
         prompts: prompts, int64 (batch,).
         seeds: seeds of torch's generator, int64 (batch,).
 
+    Returns:
+        The sampled tokens, int64 (batch, num_tokens).
+
     Raises:
         ValueError: the world has more prompts than codes.
         ModuleNotFoundError: transformers is not installed.

@@ -6,6 +6,8 @@ prompt and the tokens so far. The number of its row is the sum of one term for t
 The models have no weights. The target stores the terms in its key/value cache, in place of attention values.
 "Attention" adds up the terms that the mask admits, and the sum is the number of the row. A wrong slot, mask or position
 therefore leads to a wrong row, so that an audit also finds errors in the handling of the cache.
+
+A shift head predicts the target's hidden state for a later token, see `lantern.models.heads`.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from lantern.models.target import Target
 class TableTarget(Target):
     """A target that reads its probabilities from the tables of a world.
 
-    A hidden state has two channels. The first is the row of the context, that is, of the prompt and the tokens so far.
-    The second selects the table: 0 for the target's, 1 for the draft model's.
+    A hidden state has two channels. The first is the number of the row of the context, which is the prompt and the
+    tokens so far. The second selects the table: 0 for the target's, 1 for the draft model's.
     """
 
     kind = "table_target"
@@ -83,7 +85,7 @@ class TableTarget(Target):
         return self.log_probs[is_draft, context.clamp(max=self.log_probs.shape[1] - 1)]  # a wrong mask adds too much
 
     def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
-        """Return the row of the context that consists of a prompt only, float32 (..., 1).
+        """Return the number of the table row for the context that is only a prompt, float32 (..., 1).
 
         Args:
             features: the prompts as numbers from 0, (...).
@@ -151,18 +153,23 @@ class TableDraft(DraftModel):
 
 
 class TableHeads(ShiftHeads):
-    """Shift heads that predict the context which they read, and the draft model's distribution after it."""
+    """Shift heads for the tables of a world, without trained weights.
+
+    A shift head predicts the target's hidden state for a later token. A hidden state of a world is the number of the
+    table row of a context. These heads ignore the shift: they return the row that they are given, in the draft model's
+    table.
+    """
 
     def __init__(self, target: TableTarget) -> None:
         with torch.random.fork_rng(devices=[]):  # the weights of the base class are not used
             super().__init__(HeadsConfig.of(target.config, num_right=1))
 
     def right(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """Predict the context of one token to the right, see `ShiftHeads.right`."""
+        """Predict the hidden state for the next token to the right, see `ShiftHeads.right`."""
         return self.below(hidden, embedded)[..., None, :]
 
     def below(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """Predict the context of the token below, see `ShiftHeads.below`."""
+        """Predict the hidden state for the token one line below, see `ShiftHeads.below`."""
         return torch.stack([hidden[..., 0], torch.ones_like(hidden[..., 0])], dim=-1)
 
 
@@ -171,7 +178,7 @@ def make_models(world: World, neighbours: str | None = None) -> DecodingModels:
 
     Args:
         world: a small target and draft model with known probabilities.
-        neighbours: distance by which codes are nearest, such as "l2". None for "l2".
+        neighbours: distance that defines the nearest codes, such as "l2". None for "l2".
     """
     target = TableTarget(world)
     table = nearest_codes(world.codebook, world.vocab_size - 1, neighbours or "l2")

@@ -64,9 +64,9 @@ class World:
 
     @property
     def place_values(self) -> torch.Tensor:
-        """Place value of each position, int64 (num_tokens,), by which contexts are numbered.
+        """Place value of each position of a sequence, int64 (num_tokens,), from which contexts are numbered.
 
-        The number of a context is the number of its prompt without tokens, plus one term per token. The term is
+        The number of a context is the number of the context that is only its prompt, plus one term per token. A term is
         (token + 1) times the place value of the token's position. The last position has the place value 0, since no
         distribution follows the last token.
         """
