@@ -70,7 +70,7 @@ def language_model(world: World, table: torch.Tensor) -> Any:
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
     class TableLM(PreTrainedModel, GenerationMixin):
-        """A language model without layers. The ids so far select a row of `table`, whose logarithm is the logits."""
+        """A language model without layers. The ids so far select a row of `table`. The logits are its logarithm."""
 
         config_class = PretrainedConfig
 

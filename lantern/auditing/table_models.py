@@ -100,9 +100,10 @@ class TableTarget(Target):
         rotary_positions: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the hidden states of new tokens: the rows of their contexts in the tables, see `Target.extend`.
+        """Return the hidden states of new tokens, which hold the numbers of table rows, see `Target.extend`.
 
-        The row of a context is a sum of one term per token. The terms of the new tokens are stored in the cache.
+        Each token has the row of its context: the prompt and all tokens up to this one. The number of the row is a sum
+        of one term per token. The terms of the new tokens are stored in the cache.
         """
         values = self.values_of(tokens, rotary_positions - self.config.num_text_tokens)
         return self.run_nodes(repeat_rows(values[..., None], len(mask)), slots, rotary_positions, mask, cache)
@@ -110,9 +111,9 @@ class TableTarget(Target):
     def run_nodes(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """Return hidden states: for each new token, the row of its context in the world's tables.
+        """Return the hidden states of new tokens, which hold the numbers of table rows.
 
-        The row is the sum of the terms that the token sees in the cache, one term per token of the context.
+        The number is the sum of the terms that the token sees in the cache, one term per token of its context.
         For the arguments see `Target.run_nodes`.
         """
         (layer,) = cache.layers
@@ -126,8 +127,8 @@ class TableDraft(DraftModel):
     """A draft model that reads its probabilities from the tables of a world.
 
     The tables have one row per context, that is, a prompt and the tokens so far. A hidden state holds the number of the
-    context's row. Adding the term of the next token, see `TableTarget.values_of`, gives the number of the longer
-    context's row. The key/value cache is not used.
+    context's row. This number is a sum with one term per token, see `TableTarget.values_of`. The next token adds its
+    term, which gives the number for the longer context. The key/value cache is not used.
     """
 
     def __init__(self, target: TableTarget) -> None:
@@ -155,9 +156,8 @@ class TableDraft(DraftModel):
 class TableHeads(ShiftHeads):
     """Shift heads for the tables of a world, without trained weights.
 
-    A shift head predicts the target's hidden state for a later token. A hidden state of a world is the number of the
-    table row of a context. These heads ignore the shift: they return the row that they are given, in the draft model's
-    table.
+    A shift head predicts the target's hidden state for a later token. Here a hidden state names a row in a table of
+    distributions. These heads ignore the shift: they return the row that they are given, in the draft model's table.
     """
 
     def __init__(self, target: TableTarget) -> None:
