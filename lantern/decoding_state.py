@@ -98,7 +98,7 @@ class DecodingState:
     may emit tokens past its end.
 
     Attributes:
-        noise: noise of the images.
+        noise: random numbers of the images, with which tokens are sampled.
         cache: the target's key/value cache.
         tokens: the emitted tokens, int64 (batch, tokens + overshoot).
         lengths: number of tokens emitted so far, int64 (batch,), at most the number of tokens of an image. A batch row

@@ -81,7 +81,7 @@ class Scores:
         hidden: hidden states of the target, (branches, batch, nodes, dim). None for scores from `at`.
         logits: logits after classifier-free guidance, before temperature and filters, float32 (batch, nodes, vocab).
         positions: image position that each node predicts, int64 (batch, nodes).
-        noise: noise of the images.
+        noise: random numbers of the images, with which tokens are sampled.
         sampling: temperature and filters.
     """
 

@@ -328,15 +328,16 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return Results(tokens[..., 0], ages + self._newest, tokens[..., 1:], keys[..., 1:])
 
     def mix(self, kinds: torch.Tensor, codes: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the probability of each code of each result in a mixture, by which `choose` ranks drafts.
+        """Mix what earlier steps predicted for a position into one distribution over codes per parent.
 
-        A *result* is a preceding token and the target's best codes after it, from an earlier step. It has a weight and
-        a distribution over codes. Both depend on the result's kind: its age, whether it is the newest, and whether its
-        preceding token is the parent's token.
+        A *result* is such a prediction: a preceding token, and the target's best codes after it in an earlier step. It
+        has a weight and a distribution over its codes. Both depend on the result's kind: its age, whether it is the
+        newest, and whether its preceding token is the parent's token.
 
-        Each code of each result is a *candidate*. The *share* of a candidate is the weight of the result times the
-        probability of the code in the result. For example, if a result has weight 0.6 and gives code 7 the probability
-        0.5, the share is 0.3. If several results hold the same code, there are several candidates with this code.
+        Each code of each result is a *candidate*. Its *share* is what it adds to the probability of its code: the
+        weight of the result times the probability of the code in the result. For example, if a result has weight 0.6
+        and gives code 7 the probability 0.5, the share is 0.3. If several results hold the same code, there are several
+        candidates with this code. `choose` ranks drafts by the sum of their shares.
 
         Args:
             kinds: kind of each result after each parent, from `Results.kinds`, int64 (batch, depths, inner, results).

@@ -256,7 +256,7 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
 
 
 def _has_node_curves(plan: RunPlan) -> bool:
-    """Return whether a run has enough data for figure `nodes`: tokens per forward pass over the size of the draft tree.
+    """Return whether a run has the data of figure `nodes`: tokens per forward pass against the number of nodes.
 
     The figure needs exact methods with Jacobi drafts in static trees of at least MIN_SIZES different sizes.
     """

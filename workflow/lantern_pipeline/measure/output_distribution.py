@@ -2,8 +2,9 @@
 
 At a node of the draft tree, let t be the target's distribution and p the draft model's. The drafts are the children of
 the node. Verification emits a random token, whose distribution is called the *output distribution*. This module
-computes it and compares it with t in total variation (TV). Some acceptance rules limit the probability that a
-relaxation may move to a draft. This limit does not bound the TV, see docs/methods.md.
+computes it and compares it with t in total variation (TV). Relaxed acceptance adds the probabilities of similar codes
+to that of a draft. Some rules limit what is added, by LANTERN's delta for example. This limit does not bound the TV,
+see docs/methods.md.
 
 Shapes: nodes = verified nodes, m = largest number of children of a node.
 """

@@ -64,8 +64,8 @@ class Metric:
         is_distance: whether the metric is a distance from the autoregressive image of the same prompt. Then it is 0 for
             autoregressive decoding, and the quality table with one row per method does not have it.
         image_column: name of the column in the quality table with one row per image. Empty if it equals `column`.
-        loader: function that loads the metric, "<module of measure>:<function>". Empty if the metric has a `key` or
-            needs no model.
+        loader: function that loads the model of a metric that is always measured, "<module of measure>:<function>".
+            Empty if the metric needs no model. Also empty if it has a `key`: then CHOICES names the loader.
     """
 
     column: str
