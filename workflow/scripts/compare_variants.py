@@ -27,8 +27,13 @@ with job_log(snakemake):
         summary, paired, images, ambiguity = map(read_table, paths)
         rows = target_rows(summary, paired, images, params.settings, params.seed)
         masses = measure_masses(ambiguity, params.cfg_scale, options)
-        about = {"target": name, "grid_side": find_grid_side(changes, params.grid), "made_by": describe_maker()}
-        parts.append(rows.assign(**about, differs=describe_changes(changes) or None, **masses))
+        about = {
+            "target": name,
+            "grid_side": find_grid_side(changes, params.grid),
+            "differs": describe_changes(changes) or None,
+            "made_by": describe_maker(),
+        }
+        parts.append(rows.assign(**about, **masses))
     table = pd.concat(parts, ignore_index=True).reindex(columns=list(COLUMNS))
     write_table(snakemake.output.table, table)
     claims = claim_cells(find_generality_claims(table))

@@ -16,7 +16,7 @@ from lantern_pipeline.tables.generality import LENGTH
 from lantern_pipeline.tables.method_labels import label_rows, method_name
 
 
-def draw_grid_sizes(table: pd.DataFrame, published: pd.DataFrame | None = None) -> Figure:
+def draw_grid_sizes(table: pd.DataFrame) -> Figure:
     """Draw tokens per forward pass against the side of the grid, measured (left) and published (right).
 
     The left panel has one line per method, with 95 % intervals. The right panel has one hollow marker per published
@@ -25,11 +25,10 @@ def draw_grid_sizes(table: pd.DataFrame, published: pd.DataFrame | None = None) 
 
     Args:
         table: generality.csv, with the columns `tables.generality.COLUMNS`. Each target has another grid.
-        published: table of published numbers. None for the table of `read_published`.
     """
     ours = table.assign(label=label_rows(table))
     ours = ours[ours["method_id"] != BASELINE].sort_values("grid_side", kind="stable")
-    theirs = select_published(read_published() if published is None else published, LENGTH).dropna(subset="grid_side")
+    theirs = select_published(read_published(), LENGTH).dropna(subset="grid_side")
     with style.paper_style():
         figure = style.new_figure(style.PAGE_WIDTH, 5.0)
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1.4))
