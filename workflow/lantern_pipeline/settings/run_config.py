@@ -501,6 +501,7 @@ class RunConfig(Section):
         "generality",
         "targets",
         "nodes",
+        "grid_sizes",
         None,
     ] = Field(description="section of docs/results.md that `make readme` writes")
     model: str | None = Field(description="published model")

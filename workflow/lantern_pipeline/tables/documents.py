@@ -16,6 +16,7 @@ from lantern.io import read_json
 from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.tables.claims import describe_run, describe_setting
 from lantern_pipeline.tables.comparisons import read_published
+from lantern_pipeline.tables.generality import LENGTH
 from lantern_pipeline.tables.markdown import (
     EMPTY,
     README_COLUMNS,
@@ -88,6 +89,9 @@ def publish(root: Path) -> list[str]:
     nodes = tables["nodes"]
     run = textwrap.fill(describe_run(describe_setting(nodes[nodes["acceptance"].notna()])), 120)
     blocks.append((RESULTS, "nodes", _join(run, node_cells(nodes))))
+    grids = root / "docs" / "grid_sizes.csv"
+    if grids.exists():  # the run takes hours and may not be published yet
+        blocks.append((RESULTS, "grid_sizes", _join(grid_cells(read_table(grids)))))
     blocks.append((RESULTS, "batches", _join(batch_cells(read_json(root / BATCHES)["cases"]["embedded"]))))
     blocks.append((RESULTS, "papers", _join(paper_cells(tables, read_published()))))
     changed = [page for page, name, text in blocks if update_marked_block(root / page, text, name)]
@@ -190,6 +194,16 @@ def trend_cells(claims: Mapping[str, Mapping[str, Any]]) -> Cells:
         title = "gain" if measure == "gain" else "tokens / forward"
         rows.append([found["label"], title, *ranges, f"{found['tau']:+.2f}", f"{found['p']:.2g}"])
     return [["method", "measure", "over all targets", "NLL added", "Kendall's tau", "p"], *rows]
+
+
+def grid_cells(table: pd.DataFrame) -> Cells:
+    """Make the table of tokens per forward pass and added NLL of each method, with one column per grid.
+
+    Args:
+        table: a table with the columns `generality.COLUMNS`. Each target has another grid.
+    """
+    sides = table["grid_side"].astype(str)
+    return target_cells(table.assign(target=sides + " x " + sides), (LENGTH, "nll_change"))
 
 
 def batch_cells(cases: Mapping[str, Any]) -> Cells:

@@ -138,19 +138,21 @@ def method_cells(table: pd.DataFrame, columns: Sequence[str] = COLUMNS, plain: S
     return [list(shown), *(list(row) for row in zip(*shown.values(), strict=True))]
 
 
-def target_cells(table: pd.DataFrame) -> Cells:
+def target_cells(table: pd.DataFrame, measures: Sequence[str] = tuple(OF_METHOD)) -> Cells:
     """Make a table with one column per target: first its properties, then the results of each method on it.
 
     Args:
         table: a table with the columns `generality.COLUMNS`.
+        measures: keys of OF_METHOD. The table shows all of them for relaxed methods, and the first for exact ones.
     """
+    of_method = {name: OF_METHOD[name] for name in measures}
     rows, targets = table.set_index(["method_id", "target"]), list(table["target"].unique())
     changes = rows.loc[BASELINE, "differs"].fillna(EMPTY)
     lines = [["what differs", *changes[targets]]]
     for method_id in table["method_id"].unique():
         found = rows.loc[method_id]
         is_exact, label = found["is_exact"].eq(True).iloc[0], label_method(found.iloc[0])
-        shown = OF_TARGET if method_id == BASELINE else dict([*OF_METHOD.items()][: 1 if is_exact else None])
+        shown = OF_TARGET if method_id == BASELINE else dict([*of_method.items()][: 1 if is_exact else None])
         for column, (title, spec, factor) in shown.items():
             cells = [with_interval(found.loc[target], column, spec, factor) for target in targets]
             if set(cells) != {EMPTY}:
