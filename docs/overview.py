@@ -13,11 +13,10 @@ from matplotlib.ticker import NullLocator
 
 from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.figures import style
-from lantern_pipeline.figures.published import OWN_MODEL
 from lantern_pipeline.figures.tradeoff import split_curves
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.claims import needs_draft_model
-from lantern_pipeline.tables.comparisons import read_published
+from lantern_pipeline.tables.comparisons import read_published, select_published
 from lantern_pipeline.tables.method_labels import method_name
 from lantern_pipeline.tables.nodes import DRAFTS, LENGTH, node_rows
 
@@ -83,9 +82,7 @@ def _draw_relaxed(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _draw_claims(axes: Axes, published: pd.DataFrame) -> None:
-    is_own_model = published["note"].str.startswith(OWN_MODEL, na=False)
-    rows = published[(published[LENGTH] > 1) & ~is_own_model].sort_values(LENGTH, ascending=False)
-    rows = rows.drop_duplicates("method")
+    rows = select_published(published, LENGTH).sort_values(LENGTH, ascending=False).drop_duplicates("method")
     axes.plot(rows[LENGTH], range(len(rows)), "o", color=style.GREY)
     style.name_rows(axes, map(method_name, rows["method"]))
     axes.set_xscale("log")

@@ -56,8 +56,8 @@ class Images:
         pixels: the images, uint8 (images, height, width, 3). If Lantern has no image decoder for the model, they show
             the codes as colours, see `CodeColours`.
         records: tokens of the images, and how they were decoded.
-        grids: codes of the images by line and column, int32 (images, lines, columns). Line ends and the tokens of a
-            smaller first image, which some models generate, are left out.
+        grids: codes of the images by line and column, int32 (images, lines, columns). Line ends are left out, and
+            so are the tokens of the smaller image that GLM-Image generates before each image.
         log_probs: log-probability of each token under the target, float32 (images, tokens), see `token_log_probs`. None
             unless `generate` was called with `with_log_probs`.
     """
@@ -84,7 +84,7 @@ class Images:
 
     @property
     def seconds(self) -> torch.Tensor:
-        """Decoding time of each image in seconds, float32 (images,). In a batch it is the image's share of the time."""
+        """Decoding time of each image in seconds, float32 (images,). Images decoded together share the time equally."""
         return self.records.seconds
 
     def pictures(self) -> list[Image]:
@@ -120,8 +120,9 @@ class Model:
         parts: defaults for methods. The keys are "static" (name of the static tree), "dynamic" (options of the dynamic
             tree), and "neighbours" (measure of distance by which nearest codes are found).
         family: key of `lantern.models.families.FAMILIES` for a transformers model. None for others, such as LlamaGen.
-        make_source_encoder: function that makes the encoder of prompts with source pictures. Its arguments are the last
-            three of `SourceEncoder`. None if the model cannot edit pictures.
+        make_source_encoder: function that makes the text encoder of prompts that edit pictures. Its arguments are the
+            prompts, the pictures to edit, and the height and width of an image in codes. None if the model cannot edit
+            pictures.
     """
 
     models: DecodingModels
@@ -204,7 +205,7 @@ class Model:
             size: height and width in pixels, or the side of a square.
 
         Raises:
-            ValueError: a side is not a multiple of the side of a code in pixels, or the model generates images of one
+            ValueError: a side is not a multiple of the number of pixels per code, or the model generates images of one
                 size only.
         """
         sides = check_sides("size", size)
@@ -235,7 +236,7 @@ class Model:
     def _with_sources(
         self, target: TransformersTarget, texts: Sequence[str], pictures: Sequence[Any]
     ) -> tuple[DecodingModels, TextEncoder]:
-        """Return the models and the text encoder for prompts with source pictures.
+        """Return the models and the text encoder for prompts that edit source pictures.
 
         Args:
             target: the target for images of the wanted size.
@@ -325,7 +326,7 @@ class Model:
         return _threads.limited(self.models.target.config)
 
     def _method(self, name: str, parts: Mapping[str, object]) -> MethodSpec:
-        """Make a method from a preset, with this model's default trees and its default distance of nearest codes.
+        """Make a method from a preset, with this model's default trees and default measure of distance between codes.
 
         Args:
             name: name of the preset.
@@ -350,8 +351,8 @@ class Model:
     def _table(self, spec: MethodSpec) -> torch.Tensor | None:
         """Return the table of nearest codes for a method, or None if the method has no parameter k.
 
-        The table lists k + 1 codes for each code, since the residuals of the LANTERN authors' code read one code more
-        than k. It lists k if the codebook has only k + 1 codes.
+        The table lists k + 1 codes for each code, since the residual distribution in the LANTERN authors' code needs
+        one code more than k. If the codebook has only k + 1 codes, the table lists k codes.
 
         Raises:
             ValueError: k exceeds the number of other codes in the codebook.
@@ -406,7 +407,7 @@ def _prompts_of(texts: Sequence[str], num_images: int) -> list[Prompt]:
 
 
 class _Threads:
-    """Limit on torch's number of CPU threads per operation, for the time in which a small model generates.
+    """Limit on torch's number of CPU threads per operation while a small model generates images.
 
     torch stores this number globally, so calls in several Python threads share it. If calls overlap, each of them
     restores the number that was set before the first one. A Python thread that starts during a call

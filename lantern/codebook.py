@@ -1,6 +1,6 @@
 """Nearest codes: a table of the k nearest other codes of each code in the codebook.
 
-Some models also have a token that ends each line of codes. A function to add these tokens is here, too.
+Some models also have a token that ends each line of codes. Two functions here add it to images and to the table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of drafters and acceptances that a user has written.
+"""Checks of a user's drafters, which propose drafts, and acceptances, which determine how drafts are accepted.
 
 Every error message states the class, the function that was called, and the decoding method.
 """
@@ -102,7 +102,7 @@ def watch_acceptance(acceptance: Any, spec: MethodSpec) -> None:
     From then on, its functions raise a `CustomPartError` if they fail or return a wrong result.
 
     Args:
-        acceptance: the acceptance.
+        acceptance: the acceptance, an object that computes the probabilities with which drafts are verified.
         spec: the decoding method.
     """
     relaxed_prob = acceptance.relaxed_prob
@@ -129,9 +129,9 @@ def watch_acceptance(acceptance: Any, spec: MethodSpec) -> None:
 def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Tensor]:
     """Wrap the method `admits` of a user's acceptance, so that its result is checked.
 
-    `admits` states for the sets of 1, 2, ... nearest codes whether the set is within the bound of the acceptance, for
-    example [True, True, False]. After the first False all entries must be False. The last entry is not checked, since
-    `RelaxedSets` ignores it.
+    An acceptance may add the probabilities of a draft's nearest codes to the draft's probability. `admits` limits their
+    number. For example, [True, True, False] states that the two nearest codes may be added, but not the three nearest.
+    After the first False all entries must be False. The last entry is not checked, since `RelaxedSets` ignores it.
 
     Args:
         acceptance: the user's acceptance, which has the method `admits`.
@@ -152,10 +152,10 @@ def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Te
 
 
 def watch_verifier(verifier: Any, spec: MethodSpec) -> None:
-    """Wrap a verifier that a user's own acceptance class made, so that its exceptions become a `CustomPartError`.
+    """Wrap the verifier of a user's acceptance, so that its exceptions become a `CustomPartError`.
 
     Args:
-        verifier: the verifier, changed in place.
+        verifier: the verifier, which decides which drafts are accepted. It is changed in place.
         spec: the decoding method.
 
     Raises:
@@ -246,6 +246,6 @@ def _error(part: object, call: str, spec: MethodSpec, wanted: str, found: object
 def _is_readable(tensor: torch.Tensor) -> bool:
     """Return whether the host can read the values of a tensor now.
 
-    It cannot read values on a GPU while a CUDA graph is captured.
+    It cannot read values on a GPU while a CUDA graph is captured. Checks of values are then left out.
     """
     return tensor.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()

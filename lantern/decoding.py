@@ -51,21 +51,21 @@ def make_decoder(
 ) -> Decoder:
     """Make the decoder of a method.
 
-    It is a `TreeDecoder`, unless the method needs another class of decoder, as ZipAR does (`DraftsRow.loop`).
+    It is a `TreeDecoder`, unless `DraftsRow.loop` names another class of decoder, as for ZipAR.
 
     Args:
         models: models that are prepared for decoding. The draft model and the table of nearest codes may be None if the
             method does not need them.
         spec: the method.
         sampling: temperature, filters and guidance.
-        records_margins: whether to record the margin of each token, the difference between the scores of its two best
-            codes. This is slower. Margins serve to tell rounding errors from mistakes. If another method emits another
-            token than autoregressive decoding, the margin of this token states how close the choice was.
+        records_margins: whether to record the margin of each token: the difference between the scores of the two best
+            codes. A score is the log-probability plus the sampling noise. Recording is slower. If two methods emit
+            different tokens at a position, a tiny margin there shows that rounding is the cause, not a mistake.
         stepping: how steps are run: "auto", "eager" or "graph", see `StepRunner`.
 
     Raises:
-        ValueError: the method needs a draft model or a table that is None, or its k is larger than the number of
-            columns of the table.
+        ValueError: the method needs a draft model or a table of nearest codes, and it is None. Also if k of the method
+            is larger than the number of columns of the table.
     """
     loop = load_class(spec.drafts_row.loop)
     return loop(models, spec, sampling, records_margins=records_margins, stepping=stepping)
@@ -92,10 +92,10 @@ class Decoder:
         runner: runs steps, eagerly or as a CUDA graph. If there is an observer or a timer, steps are run eagerly.
         on_forward: None, or a function that is called before the prefill and before every step. It does not prevent
             CUDA graphs.
-        observer: None, or a function that measurements set. `TreeDecoder` calls it with the `Outcome` of every step.
-        score_observer: None, or a function that measurements set. It is called with the `Scores` of every step.
-        timer: function that returns a context manager for a part of a step, by its name: "draft", "target", "score",
-            "verify" or "commit". The name "step" is for the whole step.
+        observer: None, or a function for measurements. `TreeDecoder` calls it with the `Outcome` of every step.
+        score_observer: None, or a function for measurements. It is called with the `Scores` of every step.
+        timer: function that takes the name of a part of a step, and returns a context manager in which the part runs.
+            The names are "draft", "target", "score", "verify", "commit", and "step" for the whole step.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Decoder:
         raise NotImplementedError
 
     def stepped(self, stepping: str) -> Decoder:
-        """Return a copy of this decoder that runs its steps eagerly or as CUDA graphs.
+        """Return a copy of this decoder that runs its steps in another mode, eagerly or as CUDA graphs.
 
         Args:
             stepping: the mode of `StepRunner`: "auto", "eager" or "graph".
@@ -171,8 +171,9 @@ class Decoder:
         """Generate one image per prompt.
 
         Args:
-            features: prompts, padded on the left: caption features (batch, num_text_tokens, caption_dim), or ids, int64
-                (batch, num_text_tokens), or ids with positions, see `lantern.models.sources`.
+            features: prompts, padded on the left. They are caption features (batch, num_text_tokens, caption_dim), or
+                ids, int64 (batch, num_text_tokens). Prompts that edit pictures are the result of
+                `lantern.models.sources.place_sources`.
             mask: bool (batch, num_text_tokens), True for tokens of the prompt, False for padding.
             fields: noise of each image, from `make_noise`.
 
@@ -293,7 +294,7 @@ class Decoder:
                     step(state)
 
     def _limit_slots(self, state: DecodingState, tokens_per_step: int) -> int:
-        """Restrict attention to the used slots of the cache and those that the next steps will fill, which saves time.
+        """Restrict attention to the cache slots that are in use or that the next steps fill. This saves time.
 
         Args:
             state: the state, changed in place.
@@ -331,7 +332,7 @@ class Decoder:
     def _log_step(
         self, state: DecodingState, num_accepted: torch.Tensor, node: torch.Tensor, is_finite: torch.Tensor
     ) -> None:
-        """Add a step to `state.step_log`, and the number of its tokens to `state.lengths`.
+        """Add the results of a step to the log `state.step_log`, and its number of tokens to `state.lengths`.
 
         Args:
             state: the state, changed in place.
@@ -359,8 +360,8 @@ class TreeDecoder(Decoder):
         verifier: decides which drafts are accepted.
 
     Raises:
-        ValueError: the method needs a draft model or a table of nearest codes that is None, or its k is too large for
-            the table.
+        ValueError: the method needs a draft model or a table of nearest codes, and it is None. Also if k of the method
+            is larger than the number of columns of the table.
     """
 
     def __init__(
@@ -399,9 +400,9 @@ class TreeDecoder(Decoder):
         self._window = window_table(tree.ancestors, self.dtype) if is_static else None
 
     def with_draft_probs(self) -> TreeDecoder:
-        """Return a copy of this decoder for measurements.
+        """Return a copy of this decoder that keeps the distributions of the drafts, for measurements.
 
-        It runs eagerly, and its proposals hold the draft distributions, `Proposal.draft_probs`.
+        They are in `Proposal.draft_probs`. The copy runs its steps eagerly.
         """
         other = copy(self)
         other.runner = StepRunner("eager", self.device, self.spec.name)
@@ -410,7 +411,7 @@ class TreeDecoder(Decoder):
 
     @property
     def noise_streams(self) -> tuple[str, ...]:
-        """Names of the noise streams that this method reads."""
+        """Names of the noise streams that this method reads. A stream is an independent field of random numbers."""
         if self.sampling.is_greedy:
             return ()
         return ("target", *self.drafter.noise_streams, *self.verifier.noise_streams)
@@ -458,7 +459,7 @@ class TreeDecoder(Decoder):
     def _commit(self, state: DecodingState, outcome: Outcome) -> None:
         """Emit the accepted drafts and the token after them. Make the cache hold only the accepted path of the tree.
 
-        The keys and values of the path are moved to the first slots of the tree. Later steps overwrite the others.
+        The keys and values of the path are moved to the first slots of the tree. Later steps overwrite the other slots.
 
         Args:
             state: the state, changed in place.

@@ -24,7 +24,8 @@ class DecodingModels:
         draft: the draft model, or None if the method needs none.
         nearest_codes: integer table (vocab, columns) of the nearest codes of each code, nearest first. None if the
             method needs none.
-        heads: the shift heads, or None if the method needs none.
+        heads: the shift heads, small networks that predict the target's hidden states at other image positions. None if
+            the method needs none.
     """
 
     target: Target
@@ -46,13 +47,13 @@ class DecodingModels:
         return self.draft
 
     def require_heads(self, method: str) -> ShiftHeads:
-        """Return the shift heads.
+        """Return the shift heads, small networks that predict the target's hidden states at other image positions.
 
         Args:
             method: name of the method that needs them.
 
         Raises:
-            ValueError: there are none.
+            ValueError: there are no shift heads.
         """
         if self.heads is None:
             raise ValueError(f"method {method} needs shift heads, got none; train them by the workflow")
@@ -68,8 +69,8 @@ class Generation:
     Attributes:
         codes: the tokens of each image, int64 (batch, tokens).
         target_forwards: number of forward passes of the target, int64 (batch,).
-        step_lengths: number of tokens that each forward pass of the target emitted, int64 (batch, tokens). Padded with
-            zeros, so that each row sums to `tokens`.
+        step_lengths: number of tokens that each forward pass of the target emitted, int64 (batch, tokens), padded with
+            zeros. The numbers of an image add up to its number of tokens.
         accepted_lengths: number of drafts that each step accepted, int64 (batch, steps). Accepted drafts after the end
             of the image count, too. -1 if the image was complete before the step.
         accepted_nodes: index of the deepest accepted node of the draft tree in each step, int64 (batch, steps). 0 is
@@ -97,7 +98,7 @@ class DecodingState:
     may emit tokens past its end.
 
     Attributes:
-        noise: noise of the images.
+        noise: random numbers of the images, with which tokens are sampled.
         cache: the target's key/value cache.
         tokens: the emitted tokens, int64 (batch, tokens + overshoot).
         lengths: number of tokens emitted so far, int64 (batch,), at most the number of tokens of an image. A batch row
@@ -109,8 +110,8 @@ class DecodingState:
             accepted node, and whether the logits after that node were finite (1 or 0). Entries from `num_steps` on have
             no meaning.
         drafter_state: the drafter's state, see `Drafter.allocate`. None without a drafter.
-        graphs: CUDA graphs of a step on these tensors, by the number of slots that it reads, see `StepRunner`. Empty
-            unless a step was captured.
+        graphs: CUDA graphs of a step on these tensors, see `StepRunner`. The key is the number of cache slots that
+            attention reads in the graph. Empty unless a step was captured.
     """
 
     noise: NoiseField

@@ -100,7 +100,7 @@ def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) 
 
 @dataclass
 class StaticTree(DraftTree):
-    """The tree that a list of choices defines, with the indices by which the draft model fills it.
+    """The tree that a list of choices defines, with the indices that the draft model needs to fill the tree.
 
     A choice is the path from the root to a node. The draft model fills the tree level by level. A *level* consists of
     the inner nodes of one depth, that is, of the nodes that have children. Level 0 is the root. For example, the
@@ -123,7 +123,7 @@ class StaticTree(DraftTree):
 
 
 def static_structure(parents: Sequence[int], device: torch.device | str = "cpu") -> DraftTree:
-    """Compute the structure of a tree that all images share.
+    """Compute the structure of a static tree, which all images share.
 
     Args:
         parents: parent of each node, ordered as in `tree_from_parents`.
@@ -148,7 +148,7 @@ def first_ranks(tree: DraftTree) -> torch.Tensor:
 
 
 def join_trees(first: DraftTree, second: DraftTree) -> DraftTree:
-    """Join two static trees at their roots.
+    """Join two static trees at their roots, such as a tree of Jacobi drafts and a tree for a draft model.
 
     Args:
         first: tree whose nodes keep their numbers.
@@ -239,9 +239,10 @@ def longest_path(
 def first_leaf(tree: DraftTree) -> torch.Tensor:
     """Return for each node the lowest-numbered leaf among the node and its descendants.
 
-    It serves as a tie-break: of several longest accepted paths, the one whose last node has the lowest-numbered leaf is
-    emitted. LANTERN's public code does the same, since it orders the paths of a dynamic tree by their leaves. Several
-    longest paths occur only in greedy relaxed decoding, in which more than one sibling may be accepted.
+    `longest_path` takes the result as its tie-break: of several longest accepted paths, the one whose last node has the
+    lowest-numbered leaf is emitted. LANTERN's public code does the same, since it orders the paths of a dynamic tree by
+    their leaves. Several longest paths occur only in greedy relaxed decoding, in which more than one sibling may be
+    accepted.
 
     Returns:
         int64 (batch or 1, nodes).

@@ -66,7 +66,7 @@ def rotate_and_write(qkv: torch.Tensor, rotary: torch.Tensor, vectors: torch.Ten
             in place.
         rotary: rotations, complex64 (n, 1, head_dim / 2). n divides the number of tokens, and token t uses rotation t %
             n.
-        vectors: `LayerCache.vectors`, (slots of all heads, head_dim).
+        vectors: the layer's cached keys and values, flattened, (slots of all heads, head_dim), see `LayerCache`.
         flat_slots: indices into `vectors` for the keys, then for the values, int64 (tokens, 2 * key/value heads), from
             `KVCache.flat_slots`.
     """

@@ -50,10 +50,11 @@ def load_decoding_models(
         table: file with the tensor "nearest_codes", the table of nearest codes. None for exact methods.
         device: device of the models.
         dtype: dtype of the weights, "float32" or "bfloat16".
-        heads: file of the shift heads. None for methods that need none.
+        heads: file of the shift heads, small networks that predict the target's hidden states at other image positions.
+            None for methods that need none.
 
     Raises:
-        ValueError: a file is truncated or has other contents, or its sizes differ from the target's.
+        ValueError: a file is truncated or of the wrong kind, or its sizes differ from the target's.
     """
     torch_dtype = getattr(torch, dtype)
     models = DecodingModels(load_target(target, torch_dtype, device).prepare_for_decoding())
@@ -72,14 +73,14 @@ def load_decoding_models(
 def _check_sizes(
     model: StoredModel, path: Path | str, target: Target, target_path: Path | str, names: Sequence[str]
 ) -> None:
-    """Check that the sizes of a model that makes drafts are those of its target.
+    """Check that a model that makes drafts has the same sizes as its target.
 
     Args:
         model: the model.
         path: its file, for the error message.
         target: the target.
         target_path: its file, for the error message.
-        names: names of the sizes, attributes of both configs.
+        names: names of the sizes to compare, which both configs have as attributes.
 
     Raises:
         ValueError: a size differs.
@@ -252,8 +253,8 @@ def _generate(
 def _refills(num_prompts: int, device: torch.device) -> list[slice]:
     """Divide new prompts into groups that are prefilled together, and return the groups as slices of the prompts.
 
-    On a GPU the sizes of groups are powers of two. Kernels and buffers are then chosen for few different sizes only. On
-    a CPU all prompts are one group.
+    On a GPU the sizes of groups are powers of two, since libraries choose kernels and buffers for each new size. On a
+    CPU all prompts are one group.
     """
     if device.type != "cuda":
         return [slice(0, num_prompts)]
@@ -299,7 +300,7 @@ def _to_records(
     run_seed: int,
     batch_size: int,
 ) -> GenerationRecords:
-    """Make the records of some complete images.
+    """Make the records of some complete images: their tokens, and how they were decoded.
 
     Args:
         decoder: decoder that generated them.

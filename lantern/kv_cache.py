@@ -38,14 +38,14 @@ class LayerCache:
         self.limit(self.shape[3])
 
     def limit(self, num_used: int) -> None:
-        """Restrict attention to the first `num_used` slots."""
+        """Restrict attention to the first `num_used` cache slots. A slot holds the keys and values of one token."""
         self._num_used = num_used
         self._used = self._view()
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values, each (branches * batch, heads, slots, head_dim).
 
-        Only the first slots are returned, see `limit`.
+        Only the slots to which `limit` restricts attention are returned.
         """
         # If torch.compile gets a tensor and a view of it, it copies the tensor in every pass. It therefore gets a new
         # view. Otherwise the stored view saves time.
@@ -110,7 +110,7 @@ class KVCache:
         self.num_used = num_slots
 
     def limit(self, num_used: int) -> None:
-        """Restrict attention to the first `num_used` slots."""
+        """Restrict attention to the first `num_used` cache slots. A slot holds the keys and values of one token."""
         if num_used != self.num_used:
             self.num_used = num_used
             for layer in self.layers:
@@ -151,7 +151,7 @@ class KVCache:
         """Return the indices of slots in `LayerCache.vectors`, the flattened keys and values of a layer.
 
         Args:
-            slots: slots of an image, int64 (batch, n), the same for all branches.
+            slots: slots of each image, int64 (batch, n), the same for all branches.
 
         Returns:
             int64 (branches * batch * n, 2 * heads), for the keys, then for the values.
@@ -159,7 +159,7 @@ class KVCache:
         return (self._begins + slots[:, :, None]).flatten(0, 2)
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy the contents of slots to other slots, in every layer.
+        """Copy the keys and values in some cache slots to other slots, in every layer.
 
         Args:
             source: slots to copy, int64 (batch, n).
@@ -170,10 +170,10 @@ class KVCache:
         vectors.index_copy_(1, self.flat_slots(target).flatten(), moved)
 
     def copy_rows(self, rows: torch.Tensor, other: KVCache) -> None:
-        """Replace images in place by those of another cache: keys, values, and the mask of the prompts.
+        """Copy all images of another cache into some batch rows of this cache. A batch gets new prompts in this way.
 
-        If the other cache has fewer slots, the remaining slots keep their contents. They are masked until they are
-        overwritten.
+        Keys, values and the mask of the prompts are copied. If the other cache has fewer slots, the remaining slots
+        keep their contents. They are masked until they are overwritten.
 
         Args:
             rows: batch indices of the images to replace, int64 (n,), without duplicates.
@@ -194,5 +194,8 @@ def repeat_rows(x: torch.Tensor, num_rows: int) -> torch.Tensor:
 
 
 def round_slots(num_slots: int) -> int:
-    """Round a number of slots up to a multiple of 8. A GPU would otherwise pad the attention mask in every layer."""
+    """Round a number of cache slots up to a multiple of 8.
+
+    A GPU would otherwise pad the attention mask in every layer.
+    """
     return -(-num_slots // 8) * 8

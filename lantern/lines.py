@@ -1,12 +1,12 @@
-"""Parallel generation of image lines: when a line opens, and the base class of decoders that generate several at once.
+"""Base class of the decoders of ZipAR and PJD, which generate several lines of an image in parallel.
 
-A line *opens* when the previous line has a given number of tokens. While several lines are open, the right ends of the
-previous lines are still missing.
+A line *opens*, that is, its first token may be generated, when the previous line has a given number of tokens. While
+several lines are open, the right ends of the previous lines are still missing.
 
-The first token of a line needs its left neighbour, the last token of the previous line, which may not exist yet. Then a
-*placeholder* is fed instead, as in ZipAR's public code for LlamaGen. It is the newest token of the line before the
-previous one, or of the first line if there is no such line. The true left neighbour is fed at the same position one
-forward pass after it is emitted, so that later tokens attend to it.
+The target predicts the first token of a line from the last token of the previous line, which may not exist yet. Then a
+*placeholder* is fed instead, as in ZipAR's public code for LlamaGen. The placeholder is the newest token of the line
+before the previous one. The second line has no such line, and takes the newest token of the first line. The true token
+is fed at the same position one forward pass after it is emitted, so that later tokens attend to it.
 
 Source: ZipAR (arXiv 2412.04062; ThisisBillhe/ZipAR@2a5695c).
 """
@@ -30,13 +30,13 @@ from lantern.sampling import SamplingConfig
 
 @dataclass(frozen=True)
 class Line:
-    """A line of an image, or of the smaller image that some models generate first.
+    """A line of an image, or of the smaller image that GLM-Image generates before each image.
 
     Attributes:
         first: position of the line's first token among all image tokens.
         width: number of tokens of the line.
         opens_at: number of tokens that the previous line must have before this line opens. 0 for the first line.
-        above: index of the line whose newest token is the placeholder.
+        above: index of the line whose newest token is fed if the last token of the previous line does not exist yet.
     """
 
     first: int
@@ -48,7 +48,8 @@ class Line:
 def lines_of(config: TargetConfig, window: int) -> list[Line]:
     """Return the lines of a target's images, top to bottom.
 
-    Some models generate a smaller image before the image. It is complete before the lines of the image open.
+    GLM-Image generates a smaller image before each image. Its lines come first. They are complete before the lines of
+    the image open.
 
     Args:
         config: sizes of the target.
@@ -112,7 +113,7 @@ class LinesDecoder(Decoder):
 
         Args:
             state: the state. Its cache is changed in place.
-            tokens: int64 (batch, cells).
+            tokens: the tokens to feed, int64 (batch, cells). A *cell* holds one token.
             positions: image positions of the tokens, int64 (batch, cells).
             visible: whether a token attends to an image position, bool (batch, cells, positions). The prompt is always
                 visible.

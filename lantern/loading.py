@@ -65,9 +65,9 @@ def load(
     """Load a model.
 
     Args:
-        source: one of "embedded" and "fashion", the shipped models of the shapes dataset and of Fashion-MNIST. Or the
-            name of a published model such as "llamagen_stage1", the folder of a finished run of the workflow, or the
-            folder or hub id of a transformers model, such as "deepseek-community/Janus-Pro-1B".
+        source: "embedded" or "fashion", the shipped models of the shapes dataset and of Fashion-MNIST. Or the name of a
+            published model such as "llamagen_stage1", or the folder of a finished run of the workflow. Or the folder or
+            hub id of a transformers model, such as "deepseek-community/Janus-Pro-1B".
         target: file or folder of weights that replaces the model's target.
         drafter: file or folder that replaces the draft model.
         tokenizer: file or folder that replaces the image tokenizer.
@@ -115,7 +115,8 @@ def from_transformers(
             torch.compile. It is not changed and stays on its device. Its head and the embedding of its codes are
             copied, so after a training step call this function again.
         processor: processor or tokenizer of the model. To edit source pictures, the processor is needed.
-        family: key of FAMILIES, a model class with one form of prompts. Needed only if the class has several families.
+        family: key of FAMILIES, a transformers class together with one form of prompts. Needed only if the class has
+            several families.
         grid: side of an image in codes, or (height, width), if it differs from the published one.
         max_tokens: length of the longest prompt, including the tokens around the caption. `generate` refuses longer
             prompts.
@@ -167,7 +168,7 @@ def _unwrap(model: Any) -> Any:
 
 
 def _tokenizer_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the weights of a model's image tokenizer by parameter name, also if they are offloaded.
+    """Return the weights of a model's image tokenizer by parameter name, also if accelerate has offloaded them.
 
     Raises:
         ValueError: a layer is quantised or has an adapter.
@@ -255,7 +256,7 @@ def _locate(source: str, card: ModelCard, files: dict[str, Path]) -> dict[str, P
         `files` and the paths of the downloaded files. Draft model and shift heads are left out if they are missing.
 
     Raises:
-        FileNotFoundError: a file of another part is missing and cannot be downloaded.
+        FileNotFoundError: another file is missing and cannot be downloaded.
     """
     found = dict(files)
     missing = {}

@@ -40,7 +40,8 @@ class DraftsRow:
             "joint" (two static trees below one root), "dynamic". Empty if the method has no drafts.
         parameters: parameters by name.
         needs_draft_model: whether a draft model makes all or some of the drafts.
-        needs_heads: whether shift heads make all or some of the drafts.
+        needs_heads: whether shift heads make all or some of the drafts. Shift heads are small networks that predict the
+            target's hidden states at other image positions.
         is_sampled: whether drafts are sampled from a known distribution, with noise that the target does not use. If
             so, they are verified by rejection sampling above temperature 0.
         is_coupled: whether drafts are sampled with the target's noise.
@@ -65,7 +66,7 @@ class DraftsRow:
 
     @property
     def is_trained(self) -> bool:
-        """True if a trained model makes all or some of the drafts: a draft model or shift heads."""
+        """True if a draft model or shift heads, small trained networks, make all or some of the drafts."""
         return self.needs_draft_model or self.needs_heads
 
 
@@ -367,7 +368,7 @@ def preset_of(name: str) -> dict[str, ParameterValue]:
 
 
 def drafts_of(name: object) -> DraftsRow:
-    """Return the declaration of a kind of drafts: its class, its parameters and its properties.
+    """Return the declaration of a drafter: its class, its parameters and its properties.
 
     Args:
         name: key of DRAFTS, or "module:Class" of a custom drafter. None for no drafts. nan means the same, since pandas
@@ -397,7 +398,7 @@ _Row = TypeVar("_Row", DraftsRow, AcceptanceRow)
 
 
 def _declared(name: object, what: str, table: Mapping[str, _Row], kind: type[_Row]) -> _Row:
-    """Return the declaration of a source of drafts or of an acceptance: its parameters and its properties.
+    """Return the declaration of a drafter or of an acceptance: its class, its parameters and its properties.
 
     The declaration is an entry of a table, or is made from the attributes of a custom class.
 

@@ -68,7 +68,7 @@ class MethodSpec:
         acceptance: key of ACCEPTANCE, or "module:Class".
         residual: distribution that replaces the target's after a draft is rejected. "paper" is the one in the papers.
             "official" (LlamaGen) and "official_lumina" (Lumina-mGPT) are those of LANTERN's public code. "matched" is
-            the one closest to the target that the acceptance allows.
+            the one that brings the output as close to the target's distribution as the acceptance allows.
         neighbours: distance that defines nearest codes, one of NEIGHBOURS. None if the acceptance has no parameter k.
         parameters: values of the parameters that the parts declare, by name.
         method_id: identifier, unique within a config and safe as a file name.
@@ -155,12 +155,12 @@ class MethodSpec:
 
     @property
     def drafts_row(self) -> DraftsRow:
-        """The declaration of the method's drafts: an entry of DRAFTS, or made from the attributes of a custom class."""
+        """The drafter's class, parameters and properties: an entry of DRAFTS, or read from a custom class."""
         return drafts_of(self.drafts)
 
     @property
     def acceptance_row(self) -> AcceptanceRow:
-        """The declaration of the method's acceptance: an entry of ACCEPTANCE, or made from a custom class."""
+        """The acceptance's class, parameters and properties: an entry of ACCEPTANCE, or read from a custom class."""
         return acceptance_of(self.acceptance)
 
     @property
@@ -175,7 +175,7 @@ class MethodSpec:
 
     @property
     def needs_heads(self) -> bool:
-        """True if shift heads make all or some of the drafts."""
+        """True if shift heads make all or some of the drafts. They are small networks on the target's hidden states."""
         return self.drafts_row.needs_heads
 
     @property
@@ -193,7 +193,7 @@ class MethodSpec:
 
 
 def make_method(name: str, **parts: Any) -> MethodSpec:
-    """Make the method of a preset.
+    """Make a method from a preset, which is a named combination of a tree, a drafter and an acceptance.
 
     Args:
         name: key of PRESETS. If the preset's tree is "static", the method gets the tree "naive_extend_57".

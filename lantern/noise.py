@@ -2,7 +2,7 @@
 
 A *stream* is an independent field of random numbers. For example, "target" is the noise with which the target samples.
 A value is a pure function of run seed, prompt id, stream, image position, and index. In Gumbel streams the index is the
-code. In uniform streams it is called a *slot*, and distinguishes the decisions at one position.
+code. In uniform streams the index is called a *slot*, and distinguishes the decisions at one position.
 
 Values are computed in float64 by a counter-based generator, and rounded to float32. They do not depend on the device,
 on the batch, or on the method that reads them.
@@ -119,7 +119,7 @@ def choose_window(num_positions: int, vocab_size: int, device: torch.device | st
     """Return the number of positions whose noise a `NoiseField` keeps in memory per image.
 
     If the noise of all positions fits into the memory limit, the result is `num_positions`. The limit is WHOLE_BYTES on
-    a CPU and DEVICE_BYTES on a GPU. If it does not fit, the result is WINDOW on a CPU. On a GPU it is the number of
+    a CPU and DEVICE_BYTES on a GPU. Otherwise the result on a CPU is WINDOW. On a GPU the result is the number of
     positions that fit, but at least WINDOW.
 
     Args:
@@ -143,7 +143,7 @@ def is_made_by(device: torch.device | str) -> bool:
 class ImageNoise:
     """The noise of one image.
 
-    On a CPU, the constructor computes the noise of the first `window` positions. Other threads can run meanwhile. The
+    On a CPU, the constructor computes the noise of the first `window` positions, without blocking other threads. The
     noise of later positions is computed when it is read. On a GPU, all noise is computed when it is read.
 
     Args:
@@ -173,7 +173,7 @@ class ImageNoise:
         self._made = {stream: self._make(stream, 0, num_made) for stream in streams if num_made}
 
     def read(self, stream: str, begin: int, end: int) -> torch.Tensor:
-        """Return the noise of some positions, float32 (end - begin, codes or MAX_SIBLINGS).
+        """Return the noise of some positions, float32 (end - begin, values per position).
 
         Args:
             stream: name of the stream.
@@ -247,7 +247,7 @@ class NoiseField:
             self._extend(row, 0)
 
     def advance(self, lengths: torch.Tensor, tokens_per_step: int) -> int:
-        """Load the noise of the next `window` positions of each row.
+        """Load the noise of the next `window` positions of each row, which the next decoding steps read.
 
         Args:
             lengths: number of tokens of each row, int64 (num_rows,). It is copied to the host if the window is smaller
@@ -275,7 +275,7 @@ class NoiseField:
             self._images[row] = None
 
     def gumbel(self, stream: str, positions: torch.Tensor) -> torch.Tensor:
-        """Return Gumbel noise, (batch, nodes, vocab).
+        """Return the Gumbel noise of a stream at some image positions, (batch, nodes, vocab).
 
         Args:
             stream: name of the stream.
@@ -284,21 +284,21 @@ class NoiseField:
         return self._read(stream, positions)
 
     def uniform(self, positions: torch.Tensor, num_slots: int) -> torch.Tensor:
-        """Return the uniform random numbers with which a verifier accepts drafts, (batch, nodes, num_slots).
+        """Return the uniform random numbers with which a verifier tests drafts, (batch, nodes, num_slots).
 
         Args:
             positions: image positions, int64 (batch, nodes).
-            num_slots: number of values per position, at most MAX_SIBLINGS.
+            num_slots: number of random numbers per position, at most MAX_SIBLINGS.
         """
         return self._read("accept", positions)[..., :num_slots]
 
     def fresh(self, stream: str, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Return one uniform value per position, in (0, 1), (batch, n).
+        """Return one uniform random number per position, in (0, 1), (batch, n).
 
         Args:
-            stream: name of the stream.
+            stream: name of a uniform stream, which has MAX_SIBLINGS numbers per position.
             positions: image positions, int64 (batch, n).
-            slots: index of the value among those of its position, int64 (batch or 1, n).
+            slots: index of the number to return, among the numbers of its position, int64 (batch or 1, n).
         """
         noise = self._read(stream, positions).gather(-1, slots.expand_as(positions)[..., None]).squeeze(-1)
         return noise.clamp_(max=1 - 2.0**-24)  # in float32 the largest values round to 1

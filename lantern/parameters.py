@@ -38,7 +38,7 @@ class Parameter:
 
     @property
     def bound(self) -> str:
-        """The allowed values, in words."""
+        """The allowed values of the parameter in words, for error messages."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         interval = ""

@@ -20,9 +20,9 @@ VALUES_AT_ONCE = 2**22  # number of values that are made at once; as float64 the
 
 
 def raw_bits(key: tuple[int, int], begin: int, end: int, device: torch.device | str) -> torch.Tensor:
-    """Return raw values of a generator, int64 (end - begin,).
+    """Return the raw 64-bit values of a Philox generator, int64 (end - begin,).
 
-    They have the same bits as the uint64 values of numpy's Philox generator.
+    They have the same bits as the uint64 values that numpy's generator returns.
 
     Args:
         key: key of the generator, two integers below 2^64.

@@ -1,21 +1,23 @@
 """PJD: a decoder that drafts and verifies tokens of several image lines in parallel.
 
 A line opens when the previous line has `window` tokens, see `lantern.lines`. Every open line has drafts for its next
-positions, at most `max_drafts`, and not more than the number of tokens by which the previous line is ahead. A draft was
-sampled from the target's distribution at its position in the previous step, its *draft distribution*. One forward pass
-runs over the drafts of all lines. A draft attends to all emitted tokens before it, and to the drafts to its left in its
-line.
+positions. Their number is at most `max_drafts`, and at most the number of tokens by which the previous line is ahead. A
+draft was sampled in the previous step from its *draft distribution*, the target's distribution at its position in that
+step. One forward pass runs over the drafts of all lines. A draft attends to all emitted tokens before it, and to the
+drafts to its left in its line.
 
-In each line, drafts are verified from left to right by rejection sampling. In the topmost unfinished line, the token
-after the accepted drafts is sampled from the residual distribution, or from the target if no draft was rejected. The
-other lines emit only accepted drafts. All positions without a token get new drafts from this step's distributions.
+In each line, drafts are verified from left to right by rejection sampling. In the topmost unfinished line, one more
+token follows the accepted drafts. It is sampled from the residual distribution, or from the target if no draft was
+rejected. The other lines emit only accepted drafts. All positions without a token get new drafts from this step's
+distributions.
 
-Below the topmost line, tokens are verified while the right ends of the previous lines are missing, and a rejected draft
-is replaced by a new draft in place of a sample from the residual. The output therefore does not follow the target's
-distribution. If `window` is at least the length of a line, only one line is open, and decoding is exact.
+Below the topmost line, tokens are verified while the right ends of the previous lines are missing. A rejected draft
+there is replaced by a new draft, not by a sample from the residual distribution. The output therefore does not follow
+the target's distribution. If `window` is at least the length of a line, only one line is open, and decoding is exact.
 
-Source: PJD (arXiv 2606.05703), as reported: the paper and its code were not available. The notes do not state how a
-line starts. The placeholder is ZipAR's, and first drafts are random codes, as in speculative Jacobi decoding.
+Source: PJD (arXiv 2606.05703), as described by others: the paper and its code were not available. The descriptions do
+not state how a line starts. Here it starts with ZipAR's placeholder. First drafts are random codes, as in speculative
+Jacobi decoding.
 """
 
 from __future__ import annotations
@@ -42,9 +44,10 @@ from lantern.tree_shapes import MAX_SIBLINGS
 
 @dataclass
 class LineState:
-    """The drafts of all image positions, and the number of tokens of each line.
+    """State of PJD's drafter: the draft of every image position, and the number of tokens of each line.
 
-    The entry after the last position takes results that are not used.
+    Tensors of drafts have one entry more than there are positions. Results that are not needed are written to the last
+    entry, which no position uses.
 
     Attributes:
         noise: random numbers of the images, from which first drafts are sampled.
@@ -64,7 +67,7 @@ class LineState:
 
 
 class LineDrafter(Drafter[LineState]):
-    """The holder of the drafts of all image positions. `PJDDecoder` reads and changes them, without a tree.
+    """PJD's drafter, which holds a draft for every image position and has no tree. `PJDDecoder` changes the drafts.
 
     Args:
         config: sizes of the target.
@@ -82,7 +85,7 @@ class LineDrafter(Drafter[LineState]):
         self._positions = torch.arange(config.num_image_tokens + 1, device=device)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> LineState:
-        """Make the state of a batch of images without prompts, which count as complete. See `Drafter.allocate`."""
+        """Make the state of a batch without prompts, see `Drafter.allocate`. Its images count as complete."""
         device = self.widths.device
         counts = self.widths.repeat(num_rows, 1)
         shape = (num_rows, len(self._positions))
@@ -95,9 +98,10 @@ class LineDrafter(Drafter[LineState]):
         )
 
     def fill(self, state: LineState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Give each position its first draft, see `Drafter.fill`.
+        """Give each position of new images its first draft, see `Drafter.fill`.
 
-        It is a random code, which counts as certain. In greedy decoding it is the first token of the image.
+        The first draft is a random code, and its draft distribution gives this code the probability 1. In greedy
+        decoding the first draft is the first token of the image.
         """
         counts = torch.zeros_like(state.counts[: len(rows)])
         counts[:, 0] = 1
@@ -116,20 +120,21 @@ class LineDrafter(Drafter[LineState]):
 
 @dataclass
 class Cells:
-    """The tokens that are fed to the target in a step. A *cell* holds one token.
+    """The tokens that PJD feeds to the target in a step. A *cell* holds one token.
 
     The cells of a line are its *root*, the token before its first draft, and then its drafts. The root has index 0 in
     its line. Unused cells are padded.
 
     Attributes:
-        order: index of each cell among the cells of all lines, which are numbered line by line, int64 (batch, cells).
-        tokens: int64 (batch, cells).
+        order: number of each cell, int64 (batch, cells): its line times the largest number of cells of a line, plus its
+            index in the line.
+        tokens: token of each cell, int64 (batch, cells).
         positions: image positions at which the tokens are fed, int64 (batch, cells). For padding it is the last image
             position, which is never fed.
         predicted: image positions that are predicted, int64 (batch, cells). The number of image positions if the
             prediction is not used.
         is_drafted: whether the predicted position has a draft to verify, bool (batch, cells).
-        drafted: draft of the predicted position, int64 (batch, cells). It has no meaning where there is none to verify.
+        drafted: draft of the predicted position, int64 (batch, cells). No meaning if there is no draft to verify.
         is_top: whether a line is the topmost unfinished one, bool (batch, lines).
     """
 
@@ -144,10 +149,13 @@ class Cells:
 
 @dataclass
 class Verdict:
-    """The result of verifying all drafts on their own, and the new drafts.
+    """The result of verifying each draft as if all drafts before it in its line were accepted, and the new drafts.
+
+    The predicted position of a cell is the position after the one at which its token is fed, see `Cells`.
 
     Attributes:
-        is_accepted: whether the draft of the predicted position is accepted, bool (batch, cells). False without one.
+        is_accepted: whether the draft of the predicted position is accepted, bool (batch, cells). False if there is no
+            draft.
         bonus: token of the predicted position if its draft is not accepted, int64 (batch, cells).
         drafts: new draft of the predicted position, int64 (batch, cells).
         draft_probs: distributions of the new drafts, (batch, cells, vocab). None in greedy decoding.
@@ -203,7 +211,8 @@ class PJDDecoder(LinesDecoder):
         self._opens_at = torch.tensor([line.opens_at for line in lines], device=device)
         self._above = torch.tensor([line.above for line in lines], device=device)
         self._previous_widths = F.pad(self._widths[:-1], (1, 0))
-        # Of each image position: its line, its column, and the tokens of its line from which on it has a placeholder.
+        # For each image position: its line, its column, and the number of tokens of this line at which the next line
+        # opens with a placeholder at the position.
         self._line_of = torch.arange(len(lines), device=device).repeat_interleave(self._widths)
         self._columns = self._positions - self._firsts[self._line_of]
         is_last = self._columns == self._widths[self._line_of] - 1
@@ -211,12 +220,12 @@ class PJDDecoder(LinesDecoder):
         self._placed_at = next_opens_at[self._line_of].where(is_last, self.num_tokens)
         self._max_drafts = spec["max_drafts"]
         self._index = torch.arange(num_fed + 1, device=device)
-        # One root per line, the drafts of the topmost line, and those of the others.
+        # One root per line, the drafts of the topmost line, and the drafts of the other lines.
         self._num_cells = min(len(lines) * (num_fed + 1), len(lines) + num_fed + width - 1)
 
     @property
     def noise_streams(self) -> tuple[str, ...]:
-        """Names of the noise streams that this method reads."""
+        """Names of the noise streams that this method reads. A stream is an independent field of random numbers."""
         return () if self.sampling.is_greedy else ("target", *self.drafter.noise_streams)
 
     @torch.inference_mode()
@@ -240,9 +249,10 @@ class PJDDecoder(LinesDecoder):
             self._commit(state, held, cells, scores, verdict)
 
     def _choose_cells(self, state: DecodingState, held: LineState) -> Cells:
-        """Choose the tokens to feed: of each open line the last emitted token and the drafts.
+        """Choose the tokens to feed: the last emitted token and the drafts of each open line.
 
-        The last token of a complete line is fed once, too, if the next line has begun with a placeholder.
+        If a line has begun with a placeholder, the last token of the previous line is also fed, in the step after it is
+        emitted.
         """
         counts = held.counts
         previous = F.pad(counts[:, :-1], (1, 0))
@@ -254,7 +264,7 @@ class PJDDecoder(LinesDecoder):
         is_next_begun = F.pad(counts[:, 1:], (0, 1)) > 0
         is_late = is_complete & ~held.is_settled & is_next_begun  # the cache still has the placeholder
 
-        # Of all lines, (batch, lines, cells of a line); then of the cells that are fed.
+        # Tensors of all lines are (batch, lines, cells of a line). `pick` selects the cells that are fed.
         columns = counts[..., None] + self._index
         is_fed = is_open[..., None] & (self._index <= num_drafts[..., None]) & (columns < self._widths[:, None])
         is_root = self._index == 0
@@ -277,9 +287,9 @@ class PJDDecoder(LinesDecoder):
         return Cells(order, tokens, positions, predicted, is_drafted, drafted, is_top)
 
     def _visible(self, held: LineState, cells: Cells) -> torch.Tensor:
-        """Return whether a cell attends to an image position, bool (batch, cells, positions).
+        """Return whether a fed token attends to an image position, bool (batch, cells, positions).
 
-        It attends to the tokens before it, to placeholders, and to the drafts of its line.
+        It attends to the emitted tokens before it, to placeholders, and to the drafts of its line.
         """
         counts = held.counts[:, self._line_of]
         has_placeholder = counts >= self._placed_at

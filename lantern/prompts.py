@@ -15,8 +15,8 @@ class Prompt:
     """One prompt. Its id and its text are never used as a path or as a part of a command.
 
     Attributes:
-        id: identifier, unique in its prompt set. It is the key of the noise, the records and the image. At most
-            MAX_ID_LENGTH characters, without control characters, line ends and lone surrogates.
+        id: identifier, unique among prompts that are used together. It is the key of the noise, the records and the
+            image. At most MAX_ID_LENGTH characters, without control characters, line ends and lone surrogates.
         text: input of the text encoder. At most MAX_TEXT_LENGTH characters, without lone surrogates.
 
     Raises:

@@ -26,12 +26,12 @@ class GenerationRecords:
         codes: tokens of each image, int32 (images, tokens).
         target_forwards: number of forward passes of the target, int32 (images,). In autoregressive decoding this is the
             number of tokens.
-        step_lengths: number of tokens that each forward pass of the target emitted, int16 (images, tokens). Padded with
-            zeros, so that each row sums to `tokens`.
+        step_lengths: number of tokens that each forward pass of the target emitted, int16 (images, tokens), padded with
+            zeros. The numbers of an image add up to its number of tokens.
         accepted_nodes: index, in the draft tree, of the deepest node accepted in each forward pass after the prefill,
             int16 (images, tokens). 0 is the root. Padded with -1. Nodes of a static tree are numbered from 1 in the
             order of `lantern.tree_shapes.check_choices`. In hybrid trees, the nodes of Jacobi drafts come before
-            those of the draft model.
+            the nodes of the draft model's drafts.
         is_substituted: whether a token differs from the target's sample at its node, bool (images, tokens). All False
             if drafts are verified by rejection sampling, in which the target takes no such sample.
         seconds: each image's share of the decoding time, float32 (images,). See `generate_records`.

@@ -31,9 +31,9 @@ class Prefill:
         mask: bool (branches, prompts, num_text_tokens), True for tokens of a prompt, False for padding.
         first: first image token of each prompt, int64 (prompts, 1).
         ids: token ids of the prompts, int64, shaped like `mask`. None if prompts are caption features, or have source
-            pictures.
+            pictures, which the model edits.
         source: for each image token, the code of the source picture at the same place, int64 (prompts, image tokens).
-            None if the prompts have no source pictures, which the model edits.
+            None if the prompts have no source pictures.
     """
 
     hidden: torch.Tensor
@@ -78,10 +78,10 @@ class Scores:
     `weights` are log-probabilities after temperature and filters. `keys` are `weights` plus the target's noise.
 
     Attributes:
-        hidden: hidden states of the target, (branches, batch, nodes, dim). None if `at` made these scores.
+        hidden: hidden states of the target, (branches, batch, nodes, dim). None for scores from `at`.
         logits: logits after classifier-free guidance, before temperature and filters, float32 (batch, nodes, vocab).
         positions: image position that each node predicts, int64 (batch, nodes).
-        noise: noise of the images.
+        noise: random numbers of the images, with which tokens are sampled.
         sampling: temperature and filters.
     """
 
@@ -130,7 +130,7 @@ class Scores:
 
 @dataclass
 class Outcome:
-    """The result of verifying one step.
+    """The result of verifying the drafts of one step.
 
     Attributes:
         proposal: the drafts.

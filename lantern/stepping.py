@@ -74,8 +74,8 @@ class StepRunner:
     def borrow(self, allocate: Callable[[int], DecodingState], num_rows: int) -> DecodingState:
         """Return a state for `num_rows` images.
 
-        In graph mode the previous state is reused if it has the same number of images. Finish with it before the next
-        call.
+        In graph mode, the state of the previous call is reused if it has the same number of images. A caller must
+        therefore not use a state after the next call.
 
         Args:
             allocate: function that makes a state for a number of images.

@@ -1,7 +1,7 @@
 """Shapes of draft trees: the paths of static trees, and the options of dynamic ones.
 
-A *choice* is the path from the root to a node. It is a sequence of ranks: rank r is the r-th child among its siblings,
-from 0.
+A *choice* is the path from the root to a node. It is a sequence of ranks: rank r means the r-th child of a node. The
+first child has rank 0.
 
 Snakemake imports this module to plan the workflow, so it must not import torch.
 """
@@ -26,8 +26,8 @@ _LISTED = {
     00002 00010 00011 00100 00101 00110 00200""",
     "mc_sim_7b_63": """0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001""",
 }
-# Trees that benchmarks/jacobi_trees.py grew: the length of the path of first ranks, and further paths. Parents and
-# lower siblings of a path belong to the tree.
+# Trees that benchmarks/jacobi_trees.py grew: the length of the chain of first children, and further paths, see
+# `_complete`.
 _GROWN = {
     "jacobi_16": (12, "2 01 10"),
     "jacobi_32": (16, "3 02 11 0001 0010 0100 00001 10000"),
@@ -123,8 +123,8 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
 
     Args:
         tree: name of the tree. "chain3" is a chain of three drafts; any other length is allowed. "chain9k3d2" is a
-            chain of nine drafts (9) in which the root and every node of depth 1 have 3 children (k3), so that the first
-            2 depths are complete (d2). "chain11x2" is two chains of eleven drafts below one root. "naive_extend_57",
+            chain of nine drafts (9). The root and every node of depth 1 also have 3 children (k3), so that the first 2
+            depths are complete (d2). "chain11x2" is two chains of eleven drafts below one root. "naive_extend_57",
             "mc_sim_7b_63", "jacobi_50", the other names of this module and the keys of `named` are lists of paths.
         named: further trees, from the config.
 
@@ -183,7 +183,9 @@ def _complete(length: int, words: str) -> Choices:
 
 
 def _check_depth(tree: str, depth: int) -> None:
-    """Check the depth of a tree before its paths are listed. Their total length grows with the square of the depth.
+    """Check the depth of a tree before its paths are listed.
+
+    The list of a very deep tree would not fit into memory, since its size grows with the square of the depth.
 
     Args:
         tree: name of the tree, for the error message.
@@ -197,7 +199,7 @@ def _check_depth(tree: str, depth: int) -> None:
 
 
 def joint_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None = None) -> JointTree:
-    """Return the choices of two static trees. A choice is the path from the root to a node.
+    """Return the two static trees of hybrid drafts: one for Jacobi drafts and one for a draft model.
 
     Args:
         tree: two names, as in "chain9+chain3".

@@ -24,9 +24,9 @@ def _rotate_and_write(
     half: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Rotate one query or key head of one token (RoPE), and write it to its place. Value heads are not rotated.
+    """Rotate one query or key head of one token (RoPE), and store it. Value heads are stored without rotation.
 
-    A query is written back in place. A key or a value is written to a slot of the cache.
+    A query is stored in place. A key or a value is written to a slot of the cache.
 
     Args:
         qkv: as in `lantern.fused.rotate_and_write`.

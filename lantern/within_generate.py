@@ -66,8 +66,8 @@ def custom_generate(
 
     Args:
         method: name of a preset.
-        family: key of FAMILIES. It states which published models this one belongs to, and so the form of prompts.
-            Needed only if models of the same transformers class have several forms.
+        family: key of `lantern.models.families.FAMILIES`, a transformers class together with one form of prompts.
+            Needed only if published models of the same class have several forms of prompts.
         grid: side of an image in codes, or (height, width). Needed only if the prompt does not state it.
         seed: seed of the noise. None takes one from torch's generator, which `torch.manual_seed` determines.
         parts: parts and parameters of the method, such as tree="chain15".
@@ -168,9 +168,9 @@ def _refuse_what_is_not_done(
 
 
 def _source_pictures(model_kwargs: Mapping[str, Any], family: str) -> list[torch.Tensor] | None:
-    """Return the source pictures, encoded by the model's vision encoder, (channels, height, width) each.
+    """Return the vision encoder's features of the source pictures, (channels, height, width) each.
 
-    A source picture is a picture that the model edits. None if there are none.
+    A source picture is a picture that the model edits. The result is None if there are no source pictures.
 
     Args:
         model_kwargs: further arguments of `generate`.
@@ -197,7 +197,8 @@ def _count_sources(
         pictures: see `_source_pictures`.
 
     Raises:
-        ValueError: the prompts have different numbers of source pictures, or no tokens around their placeholders.
+        ValueError: the prompts have different numbers of source pictures, or the tokens that begin and end a source
+            picture are missing.
     """
     config = model.config
     counts = ((ids == config.image_end_token_id) & mask).sum(1)
@@ -244,16 +245,18 @@ def _shapes_of(
     sampling: SamplingConfig,
     given: tuple[int, int] | None,
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return height and width in codes of GLM-Image's image, and of the smaller image that is generated first.
+    """Return the sizes in codes of GLM-Image's image, and of the smaller image that it generates before the image.
 
-    With source pictures there is no smaller image, and its height and width are 0.
+    Each size is (height, width). If the prompts have source pictures to edit, there is no smaller image. Its size is
+    then (0, 0).
 
     Args:
         model: the transformers model.
         num_prompts: number of prompts.
         num_sources: number of source pictures of each prompt.
-        model_kwargs: further arguments of `generate`. `image_grid_thw` lists the grids of codes of each prompt: those
-            of its source pictures, then the large one of the image. Without source pictures, the small one follows.
+        model_kwargs: further arguments of `generate`. `image_grid_thw` lists the grids of codes of each prompt: the
+            grids of its source pictures, then the grid of the image. Without source pictures, the grid of the smaller
+            image follows.
         config: generation config of the call.
         sampling: filters and guidance.
         given: the grid that was passed to `custom_generate`, or None.
@@ -293,8 +296,8 @@ def _shapes_of(
 def _shape_of(model: PreTrainedModel, family: str, ids: torch.Tensor, grid: tuple[int, int] | None) -> tuple[int, int]:
     """Return the height and width of the image in codes.
 
-    They are `grid` if it is given. Otherwise Emu3's prompts state them, as in "90*90". Other models have their
-    published size.
+    If `grid` is given, it is returned. Otherwise Emu3's prompts state the size, as in "90*90". For other models it is
+    the published size.
 
     Args:
         model: the transformers model.
@@ -379,11 +382,12 @@ def _check_mask(mask: torch.Tensor | None, ids: torch.Tensor, name: str) -> torc
 
 
 def _ends_within(target: TransformersTarget, max_new_tokens: int | None) -> tuple[int, ...]:
-    """Return the ids of those tokens after an image that fit into `max_new_tokens`.
+    """Return the ids of the tokens that end an image, as far as `max_new_tokens` allows them.
 
     Args:
         target: the target.
-        max_new_tokens: limit on the number of tokens of the image and of those after it. None for no limit.
+        max_new_tokens: limit on the number of new tokens: the tokens of the image and the tokens that end it. None for
+            no limit.
 
     Raises:
         ValueError: `max_new_tokens` is too small for the image.
@@ -408,7 +412,7 @@ def _check_prefix(
     These are all codes within a line, the line end after a line, and the ending tokens after the image.
 
     Args:
-        processor: the logits processor with that function.
+        processor: the logits processor that calls this function.
         target: the target.
         words: id of each token of the target in the model's vocabulary, int64 (vocab,).
         ids: ids of the prompts, int64 (batch, tokens).
@@ -464,6 +468,6 @@ def _table_of(model: PreTrainedModel, spec: MethodSpec, target: TransformersTarg
 def _as_generate_does(sequences: torch.Tensor, config: GenerationConfig) -> torch.Tensor | GenerateDecoderOnlyOutput:
     if not config.return_dict_in_generate:
         return sequences
-    from transformers.generation.utils import GenerateDecoderOnlyOutput  # an optional part of the package
+    from transformers.generation.utils import GenerateDecoderOnlyOutput  # transformers is an optional dependency
 
     return GenerateDecoderOnlyOutput(sequences=sequences)  # pyright: ignore[reportArgumentType]  LongTensor is no class

@@ -1,7 +1,7 @@
 """ZipAR: a decoder that samples one token of each of several image lines in parallel, without drafts.
 
 A line opens when the previous line has `window` tokens. Every token is sampled from the target given the earlier tokens
-that exist, see `lantern.lines`. If `window` is at least the length of a line, nothing is missing. This is then
+that exist, see `lantern.lines`. If `window` is at least the length of a line, all earlier tokens exist. This is then
 autoregressive decoding.
 
 Source: ZipAR (arXiv 2412.04062; ThisisBillhe/ZipAR@2a5695c).
@@ -28,10 +28,10 @@ class Feed:
 
     Attributes:
         source: position of the token that is fed.
-        position: position at which it is fed. It differs from `source` if the token is a *placeholder*, which replaces
-            a left neighbour that is not sampled yet.
-        sampled: position of the token that is sampled after it. None if the pass only replaces the cache entry of a
-            placeholder by that of the true token.
+        position: position at which it is fed. It differs from `source` if the token is a *placeholder*, which is fed
+            while the token of this position is not sampled yet.
+        sampled: position of the token that the target then samples. None if the token is fed only so that its
+            keys and values replace those of a placeholder.
     """
 
     source: int
@@ -40,7 +40,7 @@ class Feed:
 
 
 def line_schedule(lines: Sequence[Line]) -> list[list[Feed]]:
-    """Return the tokens that are fed in each forward pass after the prefill. The prefill samples position 0.
+    """Return the tokens that are fed in each forward pass after the prefill. The prefill samples the first token.
 
     Args:
         lines: the lines of an image, from `lantern.lines.lines_of`.
@@ -85,10 +85,10 @@ class LineTables:
 
 
 def tables_of(schedule: list[list[Feed]], num_tokens: int, device: torch.device) -> LineTables:
-    """Convert a schedule to tensors.
+    """Convert ZipAR's schedule, a list of the tokens to feed in each forward pass, to tensors.
 
     Args:
-        schedule: the tokens that are fed in each forward pass, from `line_schedule`.
+        schedule: the result of `line_schedule`.
         num_tokens: number of tokens of an image.
         device: device of the tensors.
     """

@@ -25,9 +25,9 @@ def official_residual(
     Some of the draft's nearest codes may be merged into it: their target probabilities were added to the draft's. In
     the paper, the residual is then 0 at the merged codes. The authors' code differs from the paper in two ways:
 
-    - If any code is merged, it first sets t to 0 at all k + 1 nearest codes. For LlamaGen's sampled drafts, it sets p
-      instead of t to 0 there.
-    - If the residual would be 0 at all codes, it is uniform instead.
+    - If any code is merged, t is first set to 0 at all k + 1 nearest codes of the draft. For LlamaGen's sampled drafts,
+      p instead of t is set to 0 there.
+    - If the residual would be 0 at all codes, the uniform distribution replaces the residual.
 
     Args:
         sets: acceptance that computed `merged`. Its table of nearest codes needs k + 1 columns.

@@ -78,7 +78,8 @@ class Rejection:
     def accepted_mass(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
         """Return the probability that a code x is drafted and then accepted, for every x, (..., vocab).
 
-        It is min(p(x), s(x)), where p is the draft distribution and s(x) the relaxed probability of x.
+        It is min(p(x), s(x)), where p is the draft distribution and s(x) the relaxed probability of x. The sum over all
+        x is the probability that a draft is accepted.
 
         Args:
             probs: target distribution, (..., vocab).

@@ -116,6 +116,8 @@ class RelaxedSets(Acceptance):
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
         """Return which sets of nearest codes are within the bound, so that they may be the relaxed set of a draft x.
 
+        The target probabilities of the codes in the relaxed set are added to that of x. The bound, which a subclass
+        defines, limits how many codes these are.
         For example, [True, True, False] means that the two nearest codes are within the bound, but not the three
         nearest ones. After the first False all entries must be False. There may be one more set at the end, the k
         nearest codes with x itself. Its entry is ignored.
@@ -322,7 +324,7 @@ class MultiplicativeBound(RelaxedSets):
     """LANTERN++'s bound: the relaxed set A(x) of a draft x has a total probability of at most (lambda - 1) t(x).
 
     t(x) is the target probability of x. A(x) holds the nearest codes whose probability is added to t(x). No parameter
-    bounds the distance of the output distribution from the target's, since more probable drafts may add more.
+    bounds the distance of the output distribution from the target's, since the limit grows with t(x).
 
     Attributes:
         lambda_: lambda, an upper bound of the factor s(x) / t(x) by which relaxation raises the probability of x.
@@ -342,10 +344,10 @@ class MultiplicativeBound(RelaxedSets):
 
 
 class BudgetBound(RelaxedSets):
-    """A bound that Lantern adds to the papers' bounds: all children of a node share one budget of probability.
+    """A bound that Lantern adds to those of the papers: all children of a node share one budget of probability.
 
-    The relaxed set of a child holds the nearest codes whose probability is added to the child's. The relaxed sets of
-    all children together have a target probability of at most delta. They use up this budget in drafting order. With
+    The relaxed set of a child holds the nearest codes whose probability is added to the child's. The total target
+    probability of all these sets is at most delta. Children that were drafted first use the budget first. With
     deterministic drafts, the total variation (TV) between the distribution of the emitted token and the target's is
     therefore at most delta at every node.
 

@@ -41,7 +41,7 @@ class DraftWeights(Acceptance):
 
         Args:
             spec: the method, a chain with the parameters `omega` and `fall`.
-            read: only its embedding is used: the weights are on the same device, or on the CPU if it is None.
+            read: its embedding determines the device of the weights. Without an embedding they are on the CPU.
         """
         length = len(spec.static_choices)
         values = [math.exp(-spec["fall"] * index) for index in range(length)]
@@ -56,7 +56,7 @@ class DraftWeights(Acceptance):
 
         Returns:
             (..., nodes, n). Entry i of the axis `nodes` is the node whose child is the draft at position i. If `at`
-            made this acceptance, the axis holds the nodes that `at` was called with.
+            returned this acceptance, the axis holds the nodes whose depths were given to `at`.
         """
         return self.weights[:, None] * probs.gather(-1, tokens)
 
@@ -71,7 +71,7 @@ class DraftWeights(Acceptance):
         return self.weights[:, None] * probs
 
     def at(self, depths: torch.Tensor) -> DraftWeights:
-        """Return the acceptance for the drafts after some nodes of the chain.
+        """Return the acceptance for the drafts after some nodes of the chain, with the weights of their positions.
 
         Args:
             depths: depths of the nodes, int64 (nodes,). The root has depth 0, and the draft after it has the first

@@ -22,6 +22,9 @@ def assisted_generation(world: World, prompts: torch.Tensor, seeds: torch.Tensor
         prompts: prompts, int64 (batch,).
         seeds: seeds of torch's generator, int64 (batch,).
 
+    Returns:
+        The sampled tokens, int64 (batch, num_tokens).
+
     Raises:
         ValueError: the world has more prompts than codes.
         ModuleNotFoundError: transformers is not installed.
@@ -67,7 +70,7 @@ def language_model(world: World, table: torch.Tensor) -> Any:
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
     class TableLM(PreTrainedModel, GenerationMixin):
-        """A language model without layers. The ids so far select a row of `table`, whose logarithm is the logits."""
+        """A language model without layers. The ids so far select a row of `table`. The logits are its logarithm."""
 
         config_class = PretrainedConfig
 

@@ -36,8 +36,8 @@ class Audit:
         num_samples: number of sequences that were sampled.
         num_possible: number of sequences that are possible, summed over prompts.
         num_impossible: number of samples whose probability under the target is 0.
-        total_variation: estimate of the total variation between the distributions of whole sequences, averaged over
-            prompts, with a 95 % interval. See `lantern.auditing.statistics.total_variation`.
+        total_variation: estimate of the total variation between the sampler's and the target's distributions of whole
+            sequences, averaged over prompts, with a 95 % interval. See `lantern.auditing.statistics.total_variation`.
         p_value: p-value of a chi-square test of whole sequences.
         detectable: smallest total variation that the test would find with a probability of at least POWER. Smaller
             differences may be missed.

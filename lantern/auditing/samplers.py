@@ -32,7 +32,7 @@ _TREES = {"static": "static", "dynamic": "dynamic", "chains": "chain3x2", "joint
 
 @dataclass(frozen=True)
 class MethodSampler:
-    """A sampler that decodes sequences of a small world with a method of Lantern.
+    """A sampler that decodes sequences with a method of Lantern and the models of a `World`.
 
     Attributes:
         spec: the method.
@@ -41,7 +41,7 @@ class MethodSampler:
     spec: MethodSpec
 
     def __call__(self, world: World, prompts: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
-        """Decode one sequence for each prompt, with noise from the seed of the same index, see `Sampler`."""
+        """Decode one sequence for each prompt, with the random numbers of one seed per sequence, see `Sampler`."""
         decoder = make_decoder(make_models(world, self.spec.neighbours), self.spec, SamplingConfig())
         noise = [
             decoder.make_noise(seed, str(prompt)) for seed, prompt in zip(seeds.tolist(), prompts.tolist(), strict=True)
@@ -55,7 +55,8 @@ def make_sampler(name: str, parts: Mapping[str, object]) -> Sampler:
     Args:
         name: a preset, "transformers" for its assisted generation, "module:function" of a sampler, or "module:Class" of
             an acceptance or a drafter.
-        parts: parts and parameters that replace those of the preset or complete the class, such as k=4.
+        parts: parts and parameters of the method, such as k=4. They replace those of the preset. With a class, they
+            are the other parts of the method that uses the class.
 
     Raises:
         ValueError: the name is unknown, a part does not fit, or parts are given to a function.

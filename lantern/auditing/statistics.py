@@ -48,7 +48,7 @@ def chi_square(counts: torch.Tensor, probs: torch.Tensor) -> ChiSquare:
         probs: probabilities of the cells, each row adding up to 1, (groups, cells).
 
     Raises:
-        ValueError: a group has less than two cells with enough expected counts.
+        ValueError: a group has fewer than two cells after its rare cells are added up.
     """
     statistic, df = math.inf if counts[probs == 0].any() else 0.0, 0
     for row, expected in zip(counts.double(), probs.double() * counts.sum(1, keepdim=True), strict=True):
@@ -66,14 +66,15 @@ def chi_square(counts: torch.Tensor, probs: torch.Tensor) -> ChiSquare:
 def _pool(counts: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Add up the cells of one group whose expected count is below FEWEST_EXPECTED.
 
-    If the expected count of their sum is still below it, the rarest of the other cells is added as well.
+    If the sum of their expected counts is still below this bound, the rarest of the other cells is added as well.
 
     Args:
         counts: number of times that each cell occurred, (cells,).
         expected: expected counts of the cells, (cells,).
 
     Returns:
-        The counts and the expected counts of the remaining cells, rarest first.
+        The counts and the expected counts of the cells. The sum comes first, if there is one. The other cells follow,
+        rarest first.
     """
     order = expected.argsort()
     counts, expected = counts[order], expected[order]
@@ -143,7 +144,7 @@ class Interval:
 
 
 def total_variation(counts: torch.Tensor, probs: torch.Tensor) -> Interval:
-    """Estimate the total variation between the distribution of samples and a given one, averaged over groups.
+    """Estimate the total variation between the distribution of samples and a given distribution, averaged over groups.
 
     Shapes: cells = possible outcomes, such as sequences of tokens; groups = distributions over them, such as one per
     prompt; folds = parts of the samples.
@@ -156,8 +157,8 @@ def total_variation(counts: torch.Tensor, probs: torch.Tensor) -> Interval:
         probs: probabilities of the cells, (groups, cells).
 
     Returns:
-        The estimate, or 0 if it is negative, and its interval. The standard error is that of NUM_RESAMPLES bootstrap
-        resamples of the counts.
+        The estimate, or 0 if it is negative, and its interval. The standard error is computed from NUM_RESAMPLES
+        bootstrap resamples of the counts.
     """
     found, expected = counts.numpy(), probs.numpy()
     sizes = found.sum(-1)
@@ -180,7 +181,7 @@ def _held_out_excess(counts: np.ndarray, probs: np.ndarray) -> float:
     folds choose the cells, and the held-out fold measures their excess.
 
     The expectation of the estimate is 0 for an exact sampler. It never exceeds the total variation. It is close to the
-    total variation if there are enough samples to choose the right cells.
+    total variation if there are enough samples to choose the cells that the sampler makes too frequent.
 
     Args:
         counts: number of times that each cell occurred, (folds, groups, cells).

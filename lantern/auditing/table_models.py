@@ -6,6 +6,8 @@ prompt and the tokens so far. The number of its row is the sum of one term for t
 The models have no weights. The target stores the terms in its key/value cache, in place of attention values.
 "Attention" adds up the terms that the mask admits, and the sum is the number of the row. A wrong slot, mask or position
 therefore leads to a wrong row, so that an audit also finds errors in the handling of the cache.
+
+A shift head predicts the target's hidden state for a later token, see `lantern.models.heads`.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from lantern.models.target import Target
 class TableTarget(Target):
     """A target that reads its probabilities from the tables of a world.
 
-    A hidden state has two channels. The first is the row of the context, that is, of the prompt and the tokens so far.
-    The second selects the table: 0 for the target's, 1 for the draft model's.
+    A hidden state has two channels. The first is the number of the row of the context, which is the prompt and the
+    tokens so far. The second selects the table: 0 for the target's, 1 for the draft model's.
     """
 
     kind = "table_target"
@@ -83,7 +85,7 @@ class TableTarget(Target):
         return self.log_probs[is_draft, context.clamp(max=self.log_probs.shape[1] - 1)]  # a wrong mask adds too much
 
     def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
-        """Return the row of the context that consists of a prompt only, float32 (..., 1).
+        """Return the number of the table row for the context that is only a prompt, float32 (..., 1).
 
         Args:
             features: the prompts as numbers from 0, (...).
@@ -98,9 +100,10 @@ class TableTarget(Target):
         rotary_positions: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the hidden states of new tokens: the rows of their contexts in the tables, see `Target.extend`.
+        """Return the hidden states of new tokens, which hold the numbers of table rows, see `Target.extend`.
 
-        The row of a context is a sum of one term per token. The terms of the new tokens are stored in the cache.
+        Each token has the row of its context: the prompt and all tokens up to this one. The number of the row is a sum
+        of one term per token. The terms of the new tokens are stored in the cache.
         """
         values = self.values_of(tokens, rotary_positions - self.config.num_text_tokens)
         return self.run_nodes(repeat_rows(values[..., None], len(mask)), slots, rotary_positions, mask, cache)
@@ -108,9 +111,9 @@ class TableTarget(Target):
     def run_nodes(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """Return hidden states: for each new token, the row of its context in the world's tables.
+        """Return the hidden states of new tokens, which hold the numbers of table rows.
 
-        The row is the sum of the terms that the token sees in the cache, one term per token of the context.
+        The number is the sum of the terms that the token sees in the cache, one term per token of its context.
         For the arguments see `Target.run_nodes`.
         """
         (layer,) = cache.layers
@@ -124,8 +127,8 @@ class TableDraft(DraftModel):
     """A draft model that reads its probabilities from the tables of a world.
 
     The tables have one row per context, that is, a prompt and the tokens so far. A hidden state holds the number of the
-    context's row. Adding the term of the next token, see `TableTarget.values_of`, gives the number of the longer
-    context's row. The key/value cache is not used.
+    context's row. This number is a sum with one term per token, see `TableTarget.values_of`. The next token adds its
+    term, which gives the number for the longer context. The key/value cache is not used.
     """
 
     def __init__(self, target: TableTarget) -> None:
@@ -151,18 +154,22 @@ class TableDraft(DraftModel):
 
 
 class TableHeads(ShiftHeads):
-    """Shift heads that predict the context which they read, and the draft model's distribution after it."""
+    """Shift heads for the tables of a world, without trained weights.
+
+    A shift head predicts the target's hidden state for a later token. Here a hidden state names a row in a table of
+    distributions. These heads ignore the shift: they return the row that they are given, in the draft model's table.
+    """
 
     def __init__(self, target: TableTarget) -> None:
         with torch.random.fork_rng(devices=[]):  # the weights of the base class are not used
             super().__init__(HeadsConfig.of(target.config, num_right=1))
 
     def right(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """Predict the context of one token to the right, see `ShiftHeads.right`."""
+        """Predict the hidden state for the next token to the right, see `ShiftHeads.right`."""
         return self.below(hidden, embedded)[..., None, :]
 
     def below(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """Predict the context of the token below, see `ShiftHeads.below`."""
+        """Predict the hidden state for the token one line below, see `ShiftHeads.below`."""
         return torch.stack([hidden[..., 0], torch.ones_like(hidden[..., 0])], dim=-1)
 
 
@@ -171,7 +178,7 @@ def make_models(world: World, neighbours: str | None = None) -> DecodingModels:
 
     Args:
         world: a small target and draft model with known probabilities.
-        neighbours: distance by which codes are nearest, such as "l2". None for "l2".
+        neighbours: distance that defines the nearest codes, such as "l2". None for "l2".
     """
     target = TableTarget(world)
     table = nearest_codes(world.codebook, world.vocab_size - 1, neighbours or "l2")

@@ -64,10 +64,10 @@ class World:
 
     @property
     def place_values(self) -> torch.Tensor:
-        """Place value of each position, int64 (num_tokens,), by which contexts are numbered.
+        """Place value of each position of a sequence, int64 (num_tokens,), from which contexts are numbered.
 
-        The number of a context is the number of its prompt without tokens, plus one term per token. The term is
-        (token + 1) times the place value of the token's position. The last position has the place value 0, since no
+        The context without tokens has the lowest number of all contexts of a prompt. Each token adds to this number
+        (token + 1) times the place value of its position. The last position has the place value 0, since no
         distribution follows the last token.
         """
         values = (self.vocab_size + 1) ** torch.arange(self.num_tokens)

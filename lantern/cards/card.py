@@ -32,8 +32,8 @@ class PromptSettings:
         num_classes: number of classes, without the null class of classifier-free guidance. 0 if prompts are not
             classes.
         vocabulary: words that the encoders "words" and "word_ids" know. None allows any word.
-        captions: regular expression of the captions that the target has learnt, for these encoders. None allows any
-            text.
+        captions: regular expression of the captions that a target with the encoder "words" or "word_ids" has learnt.
+            None allows any text.
         class_words: lists of words, if a class is a combination of one word of each list. None for all other prompts.
     """
 
@@ -46,7 +46,7 @@ class PromptSettings:
     class_words: tuple[tuple[str, ...], ...] | None = None
 
     def sizes(self) -> dict[str, object]:
-        """Return the fields of a `TargetConfig` that these prompts determine, by name."""
+        """Return the sizes of the target that the prompts determine, by their field in `TargetConfig`."""
         if self.encoder == "classes":
             return {"num_text_tokens": 1, "num_prompt_ids": self.num_classes + 1, "null_ids": (self.num_classes,)}
         sizes: dict[str, object] = {"num_text_tokens": self.max_tokens}
@@ -116,9 +116,9 @@ class ModelCard:
             `DynamicTreeOptions`.
         neighbours: measure of distance between codes, by which nearest codes are found, see
             `lantern.codebook.nearest_codes`.
-        files: files of the model. The keys are "target", "drafter" (the draft model), "heads" (the shift heads),
-            "tokenizer" (of images) and "text" (the text encoder). A value is a path relative to the card, or files on
-            the hub. A key is missing if the model has no such files.
+        files: files of the model. The keys are "target", "drafter" (the draft model), "heads" (the shift heads,
+            which make drafts), "tokenizer" (the image tokenizer) and "text" (the text encoder). A value is a path
+            relative to the card, or files on the hub. A key is missing if the model has no such files.
         licence: licence of the weights.
     """
 
@@ -139,12 +139,12 @@ class ModelCard:
         return TargetConfig(**sizes, vocab_size=self.images.codebook_size + has_line_end)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the card as JSON values, from which `card_from` restores it."""
+        """Return the model card as JSON values, from which `card_from` restores it."""
         return asdict(self)
 
 
 def card_from(known: Mapping[str, Any]) -> ModelCard:
-    """Restore a card from the JSON values that `ModelCard.to_dict` returned.
+    """Restore a model card from the JSON values that `ModelCard.to_dict` returned.
 
     Raises:
         TypeError: a required value is missing, or there is an unknown one.

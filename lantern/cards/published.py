@@ -126,7 +126,7 @@ def _llamagen_target(size: str) -> dict[str, int]:
 
 
 def _llamagen_stage(stage: int, name: str, pixels: int) -> ModelCard:
-    """Return the card of LlamaGen-XL for captions. Its image tokenizer has 16 x 16 pixels per code.
+    """Return the model card of LlamaGen-XL for captions. Its image tokenizer has 16 x 16 pixels per code.
 
     Args:
         stage: 1 (images of 256 pixels) or 2 (512 pixels).
@@ -152,7 +152,7 @@ def _llamagen_stage(stage: int, name: str, pixels: int) -> ModelCard:
 
 
 def _llamagen_c2i(size: str, pixels: int, cfg_scale: float) -> ModelCard:
-    """Return the card of LlamaGen for ImageNet's classes.
+    """Return the model card of LlamaGen for ImageNet's classes.
 
     Args:
         size: size of the model, such as "XL", a key of `LLAMAGEN_SIZES`.
@@ -185,10 +185,11 @@ def _of_family(
     trees: Mapping[str, object] | None = None,
     neighbours: str = "l2",
 ) -> ModelCard:
-    """Return the card of a model that transformers has a class for.
+    """Return the model card of a published model for which transformers has a class.
 
     Args:
-        family: key of `FAMILIES`, such as "janus". The family states the remaining fields of the target.
+        family: key of `FAMILIES`, such as "janus": a transformers class together with one form of prompts. The family
+            states the remaining fields of the target.
         name: name of the model in tables.
         prompt_tokens: length of the longest prompt in tokens.
         images: sizes of the images.
@@ -221,14 +222,15 @@ def _janus(billions: int, **sizes: int) -> ModelCard:
 
 
 def _chameleon(family: str, name: str, prompt_tokens: int, pixels: int, files: str, depth: int) -> ModelCard:
-    """Return the card of a model based on Chameleon, with Chameleon's image tokenizer and text tokenizer.
+    """Return the model card of a published model based on Chameleon, with Chameleon's image and text tokenizers.
 
     Args:
         family: key of `FAMILIES`, "anole" or "lumina".
         name: name of the model in tables.
         prompt_tokens: length of the longest prompt in tokens.
         pixels: side of an image in pixels.
-        files: key of the target's files in `HUB_FILES`. The draft model's key is the same with "_drafter".
+        files: key of the target's files in `HUB_FILES`. The draft model's key is this key followed by
+            "_drafter".
         depth: depth of the dynamic draft tree.
     """
     return _of_family(
@@ -305,19 +307,19 @@ CARDS: dict[str, ModelCard] = {
 
 
 def card_of_family(family: str) -> ModelCard | None:
-    """Return the card of the first published model of a family, or None if there is no such model.
+    """Return the model card of the first published model of a family, or None if there is no such model.
 
     Args:
-        family: key of `FAMILIES`, such as "janus".
+        family: key of `FAMILIES`, such as "janus": a transformers class together with one form of prompts.
     """
     return next((card for card in CARDS.values() if card.prompts.encoder == family), None)
 
 
 def published_shape(family: str) -> tuple[int, int]:
-    """Return the height and width of an image, in codes, that the published models of a family generate.
+    """Return the height and width, in codes, of the images that the published models of a family generate.
 
     Args:
-        family: key of `FAMILIES`, such as "janus".
+        family: key of `FAMILIES`, such as "janus": a transformers class together with one form of prompts.
 
     Raises:
         ValueError: no model of the family is published.

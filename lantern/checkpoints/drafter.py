@@ -153,7 +153,7 @@ def _llamagen_config(weights: WeightFile, target: TargetConfig, sizes: Mapping[s
     Args:
         weights: tensors and config.json of the draft model.
         target: sizes of the target.
-        sizes: key of config.json -> value that it must have, for the keys that draft models of all targets share.
+        sizes: required values by key of config.json, for the keys that draft models of all targets share.
 
     Raises:
         ValueError: a value in config.json differs, or the draft model is for class prompts.

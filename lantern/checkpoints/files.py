@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class WeightFile:
-    """The content of a published file or folder.
+    """The weights and settings in a published file or folder.
 
     Attributes:
         path: file of the weights. If the weights are in several files, their index.

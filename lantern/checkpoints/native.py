@@ -78,8 +78,8 @@ def load_model(
 def _without_storage() -> Iterator[None]:
     """Context manager: within its `with` block, new parameters of modules get no storage (device "meta").
 
-    Making a large model is then fast. PyTorch calls the hook that does this for new parameters of all threads. The hook
-    acts only on those of the thread that entered the block.
+    Making a large model is then fast. A hook of PyTorch removes the storage. PyTorch calls the hook in all threads. The
+    hook changes only the parameters that are made in the thread that entered the block.
     """
     thread = threading.get_ident()
 

@@ -130,7 +130,7 @@ def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.d
 
 
 def load_native(file: Path, cls: type[Stored], target: TargetConfig, dtype: torch.dtype) -> Stored:
-    """Read a target or a draft model in Lantern's layout, in evaluation mode.
+    """Read a target or a draft model in Lantern's layout, in evaluation mode, and check its sizes.
 
     Args:
         file: the file.
@@ -173,7 +173,7 @@ def map_target_parameters(model: TargetModel, is_hugging_face: bool) -> dict[str
 
     Args:
         model: the target.
-        is_hugging_face: whether the names are those of the LANTERN authors' Hugging Face layout, not LlamaGen's own.
+        is_hugging_face: True for names in the LANTERN authors' Hugging Face layout, False for LlamaGen's names.
 
     Returns:
         Views of the parameters by published name.

@@ -1,4 +1,4 @@
-"""Functions that read image tokenizers: VQ-16, Lantern's, Chameleon's, Emu3's, and those in models of transformers."""
+"""Functions that read image tokenizers: LlamaGen's VQ-16, Lantern's, Chameleon's, Emu3's and those of transformers."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def read_image_tokenizer(path: Path, image_size: Sides) -> ImageModel:
 
     Raises:
         FileNotFoundError: the file is missing.
-        ValueError: the file is damaged or holds no image tokenizer, or the image size is not a multiple of the side of
-            a code in pixels.
+        ValueError: the file is damaged or holds no image tokenizer, or the image size is not a multiple of the
+            downsampling factor.
     """
     return make_image_tokenizer(read_weights(path), image_size)
 
@@ -84,7 +84,7 @@ def make_image_tokenizer(weights: WeightFile, image_size: Sides | None = None, g
 
     Raises:
         ValueError: the weights belong to something else, both sizes are missing, or the image size is not a multiple of
-            the side of a code in pixels.
+            the downsampling factor.
     """
     found = weights.tensors
     prefix = next((prefix for prefix in _PREFIXES if f"{prefix}quantize.embedding.weight" in found), "")
@@ -120,12 +120,12 @@ def _make_emu3(weights: WeightFile, image_size: Sides | None, grid: Sides | None
 
 
 def _grid_of(image_size: Sides | None, grid: Sides | None, pixels: int) -> Sides:
-    """Return the sides of an image in codes: `grid` if it is given, else the image size divided by the code size.
+    """Return the sides of an image in codes: `grid` if it is given, else the image size divided by `pixels`.
 
     Args:
         image_size: height and width of an image in pixels, or the side of a square, or None.
-        grid: the same in codes, or None.
-        pixels: side of a code in pixels.
+        grid: height and width of an image in codes, or the side of a square, or None.
+        pixels: downsampling factor, which is the number of pixels per code in each direction.
 
     Raises:
         ValueError: both sizes are missing.
@@ -149,8 +149,8 @@ def _sizes(weights: WeightFile, blocks: str, image_size: Sides | None, grid: Sid
         grid: height and width of an image in codes, or the side of a square.
 
     Raises:
-        ValueError: a tensor is missing, both sizes are missing, or the image size is not a multiple of the side of a
-            code in pixels.
+        ValueError: a tensor is missing, both sizes are missing, or the image size is not a multiple of the
+            downsampling factor.
     """
     pattern = blocks.replace(".", r"\.").replace("{}", r"(\d+)") + r"(\d+)\.conv1\.weight"
     found = [match for name in weights.tensors if (match := re.fullmatch(pattern, name))]

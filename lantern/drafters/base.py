@@ -29,14 +29,15 @@ class Drafter(Generic[State]):
     in `lantern.method_tables.DraftsRow`.
 
     Attributes:
-        tree: the static tree, or the options of the dynamic one.
-        max_depth: number of drafts on the longest path. 0 if only the root is proposed. A step emits at most
-            `max_depth` + 1 tokens.
-        noise_streams: names of the streams of random numbers that the drafter reads, in addition to the stream
-            "target".
-        keeps_probs: whether proposals hold the distributions `draft_probs` even if the verifier does not need them.
-            `with_draft_probs` sets it. A drafter that cannot compute these distributions ignores it.
-        verifier: decides which drafts are accepted. None if the method's acceptance makes the verifier.
+        tree: the static tree, or the options from which a dynamic tree is built in each step.
+        max_depth: number of drafts on the longest path of the tree. The root, which is the last emitted token, is no
+            draft and does not count. A step emits at most `max_depth` + 1 tokens.
+        noise_streams: names of the streams of random numbers from which drafts are sampled, see `lantern.noise`. The
+            stream "target", with which the target's tokens are sampled, is not listed.
+        keeps_probs: whether proposals hold the drafts' distributions, `draft_probs`, even if the verifier does not need
+            them. `with_draft_probs` sets it. A drafter that cannot compute these distributions ignores it.
+        verifier: decides which drafts are accepted, for drafters that work only with a verifier of their kind. None if
+            the drafts can be verified by any acceptance that the method names.
     """
 
     tree: DraftTree | DynamicTreeOptions
@@ -47,28 +48,28 @@ class Drafter(Generic[State]):
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter[State]:
-        """Make the drafter of a method.
+        """Make the drafter of a decoding method.
 
         Args:
-            models: the target, and the draft model if the method needs one.
-            spec: the method, with its tree and its parameters.
-            sampling: temperature, filters and guidance.
+            models: the target, and the draft model or the shift heads if the method needs them.
+            spec: the method: its kind of drafts, its tree and its parameters.
+            sampling: temperature, top-k and top-p filters, and guidance.
         """
         raise NotImplementedError
 
     def with_draft_probs(self) -> Drafter[State]:
         """Return a copy of the drafter whose proposals always hold the distributions of the drafts.
 
-        Measurements need these distributions even if the verifier does not.
+        Measurements of total variation need these distributions, even if the verifier does not.
         """
         other = copy(self)
         other.keeps_probs = True
         return other
 
     def allocate(self, num_rows: int, noise: NoiseField) -> State:
-        """Make the state of a batch of images that have no prompts yet.
+        """Make the state object for a batch of images that have no prompts yet.
 
-        By default a drafter has no state and returns None.
+        By default a drafter keeps no data between steps, and its state is None.
 
         Args:
             num_rows: number of images in the batch.
@@ -77,7 +78,7 @@ class Drafter(Generic[State]):
         return None  # type: ignore[return-value]
 
     def fill(self, state: State, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Prepare the state for new prompts. By default nothing is done.
+        """Prepare the drafter's state for new prompts. By default nothing is done.
 
         Args:
             state: the state, changed in place.
@@ -86,7 +87,7 @@ class Drafter(Generic[State]):
         """
 
     def propose(self, state: State, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return a tree filled with drafts.
+        """Return a draft tree for the next step: the root, and drafts of the tokens after it.
 
         Args:
             state: the state of the drafter.
@@ -96,17 +97,17 @@ class Drafter(Generic[State]):
         raise NotImplementedError
 
     def observe(self, state: State, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Update the state with the outcome of a step. By default nothing is done.
+        """Update the drafter's state after the drafts of a step have been verified. By default nothing is done.
 
         Args:
             state: the state, changed in place.
             outcome: result of the verification, with the target's scores and the emitted tokens.
-            lengths: number of emitted tokens of each image before the step, the same as in `propose`, int64 (batch,).
+            lengths: number of emitted tokens of each image before the step, int64 (batch,).
         """
 
 
 class NoDrafter(Drafter[None]):
-    """The drafter of autoregressive decoding. Its tree consists of the root, which is not a draft."""
+    """The drafter of autoregressive decoding. Its tree consists of the last emitted token, without any drafts."""
 
     max_depth = 0
 
@@ -115,18 +116,18 @@ class NoDrafter(Drafter[None]):
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> NoDrafter:
-        """Make the drafter on the target's device, see `Drafter.make`."""
+        """Make the drafter, whose tree is on the target's device, see `Drafter.make`."""
         return cls(models.target.device)
 
     def propose(self, state: None, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return a tree that holds only the root, see `Drafter.propose`."""
+        """Return a tree that holds only the last emitted token, see `Drafter.propose`."""
         return Proposal(root, self.tree)
 
 
 def best_codes(keys: torch.Tensor, k: int) -> torch.Tensor:
     """Return the k codes with the largest scores, largest first, int64 (..., k).
 
-    -1 marks a missing code, if the filters left fewer than k codes.
+    -1 marks a missing code, if top-k or top-p filtering left fewer than k codes.
 
     Args:
         keys: scores of the codes, (..., vocab). -inf for codes that were filtered out.

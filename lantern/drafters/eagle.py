@@ -1,11 +1,11 @@
-"""EAGLE's drafters, whose draft model predicts tokens from the target's hidden states.
+"""EAGLE's drafter, whose draft model predicts tokens from the target's hidden states.
 
 In each step, a *catch-up pass* runs the draft model over the tokens that the previous step emitted. Then the draft
 model runs once for each further level of the draft tree.
 
 There are three kinds of drafts. "top" drafts are the most probable tokens. "sampled" drafts are sampled without
-replacement, with noise that only the draft model uses. "coupled" drafts are sampled with the same noise as the target's
-tokens, so that both models tend to choose the same token. At temperature 0 all three kinds are "top".
+replacement, with noise that only the draft model uses. "coupled" drafts are sampled with the same Gumbel noise as the
+target's tokens, so that both models tend to choose the same token. At temperature 0 all three kinds are "top".
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class EagleDrafter(Drafter[EagleState]):
         return cls(models.require_draft(spec.label), models.target, spec.drafts, tree, sampling)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> EagleState:
-        """Make the state of a batch of images that have no prompts yet, see `Drafter.allocate`."""
+        """Make an empty cache, and room for the pending tokens of `num_rows` images, see `Drafter.allocate`."""
         device = self.target.device
         dim = self.draft.config.dim
         branches = 1 + self.sampling.is_guided
@@ -147,14 +147,15 @@ class EagleDrafter(Drafter[EagleState]):
     ) -> Proposal:
         """Run the draft model over the tokens that it has not processed, and draft a tree after them.
 
-        For the other arguments and the result see `Drafter.propose`.
+        For the result see `Drafter.propose`.
 
         Args:
             state: the state of the drafter.
             root: last emitted token of each image, int64 (batch, 1).
             lengths: number of emitted tokens of each image, int64 (batch,).
-            choose: chooses the drafts below the nodes of a static tree. By default they are the codes with the largest
-                keys. The key of a code is the draft model's log-probability plus noise.
+            choose: function that chooses the drafts below the nodes of a static tree, see `Choose`. By default they are
+                the codes with the largest keys. The key of a code is the draft model's log-probability plus noise.
+                `HybridTreeDrafter` passes a function that also looks at earlier samples of the target.
         """
         begin = lengths - state.counts
         last = state.counts[:, None] - 1
@@ -177,7 +178,9 @@ class EagleDrafter(Drafter[EagleState]):
     def _run(
         self, state: EagleState, tokens: torch.Tensor, hidden: torch.Tensor, begin: torch.Tensor, layout: _Layout
     ) -> torch.Tensor:
-        """Run the draft model over some nodes of the tree, and store their keys and values in its cache.
+        """Run the draft model over new tokens, which are called nodes, and store their keys and values in its cache.
+
+        The nodes are the tokens that the previous step emitted, or nodes of the draft tree.
 
         branches = 1, or 2 with classifier-free guidance.
 
@@ -239,7 +242,7 @@ class EagleDrafter(Drafter[EagleState]):
             root: last emitted token of each image, int64 (batch, 1).
             hidden: the draft model's hidden state of the root, (branches, batch, 1, dim).
             lengths: number of emitted tokens of each image, int64 (batch,).
-            choose: as in `propose`.
+            choose: function that chooses the drafts below the nodes, as in `propose`.
         """
         levels = [root]
         tokens = root
@@ -272,7 +275,7 @@ class EagleDrafter(Drafter[EagleState]):
         tokens. All children are candidates for the tree. The k children with the most probable paths are the next beam.
 
         Args:
-            options: number of kept nodes, number of passes, and beam width k.
+            options: number of nodes that the tree keeps, number of passes of the draft model, and beam width k.
             state: the state of the drafter.
             root: last emitted token of each image, int64 (batch, 1).
             hidden: the draft model's hidden state of the root, (branches, batch, 1, dim).
@@ -385,14 +388,16 @@ def _children(keys: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @dataclass
 class _Layout:
-    """The positions of the nodes that one pass of the draft model processes.
+    """The positions, in the image and in the key/value cache, of the new tokens of one pass of the draft model.
+
+    The new tokens are called nodes.
 
     Attributes:
-        slots: slots of the nodes in the key/value cache, relative to the first new slot, int64 (nodes,) or (batch,
-            nodes).
-        steps: image positions of the nodes, relative to the position of the first new token, int64 (nodes,). An int if
-            all nodes have the same position.
-        window: additive attention mask from `window_table`. It states for each node which other new nodes it sees.
+        slots: index of each node's entry in the key/value cache, relative to the first new entry, int64 (nodes,) or
+            (batch, nodes).
+        steps: image position of each node, relative to the first new token, int64 (nodes,). An int if all nodes have
+            the same position, because they are alternative drafts.
+        window: additive attention mask from `window_table`. It states to which other nodes each node attends.
     """
 
     slots: torch.Tensor
@@ -402,13 +407,14 @@ class _Layout:
 
 @dataclass
 class _LevelRun:
-    """The pass of the draft model over one level of a static tree: the inner nodes of one depth.
+    """The input of the draft model's pass over one level of a static tree: the inner nodes of one depth.
 
     Inner nodes are nodes that have children.
 
     Attributes:
-        tokens: index of each inner node among all nodes of its depth, by which its token is found, int64.
-        parents: index of each node's parent among the inner nodes of the parent's depth, int64.
+        tokens: index of each inner node among all nodes of its depth, int64. It selects the token of the node.
+        parents: index of each node's parent among the inner nodes of the depth above, int64. It selects the hidden
+            state of the parent.
         layout: positions of the nodes in the image and in the key/value cache.
     """
 
@@ -419,7 +425,7 @@ class _LevelRun:
 
 @dataclass
 class _LevelPlan:
-    """The indices that are needed to draft the children of one level of a static tree.
+    """The plan by which the children of one level of a static tree are drafted, made once when the drafter is made.
 
     A level holds the inner nodes of one depth, which are the nodes that have children. The draft model drafts `width`
     tokens for each of them, although a node may have fewer children. For example, if two nodes have two children and
@@ -428,8 +434,8 @@ class _LevelPlan:
     Attributes:
         width: largest number of children of a node of the level.
         drafted: index of each child's token among all drafted tokens of the level, int64 (children of the level,).
-        run: pass of the draft model over the level. None for the root, which the first pass of the step has already
-            processed.
+        run: input of the draft model's pass over the level. None for the root, which the first pass of the step has
+            already processed.
     """
 
     width: int

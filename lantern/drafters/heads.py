@@ -1,16 +1,18 @@
-"""Drafts of shift heads, which predict the target's hidden states to the right and one line below.
+"""Drafters with shift heads: small networks that predict the target's hidden states for later tokens of the image.
 
-Three drafters share these drafts:
+The head of the target turns the predicted states into distributions, from which drafts are sampled. In the first line,
+the drafts come from the heads for the next tokens to the right. In all other lines, each draft comes from the head for
+the token below, applied to the token above the draft.
+
+Three drafters use these drafts:
 
 - `HeadsDrafter` samples a chain of drafts, which is verified by rejection sampling. The tokens keep the target's
   distribution.
 - `JacobiHeadsDrafter` uses them as first drafts of Jacobi decoding. The tokens are those of autoregressive decoding.
-- `LinesDrafter` is SSD. It emits a whole line at once, after a few rounds of correction. It is not exact.
+- `LinesDrafter` is the drafter of SSD. It drafts a whole line at once, which is emitted after a few rounds of
+  correction. SSD is not exact.
 
-In the first line, the drafts come from the heads to the right of the last token. In all other lines, each draft comes
-from the token above.
-
-Source: SSD (arXiv 2606.20543), as described by others.
+Source: SSD (arXiv 2606.20543). Its code is not public, and notes by others were read in place of the paper.
 """
 
 from __future__ import annotations
@@ -40,13 +42,15 @@ from lantern.tree_shapes import tree_choices
 
 @dataclass
 class HeadsState:
-    """The input of shift heads: the tokens so far, and the hidden states from which the target predicted them.
+    """The input of shift heads: the emitted tokens, and the hidden states from which the target predicted them.
 
-    Entries from the number of emitted tokens on have no meaning.
+    The window is the number of positions that are drafted in a step. Entries from the number of emitted tokens on have
+    no meaning.
 
     Attributes:
-        noise: noise of the images.
-        hidden: hidden state that predicts each token, (branches, batch, tokens + window, dim).
+        noise: random numbers of the images, from which drafts are sampled.
+        hidden: hidden state that predicted each token, (branches, batch, tokens + window, dim). branches = 1, or 2 with
+            classifier-free guidance.
         tokens: emitted tokens, int64 (batch, tokens + window).
     """
 
@@ -60,12 +64,13 @@ class HeadsDrafter(Drafter[HeadsState]):
 
     Args:
         heads: the shift heads.
-        target: the target. Its embedding and its head are used.
+        target: the target, for its token embedding, its head and its sizes.
         tree: a chain, at most as long as a line of the image.
-        sampling: temperature, filters and guidance.
+        sampling: temperature, filters and guidance of the target and of the drafts.
 
     Raises:
-        ValueError: the chain is longer than a line, or the target generates a smaller image first.
+        ValueError: the chain is longer than a line, or the target generates a smaller preview before the image, as
+            GLM-Image does.
     """
 
     tree: StaticTree
@@ -89,7 +94,8 @@ class HeadsDrafter(Drafter[HeadsState]):
         self.sampling = sampling
         self.max_depth = tree.max_depth
         self._steps = torch.arange(tree.max_depth + 1, device=target.device)
-        self._right = self._steps[:-1].clamp(max=heads.config.num_right - 1)  # beyond its reach, the last head drafts
+        # Positions further right than all heads reach are drafted by the last head.
+        self._right = self._steps[:-1].clamp(max=heads.config.num_right - 1)
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> HeadsDrafter:
@@ -104,7 +110,7 @@ class HeadsDrafter(Drafter[HeadsState]):
         return cls(models.require_heads(spec.label), models.target, tree, sampling)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> HeadsState:
-        """Make the state of `num_rows` images, see `Drafter.allocate`."""
+        """Make room for the emitted tokens and hidden states of `num_rows` images, see `Drafter.allocate`."""
         config = self.target.config
         num_positions = config.num_image_tokens + self.max_depth + 1
         shape = (1 + self.sampling.is_guided, num_rows, num_positions, config.dim)
@@ -115,17 +121,17 @@ class HeadsDrafter(Drafter[HeadsState]):
         )
 
     def fill(self, state: HeadsState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Store image token 0 of new prompts and the state that predicted it, see `Drafter.fill`."""
+        """Store the first image token of new prompts, and the hidden state that predicted it, see `Drafter.fill`."""
         state.hidden[:, :, :1].index_copy_(1, rows, prefill.hidden[:, :, -1:])
         state.tokens[:, :1].index_copy_(0, rows, prefill.first)
 
     def propose(self, state: HeadsState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return a chain of sampled drafts, see `Drafter.propose`."""
+        """Return a chain of drafts sampled from the heads' predictions, see `Drafter.propose`."""
         tokens, draft_probs = self.sample(state, lengths)
         return Proposal(torch.cat([root, tokens], dim=1), self.tree, None if self.sampling.is_greedy else draft_probs)
 
     def observe(self, state: HeadsState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Store the emitted tokens and the states that predicted them, see `Drafter.observe`."""
+        """Store the emitted tokens, and the hidden states that predicted them, see `Drafter.observe`."""
         assert outcome.scores.hidden is not None
         positions = lengths[:, None] + self._steps
         hidden = pick_nodes(outcome.scores.hidden, outcome.path)
@@ -133,10 +139,10 @@ class HeadsDrafter(Drafter[HeadsState]):
         state.tokens.scatter_(1, positions, outcome.emitted)
 
     def sample(self, state: HeadsState, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sample drafts with noise of their own.
+        """Sample a draft for each of the next positions, with noise that the target does not use.
 
         Args:
-            state: the state.
+            state: the emitted tokens and their hidden states, which the heads read.
             lengths: number of emitted tokens of each image, int64 (batch,).
 
         Returns:
@@ -150,7 +156,7 @@ class HeadsDrafter(Drafter[HeadsState]):
         return keys.argmax(-1), weights.softmax(-1)
 
     def drafted(self, lengths: torch.Tensor) -> torch.Tensor:
-        """Return the image positions that are drafted, int64 (batch, window).
+        """Return the positions after the emitted tokens, for which drafts are sampled, int64 (batch, window).
 
         Args:
             lengths: number of emitted tokens of each image, int64 (batch,).
@@ -158,12 +164,12 @@ class HeadsDrafter(Drafter[HeadsState]):
         return lengths[:, None] + self._steps[:-1]
 
     def weights(self, state: HeadsState, lengths: torch.Tensor) -> torch.Tensor:
-        """Return the log-probabilities that the heads predict for the next positions, (batch, window, vocab).
+        """Predict the log-probabilities of the tokens at the next positions by the heads, (batch, window, vocab).
 
         They are not normalised. Temperature, filters and guidance are those of the target.
 
         Args:
-            state: the state.
+            state: the emitted tokens and their hidden states, which the heads read.
             lengths: number of emitted tokens of each image, int64 (batch,).
         """
         positions = self.drafted(lengths)
@@ -175,10 +181,12 @@ class HeadsDrafter(Drafter[HeadsState]):
         return logits if self.sampling.is_greedy else filter_logits(logits, self.sampling)
 
     def _inputs(self, state: HeadsState, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return hidden states and token embeddings at some positions, each (branches, batch, n, dim).
+        """Return the input of the heads at some positions: hidden states, then token embeddings.
+
+        Each has the shape (branches, batch, n, dim).
 
         Args:
-            state: the state.
+            state: the emitted tokens and their hidden states, which the heads read.
             positions: image positions, int64 (batch, n).
         """
         hidden = pick_nodes(state.hidden, positions)
@@ -187,22 +195,22 @@ class HeadsDrafter(Drafter[HeadsState]):
 
 @dataclass(kw_only=True)
 class JacobiHeadsState(JacobiState):
-    """The state of a `JacobiHeadsDrafter`.
+    """The state of a `JacobiHeadsDrafter`: a pool of the target's earlier samples, and the input of the shift heads.
 
     Attributes:
-        heads: what the heads read.
+        heads: the emitted tokens and their hidden states, which the shift heads read.
     """
 
     heads: HeadsState
 
 
 class JacobiHeadsDrafter(JacobiDrafter):
-    """The Jacobi drafter whose first drafts of a position come from shift heads, with the target's noise.
+    """The Jacobi drafter whose first draft of each position comes from shift heads, with the target's noise.
 
-    As soon as the target has sampled a token for a position, this token is the draft.
+    Later drafts of a position are those of `JacobiDrafter`: tokens that the target sampled there in earlier steps.
 
     Args:
-        heads: predicts the first drafts.
+        heads: the drafter that predicts the first drafts.
         tree: the static tree.
         config: sizes of the target.
     """
@@ -223,17 +231,20 @@ class JacobiHeadsDrafter(JacobiDrafter):
         return cls(heads, tree, target.config)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> JacobiHeadsState:
-        """Make the state of `num_rows` images, see `Drafter.allocate`."""
+        """Make an empty pool and an empty input of the heads for `num_rows` images, see `Drafter.allocate`."""
         jacobi = super().allocate(num_rows, noise)
         return JacobiHeadsState(jacobi.pool, jacobi.probs, heads=self.heads.allocate(num_rows, noise))
 
     def fill(self, state: JacobiHeadsState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Prepare the pool and the heads for new prompts, see `Drafter.fill`."""
+        """Reset the pool of the target's samples and the input of the heads for new prompts, see `Drafter.fill`."""
         super().fill(state, rows, prefill)
         self.heads.fill(state.heads, rows, prefill)
 
     def propose(self, state: JacobiHeadsState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Draft from the pool, and from the heads where the pool is empty, see `Drafter.propose`."""
+        """Return drafts from the pool of the target's samples, or from the heads for positions without samples yet.
+
+        For arguments and result see `Drafter.propose`.
+        """
         positions = self.heads.drafted(lengths)
         keys = self.heads.weights(state.heads, lengths)
         if not self.heads.sampling.is_greedy:
@@ -248,18 +259,20 @@ class JacobiHeadsDrafter(JacobiDrafter):
         return super().propose(state, root, lengths)
 
     def observe(self, state: JacobiHeadsState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Put the target's samples into the pool, and its states where the heads read them, see `Drafter.observe`."""
+        """Store the target's samples as later drafts, and its hidden states for the heads, see `Drafter.observe`."""
         super().observe(state, outcome, lengths)
         self.heads.observe(state.heads, outcome, lengths)
 
 
 @dataclass(kw_only=True)
 class LinesState(HeadsState):
-    """The state of a `LinesDrafter`.
+    """The state of a `LinesDrafter`: the input of the shift heads, and drafts that verification has corrected.
 
     Attributes:
-        drafts: drafts of the next positions, int64 (batch, window), after a round of correction.
-        draft_probs: distributions that these drafts were sampled from, (batch, window, vocab).
+        drafts: corrected drafts of the next positions, int64 (batch, window). Not read at the start of a line, where
+            new drafts are sampled.
+        draft_probs: distributions that these drafts count as sampled from, (batch, window, vocab): the target's
+            distributions in the round that corrected them.
     """
 
     drafts: torch.Tensor
@@ -268,16 +281,16 @@ class LinesState(HeadsState):
 
 @dataclass(frozen=True)
 class LineSchedule:
-    """The blocks of tokens that SSD drafts at once, as tables by the number of emitted tokens.
+    """The blocks of tokens that SSD drafts at once, as tables that are indexed by the number of emitted tokens.
 
-    A block is the rest of a line. In the first line, it has at most as many tokens as there are heads to the right.
-    Each of the first forward passes corrects the block and emits its first token. One more forward pass emits the other
-    tokens, and the target's sample after them.
+    A block is the rest of a line. In the first line, a block has at most one token per head to the right. A block takes
+    several forward passes of the target. In all but the last, the drafts of the block are corrected, and the first of
+    them is emitted. The last pass emits the other drafts, and the target's sample after them.
 
     Attributes:
-        ends: position after the last token of the block, int64 (tokens + 1,).
-        is_first: whether a forward pass is the first of a block, bool (tokens + 1,).
-        is_last: whether a forward pass is the last of a block, bool (tokens + 1,).
+        ends: position after the last token of the current block, int64 (tokens + 1,).
+        is_first: whether the next forward pass is the first of a block, bool (tokens + 1,).
+        is_last: whether the next forward pass is the last of a block, bool (tokens + 1,).
         longest: number of tokens of the longest block.
     """
 
@@ -288,12 +301,13 @@ class LineSchedule:
 
     @classmethod
     def of(cls, config: TargetConfig, num_right: int, rounds: int, device: torch.device) -> LineSchedule:
-        """Make the schedule of a target.
+        """Divide the images of a target into the blocks that SSD drafts at once.
 
         Args:
             config: sizes of the target.
-            num_right: number of heads to the right.
-            rounds: largest number of forward passes that correct a block. A block of fewer tokens has as many.
+            num_right: number of shift heads for tokens to the right.
+            rounds: number of forward passes that correct a block. A block of at most `rounds` tokens has one pass per
+                token, and all of them correct it.
             device: device of the tables.
         """
         num_tokens = config.num_image_tokens
@@ -321,18 +335,20 @@ class LineSchedule:
 
 
 class LinesDrafter(HeadsDrafter):
-    """SSD's drafter, whose drafts are the rest of a line, or of a part of the first line.
+    """SSD's drafter, which drafts a block of tokens at once: the rest of a line, or a part of the first line.
 
-    After a round of correction, the corrected tokens are the drafts.
+    The first drafts of a block come from shift heads. In the following steps the drafts are those that `LineVerifier`
+    has corrected.
 
     Args:
         heads: the shift heads.
-        target: the target.
-        rounds: rounds of correction of a line.
-        sampling: temperature, filters and guidance.
+        target: the target, for its token embedding, its head and its sizes.
+        rounds: number of forward passes that correct a line before it is emitted.
+        sampling: temperature, filters and guidance of the target and of the drafts.
 
     Raises:
-        ValueError: a line is too long, or the target generates a smaller image first.
+        ValueError: a line is longer than `OVERSHOOT` tokens, or the target generates a smaller preview before the
+            image, as GLM-Image does.
     """
 
     def __init__(self, heads: ShiftHeads, target: Target, rounds: int, sampling: SamplingConfig) -> None:
@@ -353,7 +369,7 @@ class LinesDrafter(HeadsDrafter):
         return cls(models.require_heads(spec.label), models.target, spec["rounds"], sampling)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> LinesState:
-        """Make the state of `num_rows` images, see `Drafter.allocate`."""
+        """Make room for the tokens, hidden states and drafts of `num_rows` images, see `Drafter.allocate`."""
         read = super().allocate(num_rows, noise)
         drafts = read.tokens.new_zeros(num_rows, self.max_depth)
         vocab_size = self.target.config.vocab_size
@@ -361,7 +377,7 @@ class LinesDrafter(HeadsDrafter):
         return LinesState(noise, read.hidden, read.tokens, drafts=drafts, draft_probs=draft_probs)
 
     def propose(self, state: LinesState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return the corrected drafts of a block, or new ones at its start, see `Drafter.propose`."""
+        """Return new drafts at the start of a block, or else its corrected drafts, see `Drafter.propose`."""
         # New drafts are sampled in every step, since all steps of a CUDA graph have the same operations.
         drafts, draft_probs = self.sample(state, lengths)
         is_first = self._is_first[lengths, None]
@@ -370,30 +386,31 @@ class LinesDrafter(HeadsDrafter):
         return Proposal(torch.cat([root, drafts], dim=1), self.tree, draft_probs)
 
     def observe(self, state: LinesState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Keep the corrected drafts and their distributions, see `Drafter.observe`."""
+        """Store the corrected drafts and their distributions for the next step, see `Drafter.observe`."""
         super().observe(state, outcome, lengths)
         state.drafts.copy_(outcome.emitted[:, 1:])
         state.draft_probs.copy_(outcome.scores.weights[:, 1:].softmax(-1))
 
 
 class LineVerifier(Verifier):
-    """SSD's verifier, which corrects all drafts of a block at once and keeps what follows a changed token.
+    """SSD's verifier, which corrects all drafts of a block at once. Drafts after a replaced draft are not discarded.
 
-    In a round of correction, each draft x is kept with probability min(1, t(x) / p(x)). Here t is the target
-    distribution after the drafts before x, and p the distribution that x was sampled from. Otherwise x is replaced by a
-    sample of normalise(max(0, t - p)). Only the first token of the block is emitted, since later rounds would keep it:
-    its t and p would be equal. The others are drafts of the next forward pass. In the last forward pass of the block,
-    all drafts are emitted as they are.
+    A block is the rest of a line, or a part of the first line. Each round of correction is one forward pass of the
+    target. In it, each draft x is kept with probability min(1, t(x) / p(x)). Here t is the target distribution after
+    the drafts before x, and p the distribution that x was sampled from. Otherwise x is replaced by a sample of
+    normalise(max(0, t - p)). The first corrected draft is emitted. The others are drafts of the next forward pass. In
+    the last forward pass of the block, all drafts are emitted as they are.
 
-    The first token of the block has the target's distribution. The others do not, since tokens before them may change
+    The first token of the block has the target's distribution. The others do not, since drafts before them may change
     after they were tested.
 
     Args:
-        schedule: the blocks.
-        has_rounds: whether there are rounds of correction.
+        schedule: the blocks of an image, and their last forward passes.
+        has_rounds: whether there are rounds of correction. If not, the first drafts are emitted.
 
-    Source: SSD (arXiv 2606.20543), as described by others. The first token of a line is not drafted here, since the
-    forward pass before it gives the target's distribution. In a second round, p is the t of the round before.
+    Source: SSD (arXiv 2606.20543), in notes by others. Here the first token of a line is not drafted: it is sampled
+    from the target's distribution, which the last pass over the line above has given. In a second round, p is the
+    target distribution of the first round.
     """
 
     samples_target_tokens: ClassVar[bool] = False
@@ -404,9 +421,10 @@ class LineVerifier(Verifier):
         self.rejection = Rejection()
 
     def verify(self, scores: Scores, proposal: Proposal) -> Outcome:
-        """Correct the drafts of each image, or emit them all, see `Verifier.verify`.
+        """Correct the drafts of each image, or accept all of them in the last forward pass of a block.
 
-        In `Outcome.emitted`, the corrected drafts follow the emitted tokens.
+        For arguments and result see `Verifier.verify`. In `Outcome.emitted`, the corrected drafts follow the emitted
+        tokens.
         """
         lengths = scores.positions[:, 0]
         drafts = proposal.tokens[:, 1:]
@@ -425,7 +443,7 @@ class LineVerifier(Verifier):
         return Outcome(proposal, scores, is_accepted, path, num_accepted, emitted, is_substituted, is_finite)
 
     def _correct(self, scores: Scores, proposal: Proposal, sampled: torch.Tensor) -> torch.Tensor:
-        """Keep or replace each draft of a chain, int64 (batch, nodes). The last entry has no meaning.
+        """Keep or replace each draft, and return the new drafts, int64 (batch, nodes). The last entry is undefined.
 
         Args:
             scores: the target's scores.
@@ -436,7 +454,7 @@ class LineVerifier(Verifier):
             return sampled
         drafts = proposal.tokens[:, 1:, None]
         positions = scores.positions[:, :-1]
-        slots = proposal.tree.depths[:, :-1]  # a position has another depth in every round
+        slots = proposal.tree.depths[:, :-1]  # a position has another depth, and so another slot, in every round
         uniforms = scores.noise.fresh("keep", positions, slots)[..., None]
         probs = scores.weights[:, :-1].softmax(-1)
         rank, residual = self.rejection.accept(probs, drafts, proposal.draft_probs, uniforms)

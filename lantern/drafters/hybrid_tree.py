@@ -1,8 +1,8 @@
 """Hybrid drafts in one static tree: Jacobi drafts, which a draft model improves near the root.
 
-`lantern.drafters.jacobi_tree` ranks drafts by a *pool*, which holds the codes that the target computed for each
-position in earlier steps. Near the root, the ranking also uses the best codes of a draft model, given the drafts on the
-path from the root. The draft model uses the target's noise.
+`lantern.drafters.jacobi_tree` ranks drafts by a *pool*. It holds the target's best codes for each position, computed in
+earlier steps. Near the root, the ranking also uses the best codes of a draft model, given the drafts on the path from
+the root. The draft model uses the target's noise.
 
 The two sources complement each other. The pool was computed before the last tokens were emitted, but also covers
 distant positions. The draft model has seen the last tokens, but its predictions become worse with each depth.
@@ -28,12 +28,12 @@ NUM_DEPTHS = 3  # number of depths whose drafts are also ranked by the draft mod
 class HybridTreeDrafter(HybridDrafter):
     """The drafter that ranks drafts near the root by a draft model and the pool, and all other drafts by the pool.
 
-    The pool holds the codes that the target computed for each position in earlier steps, see
+    The pool holds the target's best codes for each position, computed in earlier steps, see
     `lantern.drafters.jacobi_tree`.
 
     Args:
-        jacobi: keeps the pool, and drafts the nodes below the first depths.
-        eagle: runs the draft model over the first depths of the same tree.
+        jacobi: keeps the pool, and drafts the nodes below depth `NUM_DEPTHS`.
+        eagle: runs the draft model over the first `NUM_DEPTHS` depths of the same tree.
         tree: the tree.
     """
 
@@ -43,7 +43,8 @@ class HybridTreeDrafter(HybridDrafter):
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> HybridDrafter:
         """Make the drafter of a method, see `Drafter.make`.
 
-        If the tree of the method consists of two trees, such as "chain9+chain3", the result is a `HybridDrafter`.
+        If the method has two trees, such as "chain9+chain3", the result is a `HybridDrafter`, which fills them
+        separately.
         """
         if isinstance(spec.tree_shape, JointTree):
             return HybridDrafter.make(models, spec, sampling)
@@ -58,8 +59,8 @@ class HybridTreeDrafter(HybridDrafter):
     def propose(self, state: HybridState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         """Return the tree filled with drafts, see `Drafter.propose`.
 
-        The first depths are drafted one after the other, by the draft model and the pool, which holds the target's best
-        codes of earlier steps. The nodes of all later depths are drafted at once, by the pool only.
+        The first `NUM_DEPTHS` depths are drafted one after the other, by the draft model and the pool. The pool holds
+        the target's best codes of earlier steps. The nodes of all later depths are drafted at once, by the pool only.
         """
         results = self.jacobi.recall(state.jacobi, lengths)
 
@@ -72,8 +73,8 @@ class HybridTreeDrafter(HybridDrafter):
     def _children(self, results: Results, parents: torch.Tensor, keys: torch.Tensor, num_siblings: int) -> torch.Tensor:
         """Return the drafts below the parents of one depth, int64 (batch, parents, num_siblings).
 
-        They are the most probable codes of a mixture of distributions: one of the draft model, and one per result of
-        the pool. A result is a preceding token and the target's best codes after it, from an earlier step.
+        They are the most probable codes of a mixture of distributions. One is the draft model's. The others come from
+        the pool, one per *result*: a preceding token and the target's best codes after it, from an earlier step.
 
         Args:
             results: the pool's results of the children's position, repeated for every parent, see `Results.at`.

@@ -3,19 +3,19 @@
 The noise of an image is fixed. Each token is therefore a function of the tokens before it, and the image is a fixed
 point of these functions. Every step evaluates them for a window of the next positions, given drafts of the tokens
 before each position. The results are the drafts of later steps. A draft is accepted if it equals the token that the
-target samples. The image therefore equals the image of autoregressive decoding, token for token, at any temperature. No
-draft model is needed.
+target now samples at its position. The image therefore equals the image of autoregressive decoding, token for token, at
+any temperature. No draft model is needed.
 
 After a rejection, the drafts that follow were sampled after a wrong token. The *pool* therefore keeps the last results
-of every position. A *result* is the preceding token and the best tokens after it. For example, position 12 may have the
-results 5 -> 8 (newest) and 3 -> 9. If the token at position 11 is now 3, the draft of position 12 is 9. If it is
-neither 5 nor 3, the draft comes from the newest result and is 8.
+of every position. A *result* is the preceding token and the target's best tokens after it, in one earlier step. For
+example, position 12 may have the results 5 -> 8 (newest) and 3 -> 9. If the token at position 11 is now 3, the draft of
+position 12 is 9. If the token at position 11 is neither 5 nor 3, the draft comes from the newest result and is 8.
 
-Source: predictive sampling (Wiggers and Hoogeboom, ICML 2020, arXiv 2002.09928) fixes the noise of a sample first, so
-that sampling is a deterministic function whose fixed point is the image, and iterates this function on forecasts.
-Speculative Jacobi decoding (arXiv 2410.01699) iterates drafts of an image model, and MC-SJD (arXiv 2510.24211) couples
-the samples of consecutive steps. Both verify by rejection. The pool, with position and preceding token as key, and
-trees of its drafts are Lantern's. Lookahead decoding (arXiv 2402.02057) has a pool of n-grams.
+Sources: predictive sampling (Wiggers and Hoogeboom, ICML 2020, arXiv 2002.09928) fixes the noise of a sample first.
+Sampling is then a deterministic function, which is iterated on forecasts, and the image is its fixed point. Speculative
+Jacobi decoding (arXiv 2410.01699) iterates drafts of an image model, and MC-SJD (arXiv 2510.24211) couples the samples
+of consecutive steps. Both verify by rejection. Lookahead decoding (arXiv 2402.02057) has a pool of n-grams. Lantern
+adds the pool that is searched by position and preceding token, and trees of drafts from it.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ EMPTY = -2  # preceding token of an empty result, which matches no token
 class JacobiState:
     """The state of a Jacobi drafter: the pool of results of earlier steps.
 
-    A *result* of a position is what the target computed for it in one step: the preceding token, and the best codes
-    after it.
+    A *result* of a position comes from one step. It is the token that preceded the position in that step, and the
+    target's best codes after this token. The best code is the target's sample.
 
     Attributes:
         pool: the last results of every position, newest first, int64 (batch, 1 + siblings, tokens + window, kept). The
             second axis holds the parts of a result: first the preceding token, then the best codes after it, best
             first. -1 marks a missing code. An empty result has the preceding token -2, which matches no token. All its
             codes are the first draft of the position. Positions that are already emitted are not read.
-        probs: the target's distributions of these results, (batch, tokens + window, kept, vocab), 0 for empty ones.
-            None unless the drafter keeps them.
+        probs: the target's distribution of the code in each result, (batch, tokens + window, kept, vocab). 0 for empty
+            results. None unless `keeps_probs` of the drafter is set.
     """
 
     pool: torch.Tensor
@@ -65,10 +65,10 @@ class JacobiState:
 class JacobiDrafter(Drafter[JacobiState]):
     """The drafter whose drafts are the target's samples of earlier steps, which are kept in a pool.
 
-    The pool has several results for every position. A *result* is a preceding token and the best codes after it. All
-    children of a node come from one result, the newest one whose preceding token equals the newest draft of the node's
-    position. If there is none, they come from the newest result. The child of rank r is the r-th best code of the
-    result.
+    The pool has several results for every position. A *result* is a preceding token and the target's best codes after
+    it, from one earlier step. All children of a node come from one result of their position. It is the newest result
+    whose preceding token equals the newest draft of the node's position. If there is no match, it is the newest result.
+    The child of rank r is the r-th best code of the result.
 
     Args:
         tree: the static tree. Its depth is the window, the number of positions that are drafted in a step.
@@ -76,8 +76,8 @@ class JacobiDrafter(Drafter[JacobiState]):
         num_kept: number of results per position in the pool. With 1, drafts come from the previous step only.
 
     Attributes:
-        keeps_first: whether a position that the tree does not reach keeps its first draft. If False, every step
-            replaces it by the target's best codes after the first node of the deepest level.
+        keeps_first: whether positions that the tree has not reached yet keep their first drafts, which `fill` stored.
+            If False, every step replaces them by the target's best codes for the last position that the tree reaches.
     """
 
     tree: StaticTree
@@ -104,11 +104,11 @@ class JacobiDrafter(Drafter[JacobiState]):
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> JacobiDrafter:
-        """Make the drafter of a method with one static tree. The arguments are those of `Drafter.make`."""
+        """Make the drafter of a method with one static tree, see `Drafter.make`."""
         return cls(static_tree(spec.static_choices, models.target.device), models.target.config)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> JacobiState:
-        """Make the state of `num_rows` images, see `Drafter.allocate`."""
+        """Make an empty pool of results for `num_rows` images, see `Drafter.allocate`."""
         device = self.tree.parents.device
         pool = torch.zeros(num_rows, *self._shape, dtype=torch.int64, device=device)
         if not self.keeps_probs:
@@ -118,7 +118,7 @@ class JacobiDrafter(Drafter[JacobiState]):
         return JacobiState(pool, probs)
 
     def fill(self, state: JacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Put the first draft of every position into the pool, from which drafts are taken, see `Drafter.fill`."""
+        """Fill the pool of new prompts with a first draft for every position, see `Drafter.fill`."""
         pool = self._first_drafts(prefill)[:, None, :, None].repeat(1, self._shape[0], 1, self.num_kept)
         pool[:, 0] = EMPTY
         state.pool.index_copy_(0, rows, pool)
@@ -126,20 +126,21 @@ class JacobiDrafter(Drafter[JacobiState]):
             state.probs.index_fill_(0, rows, 0.0)
 
     def _first_drafts(self, prefill: Prefill) -> torch.Tensor:
-        """Return the first draft of every position: the first image token, int64 (prompts, tokens + window)."""
+        """Return the first image token as the first draft of every position, int64 (prompts, tokens + window)."""
         return prefill.first.expand(-1, self._shape[1])
 
     def propose(self, state: JacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return the drafts of the positions after the root. The arguments are those of `Drafter.propose`.
+        """Return drafts from the pool for the positions after the root, see `Drafter.propose`.
 
-        The pool holds several results per position, each a preceding token and the best codes after it. All drafts are
-        looked up at once, before the parents have tokens. In place of a parent's token, the newest draft of its
-        position is therefore compared with the preceding tokens.
+        The pool holds several results per position, each a preceding token and the target's best codes after it. A
+        node's draft should come from a result whose preceding token is the parent's token. However, all drafts are
+        looked up at once, before the parents have tokens. In place of a parent's token, the newest draft of the
+        parent's position is therefore compared with the preceding tokens.
         """
         index = lengths[:, None] * self.num_kept + self._read.flatten()
         left, drafts = state.pool.flatten(1).gather(1, index).view(-1, *self._read.shape).unbind(1)
         parents = torch.cat([root, drafts[..., 0]], dim=1).index_select(1, self._parents)
-        ages = torch.where(left == parents[..., None], self._ages, self._ages_of_others)  # all different
+        ages = torch.where(left == parents[..., None], self._ages, self._ages_of_others)  # no two are equal
         newest = ages.argmin(-1, keepdim=True)
         tokens = drafts.gather(2, newest).squeeze(2)
         if self.config.line_end is not None:  # only one token is possible at the end of a line
@@ -151,12 +152,13 @@ class JacobiDrafter(Drafter[JacobiState]):
     def _draft_probs(self, probs: torch.Tensor, newest: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Return the distributions that the children of inner nodes were sampled from, (batch, inner, vocab).
 
-        All siblings come from the same result of the pool, that is, from one distribution of the target in an earlier
-        step.
+        Inner nodes are nodes that have children. All siblings come from one distribution: the target's at their
+        position in an earlier step.
 
         Args:
             probs: `JacobiState.probs`.
-            newest: index, on the axis `kept`, of the result that each draft was taken from, int64 (batch, drafts, 1).
+            newest: for each draft, the index on the axis `kept` of the distribution that it was sampled from, int64
+                (batch, drafts, 1).
             lengths: number of emitted tokens of each image, int64 (batch,).
         """
         ahead = self.tree.depths[:, 1:].index_select(1, self._first_children) - 1
@@ -164,11 +166,11 @@ class JacobiDrafter(Drafter[JacobiState]):
         return pick_rows(probs.flatten(1, 2), (lengths[:, None] + ahead) * self.num_kept + rows)
 
     def observe(self, state: JacobiState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Put the target's best codes after each node into the pool. The arguments are those of `Drafter.observe`.
+        """Put the target's best codes after each node into the pool as later drafts, see `Drafter.observe`.
 
         A node's token and the best codes after it are a *result*, which belongs to the position after the node.
-        Positions beyond the tree have no new result. The last position of the tree is the nearest guess for them. The
-        codes of their newest result are therefore replaced by the codes at the first node of the deepest level.
+        Positions further from the root have no node before them. Unless `keeps_first` is True, the codes after the
+        first of the deepest nodes replace the newest drafts of these positions, for lack of a better guess.
         """
         num_nodes = self.tree.num_nodes  # a hybrid tree has more nodes
         tokens = outcome.proposal.tokens[:, :num_nodes, None]
@@ -183,13 +185,14 @@ class JacobiDrafter(Drafter[JacobiState]):
             self._keep_probs(state.probs, outcome.scores.weights[:, :num_nodes].softmax(-1), written)
 
     def _keep_probs(self, kept: torch.Tensor, probs: torch.Tensor, written: torch.Tensor) -> None:
-        """Store the target's distribution at each node, so that it can be the draft distribution of later drafts.
+        """Store the target's distribution after each node, from which later drafts count as sampled.
 
-        The pool keeps the best codes at each node as a *result*. The distribution is stored at the index of the result.
+        The pool keeps the best codes after each node as a *result*. The distribution is stored at the index of the
+        result.
 
         Args:
             kept: `JacobiState.probs`, changed in place.
-            probs: the target's distributions at the nodes, (batch, nodes, vocab).
+            probs: the target's distributions after the nodes, (batch, nodes, vocab).
             written: indices into one image's flattened `JacobiState.pool` that `observe` overwrites, int64 (batch, n).
                 The indices of preceding tokens come first. Only these are used, since they also index `kept`.
         """
@@ -201,9 +204,10 @@ class JacobiDrafter(Drafter[JacobiState]):
 
 
 class SourceJacobiDrafter(JacobiDrafter):
-    """The Jacobi drafter for edited images: the first draft of a position is the source picture's code at that place.
+    """The Jacobi drafter for models that edit a source picture, whose codes are the first drafts.
 
-    An edited image may repeat much of its source. The target's samples replace these drafts as soon as there are any.
+    Each position begins with the source picture's code at the same place, since an edited image may repeat much of its
+    source. As soon as the target has sampled tokens for a position, they are its drafts.
     """
 
     keeps_first = True
@@ -211,7 +215,7 @@ class SourceJacobiDrafter(JacobiDrafter):
     def _first_drafts(self, prefill: Prefill) -> torch.Tensor:
         """Return the first draft of every position: the source picture's code there, int64 (prompts, tokens + window).
 
-        It is 0 after the last token of the image.
+        The draft is 0 at positions after the last token of the image.
 
         Raises:
             ValueError: the prompts have no source pictures.
@@ -225,15 +229,16 @@ class SourceJacobiDrafter(JacobiDrafter):
 
 
 def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int, keeps_first: bool) -> torch.Tensor:
-    """Return the indices that update the pool of one image after a step, int64 (n,).
+    """Return the indices by which `observe` updates the pool of one image after a step, int64 (n,).
 
-    A *result* of a position is a preceding token and the best codes after it. A step changes the results of the next
-    2 * depth + 1 positions. Let a list hold the results of all nodes of the tree, then the old results of these
-    positions. The returned indices select the new results of the positions from the list.
+    A *result* of a position is a preceding token and the target's best codes after it, from one step. A step changes
+    the results of 2 * depth + 1 positions: depth + 1 that follow nodes of the tree, and depth positions after these.
+    Let a list hold the results after all nodes, then the old results of these positions. The returned indices select
+    the new results of the positions from the list.
 
-    - A position that nodes predict gets the results of these nodes, then its newest old results.
-    - A position beyond the tree keeps its results. Unless `keeps_first` is True, the codes of its newest result are
-      replaced by the codes at the first node of the deepest level.
+    - A position directly after nodes of the tree gets the results of these nodes, then its newest old results.
+    - A later position keeps its results. Unless `keeps_first` is True, the codes of its newest result are replaced by
+      the codes after the first node of the deepest level.
 
     For example, let the tree be a chain of two drafts, with three results per position. The next position then gets the
     result of the root and its two newest old results.
@@ -242,7 +247,7 @@ def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int, keeps_firs
         tree: the static tree.
         num_siblings: number of codes of a result.
         num_kept: number of results per position in the pool.
-        keeps_first: see `JacobiDrafter`.
+        keeps_first: whether positions beyond the tree keep their first drafts, see `JacobiDrafter`.
     """
     depths = tree.depths[0].tolist()
     num_positions = 2 * tree.max_depth + 1
@@ -263,7 +268,7 @@ def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int, keeps_firs
 
 @dataclass
 class HybridState:
-    """The state of a `HybridDrafter`.
+    """The state of a `HybridDrafter`, which consists of the states of its two drafters.
 
     Attributes:
         jacobi: state of its Jacobi drafter.
@@ -297,7 +302,7 @@ class HybridDrafter(Drafter[HybridState]):
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> HybridDrafter:
-        """Make the drafter of a method with two trees, such as "chain9+chain3": for Jacobi drafts, then for EAGLE's.
+        """Make the drafter of a method with two trees, such as "chain9+chain3": one for Jacobi drafts, one for EAGLE's.
 
         Raises:
             ValueError: the method does not name two trees.
@@ -317,11 +322,11 @@ class HybridDrafter(Drafter[HybridState]):
         )
 
     def allocate(self, num_rows: int, noise: NoiseField) -> HybridState:
-        """Make the state of `num_rows` images, see `Drafter.allocate`."""
+        """Make the states of both drafters for `num_rows` images, see `Drafter.allocate`."""
         return HybridState(self.jacobi.allocate(num_rows, noise), self.eagle.allocate(num_rows, noise))
 
     def fill(self, state: HybridState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Prepare the state for new prompts, see `Drafter.fill`."""
+        """Prepare the states of both drafters for new prompts, see `Drafter.fill`."""
         self.jacobi.fill(state.jacobi, rows, prefill)
         self.eagle.fill(state.eagle, rows, prefill)
 
@@ -332,6 +337,6 @@ class HybridDrafter(Drafter[HybridState]):
         return Proposal(torch.cat([first.tokens, second.tokens[:, 1:]], dim=1), self.tree)
 
     def observe(self, state: HybridState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Update the state after a step, see `Drafter.observe`."""
+        """Update the states of both drafters after a step, see `Drafter.observe`."""
         self.jacobi.observe(state.jacobi, outcome, lengths)
         self.eagle.observe(state.eagle, outcome, lengths)

@@ -4,9 +4,9 @@ The *pool* holds *results* of earlier steps, see `lantern.drafters.jacobi`. A re
 of the preceding token and the best codes after it, each with its *key*: the target's log-probability plus Gumbel noise.
 The code with the largest key is the target's sample.
 
-In a chain every position has one draft, the best code of one result. A tree has several drafts of a position. All
-results of the position together rank them better than one result does, since a code in many results is likely to be
-right.
+In a chain every position has one draft, the best code of one result. In a tree a position has several drafts, and they
+are ranked by all results of the position together. This is better than one result, since a code in many results is
+likely to be accepted.
 
 Each result has a weight and a distribution over its codes. The score of a code is its probability in the weighted
 mixture of these distributions. The children of a node are the codes with the highest scores, so siblings are always
@@ -14,8 +14,8 @@ different.
 
 The weight and the distribution depend on the *kind* of the result. The kind combines three facts: whether the preceding
 token equals the parent's token, the age of the result in steps, and whether it is the newest of its position.
-`PoolMixture` holds the coefficients of these facts. They change how many drafts are accepted, but never an emitted
-token, since every draft is verified.
+`PoolMixture` holds the coefficients of these facts. The coefficients change how many drafts are accepted, but never an
+emitted token, since every draft is verified.
 """
 
 from __future__ import annotations
@@ -43,14 +43,18 @@ DRAFTED = 4 * (OLDEST + 1)  # kind of a draft model's result
 
 
 class ResultCoefficients(NamedTuple):
-    """Coefficients of a linear function of a result, see `PoolMixture`. The result's age is its number of steps.
+    """Coefficients of a linear function of facts about a result of the pool, see `PoolMixture`.
+
+    A result is the target's best codes for a position in an earlier step, with the token that preceded them. Its age is
+    the number of steps since then. The function is the sum of `constant` and of each other coefficient times its fact.
 
     Attributes:
-        fits: coefficient of 1 if the preceding token of the result equals the parent's token, else of 0.
-        is_previous: coefficient of 1 if the result is from the previous step, else of 0.
-        is_newest: coefficient of 1 if the result is the newest of its position, else of 0.
+        fits: coefficient of a fact that is 1 if the preceding token of the result equals the token of the draft's
+            parent, else 0.
+        is_previous: coefficient of a fact that is 1 if the result is from the previous step, else 0.
+        is_newest: coefficient of a fact that is 1 if the result is the newest of its position, else 0.
         age: coefficient of the age divided by 10.
-        constant: the value that is always added.
+        constant: number that is added for every result.
     """
 
     fits: float
@@ -61,7 +65,11 @@ class ResultCoefficients(NamedTuple):
 
 
 class DraftedCoefficients(NamedTuple):
-    """The values of the three functions of `PoolMixture` for a result of a draft model, which has no age."""
+    """The numbers `weight`, `sharpness` and `other` of `PoolMixture` for the best codes of a draft model.
+
+    For results of earlier steps, `PoolMixture` computes these numbers from the age and other facts. For a draft model
+    they are constants.
+    """
 
     weight: float
     sharpness: float
@@ -74,14 +82,17 @@ class PoolMixture:
 
     A *result* is a preceding token and the target's best codes after it, each with its *key*: log-probability plus
     noise. Results are more reliable if they are new, and if their preceding token is the token of the draft's parent.
-    `weight`, `sharpness` and `other` are three linear functions of a result.
+    `weight`, `sharpness` and `other` are therefore linear functions of the facts that `ResultCoefficients` lists. Each
+    function returns one number per result.
 
     Attributes:
-        weight: a logit. The softmax of these logits over all results of a position gives their weights.
+        weight: a logit. The softmax of these logits over all results of a position gives the results' weights in the
+            mixture.
         sharpness: the logarithm of a factor f. A code of the result has the logit f times its key.
         other: one more logit, which represents all codes that the result does not hold. The softmax over the logits of
             the codes and this logit is the distribution of the result.
-        drafted: values of the three functions for a result of a draft model.
+        drafted: the three numbers for the best codes of a draft model, which `HybridTreeDrafter` adds as one more
+            result.
     """
 
     weight: ResultCoefficients
@@ -90,14 +101,18 @@ class PoolMixture:
     drafted: DraftedCoefficients
 
     def table(self) -> torch.Tensor:
-        """Return the weight and the shape of the distribution for every kind of result, float32 (kinds, 3).
+        """Compute the three linear functions for every kind of result, float32 (kinds, 3).
 
-        The three columns are the logit of the weight, the factor of the keys, and the logit of all codes that the
-        result does not hold. The class describes them.
+        The columns are `weight`, the factor f, which is the exponential of `sharpness`, and `other`. The class
+        describes them.
 
-        The kind of a result is a row of this table. Its number is the age of the result in steps, at most OLDEST. If
-        the result is the newest of its position, OLDEST + 1 is added. If its preceding token equals the parent's token,
-        2 (OLDEST + 1) is added. The last row, DRAFTED, is for results of a draft model.
+        The kind of a result is an index of the first axis. The index is the sum of these numbers:
+
+        - the age of the result in steps, at most OLDEST
+        - OLDEST + 1 if the result is the newest of its position
+        - 2 (OLDEST + 1) if its preceding token equals the token of the draft's parent
+
+        The last index, DRAFTED, is the kind of a draft model's codes.
         """
         age = torch.arange(OLDEST + 1)
         fits, is_newest = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]]).repeat_interleave(OLDEST + 1, dim=0).unbind(1)
@@ -126,10 +141,10 @@ class JacobiTreeState:
         tokens: the last results of every position, newest first, int64 (batch, positions, NUM_RESULTS, 1 + codes). A
             result is the preceding token, then the best codes after it, best first. -1 marks a missing code. An empty
             result has the preceding token -2, which matches no token.
-        keys: more about the same results, float32, shaped like `tokens`. The first entry is the number of the step that
-            the result is from. Then follow the keys of the codes (log-probability plus noise), minus the best code's
-            key.
-        num_steps: number of steps that each image has had so far, float32 (batch,).
+        keys: step and keys of the same results, float32, shaped like `tokens`. The first entry of a result is the
+            number of the step in which it was computed. Then follow the keys of the codes (log-probability plus noise),
+            minus the best code's key.
+        num_steps: number of decoding steps of each image so far, float32 (batch,).
     """
 
     tokens: torch.Tensor
@@ -139,15 +154,15 @@ class JacobiTreeState:
 
 @dataclass
 class Results:
-    """The target's results of earlier steps for the drafted positions, NUM_RESULTS for each position.
+    """The results of earlier steps from which a tree is drafted, NUM_RESULTS for each drafted position.
 
     A *result* is a preceding token and the target's best codes after it, from an earlier step. All nodes of one depth
     of the tree are drafts of the same position. The axis `depths` begins with depth 1.
 
     Attributes:
         left: preceding token of each result, int64 (batch, depths, NUM_RESULTS).
-        ages: age of each result in steps, plus OLDEST + 1 if the result is the newest, shaped like `left`. It is the
-            part of the kind, see `PoolMixture.table`, that does not depend on the parent.
+        ages: age of each result in steps, plus OLDEST + 1 if the result is the newest of its position, shaped like
+            `left`. `kinds` adds a number if the preceding token is that of the parent.
         codes: best codes after the preceding token, best first, int64 (batch, depths, NUM_RESULTS, codes).
         keys: keys of the codes (log-probability plus noise), minus the best code's key, shaped like `codes`.
     """
@@ -158,17 +173,19 @@ class Results:
     keys: torch.Tensor
 
     def after(self, num_depths: int) -> Results:
-        """Return the results without those for the drafts at the first `num_depths` depths of the tree."""
+        """Return only the results for drafts below the first `num_depths` depths of the tree."""
         return Results(*(part[:, num_depths:] for part in (self.left, self.ages, self.codes, self.keys)))
 
     def at(self, depth: int, num_parents: int) -> Results:
-        """Return the results of one position, repeated for every node that needs children at this position.
+        """Return the results for the children of all nodes of one depth, repeated for each of these nodes.
 
-        A result is a preceding token and the target's best codes after it, from an earlier step.
+        A result is a preceding token and the target's best codes after it, from an earlier step. `HybridTreeDrafter`
+        calls this to choose the children depth by depth.
 
         Args:
-            depth: depth of these nodes, the parents. It is the index of their children on the axis `depths`.
-            num_parents: number of parents.
+            depth: depth of the nodes, which are the parents. Since the axis `depths` begins with depth 1, it is also
+                the index of their children on this axis.
+            num_parents: number of these nodes.
 
         Returns:
             Results whose axis `depths` is replaced by an axis of the parents.
@@ -179,28 +196,28 @@ class Results:
     def kinds(self, parents: torch.Tensor) -> torch.Tensor:
         """Return the kind of each result for the children of each parent, int64 (batch, depths, inner, NUM_RESULTS).
 
-        The kind states how reliable a result is. It combines the age of the result, whether it is the newest, and
-        whether its preceding token equals the parent's token, see `PoolMixture.table`.
+        The kind states how reliable a result is: how old it is, whether it is the newest, and whether its preceding
+        token equals the parent's token. It is an index of `PoolMixture.table`.
 
         Args:
-            parents: tokens of the parents, int64 (batch, depths, inner), with inner parents for each position.
+            parents: tokens of the parents, int64 (batch, depths, inner). inner is the number of parents of each depth.
         """
         fits = self.left[:, :, None] == parents[..., None]  # the preceding token is the parent's
         return torch.add(self.ages[:, :, None], fits, alpha=2 * (OLDEST + 1))
 
 
 class JacobiTreeDrafter(Drafter[JacobiTreeState]):
-    """The drafter of trees that ranks drafts by several results of earlier steps for their position.
+    """The Jacobi drafter for trees with siblings, which ranks drafts by several results of their position.
 
     Each earlier step gave a *result* per position: the preceding token, and the target's best codes after it. The
-    newest results are kept in a pool. Together they rank the drafts better than the newest one does.
+    newest results are kept in a pool. Together they rank the drafts better than the newest result does.
 
     Args:
         tree: the static tree. Its depth is the number of positions that are drafted in a step.
         config: sizes of the target.
-        mixture: coefficients of the mixture of results. None for the default ones.
-        num_given: number of depths of the tree, from depth 1 on, whose drafts the caller of `extend` supplies. 0 if all
-            drafts come from the pool.
+        mixture: coefficients by which the results are weighted. None for `FITTED`.
+        num_given: number of depths of the tree, from depth 1 on, whose drafts are already known when `extend` is
+            called. 0 if all drafts come from the pool.
     """
 
     tree: StaticTree
@@ -243,7 +260,7 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return kind(tree, models.target.config)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> JacobiTreeState:
-        """Make the state of `num_rows` images, see `Drafter.allocate`."""
+        """Make an empty pool of results for `num_rows` images, see `Drafter.allocate`."""
         device = self.tree.parents.device
         shape = (num_rows, self.num_positions, NUM_RESULTS, 1 + self.num_codes)
         return JacobiTreeState(
@@ -266,20 +283,22 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         state.num_steps.index_fill_(0, rows, 0.0)
 
     def propose(self, state: JacobiTreeState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return the drafts of the positions after the root. The arguments are those of `Drafter.propose`."""
+        """Return a tree of drafts from the pool of earlier results, see `Drafter.propose`."""
         return self.extend(self.recall(state, lengths), root, lengths)
 
     def extend(self, results: Results, given: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Complete a tree whose first depths are given. The drafts of all later depths come from the pool.
+        """Complete a tree whose first depths already have drafts. The drafts of all later depths come from the pool.
 
-        The pool holds results of earlier steps. A result is a preceding token and the target's best codes after it.
+        `HybridTreeDrafter` calls this after a draft model has drafted the first depths. The pool holds results of
+        earlier steps. A result is a preceding token and the target's best codes after it.
 
-        All drafts are chosen at once, before most parents have a token. A parent without a token is taken to be a code
-        of the newest result of its position: the r-th best code if the parent is the r-th of its siblings.
+        All drafts are chosen at once, before most parents have a token. A parent without a token is assumed to be a
+        code of the newest result of its position: the r-th best code if the parent is the r-th of its siblings.
 
         Args:
             results: results of the positions after the root.
-            given: tokens of the root and of the nodes at depths 1 to `num_given`, int64 (batch, given nodes).
+            given: tokens of the root and of the nodes that already have drafts, at depths 1 to `num_given`, int64
+                (batch, given nodes).
             lengths: number of emitted tokens of each image, int64 (batch,).
         """
         newest = results.codes[:, :, 0].flatten(1)
@@ -294,9 +313,10 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return Proposal(tokens, self.tree)
 
     def recall(self, state: JacobiTreeState, lengths: torch.Tensor) -> Results:
-        """Read the results of earlier steps for the positions after the root, one position for each depth of the tree.
+        """Read the results of earlier steps, from which drafts are chosen, for the positions after the root.
 
-        A result is a preceding token and the target's best codes after it. The pool holds the newest results.
+        A result is a preceding token and the target's best codes after it. There is one position for each depth of the
+        tree.
 
         Args:
             state: the state of the drafter.
@@ -308,15 +328,16 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return Results(tokens[..., 0], ages + self._newest, tokens[..., 1:], keys[..., 1:])
 
     def mix(self, kinds: torch.Tensor, codes: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the probability of each code of each result in the mixture from which a node's children are chosen.
+        """Mix what earlier steps predicted for a position into one distribution over codes per parent.
 
-        A *result* is a preceding token and the target's best codes after it, from an earlier step. It has a weight and
-        a distribution over codes. Both depend on its kind: its age, whether it is the newest, and whether its preceding
-        token is the parent.
+        A *result* is such a prediction: a preceding token, and the target's best codes after it in an earlier step. It
+        has a weight and a distribution over its codes. Both depend on the result's kind: its age, whether it is the
+        newest, and whether its preceding token is the parent's token.
 
-        Each code of each result is a *candidate*. Its *share* is the weight of the result times the probability of the
-        code in the result. For example, if a result has weight 0.6 and gives code 7 the probability 0.5, the share is
-        0.3. If several results hold the same code, there are several candidates with this code.
+        Each code of each result is a *candidate*. Its *share* is what it adds to the probability of its code: the
+        weight of the result times the probability of the code in the result. For example, if a result has weight 0.6
+        and gives code 7 the probability 0.5, the share is 0.3. If several results hold the same code, there are several
+        candidates with this code. `choose` ranks drafts by the sum of their shares.
 
         Args:
             kinds: kind of each result after each parent, from `Results.kinds`, int64 (batch, depths, inner, results).
@@ -335,7 +356,7 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
     def choose(self, codes: torch.Tensor, shares: torch.Tensor, num_siblings: int) -> torch.Tensor:
         """Choose the drafts below every parent: the codes that are most probable in the mixture of results.
 
-        A *candidate* is a code of one result, and its *share* is its probability in the mixture, see `mix`. The
+        A *candidate* is a code of one result, and its *share* is its probability in the mixture, both from `mix`. The
         probability of a code is the sum of the shares of all candidates with this code.
 
         Args:
@@ -355,11 +376,11 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         return tokens.masked_fill(best.values < 0, -1)
 
     def observe(self, state: JacobiTreeState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Put the target's best codes after each node into the pool, see `Drafter.observe`.
+        """Put the target's best codes after each node into the pool as later drafts, see `Drafter.observe`.
 
         A node's token and the best codes after it are a *result*, which belongs to the position after the node.
-        Positions beyond the tree have no new result. The last position of the tree is the nearest guess for them. Their
-        newest result is therefore replaced by the result of the first node of the deepest level.
+        Positions further from the root have no node before them. For lack of a better guess, the result of the first of
+        the deepest nodes replaces their newest result.
         """
         num_nodes = self.tree.num_nodes  # a hybrid tree has more nodes
         codes, keys = result_codes(outcome.scores.keys[:, :num_nodes], self.num_codes)
@@ -371,9 +392,10 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         state.num_steps.add_(1.0)
 
     def _renew(self, kept: torch.Tensor, new: torch.Tensor, index: torch.Tensor) -> None:
-        """Put the results of a step into one tensor of the pool, so that they precede the old results of a position.
+        """Put the results of a step into one tensor of the pool, before the old results of the same positions.
 
-        A result is a preceding token and the target's best codes after it.
+        A result is a preceding token and the target's best codes after it. The oldest results of a position are
+        dropped.
 
         Args:
             kept: `JacobiTreeState.tokens` or `JacobiTreeState.keys`, changed in place.
@@ -387,22 +409,22 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         )
 
     def _index(self, lengths: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
-        """Return the indices of some positions in a tensor of the pool, int64 (batch, n).
+        """Return indices that select image positions in a tensor of the pool, int64 (batch, n).
 
-        They are indices into the flattened axes `batch` and `positions`.
+        The indices are those of the flattened axes `batch` and `positions`.
 
         Args:
             lengths: number of emitted tokens of each image, int64 (batch,).
-            ahead: number of positions from the next token to each wanted position, int64 (n,).
+            ahead: distance of each position from the position of the next token, in tokens, int64 (n,).
         """
         first = torch.arange(len(lengths), device=lengths.device) * self.num_positions + lengths
         return first[:, None] + ahead
 
 
 def result_codes(keys: torch.Tensor, num_codes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the codes with the largest keys after each node, and their keys minus the largest key.
+    """Return the best codes after each node, which a result of the pool holds, and their keys minus the largest key.
 
-    If the filters left fewer than `num_codes` codes, the missing ones are -1 with the key NO_KEY.
+    If top-k or top-p filtering left fewer than `num_codes` codes, the missing ones are -1 with the key NO_KEY.
 
     Args:
         keys: log-probabilities of the codes plus noise, (batch, nodes, vocab). -inf for codes that were filtered out.
@@ -417,7 +439,7 @@ def result_codes(keys: torch.Tensor, num_codes: int) -> tuple[torch.Tensor, torc
 
 
 def _pick(kept: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Return the entries of one tensor of the pool at some positions, (batch, n, NUM_RESULTS, 1 + codes).
+    """Read one of the pool's two tensors at some image positions, (batch, n, NUM_RESULTS, 1 + codes).
 
     Args:
         kept: `JacobiTreeState.tokens` or `JacobiTreeState.keys`.
@@ -427,15 +449,16 @@ def _pick(kept: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def _renewed_results(tree: StaticTree) -> torch.Tensor:
-    """Return the indices that update the pool of one image after a step, int64 (positions * NUM_RESULTS,).
+    """Return the indices by which `observe` updates the pool of one image, int64 (positions * NUM_RESULTS,).
 
-    A *result* of a position is a preceding token and the best codes after it. A step changes the results of the next
-    2 * depth + 1 positions. Let a list hold the results of all nodes of the tree, then the old results of these
-    positions. The returned indices select the new results of the positions from the list.
+    A *result* of a position is a preceding token and the target's best codes after it, from one step. A step changes
+    the results of 2 * depth + 1 positions: depth + 1 that follow nodes of the tree, and depth positions after these.
+    Let a list hold the results after all nodes, then the old results of these positions. The returned indices select
+    the new results of the positions from the list.
 
-    - A position that nodes predict gets the results of these nodes, then its newest old results.
-    - A position beyond the tree keeps its results, except the newest one. That is replaced by the result of the first
-      node of the deepest level.
+    - A position directly after nodes of the tree gets the results of these nodes, then its newest old results.
+    - A later position keeps its results, except the newest one. The result of the first of the deepest nodes replaces
+      it.
 
     Args:
         tree: the static tree.
@@ -456,12 +479,13 @@ def _renewed_results(tree: StaticTree) -> torch.Tensor:
 def _layout(tree: StaticTree, num_codes: int, num_given: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the indices by which `JacobiTreeDrafter.extend` finds the tokens of parents and the drafts of nodes.
 
-    A result is a preceding token and the target's best codes after it, from an earlier step.
+    The drafts of the first depths are known before `extend` is called. All other drafts are chosen from *results*. A
+    result is a preceding token and the target's best codes after it, from an earlier step.
 
     Args:
         tree: the tree.
         num_codes: number of codes of a result.
-        num_given: number of depths of the tree, from depth 1 on, whose drafts are given.
+        num_given: number of depths of the tree, from depth 1 on, whose drafts are known before.
 
     Returns:
         Two int64 tensors.

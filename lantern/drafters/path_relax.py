@@ -1,7 +1,8 @@
-"""PathRelax: several chains of speculative Jacobi drafts (SJD) below one root.
+"""PathRelax: several chains of speculative Jacobi drafts (SJD) after the last emitted token.
 
-Of all chains, the one with the most accepted drafts is emitted. Even without relaxation this is not exact. A chain is
-more likely to be long if its tokens are easy to continue, so that such tokens are emitted too often.
+Each chain is verified separately, and the chain with the most accepted drafts is emitted. Even without relaxation this
+is not exact. More drafts are accepted after tokens that are easy to continue, so that these tokens are emitted too
+often.
 
 Source: PathRelax, or PathSpec (arXiv 2606.10492; Haodong-Lei-Ray/PathSpec@8a3df48).
 """
@@ -30,9 +31,9 @@ from lantern.tree_shapes import MAX_SIBLINGS, tree_choices
 class ChainNoise:
     """Noise for a batch in which every row is a chain of drafts, and several chains belong to one image.
 
-    The values are those of the image's noise. A position of an image has several random numbers, which are numbered by
-    *slots*. Each chain of an image reads separate slots. With 12 slots per chain, for example, the second chain reads
-    the slots 12 to 23.
+    It replaces the `NoiseField` of the drafter of single chains, so that the chains of an image are independent. A
+    position of an image has several random numbers, which are numbered by *slots*. Each chain of the image reads
+    separate slots. With 12 slots per chain, for example, the second chain reads the slots 12 to 23.
 
     Attributes:
         noise: random numbers of the images, from which new drafts are sampled.
@@ -48,7 +49,7 @@ class ChainNoise:
         """Return uniform noise in (0, 1) for each position of each chain, (chains, n), see `NoiseField.fresh`.
 
         Args:
-            stream: name of the stream.
+            stream: name of the stream, which is an independent field of random numbers.
             positions: image positions, int64 (chains, n), with the chains of all images in order.
             slots: slot of each value, counted from the first slot of the chain, int64 (1, n).
         """
@@ -59,7 +60,7 @@ class ChainNoise:
         """Sample a code for each position of each chain, int64 (chains, n), see `NoiseField.sample`.
 
         Args:
-            stream: name of the stream.
+            stream: name of the stream, which is an independent field of random numbers.
             probs: distributions, (chains, n, vocab).
             positions: image positions, int64 (chains, n), with the chains of all images in order.
             slots: slot of each random number, counted from the first slot of the chain, int64 (1, n).
@@ -74,16 +75,17 @@ class ChainNoise:
 
 
 class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
-    """The drafter of several chains, each of which is drafted as in speculative Jacobi decoding (SJD).
+    """The drafter of several chains below one root, each of which is drafted as in speculative Jacobi decoding (SJD).
 
     Args:
         tree: the tree, which consists of chains of the same length below the root.
         chain: the drafter of one chain.
-        delta: factor of the relaxation, see `LongestChain`.
+        delta: strength of the relaxation, see `LongestChain`. 0 for none.
 
     Raises:
         ValueError: the tree is too large. At every position of the image, a chain needs one random number for each of
-            its nodes, including the root. All chains together may use `MAX_SIBLINGS` random numbers per position.
+            its nodes, including the root. All chains together may use at most `MAX_SIBLINGS` random numbers per
+            position.
     """
 
     tree: StaticTree
@@ -106,8 +108,8 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
         """Make the drafter of a method, see `Drafter.make`.
 
-        At temperature 0 the result is a Jacobi drafter with the same tree. It drafts the tokens that were most probable
-        in the previous step, as this class would.
+        At temperature 0 the result is a `JacobiDrafter` with the same tree. It drafts the tokens that were most
+        probable in the previous step, as this class would.
         """
         tree = static_tree(spec.static_choices, models.target.device)
         if sampling.is_greedy:
@@ -116,7 +118,7 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
         return cls(tree, SpeculativeJacobiDrafter(chain, spec, models.target.config), spec["delta"])
 
     def allocate(self, num_rows: int, noise: NoiseField) -> SpeculativeJacobiState:
-        """Make the state of a batch of images, with one row for each chain of drafts of each image.
+        """Make the state of the drafter of single chains, with one row for each chain of each image.
 
         For the arguments see `Drafter.allocate`.
         """
@@ -125,7 +127,7 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
         return self.chain.allocate(num_rows * self.num_chains, cast("NoiseField", chain_noise))
 
     def fill(self, state: SpeculativeJacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Discard the drafts of all images that get new prompts, see `Drafter.fill`."""
+        """Discard the drafts of all images that are replaced by images of new prompts, see `Drafter.fill`."""
         chains = torch.arange(self.num_chains, device=rows.device)
         self.chain.fill(state, (rows[:, None] * self.num_chains + chains).flatten(), prefill)
 
@@ -133,8 +135,8 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
         """Return the drafts of all chains, see `Drafter.propose`.
 
         In this proposal `draft_probs` has one distribution per draft, (batch, nodes - 1, vocab). In proposals of other
-        drafters it has one distribution per node with children, because all children of a node are sampled from the
-        same distribution. Here the root's children are sampled from different ones.
+        drafters it has one per node with children, because all children of a node are sampled from the same
+        distribution. Here the root's children belong to different chains, and are sampled from different distributions.
         """
         chains = self.chain.propose(state, self._repeat(root), self._repeat(lengths))
         assert chains.draft_probs is not None
@@ -168,8 +170,8 @@ class LongestChain(ByRejection):
     over the drafts y of all other chains at the position of x. The residual distribution after a rejection is
     normalise(max(0, t - p)).
 
-    This is not exact. The total variation between the distribution of the images and the target's grows with the number
-    of chains and with delta. No upper limit is known.
+    This is not exact. The total variation distance between the distribution of the images and the target's grows with
+    the number of chains and with delta. No upper limit is known.
 
     Args:
         delta: factor of the mean in m. With 0, each chain is verified exactly.
@@ -182,7 +184,7 @@ class LongestChain(ByRejection):
         self.delta = delta
 
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Verify all chains at once.
+        """Verify the drafts of all chains at once.
 
         If no draft of any chain is accepted, the emitted token is sampled from the residual distribution of the first
         chain. For arguments and results see `Verifier.verify_all`.

@@ -5,9 +5,9 @@ The *window* is a fixed number of positions after the last emitted token. Every 
 position in the previous step, given the drafts of that step. Since it is known, the draft can be verified by rejection
 sampling, like a draft of a draft model.
 
-The decoding is exact: the emitted tokens follow the target's distribution. The reason is that the noise that verifies a
-draft is independent of the noise that sampled it. A draft therefore follows its draft distribution, whatever tokens
-were emitted before its position.
+The decoding is exact: the emitted tokens follow the target's distribution. The reason is that drafts are sampled and
+verified with independent noise. A draft therefore follows its draft distribution, whatever tokens were emitted before
+its position.
 
 Sources: speculative Jacobi decoding, SJD (arXiv 2410.01699; tyshiwo1/Accelerating-T2I-AR-with-SJD@b389cfb); speculative
 coupled decoding, SCD or MC-SJD (arXiv 2510.24211; junhyukso/SCD@7322379); SJD++ (arXiv 2512.07503), as in
@@ -37,9 +37,9 @@ from lantern.tree_shapes import MAX_SIBLINGS
 
 @dataclass
 class SpeculativeJacobiState:
-    """The state of a speculative Jacobi drafter: the drafts for the window of next positions.
+    """The state of a speculative Jacobi drafter: the drafts for the next positions of every image.
 
-    Window index 0 is the position after the last emitted token.
+    The window consists of the positions that a step drafts. Index 0 is the position after the last emitted token.
 
     Attributes:
         noise: random numbers of the images, from which drafts are sampled.
@@ -57,15 +57,16 @@ class SpeculativeJacobiState:
 def random_drafts(
     noise: NoiseField, config: TargetConfig, positions: torch.Tensor, slots: torch.Tensor
 ) -> torch.Tensor:
-    """Return a random code for each position, int64 (batch, n).
+    """Return a uniformly random code for each position, as its first draft, int64 (batch, n).
 
-    At the end of a line it is the line-end token, since the target allows no other token there.
+    At the end of a line, the result is the line-end token, since the target allows no other token there.
 
     Args:
         noise: random numbers of the images, from which the codes are sampled.
         config: sizes of the target.
         positions: image positions, int64 (batch, n).
-        slots: index of each position's uniform number, int64 (batch or 1, n).
+        slots: index of the uniform number that samples the code, among the numbers of its position, int64 (batch or 1,
+            n).
     """
     codes = (noise.fresh("initial", positions, slots).double() * config.num_codes).long()
     return torch.where(config.ends_line(positions), config.num_codes, codes)
@@ -74,24 +75,24 @@ def random_drafts(
 class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
     """The drafter that samples from the target's distributions of the previous step, for temperatures above 0.
 
-    Each position after the last emitted token, up to the depth of the tree, has a draft x. The method has three
-    parameters:
+    Each position after the last emitted token, up to the depth of the tree, has a draft x. After every step, each
+    position gets a new draft, which may equal the old one. The method has three parameters:
 
     - `coupling`: how the new draft of a position depends on the old one. "none" samples it independently. "gumbel"
       samples it with noise that depends only on the position. "maximal" keeps the old draft with the largest possible
       probability.
-    - `threshold` (SJD++): the old draft is kept if t(x) / p(x) is larger than the threshold, where t is the target
+    - `threshold` (SJD++): the old draft x is kept if t(x) / p(x) is larger than the threshold, where t is the target
       distribution and p the draft distribution. None switches this off.
-    - `labels`: the first draft of a position is a random code, and its draft distribution must be stated. "point" is a
-      point mass at this code, "uniform" is uniform over all codes.
+    - `labels`: the draft distribution of the first draft of a position, which is a random code. "point" is a point mass
+      at this code, "uniform" is uniform over all codes.
 
     Decoding is exact with every coupling, but not with a threshold. A draft that is kept because of the threshold was
     not sampled from its new draft distribution.
 
     Args:
         tree: the tree. The first child of a node is the draft of its position. Further siblings are sampled from the
-            same draft distribution without replacement. They are the same for all parents of the same depth.
-        spec: the method.
+            same draft distribution without replacement. The n-th child is the same token for all parents of one depth.
+        spec: the method, for its parameters.
         config: sizes of the target.
 
     Raises:
@@ -122,7 +123,8 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         self._steps = torch.arange(self.max_depth + 1, device=tree.parents.device)[None]
         self.num_siblings = int(tree.ranks.max()) + 1
         self._num_wide = int(tree.depths[tree.ranks > 0].max()) if self.num_siblings > 1 else 0  # depths with siblings
-        self._candidate = (tree.ranks * self.max_depth + tree.depths - 1)[:, 1:]  # of each node except the root
+        # Index of the token of each node, without the root, among the drafts of all ranks, one rank after the other.
+        self._candidate = (tree.ranks * self.max_depth + tree.depths - 1)[:, 1:]
         if self._num_wide * self.num_siblings > MAX_SIBLINGS:
             raise ValueError(
                 f"siblings x depths that have some must be at most {MAX_SIBLINGS} for sjd drafts, got "
@@ -133,7 +135,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
         """Make the drafter of a method, see `Drafter.make`.
 
-        At temperature 0 the result is a Jacobi drafter with the same tree. Both kinds of drafter then draft the tokens
+        At temperature 0 the result is a `JacobiDrafter` with the same tree. Both drafters would then draft the tokens
         that were most probable in the previous step.
         """
         tree = static_tree(spec.static_choices, models.target.device)
@@ -142,7 +144,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         return cls(tree, spec, models.target.config)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> SpeculativeJacobiState:
-        """Make the state of a batch of images that have no drafts yet, see `Drafter.allocate`."""
+        """Make room for the drafts of `num_rows` images, which have none yet, see `Drafter.allocate`."""
         device = self.tree.parents.device
         window = self.max_depth
         return SpeculativeJacobiState(
@@ -153,7 +155,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         )
 
     def fill(self, state: SpeculativeJacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Discard the drafts of all images that get new prompts, see `Drafter.fill`."""
+        """Discard the drafts of all images that are replaced by images of new prompts, see `Drafter.fill`."""
         state.counts.index_fill_(0, rows, 0)
 
     def propose(self, state: SpeculativeJacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
@@ -181,7 +183,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         torch.sub(self.max_depth, outcome.num_accepted[:, None], out=state.counts)
 
     def _begin(self, state: SpeculativeJacobiState, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a random first draft for each position, and the distributions of these drafts.
+        """Return a random first draft for each position of the window, and the draft distributions of these drafts.
 
         At the end of a line, the line-end token is drafted, since the target allows no other token there.
 
@@ -191,7 +193,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
 
         Returns:
             Two tensors. The first holds the drafts, int64 (batch, window). The second holds their draft distributions,
-            (batch, window, vocab). Verification assumes that each draft was sampled from its draft distribution.
+            (batch, window, vocab), from which verification assumes them to be sampled.
         """
         drafts = random_drafts(state.noise, self.config, positions, self._steps[:, :-1])
         is_end = self.config.ends_line(positions)
@@ -214,8 +216,8 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
             positions: image positions of the window, int64 (batch, window).
 
         Yields:
-            For each rank among siblings from 1 on, the drafts of that rank, int64 (batch, window). -1 marks a missing
-            draft.
+            The second draft of every position, then the third, and so on, each int64 (batch, window). -1 marks a
+            missing draft.
         """
         wide = slice(0, self._num_wide)
         # The probabilities of the codes that are not sampled yet.
@@ -228,7 +230,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
             remaining = remaining.scatter(-1, token.clamp(min=0)[..., None], 0.0)
 
     def _resample(self, noise: NoiseField, outcome: Outcome, probs: torch.Tensor) -> torch.Tensor:
-        """Return a new draft for the position after each node of a chain, int64 (batch, window + 1).
+        """Return new drafts for the next step, for the position after each node of a chain, int64 (batch, window + 1).
 
         The chain consists of the root, then the first sibling at each of the `window` drafted positions.
 
@@ -267,7 +269,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         probability min(1, t(x) / p(x)), as in rejection sampling.
 
         Args:
-            noise: random numbers of the images, which decide with the coupling "maximal".
+            noise: random numbers of the images. Read only if the coupling is "maximal".
             probs: t at each drafted position, (batch, window, vocab).
             drafts: drafts x of this step, int64 (batch, window).
             draft_probs: p at each drafted position, (batch, window, vocab).

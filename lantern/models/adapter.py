@@ -1,4 +1,4 @@
-"""Targets that run the layers of a transformers model.
+"""Target models that run the layers of a model of Hugging Face's transformers, such as Janus or Chameleon.
 
 The code of the model is not changed. Lantern supplies the key/value cache, draft trees, guidance and noise.
 """
@@ -33,10 +33,11 @@ class AdapterConfig(TargetConfig):
     """Sizes of a target whose layers are those of a transformers model.
 
     Attributes:
-        layers_class: name of the class of the layers.
-        settings: keyword arguments of the config class of the layers.
-        head_width: hidden channels of a head with two matrices. 0 if the head is one matrix.
-        uses_grid_rope: whether the rotary embedding rotates channels by time, row and column, as in GLM-Image.
+        layers_class: name of the transformers class of the layers, such as "LlamaModel".
+        settings: keyword arguments from which the config of the layers is made.
+        head_width: channels of the hidden layer of the output head. 0 if the head is one linear map.
+        uses_grid_rope: whether the rotary embedding rotates channels by three numbers per token: time, row and column,
+            as in GLM-Image.
     """
 
     layers_class: str = ""
@@ -48,20 +49,21 @@ class AdapterConfig(TargetConfig):
 class TransformersTarget(Target):
     """A target that runs a causal language model of transformers.
 
-    Its layers must take `inputs_embeds`, a four-dimensional mask and `position_ids`.
+    The layers of the model must take `inputs_embeds`, a four-dimensional mask and `position_ids`.
 
-    Prompts are ids, int64 (..., num_text_tokens). Prompts with source pictures are ids and their positions, int64 (...,
-    num_text_tokens, 4), see `lantern.models.sources`.
+    Prompts are ids, int64 (..., num_text_tokens). Prompts may contain source pictures, which the model edits. They are
+    then given as ids with positions, int64 (..., num_text_tokens, 4), see `lantern.models.sources`.
 
     Args:
         config: sizes of the target. Prompts are token ids.
-        parts: parts of a loaded model. If `parts.copies_head` is True, the head is copied and cast to float32.
-            Otherwise it is called as it is, in the dtype of the model. None makes parts with random weights, which the
-            caller loads later.
+        parts: layers, embedding and head of a loaded model. If `parts.copies_head` is True, the head is copied and cast
+            to float32. Otherwise the head is called as it is, in the dtype of the model. None makes parts with random
+            weights, which the caller replaces later.
 
     Attributes:
-        negative: negative prompts and their mask, both (batch, num_text_tokens), for the next batch of prompts. They
-            replace the config's `null_ids`. None if not set.
+        negative: ids of negative prompts and their mask, both (batch, num_text_tokens), which the caller may set for
+            the next batch. Guidance then uses them in place of the null prompts that the config states. None if not
+            set.
     """
 
     kind = "transformers_target"
@@ -87,11 +89,11 @@ class TransformersTarget(Target):
         self.register_buffer("positions", grid_positions(config) if config.uses_grid_rope else None, persistent=False)
 
     def with_sizes(self, **sizes: Any) -> TransformersTarget:
-        """Return this target for images of another size. It has the same weights in memory.
+        """Return a target for images of another size, which shares the weights of this target in memory.
 
         Args:
-            sizes: fields of a `TargetConfig` that change: the result of `shape_fields`, `num_text_tokens`, and also
-                `null_ids` if the null prompt states the size.
+            sizes: fields of the config that change: the result of `shape_fields`, `num_text_tokens`, and also
+                `null_ids` if the null prompt states the size of the image.
         """
         other = copy(self)
         other.config = replace(self.config, **sizes)
@@ -102,7 +104,7 @@ class TransformersTarget(Target):
 
     @property
     def is_head_linear(self) -> bool:
-        """True if the head is linear. If so, guidance is applied before the head."""
+        """True if the head is linear, so that guidance may be applied before the head instead of after it."""
         return self.copies_head and self.config.head_width == 0
 
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -115,12 +117,12 @@ class TransformersTarget(Target):
         return self.layers.get_input_embeddings()(features)
 
     def null_prompt(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the negative prompts if they are set, or else the null prompts, see `Target.null_prompt`."""
+        """Return the negative prompts of the caller, or else the null prompts, see `Target.null_prompt`."""
         return super().null_prompt(mask) if self.negative is None else self.negative
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
-        """Sizes of a key/value cache, see `Target.cache_shape`."""
+        """Numbers of layers and of key/value heads, and channels of a head, see `Target.cache_shape`."""
         text = self.layers.config
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         return text.num_hidden_layers, text.num_key_value_heads, head_dim
@@ -135,7 +137,7 @@ class TransformersTarget(Target):
         return self._call(x, positions, prefix_mask(mask, x.shape[1], x.dtype), None)
 
     def prefill(self, features: torch.Tensor, mask: torch.Tensor, num_slots: int) -> tuple[torch.Tensor, KVCache]:
-        """Run prompts, which may have source pictures, see `Target.prefill`."""
+        """Run prompts, which may contain source pictures, and fill a new cache, see `Target.prefill`."""
         ids, positions = _split(features.flatten(0, 1), mask.flatten(0, 1))
         if positions is None:
             return super().prefill(features, mask, num_slots)
@@ -145,7 +147,7 @@ class TransformersTarget(Target):
         return hidden.unflatten(0, mask.shape[:2]), cache
 
     def source_codes(self, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor | None:
-        """Return the codes of each prompt's first source picture, see `Target.source_codes`."""
+        """Return the codes of the first source picture in each prompt, see `Target.source_codes`."""
         return None if features.shape == mask.shape else codes_at_target(features, mask, self.config.shape)
 
     def run_nodes(
@@ -157,13 +159,13 @@ class TransformersTarget(Target):
         return hidden.view(-1, *slots.shape, x.shape[2])
 
     def _positions_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the numbers from which the rotary embedding at some positions in the sequence is computed.
+        """Return the `position_ids` that the layers read at some positions in the sequence.
 
         Args:
             rows: positions in the sequence, int64 (batch, n).
 
         Returns:
-            `rows`, or for GLM-Image the time, row and column of each position, int64 (3, batch, n).
+            `rows` itself, or for GLM-Image the time, row and column of each position, int64 (3, batch, n).
         """
         return rows if self.positions is None else self.positions[:, rows]
 
@@ -176,7 +178,7 @@ class TransformersTarget(Target):
 def _split(features: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Split prompts into ids, int64 (batch, n), and positions (time, row and column), int64 (3, batch, n).
 
-    The positions are None for prompts without source pictures.
+    Only prompts with source pictures state positions. For other prompts the positions are None.
 
     Args:
         features: ids, int64 (batch, n), or ids and positions, int64 (batch, n, 4).
@@ -188,13 +190,13 @@ def _split(features: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def adapt(model: PreTrainedModel, family: str, *, grid: int, **sizes: Any) -> TransformersTarget:
-    """Make a target from a loaded transformers model.
+    """Make a target from a loaded transformers model, so that Lantern's methods can decode with it.
 
     Args:
         model: model of the class that the family names.
-        family: key of FAMILIES.
+        family: name of the family of models, a key of `FAMILIES`.
         grid: height of the image in codes.
-        sizes: fields of `TargetConfig` that the model's config does not have: num_text_tokens, null_ids and
+        sizes: fields of `TargetConfig` that the model's config does not state: num_text_tokens, null_ids and
             null_filler. Also columns, small_grid, small_columns and line_end, if they differ from those of the family.
 
     Raises:
@@ -253,7 +255,7 @@ def _device_of(model: PreTrainedModel, parts: Parts) -> torch.device:
 
     Args:
         model: the model.
-        parts: its layers, input embedding and head.
+        parts: layers, input embedding and head of the model.
 
     Raises:
         ValueError: the parts run on several devices, or weights were never loaded.
@@ -271,7 +273,7 @@ def _device_of(model: PreTrainedModel, parts: Parts) -> torch.device:
 
 
 def _hook_devices(part: nn.Module) -> set[torch.device]:
-    """Return the devices to which accelerate's hooks on a part move its weights and inputs."""
+    """Return the devices to which accelerate moves the weights and inputs of a part of a model, if it has hooks."""
     hook = getattr(part, "_hf_hook", None)
     found = (getattr(one, "execution_device", None) for one in getattr(hook, "hooks", (hook,)))
     devices = {torch.device(device) for device in found if device is not None}
@@ -280,11 +282,11 @@ def _hook_devices(part: nn.Module) -> set[torch.device]:
 
 @contextmanager
 def _grouped_attention(config: PreTrainedConfig) -> Iterator[int]:
-    """Context manager: within its block, a model's attention takes the mask of a draft tree.
+    """Context manager in whose block the attention of a transformers model takes the mask of a draft tree.
 
-    If the model is set to "eager", or to "sdpa" and no query heads share a key/value head, its implementation of
-    attention is kept. Otherwise `_attend_grouped` replaces it, since flash attention does not take the mask, and "sdpa"
-    copies shared keys and values for every query head.
+    The implementation of attention is kept if it is "eager", or "sdpa" without shared key/value heads. Otherwise
+    `_attend_grouped` replaces it, since flash attention does not take the mask, and "sdpa" copies shared keys and
+    values for every query head.
 
     Args:
         config: config of the layers. It is changed within the block.
@@ -307,7 +309,7 @@ def _grouped_attention(config: PreTrainedConfig) -> Iterator[int]:
 def _attend_grouped(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, **_: object
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention by `attend`, with the arguments and results of a transformers attention function.
+    """Compute attention by `attend`, in the form in which transformers calls attention functions.
 
     Args:
         module: the attention layer.
@@ -325,11 +327,11 @@ def _attend_grouped(
 def grid_positions(config: TargetConfig) -> torch.Tensor:
     """Return the time, row and column of each token, which GLM-Image's rotary embedding reads.
 
-    For a prompt token, all three numbers are its position. The smaller image, if there is one, and then the large image
-    follow. Let p be the start of an image. Its code in row r and column c has time p, row p + r and column p + c. For
-    example, after a prompt of 5 tokens, p of the first image is 5. If the first image has 4 rows and 3 columns, p of
-    the second image is 9: the longer side is added. Drafts after the end of the last image have the p of a further
-    image as all three numbers.
+    For a prompt token, all three numbers are its position. Two images follow: a smaller preview, unless the prompt has
+    source pictures, and the image itself. Let p be the start of an image. The code in row r and column c of this image
+    has time p, row p + r and column p + c. For example, after a prompt of 5 tokens, p of the first image is 5. If the
+    first image has 4 rows and 3 columns, p of the second image is 9: the longer side is added. Drafts may have
+    positions after the end of the last image. All three of their numbers are the p that a further image would have.
 
     Returns:
         Times, rows and columns, int64 (3, num_text_tokens + image tokens + OVERSHOOT).
@@ -343,10 +345,10 @@ def grid_positions(config: TargetConfig) -> torch.Tensor:
 
 
 def _settings(config: PreTrainedConfig) -> dict[str, object]:
-    """Return the keyword arguments from which a transformers config can be made again, without the tokenizer's words.
+    """Return the keyword arguments from which a transformers config can be made again.
 
-    Chameleon's config holds all words of the tokenizer, which take megabytes. They are left out, since the layers do
-    not read them.
+    Chameleon's config holds the whole vocabulary of the tokenizer, which takes megabytes. It is left out, since the
+    layers do not read it.
     """
     return {name: {} if name == "vocabulary_map" else value for name, value in config.to_diff_dict().items()}
 
@@ -366,11 +368,11 @@ def _empty_parts(config: AdapterConfig) -> Parts:
 
 
 class _Slots:
-    """An object that a transformers model uses as its cache. It stores keys and values in the slots of a `KVCache`.
+    """Adapter through which a transformers model writes its keys and values into a `KVCache`, and reads them.
 
     Args:
         cache: the cache.
-        slots: slots of the new tokens, int64 (batch, nodes).
+        slots: indices of the cache entries for the new tokens, int64 (batch, nodes).
     """
 
     is_compileable, is_sliding = False, [False]

@@ -1,4 +1,4 @@
-"""Images of coloured squares, one square per code, for tokenizers whose image decoder Lantern does not have."""
+"""Images of coloured squares, one square per code, for models whose codes Lantern cannot decode to real images."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class CodeColoursConfig(ImageSizes):
 
     @property
     def code_pixels(self) -> int:
-        """Side of a code in pixels."""
+        """Side, in pixels, of the square of the image that one code represents."""
         return CodeColours.pixels
 
 
 class CodeColours(StoredModel):
     """An image tokenizer that shows each code as a square of one colour. It has the interface of `VQ16`.
 
-    It serves models whose codes only another program can decode to an image. The squares do not show what the prompt
-    describes. Red, green and blue are the codebook's three principal directions, so that similar codes have similar
-    colours.
+    It serves models such as GLM-Image, whose codes only another program can decode to an image. The squares do not show
+    what the prompt describes. Red, green and blue are the codebook's three principal directions, so that similar codes
+    have similar colours.
 
     Args:
         config: the sizes.
@@ -60,7 +60,7 @@ class CodeColours(StoredModel):
         return self.codebook.float()
 
     def encode(self, images: Tensor) -> Tensor:
-        """Raise an error, since there is no encoder.
+        """Raise an error, since there is no encoder that makes codes from images.
 
         Raises:
             ValueError: always.
@@ -74,7 +74,7 @@ class CodeColours(StoredModel):
         """Return coloured squares for codes, float32 (images, 3, height, width) in [-1, 1].
 
         Args:
-            codes: (images, height, width), or (images, codes) of images of the config's shape.
+            codes: integers (images, lines, columns), or (images, codes) for images of the config's shape.
 
         Raises:
             ValueError: an image does not have the number of codes of the config, or a code is out of range.

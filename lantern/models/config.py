@@ -35,11 +35,11 @@ FFN_MULTIPLE = 256  # LlamaGen rounds the width of its feed-forward part up to a
 
 
 def pick(cls: type[T], settings: Mapping[str, object], **more: object) -> T:
-    """Make an instance of a dataclass from a dict that may also have keys of other classes.
+    """Make an instance of a dataclass from a dict that may also have keys that are not fields of the class.
 
     Args:
         cls: the dataclass.
-        settings: values by field name. Keys that are not fields of `cls` are ignored.
+        settings: values of fields, by name. Keys that are not fields of `cls` are ignored.
         more: values of fields that are not in `settings`.
     """
     names = {field.name for field in fields(cls)}
@@ -47,7 +47,7 @@ def pick(cls: type[T], settings: Mapping[str, object], **more: object) -> T:
 
 
 def shape_of(sides: int | Sequence[int]) -> tuple[int, int]:
-    """Return the height and width of an image.
+    """Return the height and width of an image whose size may be given as one number.
 
     Args:
         sides: height and width, or the side of a square.
@@ -57,7 +57,7 @@ def shape_of(sides: int | Sequence[int]) -> tuple[int, int]:
 
 
 def sides_of(shape: tuple[int, int]) -> Sides:
-    """Return the side of an image that is a square, or (height, width) of another one.
+    """Return the size of an image in its short form: the side of a square, or else (height, width).
 
     Args:
         shape: height and width.
@@ -66,14 +66,14 @@ def sides_of(shape: tuple[int, int]) -> Sides:
 
 
 def codes_by_line(tokens: torch.Tensor, shape: tuple[int, int], *, has_line_ends: bool) -> torch.Tensor:
-    """Return the codes of images by line and column, (..., height, width).
+    """Arrange the codes of images by line and column, (..., height, width), as image tokenizers decode them.
 
-    Line ends are left out, and so are the tokens of the smaller image that some models generate first.
+    Tokens that end a line are left out. GLM-Image generates a smaller preview before the image, which is left out, too.
 
     Args:
-        tokens: tokens of images, (..., tokens).
+        tokens: generated tokens of images in raster order, (..., tokens).
         shape: height and width of an image in codes.
-        has_line_ends: whether a token ends each line.
+        has_line_ends: whether a special token ends each line.
     """
     height, width = shape
     line_width = width + has_line_ends
@@ -81,14 +81,15 @@ def codes_by_line(tokens: torch.Tensor, shape: tuple[int, int], *, has_line_ends
 
 
 def shape_fields(shape: tuple[int, int], small_shape: tuple[int, int] = (0, 0)) -> dict[str, int]:
-    """Return the fields of a `TargetConfig` that state the height and width of images, as a dict.
+    """Convert the height and width of images into fields of a `TargetConfig`.
 
     For a square image, the field `columns` is 0, which means the value of `grid`. For example, 8 lines of 12 codes give
     {"grid": 8, "columns": 12}, and 8 lines of 8 codes give {"grid": 8, "columns": 0}.
 
     Args:
         shape: height and width of an image, in codes.
-        small_shape: height and width of the smaller image that some models generate first. (0, 0) if there is none.
+        small_shape: height and width, in codes, of the smaller preview that GLM-Image generates before the image. (0,
+            0) for other models.
     """
     (height, width), (small_height, small_width) = shape, small_shape
     return {
@@ -100,7 +101,7 @@ def shape_fields(shape: tuple[int, int], small_shape: tuple[int, int] = (0, 0)) 
 
 
 class CommonSizes:
-    """Base class of the configs of targets and draft models, with properties that follow from their sizes."""
+    """Base class of `TargetConfig` and `DraftConfig`, with properties that both derive from their fields."""
 
     dim: int
     num_heads: int
@@ -114,7 +115,7 @@ class CommonSizes:
 
     @property
     def head_dim(self) -> int:
-        """Channels of an attention head."""
+        """Channels of each attention head."""
         return self.dim // self.num_heads
 
     @property
@@ -124,7 +125,7 @@ class CommonSizes:
 
     @property
     def num_codes(self) -> int:
-        """Number of codes of the image tokenizer."""
+        """Number of codes of the image tokenizer: the vocabulary without the line-end token."""
         return self.vocab_size - (self.line_end is not None)
 
     @property
@@ -134,30 +135,30 @@ class CommonSizes:
 
     @property
     def small_shape(self) -> tuple[int, int]:
-        """Height and width, in codes, of the smaller image that some models generate first. (0, 0) if there is none."""
+        """Height and width, in codes, of the preview that GLM-Image generates before the image, else (0, 0)."""
         return self.small_grid, self.small_columns or self.small_grid
 
     @property
     def lines(self) -> tuple[int, int]:
-        """Number of lines of an image, and number of tokens of a line."""
+        """Number of lines of an image, and number of tokens of a line, including its line-end token."""
         return self.grid, self.line_width
 
     @property
     def line_width(self) -> int:
-        """Number of tokens of a line."""
+        """Number of tokens of a line, including its line-end token."""
         return (self.columns or self.grid) + (self.line_end is not None)
 
     @property
     def num_image_tokens(self) -> int:
-        """Number of tokens of an image, including line ends and the smaller image that some models generate first."""
+        """Number of tokens that are generated for an image, including line ends and GLM-Image's smaller preview."""
         small_height, small_width = self.small_shape
         return small_height * small_width + self.grid * self.line_width
 
     def code_grids(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the codes of images by line and column, (..., height, width), see `codes_by_line`.
+        """Arrange the codes of images by line and column, (..., height, width), see `codes_by_line`.
 
         Args:
-            tokens: tokens of images, (..., num_image_tokens).
+            tokens: generated tokens of images, (..., num_image_tokens).
         """
         return codes_by_line(tokens, self.shape, has_line_ends=self.line_end is not None)
 
@@ -166,7 +167,7 @@ class CommonSizes:
     @overload
     def ends_line(self, positions: torch.Tensor) -> torch.Tensor: ...
     def ends_line(self, positions: int | torch.Tensor) -> bool | torch.Tensor:
-        """Return whether the tokens at some positions are line ends.
+        """Return whether the token at each position ends a line of the image.
 
         Args:
             positions: image positions, an integer or a tensor.
@@ -176,34 +177,36 @@ class CommonSizes:
 
 @dataclass(frozen=True)
 class TargetConfig(CommonSizes):
-    """Sizes of a target. The defaults are those of the shipped model, which was trained on the shapes dataset.
+    """Sizes of a target model. The defaults are those of the model in `models/embedded`, which draws coloured shapes.
 
     Attributes:
         dim: channels of a hidden state.
         num_layers: number of layers.
         num_heads: number of query heads.
-        vocab_size: number of tokens that are sampled: codes, and the line end if there is one.
+        vocab_size: number of different tokens of images: codes, and the line end if there is one.
         grid: number of lines of an image, and of codes per line unless `columns` is set.
-        num_text_tokens: number of prompt positions.
+        num_text_tokens: number of prompt positions. Shorter prompts are padded on the left.
         caption_dim: channels of a caption feature. A caption has one feature per word or token.
         ffn_multiple: the width of the feed-forward network is rounded up to a multiple of this number.
         norm_eps: small number that an RMS norm adds to the mean square, so that it never divides by 0.
         rope_base: base of the rotary table.
-        num_prompt_ids: number of rows of the embedding of prompt ids. 0 if prompts are caption features.
-        null_ids: ids of the null prompt, which is padded on the left. Empty if prompts are caption features.
+        num_prompt_ids: number of ids in the vocabulary of the prompts. 0 if prompts are caption features.
+        null_ids: ids of the null prompt, with which classifier-free guidance runs. It is padded on the left. Empty if
+            prompts are caption features.
         null_filler: id that is repeated between the first and the last of the `null_ids`, until the null prompt is as
             long as the prompt. None if the null prompt consists of the `null_ids` only.
         ffn_width: width of the feed-forward network. 0 for 8 / 3 of `dim`, rounded up to a multiple of `ffn_multiple`.
         num_kv_heads: number of key/value heads (GQA). 0 for `num_heads`.
-        rope: "2d" rotates image tokens by row and column and leaves the prompt without position. "1d" rotates all
-            tokens by their position in the sequence.
+        rope: kind of rotary embedding. "2d" rotates image tokens by row and column and leaves the prompt without
+            position. "1d" rotates all tokens by their position in the sequence.
         has_qk_norm: whether queries and keys of each head are normalised.
-        has_mlp_head: whether the head has a hidden layer.
+        has_mlp_head: whether the head, which computes logits, has a hidden layer.
         columns: number of codes per line if the image is not a square. 0 for `grid`.
         line_end: id, in the vocabulary of the prompts, of the token that ends every line of codes. None if there is no
-            such token. Among the sampled tokens, codes have the numbers from 0, and the line end is the last.
-        small_grid: number of lines of the smaller image that some models generate first. 0 for none.
-        small_columns: number of codes per line of the smaller image if it is not a square. 0 for `small_grid`.
+            such token. In the vocabulary of images, the line end is the last token, after the codes.
+        small_grid: number of lines of the smaller preview that GLM-Image generates before the image. 0 for other
+            models.
+        small_columns: number of codes per line of the preview if it is not a square. 0 for `small_grid`.
     """
 
     dim: int = 128
@@ -242,15 +245,15 @@ class TargetConfig(CommonSizes):
 class DraftConfig(CommonSizes):
     """Sizes of a draft model, which follow from the sizes of its target.
 
-    Fields that are not described here are as in `TargetConfig`.
+    Fields that are not described here have the same meaning as in `TargetConfig`.
 
     Attributes:
         ffn_hidden: width of the feed-forward network.
-        masks_text_padding: whether padding of prompts is masked. LlamaGen's published draft models attend to it,
-            Lantern's do not.
-        num_embedded_ids: number of rows of the embedding of prompt ids, which only Chameleon's draft models have. If it
-            is 0, there is no such embedding, and the draft model gets the token with id 0 at every prompt position.
-        has_attention_norm: whether there is a norm before the attention.
+        masks_text_padding: whether the padding of prompts is masked. The published draft models for LlamaGen attend to
+            padding. Those that Lantern trains do not.
+        num_embedded_ids: number of prompt ids that the draft model can embed. Only Chameleon's draft models do so. If
+            it is 0, the draft model gets token 0 at every prompt position.
+        has_attention_norm: whether the layer has a norm before the attention.
     """
 
     dim: int
@@ -279,7 +282,7 @@ class DraftConfig(CommonSizes):
     def of_chameleon(cls, target: TargetConfig) -> DraftConfig:
         """Return the sizes of the draft model that LANTERN's authors published for Chameleon.
 
-        This draft model has an embedding of prompt ids.
+        Unlike the draft models of other targets, it embeds the ids of the prompt.
         """
         return replace(
             cls.of(target), num_embedded_ids=target.num_prompt_ids, has_attention_norm=True, has_qk_norm=True

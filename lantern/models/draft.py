@@ -1,7 +1,8 @@
 """The draft model of EAGLE, which predicts the target's next hidden states.
 
-For image token n it takes the token, and the hidden state from which the target predicted it. It returns an estimate of
-the hidden state that predicts token n + 1. The head of the target turns this into logits.
+For image token n, the draft model takes the token, and the hidden state from which the target predicted it. The draft
+model returns an estimate of the hidden state that predicts token n + 1. The head of the target turns this estimate into
+logits.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from lantern.models.transformer import DecodingLayer, Layer, gather_rotary, grou
 class DraftModel(StoredModel):
     """The draft model of EAGLE.
 
-    It consists of a linear map `fc` of token embedding and hidden state, and one decoder layer without input norm. The
-    two inputs of `fc` are concatenated. The map is stored in two parts, `from_token` with the bias, and `from_hidden`.
-    The head of the target computes logits from the output.
+    A linear map, `fc` in EAGLE's code, combines token embedding and hidden state. One decoder layer without input norm
+    follows. The head of the target computes logits from the output. The map is stored in two parts, whose outputs are
+    added: `from_token` with the bias, and `from_hidden`.
 
     Args:
         config: the sizes.
@@ -58,7 +59,7 @@ class DraftModel(StoredModel):
     def from_target(cls, target: Target, seed: int) -> DraftModel:
         """Make an untrained draft model for a target, on its device.
 
-        The token embedding is copied from the target. The part of the linear map `fc` for hidden states is the identity
+        The token embedding is copied from the target. `from_hidden`, the linear map of hidden states, is the identity
         matrix. The other matrices are random normal numbers.
 
         Args:
@@ -79,10 +80,9 @@ class DraftModel(StoredModel):
         return draft.to(target.device)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the part of the output of `fc` that depends on the tokens, (..., dim).
+        """Embed tokens and apply `from_token`, (..., dim).
 
-        `fc` is a linear map of token embedding and hidden state. The other part is `from_hidden` of the hidden state,
-        and the caller adds it.
+        The caller adds the output of `from_hidden` for a hidden state. The sum is the input of the decoder layer.
 
         Args:
             tokens: image tokens, int64 (...).
@@ -95,8 +95,8 @@ class DraftModel(StoredModel):
         """Predict the target's next hidden states at all positions of whole images (teacher forcing).
 
         Args:
-            tokens: the token that follows each hidden state, int64 (sequences, n). 0 at the first num_text_tokens - 1
-                positions, which belong to the prompt. Image tokens follow.
+            tokens: the token that the target predicted from each hidden state, int64 (sequences, n). 0 at the first
+                num_text_tokens - 1 positions, which belong to the prompt. Image tokens follow.
             hidden: hidden states from which the target predicted the tokens, (sequences, n, dim).
             mask: additive mask, (sequences, 1, n, n). It hides later positions and the padding of prompts.
 
@@ -108,7 +108,7 @@ class DraftModel(StoredModel):
     def prefill(
         self, hidden: torch.Tensor, mask: torch.Tensor, num_slots: int, ids: torch.Tensor | None = None
     ) -> KVCache:
-        """Run the prompts of a batch and return their key/value cache, with which `extend` continues.
+        """Run the draft model over prompts, and return their key/value cache, with which `extend` continues.
 
         Args:
             hidden: hidden states of the target at all prompt positions except the last, (branches, batch,
@@ -130,7 +130,7 @@ class DraftModel(StoredModel):
         return cache
 
     def make_cache(self, visible: torch.Tensor, num_slots: int) -> KVCache:
-        """Make an empty cache for this model.
+        """Make an empty key/value cache for this draft model.
 
         Args:
             visible: prompt positions that may be attended to, bool (branches, batch, positions). There are two branches
@@ -149,7 +149,7 @@ class DraftModel(StoredModel):
         rotary_positions: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Run new tokens with a cache, and store their keys and values in it.
+        """Predict the next hidden states for new tokens, and store the tokens' keys and values in the cache.
 
         Args:
             cache: keys and values of earlier tokens.
@@ -168,14 +168,14 @@ class DraftModel(StoredModel):
     def _run(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """Replace x in place by the layer's output, and return it.
+        """Run the decoder layer on new tokens, and replace its input x by its output in place.
 
         Args:
-            x: output of the linear map `fc` for new tokens, (branches, batch, nodes, dim).
-            slots: as in `extend`.
-            rotary_positions: as in `extend`.
-            mask: as in `extend`.
-            cache: as in `extend`.
+            x: sum of the outputs of `from_token` and `from_hidden` for new tokens, (branches, batch, nodes, dim).
+            slots: slots of the new tokens, as in `extend`.
+            rotary_positions: positions in the rotary table, as in `extend`.
+            mask: additive mask, as in `extend`.
+            cache: keys and values of earlier tokens, as in `extend`.
         """
         layer = self.decoding_layer or DecodingLayer(self.layer)
         rotary, flat_slots = gather_rotary(self.rotary, rotary_positions), cache.flat_slots(slots)
@@ -186,8 +186,8 @@ class DraftModel(StoredModel):
     def prepare_for_decoding(self) -> DraftModel:
         """Make decoding faster, in place, and return the model. It can then no longer be trained.
 
-        The layer is prepared by `prepare_layers`. The output of `from_token`, the part of `fc` for tokens, is computed
-        once for every token. Passes read it from a table.
+        The layer is prepared by `prepare_layers`. The output of `from_token` is computed once for every token of the
+        vocabulary. Later passes read it from a table.
         """
         with torch.no_grad():
             self.token_table = self.from_token(self.token_embedding.weight)

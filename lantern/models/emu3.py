@@ -14,9 +14,10 @@ from lantern.models.vq16 import ImageSizes, check_codes
 
 @dataclass(frozen=True)
 class Emu3TokenizerConfig(ImageSizes):
-    """Sizes of an Emu3 tokenizer. The defaults are those of the published one.
+    """Sizes of Emu3's image tokenizer. The defaults are those of the published one.
 
-    A *level* has one resolution. Each further level has half the side.
+    The encoder and the decoder consist of *levels*. Each level of the encoder has half the resolution of the one
+    before.
 
     Attributes:
         grid: height and width of an image in codes, or the side of a square. `decode` takes other shapes too.
@@ -38,16 +39,15 @@ class Emu3TokenizerConfig(ImageSizes):
 
     @property
     def code_pixels(self) -> int:
-        """Side of a code in pixels."""
+        """Side, in pixels, of the square of the image that one code represents."""
         return 2 ** (len(self.channel_multipliers) - 1)
 
 
 class Emu3Tokenizer(StoredModel):
-    """Emu3's tokenizer, which is made for videos.
+    """Emu3's image tokenizer, which is also made for videos.
 
-    An image is encoded as a video of four equal frames. Of the decoded frames, only the first is returned.
-
-    Code vectors are not normalised.
+    An image is encoded as a video of four equal frames. Of the decoded frames, only the first is returned. Code vectors
+    are not normalised.
 
     Args:
         config: the sizes.
@@ -89,7 +89,7 @@ class Emu3Tokenizer(StoredModel):
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Return the codes of images, int64 (images, codes).
+        """Encode images as codes in raster order, int64 (images, codes).
 
         Args:
             images: (images, 3, height, width) in [-1, 1].
@@ -100,10 +100,10 @@ class Emu3Tokenizer(StoredModel):
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Return the images of codes, float32 (images, 3, height, width) in pixels, clamped to [-1, 1].
+        """Decode codes to images, float32 (images, 3, height, width) in pixels, clamped to [-1, 1].
 
         Args:
-            codes: (images, height, width), or (images, codes) of images of the config's shape.
+            codes: integers (images, lines, columns), or (images, codes) for images of the config's shape.
 
         Raises:
             ValueError: an image does not have the number of codes of the config, or a code is out of range.

@@ -1,7 +1,8 @@
 """Families of language models that generate images.
 
-A *family* is a class of transformers together with a form of prompts. It also has a function that finds the parts of a
-model that generate images. The published models of a family are in `lantern.cards.published`.
+A *family* is a model class of Hugging Face's transformers, together with the form of its prompts. For example, "anole"
+and "lumina" have the same class and different prompts. A family also has a function that finds the parts of a model
+that generate images. The published models of a family are in `lantern.cards.published`.
 
 Snakemake imports this module to plan the workflow, so torch and transformers are imported only inside functions.
 """
@@ -29,23 +30,23 @@ _UNALTERED = ("torch.nn.modules.", "torch.nn.parameter.", "transformers.models."
 
 @dataclass(frozen=True)
 class PromptForm:
-    """The tokens and the text that a family puts around a caption.
+    """The tokens and the text that the models of a family expect around a caption.
 
     `start`, `end` and `null` are sequences of strings. A string that begins with "<" is the name of one token. Any
     other string is text.
 
     Strings may contain placeholders. {height} and {width} are the sides of the image in codes. {small_height} and
-    {small_width} are the sides of a smaller image that some models generate first. {height_pixels}, {width_pixels},
-    {height_token} and {width_token} are the sides as Lumina-mGPT states them: in pixels, and as a special token. Any
-    other {name} is the special token that the tokenizer has under this name.
+    {small_width} are the sides of the smaller preview that GLM-Image generates before the image. {height_pixels},
+    {width_pixels}, {height_token} and {width_token} are the sides as Lumina-mGPT states them: in pixels, and as a
+    special token. Any other {name} is the special token that the tokenizer has under this name.
 
     Attributes:
         start: strings before the text.
         text: text that is tokenised as a whole, with the caption in place of {}.
         end: strings after the text.
-        null: the null prompt, without a caption.
-        filler: None, or the token that fills the null prompt between its first and its last token, so that it is as
-            long as the prompt.
+        null: strings of the null prompt, which has no caption, for classifier-free guidance.
+        filler: token that is repeated between the first and the last token of the null prompt, until it is as long as
+            the prompt. None if the null prompt is not filled.
     """
 
     start: tuple[str, ...]
@@ -64,16 +65,17 @@ class PromptForm:
 class Parts:
     """The parts of a transformers model with which Lantern generates images. Other parts are not used.
 
-    Image tokens are the codes, then the line end if there is one.
+    Image tokens are the codes, then the token that ends a line, if there is one. vocab is their number.
 
     Attributes:
         layers: the model without its head.
         tokens: input embedding of each image token, (vocab, dim).
-        head: maps hidden states to logits of the image tokens. If `outputs` is given, it also has logits of words.
-        ids: ids of the image tokens in the model's vocabulary, int64 (vocab,). None if they are not in it.
+        head: maps hidden states to logits of the image tokens. If `outputs` is given, the head also returns logits of
+            words.
+        ids: ids of the image tokens in the model's vocabulary, int64 (vocab,). None if that vocabulary has only words.
         ends: ids of the tokens that follow an image.
-        outputs: index of each image token among the outputs of the head, int64 (vocab,). None if the outputs are
-            exactly the image tokens.
+        outputs: index of each image token among the outputs of the head, int64 (vocab,). None if the head returns only
+            the logits of image tokens, in order.
         copies_head: whether the head may be replaced by a copy in float32, see `is_readable`.
     """
 
@@ -88,15 +90,15 @@ class Parts:
 
 @dataclass(frozen=True)
 class Family:
-    """A transformers class of models that generate images, together with one form of prompts.
+    """A model class of Hugging Face's transformers that generates images, together with the form of its prompts.
 
     Attributes:
         model_class: name of the class.
         layers_class: name of the class of its layers without the head.
         prompt: form of its prompts.
-        take_apart: function that returns the `Parts` of a model. Its arguments are the model, and the id of the line
-            end or None.
-        target: fields of a `TargetConfig` that all models of the family share, by name.
+        take_apart: function that returns the `Parts` of a model. Its arguments are the model, and the id of the token
+            that ends a line, or None.
+        target: values of the fields of `TargetConfig` that all models of the family share, by name.
         uses_grid_rope: whether the rotary embedding rotates channels by three numbers per token: time, row and column.
         takes_sources: whether prompts may have source pictures, which the model edits.
     """
@@ -110,32 +112,32 @@ class Family:
     takes_sources: bool = False
 
     def small_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """Return height and width, in codes, of the smaller image that GLM-Image generates before the image.
+        """Return height and width, in codes, of the smaller preview that GLM-Image generates before the image.
 
-        For other models it is (0, 0).
+        Other models have no preview, and the result is (0, 0).
 
         Args:
             shape: height and width of the image, in codes.
 
         Raises:
-            ValueError: the smaller image would have no line or no column, see `small_shape`.
+            ValueError: the image is so long that the preview would have no line or no column.
         """
         return small_shape(shape, self.target.get("small_grid", 0))
 
 
 def small_shape(shape: tuple[int, int], side: int) -> tuple[int, int]:
-    """Return height and width, in codes, of the smaller image that GLM-Image generates first.
+    """Return height and width, in codes, of the smaller preview that GLM-Image generates before the image.
 
-    It has the proportions of the image, and about the same number of codes for all proportions.
+    The preview has the proportions of the image. Its number of codes is about `side` squared for all proportions.
 
     Source: transformers' GlmImageProcessor.
 
     Args:
         shape: height and width of the image, in codes.
-        side: side of the smaller image of a square, in codes. 0 if there is no smaller image.
+        side: side of the preview of a square image, in codes. 0 if there is no preview.
 
     Raises:
-        ValueError: the smaller image would have no line or no column.
+        ValueError: the image is so long that the preview would have no line or no column.
     """
     ratio = shape[0] / shape[1]
     small = int(math.sqrt(ratio) * side), int(math.sqrt(1 / ratio) * side)
@@ -148,13 +150,13 @@ def small_shape(shape: tuple[int, int], side: int) -> tuple[int, int]:
 
 
 def family_of(model_class: str) -> str:
-    """Return the first key of `FAMILIES` whose family has a given transformers class.
+    """Return the name of the family of a transformers class. If several families have the class, the first is taken.
 
     Args:
         model_class: name of the class.
 
     Raises:
-        ValueError: the class has no family. The message lists the classes that have one.
+        ValueError: no family has this class. The message lists the classes of all families.
     """
     for name, family in FAMILIES.items():
         if family.model_class == model_class:
@@ -164,14 +166,14 @@ def family_of(model_class: str) -> str:
 
 
 def family_named(name: str | None, model_class: str) -> str:
-    """Return the name of a family: the given one if it is known, or that of the model's class.
+    """Check the name of a family, or find the family of a model's class if no name is given.
 
     Args:
         name: key of FAMILIES, or None.
         model_class: name of the class, which is used if `name` is None.
 
     Raises:
-        ValueError: the name is unknown (the message lists the known ones), or the class has no family.
+        ValueError: no family has this name (the message lists all names), or no family has this class.
     """
     if name is None:
         return family_of(model_class)
@@ -181,10 +183,11 @@ def family_named(name: str | None, model_class: str) -> str:
 
 
 def altered_layer(part: nn.Module) -> str | None:
-    """Find the first layer, in a part of a model, whose weights must not be copied.
+    """Find the first layer, in a part of a model, that must not be replaced by a copy of its weights.
 
-    A copy would lose an adapter such as LoRA, or a quantisation, compilation or sharding. Only plain layers may be
-    copied. The classes of a plain layer and of its weights are defined in torch.nn or in the models of transformers.
+    A copy of the weights would lose an adapter such as LoRA, or a quantisation, compilation or sharding. Only plain
+    layers may be copied. The classes of a plain layer and of its weights are defined in torch.nn or in the models of
+    transformers.
 
     Returns:
         Name and class of the layer, or None if there is no such layer.
@@ -197,17 +200,19 @@ def altered_layer(part: nn.Module) -> str | None:
 
 
 def is_readable(part: nn.Module) -> bool:
-    """Return whether a part of a model may be copied.
+    """Return whether a part of a model may be replaced by a copy of its weights.
 
-    Its layers must not have an adapter or be quantised, see `altered_layer`, and their weights must be in memory.
+    The layers of the part must not have an adapter or be quantised, see `altered_layer`. Their weights must be in
+    memory.
     """
     return altered_layer(part) is None and not any(weight.is_meta for weight in part.parameters())
 
 
 def embed(layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """Call an embedding layer without gradients.
+    """Embed ids by calling an embedding layer, without gradients.
 
-    Its weight is not read directly, because the layer may have an adapter, or be quantised or offloaded.
+    The layer is called because its weight cannot always be read: the layer may have an adapter, or be quantised or
+    offloaded.
 
     Args:
         layer: the embedding layer.
@@ -224,9 +229,10 @@ def embed(layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 
 def word_parts(model: PreTrainedModel, layers: PreTrainedModel, ids: torch.Tensor, ends: tuple[int, ...] = ()) -> Parts:
-    """Return the parts of a language model whose vocabulary contains the image tokens, next to the words.
+    """Return the parts of a language model whose vocabulary contains both words and image tokens.
 
-    The head has the rows of `lm_head` for the image tokens. If they may not be copied, the head is `lm_head` itself.
+    The head of the result is a copy of the rows of `lm_head` for the image tokens. If these rows may not be copied, the
+    head is `lm_head` itself.
 
     Args:
         model: the model.

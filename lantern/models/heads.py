@@ -1,11 +1,11 @@
-"""Shift heads: small networks that predict the target's hidden states at other positions of the image.
+"""Shift heads: small networks that predict the target's hidden states for later tokens of the image.
 
-For image token n, a shift head takes the token, and the hidden state from which the target predicted it. It returns an
-estimate of the hidden state that predicts token n + shift. The head of the target turns this into logits. A shift of 1
-is the next token to the right. A shift of one line is the token below.
+For image token n, a shift head takes the token, and the hidden state from which the target predicted it. The shift head
+returns an estimate of the hidden state that predicts token n + shift. The output head of the target turns this estimate
+into logits. A shift of 1 is the next token to the right. A shift of one line is the token below.
 
-Source: SSD (arXiv 2606.20543), as described by others. There, heads read and predict the state before the target's last
-norm. Here they read and predict the state after it, as Lantern's draft model does.
+Source: SSD (arXiv 2606.20543), in notes by others. In SSD, heads read and predict the hidden state before the target's
+last norm. Here they read and predict the state after this norm, as Lantern's draft model does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class HeadsConfig:
     Attributes:
         dim: channels of a hidden state.
         ffn_hidden: channels of the hidden layer of a head.
-        line_width: number of tokens of an image line, the shift of the last head.
+        line_width: number of tokens of an image line. It is the shift of the last head, which predicts the token below.
         num_right: number of heads for tokens to the right. Their shifts are 1 to `num_right`.
         norm_eps: small number that an RMS norm adds to the mean square.
     """
@@ -54,12 +54,12 @@ class HeadsConfig:
 
     @property
     def shifts(self) -> tuple[int, ...]:
-        """Shift of each head, in positions: first those to the right, then a line."""
+        """Shift of each head, in image tokens: 1 to `num_right`, then one line."""
         return (*range(1, self.num_right + 1), self.line_width)
 
 
 class ShiftHead(nn.Module):
-    """Network of one shift: a linear map W x of its input x, plus a feed-forward network of the normalised W x.
+    """Network of one shift. For an input x, it returns W x + f(norm(W x)) with a linear map W and a SwiGLU network f.
 
     Args:
         config: sizes of the heads.
@@ -76,7 +76,7 @@ class ShiftHead(nn.Module):
         """Predict hidden states, (..., dim).
 
         Args:
-            x: hidden states and token embeddings side by side, (..., 2 * dim).
+            x: hidden states and token embeddings, concatenated along the last axis, (..., 2 * dim).
         """
         combined = self.combine(x)
         gate, up = self.gate_up(self.norm(combined)).chunk(2, dim=-1)
@@ -84,7 +84,7 @@ class ShiftHead(nn.Module):
 
 
 class ShiftHeads(StoredModel):
-    """The shift heads of a target: several to the right, and one for the line below.
+    """The shift heads of a target: several for the next tokens to the right, and one for the token below.
 
     Args:
         config: the sizes.
@@ -103,7 +103,7 @@ class ShiftHeads(StoredModel):
 
     @classmethod
     def from_target(cls, target: Target, num_right: int, seed: int) -> ShiftHeads:
-        """Make untrained heads for a target, on its device. They predict the hidden state that they read.
+        """Make untrained heads for a target, on its device. Each head returns the hidden state that it reads.
 
         Args:
             target: the target.
@@ -120,7 +120,7 @@ class ShiftHeads(StoredModel):
         return heads.to(target.device)
 
     def right(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """Predict the states of the next tokens to the right, (..., num_right, dim).
+        """Predict the hidden states for the next tokens to the right, (..., num_right, dim).
 
         Args:
             hidden: hidden states from which the target predicted some tokens, (..., dim).
@@ -130,10 +130,10 @@ class ShiftHeads(StoredModel):
         return torch.stack([head(x) for head in self.heads[:-1]], dim=-2)
 
     def below(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """Predict the states of the tokens one line below, (..., dim). The arguments are those of `right`."""
+        """Predict the hidden states for the tokens one line below, (..., dim). The arguments are those of `right`."""
         return self.heads[-1](torch.cat([hidden, embedded], dim=-1))
 
     def prepare_for_decoding(self) -> ShiftHeads:
-        """Make decoding faster, in place, and return the model. It can then no longer be trained."""
+        """Replace the linear maps by faster ones, in place, and return the model, which can no longer be trained."""
         prepare_linears(self)
         return self

@@ -1,6 +1,6 @@
-"""The image tokenizer of the shapes dataset: a VQ autoencoder that is small enough for CPUs.
+"""The image tokenizer of the shapes dataset: a VQ autoencoder that is small enough to be trained on a CPU.
 
-It has the interface of `VQ16`.
+It has the interface of `VQ16`, the tokenizer of LlamaGen.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ _GROUPS = 8
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """Sizes of the tokenizer.
+    """Sizes of an `ImageTokenizer`, which turns square images into grids of codes.
 
     Attributes:
         image_size: side of the image in pixels, a multiple of 2 * grid.
-        grid: tokens per side. An image has grid * grid tokens.
+        grid: number of codes per side. An image has grid * grid codes.
         codebook_size: number of codes.
         code_dim: channels of a code.
-        encoder_width: channels of the encoder at the resolution 2 * grid. At the resolution grid it has twice as many.
-        decoder_width: channels of the decoder at the resolution 2 * grid. At the resolution grid it has twice as many.
-        decoder_blocks: residual blocks of the decoder at each of the two resolutions.
+        encoder_width: channels of the encoder at the finer of its two resolutions, 2 * grid positions per side. At the
+            coarser resolution, grid positions per side, it has twice as many channels.
+        decoder_width: channels of the decoder at the finer resolution. At the coarser resolution it has twice as many.
+        decoder_blocks: number of residual blocks of the decoder at each of the two resolutions.
     """
 
     image_size: int = 48
@@ -42,20 +43,20 @@ class TokenizerConfig:
 
     @property
     def code_pixels(self) -> int:
-        """Side of a code in pixels."""
+        """Side, in pixels, of the square of the image that one code represents."""
         return self.image_size // self.grid
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Height and width of an image in codes, which are equal: this tokenizer is trained on squares."""
+        """Height and width of an image in codes. They are equal, since this tokenizer is trained on squares."""
         return self.grid, self.grid
 
 
 class ImageTokenizer(StoredModel):
-    """A VQ autoencoder whose code vectors have unit length.
+    """A VQ autoencoder whose code vectors have unit length. It turns images into codes, and codes into images.
 
-    It works at two resolutions. The finer one has 2 * grid positions per side, one for each patch of image_size / (2 *
-    grid) pixels. The coarser one has grid positions per side, one for each token.
+    Encoder and decoder work at two resolutions. The finer one has 2 * grid positions per side, one for each patch of
+    image_size / (2 * grid) pixels. The coarser one has grid positions per side, one for each code.
 
     Vectors are normalised as in LlamaGen's vq_model.py (FoundationVision/LlamaGen@ce98ec4).
 
@@ -105,11 +106,11 @@ class ImageTokenizer(StoredModel):
 
     @property
     def decoded_codebook(self) -> Tensor:
-        """The code vectors that the decoder gets, float32 (codebook_size, code_dim)."""
+        """The code vectors that the decoder gets, the same as `codebook`, float32 (codebook_size, code_dim)."""
         return self.codebook
 
     def latents(self, images: Tensor) -> Tensor:
-        """Return the encoder's unit vectors, before quantisation.
+        """Encode images as vectors of unit length, which are not yet replaced by the nearest codes.
 
         Args:
             images: float32 (images, 3, size, size) in [-1, 1].
@@ -124,8 +125,8 @@ class ImageTokenizer(StoredModel):
         """Decode latent vectors to images, without clamping.
 
         Args:
-            latents: vectors of codes or of the encoder, (images, lines, columns, code_dim), or (images, grid * grid,
-                code_dim) of square images. They are not quantised here.
+            latents: code vectors or outputs of the encoder, (images, lines, columns, code_dim), or (images, grid *
+                grid, code_dim) for square images. They are decoded as they are, not replaced by the nearest codes.
 
         Returns:
             (images, 3, height, width).
@@ -137,7 +138,7 @@ class ImageTokenizer(StoredModel):
     def encode(self, images: Tensor) -> Tensor:
         """Encode images as codes, int64 (images, grid * grid).
 
-        Each position gets the code nearest to the encoder's vector.
+        Each position gets the code whose vector is nearest to the encoder's output.
 
         Args:
             images: float32 (images, 3, size, size) in [-1, 1].
@@ -150,10 +151,10 @@ class ImageTokenizer(StoredModel):
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Return the images of codes, float32 (images, 3, height, width) in pixels, clamped to [-1, 1].
+        """Decode codes to images, float32 (images, 3, height, width) in pixels, clamped to [-1, 1].
 
         Args:
-            codes: (images, height, width), or (images, grid * grid).
+            codes: integers (images, lines, columns), or (images, grid * grid) for square images.
 
         Raises:
             ValueError: an image does not have grid * grid codes, or a code is out of range.

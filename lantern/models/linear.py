@@ -1,6 +1,6 @@
-"""Fast linear maps for decoding.
+"""Linear maps that are fast in decoding, where inputs have few rows.
 
-The size of a matrix product determines the kernel that computes it. Kernels are not chosen by timing them, since the
+The sizes of weight and input determine the kernel that multiplies them. Kernels are not chosen by timing them. The
 choice could then differ from run to run, and with it the last digits of the result.
 """
 
@@ -28,15 +28,16 @@ class PreparedLinear(nn.Module):
     twice as fast as row-major weights. The second is oneDNN's product on weights that are converted once to its packed
     layout.
 
-    The second is only used on AMD's CPUs, where torch.mm runs MKL without AVX-512. A call of it costs about 8
-    microseconds more. It is therefore only used for weights of at least `LARGE` elements and inputs of at least `MANY`
-    rows. Weights of at least `HUGE` elements use it for any number of rows.
+    The second kernel is only used on AMD's CPUs, where torch.mm runs MKL without AVX-512. Each call of the second
+    kernel costs about 8 microseconds more. It is therefore only used for weights of at least `LARGE` elements and
+    inputs of at least `MANY` rows. Weights of at least `HUGE` elements use it for any number of rows.
 
     On other devices and in other dtypes, `torch.mm` runs on the original weights.
 
     Args:
         linear: the map to replace.
-        is_view: whether to use the original weights on a CPU, too, without a copy. This is slower but saves memory.
+        is_view: whether to read the original weights on a CPU, too, instead of a copy in a faster layout. This is
+            slower but saves memory.
     """
 
     def __init__(self, linear: nn.Linear, is_view: bool = False) -> None:
@@ -61,7 +62,7 @@ class PreparedLinear(nn.Module):
         return mapped.view(*x.shape[:-1], -1)
 
     def kernels(self, num_rows: int) -> tuple[Product, AddProduct]:
-        """Return two functions that multiply an input of some rows by the weight W. Both leave out the bias.
+        """Return two functions that multiply an input of `num_rows` rows by the weight W, without the bias.
 
         Args:
             num_rows: number of rows of the input, which determines the kernel.
@@ -80,7 +81,7 @@ class PreparedLinear(nn.Module):
         return product, lambda total, x: total.add_(product(x))
 
     def is_packed(self, num_rows: int) -> bool:
-        """Return whether an input of `num_rows` rows is multiplied by the packed weight."""
+        """Return whether an input of `num_rows` rows is multiplied by the weight in oneDNN's packed layout."""
         return self.packed is not None and (num_rows >= MANY or self.size >= HUGE)
 
 

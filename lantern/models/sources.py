@@ -1,8 +1,8 @@
-"""Source pictures in the prompts of GLM-Image, which edits them.
+"""Source pictures: pictures in the prompt, which GLM-Image edits as the text of the prompt says.
 
-A prompt has a placeholder for each code of a source picture. The codes replace the placeholders. They have
-two-dimensional positions, which depend on the height and width of the picture. Prompts with source pictures are
-therefore given as ids together with the times, rows and columns that the rotary embedding reads, see
+A prompt has a placeholder for each code of a source picture. The codes replace the placeholders. The positions of the
+codes are two-dimensional, and depend on the height and width of the picture. Prompts with source pictures are therefore
+given as ids with positions. A position consists of the time, row and column that the rotary embedding reads, see
 `lantern.models.adapter.grid_positions`.
 """
 
@@ -24,15 +24,15 @@ def place_sources(
 ) -> torch.Tensor:
     """Replace the placeholders in prompts by the codes of source pictures, and compute the positions of all tokens.
 
-    Positions are shifted so that the image begins at the position after the padded prompt, as in prompts without source
-    pictures. This changes no result, since the rotary embedding depends on differences of positions only.
+    All positions are shifted so that the generated image begins at the position after the padded prompt, as it does
+    without source pictures. The shift changes no result, since attention depends only on differences of positions.
 
     Args:
         model: a `GlmImageForConditionalGeneration` of transformers.
         ids: ids of the prompts, padded on the left, int64 (batch, tokens).
         mask: True for prompt tokens, bool (batch, tokens).
         grids: duration (always 1), height and width of each grid of codes, int64 (grids, 3). For each prompt, the grids
-            of its source pictures come first, then the grid of its image.
+            of its source pictures come first, then the grid of the image to generate.
         num_grids: number of grids of each prompt, int64 (batch,).
         codes: codes of all source pictures in the order of the placeholders, int64 (codes,).
 
@@ -63,14 +63,15 @@ def place_sources(
 
 
 def codes_at_target(prompts: torch.Tensor, mask: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """Return the codes of each prompt's first source picture, scaled to the height and width of the image.
+    """Return the codes of each prompt's first source picture, scaled to the size of the image to generate.
 
-    Each code of the image gets the source code nearest to the same place (nearest-neighbour scaling).
+    `SourceJacobiDrafter` uses them as drafts. Each position of the image gets the source code nearest to the same place
+    (nearest-neighbour scaling).
 
     Args:
         prompts: prompts with source pictures, from `place_sources`, int64 (batch, tokens, 4).
         mask: True for prompt tokens, bool (batch, tokens).
-        shape: height and width of the image in codes.
+        shape: height and width, in codes, of the image to generate.
 
     Returns:
         int64 (batch, height * width).

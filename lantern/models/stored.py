@@ -1,4 +1,4 @@
-"""Base class of models that can be stored in a checkpoint."""
+"""Base class of models that Lantern writes to its checkpoint files and reads from them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 class StoredModel(nn.Module):
-    """Base class of models that `lantern.checkpoints.native` writes and reads.
+    """Base class of models that `lantern.checkpoints.native` writes to a file, with their sizes, and reads from it.
 
     Attributes:
-        kind: name of the class in checkpoints.
-        config_class: dataclass of the sizes.
+        kind: name by which a checkpoint states the class of the model.
+        config_class: dataclass of the model's sizes.
         wide: prefixes of the names of weights that stay float32 when the model is cast to another dtype.
         config: sizes of this model.
     """

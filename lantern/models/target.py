@@ -32,20 +32,21 @@ from lantern.models.transformer import (
 
 
 class Target(StoredModel):
-    """Interface of a target, for decoders, draft models and measurements.
+    """Interface of a target, which decoders, draft models and measurements call.
 
-    A subclass embeds prompts and computes logits from hidden states. It runs new tokens with a cache in `run_nodes`,
-    and whole images without a cache in `forward`.
+    A subclass embeds prompts and computes logits from hidden states. For decoding, it runs new tokens with a cache in
+    `run_nodes`. For training and measurements, it runs whole images without a cache in `forward`.
 
     Args:
         config: sizes of the target.
 
     Attributes:
         config: sizes of the target.
-        token_embedding: embedding of the tokens that the target generates.
-        forbidden: bool (2, vocab). forbidden[0] marks tokens that may not occur within a line of the image,
-            forbidden[1] tokens that may not occur at its end.
-        null_caption: learned features of the null prompt, if the target has them.
+        token_embedding: embedding of image tokens: codes, and the line end if there is one.
+        forbidden: tokens that are never sampled, bool (2, vocab). forbidden[0] marks tokens that may not occur within a
+            line of the image, forbidden[1] tokens that may not occur at the end of a line.
+        null_caption: learned caption features of the null prompt, for classifier-free guidance. Only targets whose
+            prompts are caption features have it.
     """
 
     config: TargetConfig
@@ -56,13 +57,13 @@ class Target(StoredModel):
     def __init__(self, config: TargetConfig) -> None:
         super().__init__()
         self.config = config
-        # Line ends are forbidden within a line, and codes at its end.
+        # Line ends are forbidden within a line. Codes are forbidden at the end of a line.
         is_end = torch.arange(config.vocab_size) >= config.num_codes
         self.register_buffer("forbidden", torch.stack([is_end, ~is_end]), persistent=False)
 
     @property
     def is_head_linear(self) -> bool:
-        """True if the head is linear. If so, guidance is applied before the head."""
+        """True if the head is linear, so that guidance may be applied before the head instead of after it."""
         return True
 
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -77,10 +78,11 @@ class Target(StoredModel):
         raise NotImplementedError
 
     def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
-        """Embed prompts.
+        """Embed prompts, as the first input of the layers.
 
         Args:
-            features: caption features, (..., positions, caption_dim), or ids, int64 (..., positions).
+            features: caption features, (..., positions, caption_dim), or token ids, int64 (..., positions), depending
+                on the config.
 
         Returns:
             (..., positions, dim).
@@ -106,7 +108,7 @@ class Target(StoredModel):
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
-        """Sizes of a key/value cache: (number of layers, number of key/value heads, channels of a head)."""
+        """Numbers that determine the size of a key/value cache: (layers, key/value heads, channels of a head)."""
         raise NotImplementedError
 
     @property
@@ -116,13 +118,14 @@ class Target(StoredModel):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of weights, cache and hidden states, except the weights named in `wide`."""
+        """Dtype of cache, hidden states and weights, except the weights that `wide` names, which are float32."""
         return self.token_embedding.weight.dtype
 
     def source_codes(self, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor | None:
         """Return for each image token the code of the source picture at the same place, int64 (batch, image tokens).
 
-        A source picture is a picture in the prompt, which the model edits. None if the prompts have none.
+        A source picture is a picture in the prompt, which the model edits. The result is None if the prompts have no
+        source pictures.
 
         Args:
             features: prompts, (batch, ...).
@@ -133,16 +136,16 @@ class Target(StoredModel):
     def guided_logits(
         self, hidden: torch.Tensor, cfg_scale: float, positions: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Compute logits of hidden states, with guidance if there are two branches.
+        """Compute logits of hidden states, with classifier-free guidance if there are two branches.
 
-        If the head is linear, guidance is applied to the hidden states. This gives the same logits up to rounding, and
-        the head computes half as many rows.
+        If the head is linear, guidance is applied to the hidden states. The logits are the same up to rounding, and the
+        head runs on half as many rows.
 
         Args:
             hidden: (branches, ..., dim).
             cfg_scale: scale of classifier-free guidance.
-            positions: image positions that the states predict, int64, broadcastable to (...). If given, tokens that may
-                not be at a position get -inf.
+            positions: image positions that the states predict, int64, broadcastable to (...). If given, tokens that are
+                forbidden at a position get the logit -inf.
 
         Returns:
             float32 (..., vocab).
@@ -162,8 +165,8 @@ class Target(StoredModel):
 
         There are three kinds, depending on the config:
 
-        - Without `null_ids`, the learned null caption with the mask of the prompt.
-        - With `null_ids`, these ids after masked padding.
+        - Without `null_ids`, the learned features `null_caption` with the mask of the prompt.
+        - With `null_ids` only, these ids after masked padding.
         - With `null_ids` and `null_filler`, a prompt of the same length as the given one: the first of the `null_ids`,
           then fillers, then the last of the `null_ids`.
 
@@ -192,7 +195,7 @@ class Target(StoredModel):
         return features, is_seen
 
     def with_null(self, features: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stack prompts and their null prompts.
+        """Stack prompts and their null prompts, for classifier-free guidance.
 
         Args:
             features: caption features or ids of the prompts, (batch, ...).
@@ -218,15 +221,15 @@ class Target(StoredModel):
         raise NotImplementedError
 
     def forward_with_null(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """Run `forward` on images with their prompts, then with null prompts, for classifier-free guidance.
+        """Compute the hidden states of images with their prompts, then with null prompts, for classifier-free guidance.
 
         Args:
-            features: as in `forward`.
-            mask: as in `forward`.
-            codes: as in `forward`.
+            features: prompts, as in `forward`.
+            mask: True for prompt tokens, as in `forward`.
+            codes: image tokens, as in `forward`.
 
         Returns:
-            (2 * images, num_text_tokens + n, dim).
+            Hidden states after the final norm, (2 * images, num_text_tokens + n, dim).
         """
         both, masks = (part.flatten(0, 1) for part in self.with_null(features, mask))
         return self(both, masks, repeat_rows(codes, len(both)))
@@ -249,11 +252,11 @@ class Target(StoredModel):
         return self.run_nodes(x, rows, rows, cache.text_mask(mask), cache), cache
 
     def make_cache(self, visible: torch.Tensor, num_slots: int) -> KVCache:
-        """Make an empty cache for this model.
+        """Make an empty key/value cache for this model.
 
         Args:
             visible: prompt positions that may be attended to, bool (branches, batch, num_text_tokens).
-            num_slots: number of slots per image.
+            num_slots: number of slots per image. A slot holds the keys and values of one token.
         """
         num_layers, num_kv_heads, head_dim = self.cache_shape
         return KVCache(visible, num_layers, num_slots, (num_kv_heads, head_dim), self.dtype)
@@ -266,7 +269,9 @@ class Target(StoredModel):
         rotary_positions: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Run new tokens with a cache, and store their keys and values in it. The result is not differentiable.
+        """Compute hidden states of new tokens, and store the tokens' keys and values in the cache.
+
+        The result is not differentiable.
 
         Args:
             cache: keys and values of earlier tokens.
@@ -283,14 +288,14 @@ class Target(StoredModel):
         )
 
     def prepare_for_decoding(self) -> Target:
-        """Make decoding faster, in place, if the class supports it, and return the model."""
+        """Change the weights in place so that decoding is faster, and return the model. By default nothing is done."""
         return self
 
 
 class TargetModel(Target):
     """Decoder-only transformer over prompts and image tokens, as in LlamaGen.
 
-    Options of `TargetConfig` turn it into the architecture of Chameleon, Janus or Emu3.
+    With other options of `TargetConfig`, it has the architecture of Chameleon, Janus or Emu3.
 
     Args:
         config: sizes of the target.
@@ -335,12 +340,12 @@ class TargetModel(Target):
 
     @property
     def is_head_linear(self) -> bool:
-        """True if the head is linear. If so, guidance is applied before the head."""
+        """True if the head is linear, so that guidance may be applied before the head instead of after it."""
         return self.head_in is None
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
-        """Sizes of a key/value cache, see `Target.cache_shape`."""
+        """Numbers of layers and of key/value heads, and channels of a head, see `Target.cache_shape`."""
         return len(self.layers), self.layers[0].num_kv_heads, self.layers[0].head_dim
 
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -378,7 +383,7 @@ class TargetModel(Target):
         return self.final_norm(x).view(-1, *slots.shape, x.shape[1])
 
     def prepare_for_decoding(self) -> TargetModel:
-        """Make decoding faster by `prepare_layers`, and return the model. It can then no longer be trained."""
+        """Make decoding faster by `prepare_layers`, and return the model, which can then no longer be trained."""
         self.decoding_layers = prepare_layers(self, self.layers)
         return self
 
@@ -387,7 +392,7 @@ def guide(doubled: torch.Tensor, cfg_scale: float) -> torch.Tensor:
     """Apply classifier-free guidance u + s (c - u) to logits, or to hidden states before a linear head.
 
     Args:
-        doubled: values for the prompts (c), then for the null prompts (u), (2 * batch, ...).
+        doubled: logits or hidden states, first for the prompts (c), then for the null prompts (u), (2 * batch, ...).
         cfg_scale: scale s.
 
     Returns:

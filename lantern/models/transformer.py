@@ -30,18 +30,18 @@ MANY_ROWS = 16  # number of rows from which `attend` uses batched products on a 
 def rotary_table(
     num_text_tokens: int, lines: tuple[int, int], head_dim: int, base: float, kind: str = "2d"
 ) -> torch.Tensor:
-    """Return the rotary table of a prompt and an image.
+    """Return the rotary table, from which queries and keys of a prompt and an image are rotated.
 
-    Each entry rotates a pair of neighbouring channels. Kind "1d", as in language models, rotates all channels by the
-    position in the sequence. Kind "2d" rotates the first half of the channels by the row in the image, and the second
-    half by the column. Its entries at prompt positions are zeros, as in LlamaGen. Queries and keys there become zero,
-    so that attention among prompt positions is uniform.
+    Each entry is a complex number that rotates a pair of neighbouring channels. Kind "1d", as in language models,
+    rotates all channels by the position in the sequence. Kind "2d" rotates the first half of the channels by the row in
+    the image, and the second half by the column. The entries of kind "2d" at prompt positions are zeros, as in
+    LlamaGen. Queries and keys of the prompt thus become zero, so that attention among prompt positions is uniform.
 
     Args:
         num_text_tokens: number of prompt positions.
         lines: height and width of the image, in tokens.
         head_dim: channels of a head.
-        base: base of the frequencies.
+        base: base of the rotary frequencies, such as 10,000.
         kind: "2d" or "1d".
 
     Returns:
@@ -65,7 +65,7 @@ def rotary_table(
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm of the last axis, computed in float32.
+    """Root-mean-square norm over the last axis, computed in float32.
 
     On a CPU, x is normalised, cast back to its dtype, and multiplied by the weight, as in LlamaGen. On a GPU, one
     kernel multiplies by the weight first and casts afterwards. Outputs of CPU and GPU in bfloat16 therefore differ by
@@ -77,7 +77,7 @@ class RMSNorm(nn.Module):
 
     Attributes:
         weight: factor of each channel, or None after `fold_into` has moved it.
-        floor: sqrt(dim * eps), see `divide_by_norm`.
+        floor: sqrt(dim * eps), an argument of `divide_by_norm`.
     """
 
     weight: nn.Parameter | None
@@ -98,13 +98,14 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x.float(), (self.dim,), None, self.eps).to(x.dtype) * self.weight
 
     def function(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return this norm as a plain function, which is faster: a module looks up its attributes in each call."""
+        """Return a plain function that applies this norm. Calling it is faster than calling a module."""
         return self.forward if self.weight is not None else partial(divide_by_norm, floor=self.floor)
 
     def fold_into(self, linear: nn.Linear) -> None:
-        """Multiply the columns of a linear map by the weight of this norm, and remove the weight from the norm.
+        """Move the weight of this norm into the linear map after it, so that decoding has fewer operations.
 
-        The factor sqrt(dim) of the norm is moved, too. The norm followed by the linear map still gives the same output.
+        The columns of the linear map are multiplied by the weight. The factor sqrt(dim) of the norm is moved, too. Norm
+        and linear map together still have the same output.
 
         Args:
             linear: the linear map that reads the output of this norm, changed in place.
@@ -121,8 +122,8 @@ class RMSNorm(nn.Module):
 def divide_by_norm(x: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
     """Apply an RMS norm without its weight and without the factor sqrt(dim).
 
-    `RMSNorm.fold_into` moves both into the next linear map. On a CPU this takes half the time of F.rms_norm, which runs
-    eight kernels there.
+    `RMSNorm.fold_into` moves the weight and this factor into the next linear map. On a CPU, the remaining division
+    takes half the time of F.rms_norm, which runs eight kernels there.
 
     Args:
         x: (..., dim).
@@ -135,7 +136,7 @@ def divide_by_norm(x: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
 
 
 class HeadNorm(nn.Module):
-    """Layer norm of the queries and keys of each head, before rotation, as in Chameleon.
+    """Layer norm of the queries and keys of each attention head, before the rotary embedding, as in Chameleon.
 
     Args:
         num_heads: number of query heads plus key heads.
@@ -153,7 +154,7 @@ class HeadNorm(nn.Module):
 
 
 class Layer(nn.Module):
-    """Transformer decoder layer.
+    """Transformer decoder layer, as in Llama: attention, then a SwiGLU feed-forward network.
 
     Args:
         config: sizes of the model. dim / num_heads must be divisible by 4.
@@ -180,7 +181,7 @@ class Layer(nn.Module):
         mask: torch.Tensor | None,
         append: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None,
     ) -> torch.Tensor:
-        """Run the layer on whole sequences. The result is differentiable.
+        """Run the layer on whole sequences, for training and measurements. The result is differentiable.
 
         Args:
             x: (sequences, positions, dim).
@@ -210,10 +211,11 @@ class Layer(nn.Module):
 
 
 class DecodingLayer:
-    """A `Layer` for decoding, with few kernels and no calls of modules.
+    """A `Layer` for decoding, which runs few kernels and calls no modules.
 
-    Looking up the attributes of modules would take a quarter of the time of a short pass. The object keeps references
-    to the weights of the layer. If they are cast, moved or folded, create a new object.
+    Modules look up their attributes in each call, which would take a quarter of the time of a short pass. The object
+    keeps references to the weights of the layer. If these weights are cast, moved or changed by `fold_into`, create a
+    new object.
 
     Args:
         layer: the layer.
@@ -277,7 +279,7 @@ def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: 
 
     Several query heads may share a key/value head (grouped-query attention). Their queries are then put one after the
     other along the axis of the new tokens, so that one query head per key/value head remains. Every attention kernel
-    supports this, and keys and values are read only once.
+    supports this layout, and keys and values are read only once.
 
     If every row has one new token, and there are many rows, a CPU in float32 uses two batched products. They take a
     third of the time of the fused kernel.
@@ -286,7 +288,7 @@ def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: 
         query: (rows, nodes, heads, head_dim), with rows = branches * batch and nodes = new tokens.
         keys: (rows, key/value heads, slots, head_dim).
         values: shaped like `keys`.
-        mask: from `group_mask`.
+        mask: additive mask from `group_mask`.
 
     Returns:
         (rows, nodes, key/value heads, query heads per key/value head, head_dim). It may be a view.
@@ -308,10 +310,10 @@ def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: 
 
 
 def group_mask(mask: torch.Tensor, groups: int) -> torch.Tensor:
-    """Repeat an attention mask for query heads that share a key/value head, for `attend`.
+    """Repeat an attention mask for all query heads that share a key/value head, as `attend` needs it.
 
     Args:
-        mask: (rows, 1, nodes, slots), with rows = branches * batch and nodes = new tokens.
+        mask: additive mask, (rows, 1, nodes, slots), with rows = branches * batch and nodes = new tokens.
         groups: number of query heads per key/value head.
 
     Returns:
@@ -321,10 +323,10 @@ def group_mask(mask: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 def apply_rotary_(x: torch.Tensor, rotary: torch.Tensor) -> None:
-    """Rotate pairs of channels in place.
+    """Apply a rotary embedding in place, by rotating pairs of channels.
 
     Args:
-        x: pairs of channels, (..., head_dim / 2, 2).
+        x: pairs of channels of queries or keys, (..., head_dim / 2, 2).
         rotary: rotations, complex64, broadcastable to (..., head_dim / 2).
     """
     if x.dtype == torch.float32:
@@ -334,11 +336,11 @@ def apply_rotary_(x: torch.Tensor, rotary: torch.Tensor) -> None:
 
 
 def gather_rotary(table: torch.Tensor, rotary_positions: torch.Tensor) -> torch.Tensor:
-    """Return entries of a rotary table.
+    """Return the rotations of new tokens from a rotary table.
 
     Args:
         table: complex64 (n, head_dim / 2).
-        rotary_positions: positions in the table, int64 (batch, nodes).
+        rotary_positions: position of each token in the table, int64 (batch, nodes).
 
     Returns:
         complex64 (batch * nodes, 1, head_dim / 2).
@@ -347,14 +349,14 @@ def gather_rotary(table: torch.Tensor, rotary_positions: torch.Tensor) -> torch.
 
 
 def prepare_layers(model: nn.Module, layers: Sequence[Layer]) -> list[DecodingLayer]:
-    """Make decoding layers from a model's layers. Afterwards the model must not be trained, saved, moved or cast.
+    """Make fast decoding layers from a model's layers. The model must then not be trained, saved, moved or cast.
 
     On a CPU in float32, the weights of norms are moved into the linear maps after them, and all linear maps become
     `PreparedLinear`. Outputs change by rounding. On other devices the weights do not change.
 
     Args:
         model: the model, changed in place.
-        layers: its layers.
+        layers: the layers of the model.
     """
     weight = layers[0].qkv.weight
     if weight.device.type == "cpu" and weight.dtype == torch.float32:
@@ -369,8 +371,8 @@ def prepare_layers(model: nn.Module, layers: Sequence[Layer]) -> list[DecodingLa
 def cast_weights(module: Model, dtype: torch.dtype) -> Model:
     """Cast parameters and real buffers of a model in place, and return the model.
 
-    Weights whose names begin with a prefix in `module.wide` keep their dtype. The rotary table is complex and does not
-    change. `Module.to` would cast it.
+    Weights whose names begin with a prefix in `module.wide` keep their dtype. So does the rotary table, whose complex
+    numbers `Module.to` would cast.
 
     Args:
         module: the model.

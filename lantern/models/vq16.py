@@ -1,6 +1,6 @@
-"""VQ-16, the image tokenizer of LlamaGen and Janus, and, with other options, of Chameleon.
+"""VQ-16, the image tokenizer of LlamaGen and Janus. With other options, it is the tokenizer of Chameleon.
 
-It is a convolutional autoencoder with a codebook. Parameters have the names of LlamaGen's file.
+It is a convolutional autoencoder with a codebook. Parameters have the names that they have in LlamaGen's file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PIXELS = 8 * 256 * 256  # number of pixels that run together; more would need g
 
 
 class ImageSizes(ABC):
-    """Base class of the configs of image tokenizers, with properties that follow from their sizes.
+    """Base class of the configs of image tokenizers, with properties that all derive from their fields.
 
     Attributes:
         grid: height and width of an image in codes, or the side of a square.
@@ -35,7 +35,7 @@ class ImageSizes(ABC):
     @property
     @abstractmethod
     def code_pixels(self) -> int:
-        """Side of a code in pixels."""
+        """Side, in pixels, of the square of the image that one code represents."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -53,18 +53,19 @@ class ImageSizes(ABC):
 class VQ16Config(ImageSizes):
     """Sizes of the tokenizer. The defaults are those of LlamaGen's `vq_ds16_t2i.pt` for images of 256 pixels.
 
-    A *level* has one resolution. The first level has the resolution of the image. The side halves from level to level.
+    The encoder and the decoder consist of *levels*. The first level of the encoder has the resolution of the image.
+    Each further level has half the resolution.
 
     Attributes:
         grid: height and width of an image in codes, or the side of a square. The same weights work for other sizes, for
-            example 32 for 512 pixels. `decode` takes images of any height and width.
+            example a grid of 32 for 512 pixels. `decode` takes images of any height and width.
         codebook_size: number of codes.
         code_dim: channels of a code.
         channels: channels of the first convolution.
         channel_multipliers: channels of each level, as multiples of `channels`.
-        num_blocks: residual blocks per level of the encoder. The decoder has one more per level.
-        latent_channels: channels of the encoder's output and the decoder's input. 1 x 1 convolutions project between
-            them and `code_dim`.
+        num_blocks: number of residual blocks per level of the encoder. The decoder has one more per level.
+        latent_channels: channels of the encoder's output and the decoder's input. 1 x 1 convolutions convert between
+            these channels and the `code_dim` channels of a code.
         has_attention: whether the level of the lowest resolution has attention. If not, as in Chameleon, only the
             middle block has it.
         is_normalised: whether latent vectors and codes have unit length. False for Chameleon.
@@ -91,12 +92,12 @@ class VQ16Config(ImageSizes):
 
     @property
     def code_pixels(self) -> int:
-        """Side of a code in pixels."""
+        """Side, in pixels, of the square of the image that one code represents."""
         return 2 ** (len(self.channel_multipliers) - 1)
 
 
 class _Codes(nn.Module):
-    """Module that only holds the codebook, so that its weight has the same name as in LlamaGen's file."""
+    """Module that only holds the codebook, so that the codebook has the same parameter name as in LlamaGen's file."""
 
     def __init__(self, config: VQ16Config) -> None:
         super().__init__()
@@ -104,7 +105,7 @@ class _Codes(nn.Module):
 
 
 class VQ16(StoredModel):
-    """The image tokenizer: it turns images into codes, and codes into images.
+    """Image tokenizer that turns images into codes, and codes into images.
 
     Args:
         config: the sizes.
@@ -130,7 +131,7 @@ class VQ16(StoredModel):
     def codebook(self) -> Tensor:
         """The code vectors as they are stored, not normalised, (codebook_size, code_dim).
 
-        LANTERN's authors compute nearest codes from them.
+        LANTERN's authors compute each code's nearest codes, for relaxed acceptance, from these vectors.
         """
         return self.quantize.embedding.weight
 
@@ -138,12 +139,12 @@ class VQ16(StoredModel):
     def decoded_codebook(self) -> Tensor:
         """The code vectors that the decoder gets, float32 (codebook_size, code_dim).
 
-        They have unit length if the config's `is_normalised` is set.
+        The vectors have unit length if `is_normalised` of the config is set.
         """
         return self._normalise(self.codebook.float())
 
     def latents(self, images: Tensor) -> Tensor:
-        """Return the encoder's vectors, before normalisation and quantisation.
+        """Encode images as vectors, which are not yet normalised or replaced by the nearest codes.
 
         Args:
             images: (images, 3, height, width) in [-1, 1].
@@ -157,7 +158,8 @@ class VQ16(StoredModel):
         """Decode latent vectors to images, without clamping.
 
         Args:
-            latents: (images, lines, columns, code_dim), or (images, codes, code_dim) of images of the config's shape.
+            latents: code vectors or outputs of the encoder, (images, lines, columns, code_dim), or (images, codes,
+                code_dim) for images of the config's shape.
 
         Returns:
             (images, 3, height, width).
@@ -169,7 +171,8 @@ class VQ16(StoredModel):
     def encode(self, images: Tensor) -> Tensor:
         """Encode images as codes, int64 (images, codes).
 
-        Each position gets the code nearest to the encoder's vector. Of several nearest codes, the first is taken.
+        Each position gets the code whose vector is nearest to the encoder's output. Of several nearest codes, the first
+        is taken.
 
         Args:
             images: (images, 3, height, width) in [-1, 1].
@@ -187,10 +190,10 @@ class VQ16(StoredModel):
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Return the images of codes, float32 (images, 3, height, width) in pixels, clamped to [-1, 1].
+        """Decode codes to images, float32 (images, 3, height, width) in pixels, clamped to [-1, 1].
 
         Args:
-            codes: (images, height, width), or (images, codes) of images of the config's shape.
+            codes: integers (images, lines, columns), or (images, codes) for images of the config's shape.
 
         Raises:
             ValueError: an image does not have the number of codes of the config, or a code is out of range.
@@ -208,7 +211,7 @@ class VQ16(StoredModel):
 
 
 def _images_at_once(pixels: int) -> int:
-    """Return the number of images that are encoded or decoded at once, which bounds the memory.
+    """Return the number of images that are encoded or decoded at once, so that memory stays bounded.
 
     Args:
         pixels: number of pixels of an image.
@@ -257,7 +260,7 @@ class Decoder(nn.Module):
 
 
 def levels(widths: list[int], num_blocks: int, resize: str, has_attention: bool) -> nn.ModuleList:
-    """Make the levels of an encoder or a decoder. After each level except the last, the resolution changes.
+    """Make the levels of the encoder or the decoder. After each level except the last, the resolution changes.
 
     Args:
         widths: channels before the first level, then after each level.
@@ -274,7 +277,7 @@ def levels(widths: list[int], num_blocks: int, resize: str, has_attention: bool)
 
 
 class Level(nn.Module):
-    """Blocks of one resolution, then a change of the resolution.
+    """One level of the encoder or the decoder: blocks at one resolution, then a change of resolution.
 
     Args:
         before: channels before the level.
@@ -295,7 +298,7 @@ class Level(nn.Module):
         self.resize = resize
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (n, before, side, side) to (n, width, s, s). s is the side after `resize`."""
+        """Map (n, before, side, side) to (n, width, s, s). The new side s is half, twice or equal to the old one."""
         for index, block in enumerate(self.res):
             x = block(x)
             if self.attn:
@@ -355,7 +358,7 @@ class AttentionBlock(nn.Module):
 def middle(width: int) -> nn.ModuleList:
     """Make the blocks at the lowest resolution: residual, attention, residual.
 
-    They are the encoder's blocks after its levels, and the decoder's blocks before its levels.
+    These blocks follow the levels of the encoder, and precede the levels of the decoder.
 
     Args:
         width: number of channels.
@@ -382,7 +385,7 @@ def by_lines(latents: Tensor, shape: tuple[int, int]) -> Tensor:
     """Arrange the vectors of images by line and column, (images, height, width, dim).
 
     Args:
-        latents: vectors of images, (images, codes, dim), or vectors that already have the resulting shape.
+        latents: vectors of images in raster order, (images, codes, dim), or vectors that are already arranged.
         shape: height and width of an image in codes.
     """
     return latents.unflatten(1, shape) if latents.ndim == 3 else latents
@@ -392,8 +395,8 @@ def check_codes(codes: Tensor, shape: tuple[int, int], codebook_size: int) -> Te
     """Check that codes are in [0, codebook_size), and return them by line and column, (n, height, width).
 
     Args:
-        codes: codes of n images, (n, height, width), or (n, codes).
-        shape: height and width in codes of images in the second case.
+        codes: codes of n images, (n, height, width), or in raster order, (n, codes).
+        shape: height and width, in codes, of images whose codes are in raster order.
         codebook_size: number of codes of the tokenizer.
 
     Raises:

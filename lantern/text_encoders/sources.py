@@ -62,7 +62,7 @@ class SourceEncoder:
     def encode(self, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return prompts, int64 (texts, max_tokens, 4), and their mask, bool (texts, max_tokens).
 
-        A token of a prompt has four numbers: id, time, row and column, see `place_sources`.
+        A token of a prompt has four numbers: its id, and its positions in time, row and column, see `place_sources`.
         """
         rows = [self._ids[text] for text in texts]
         ids = torch.stack([F.pad(row, (self.max_tokens - len(row), 0)) for row in rows])

@@ -26,7 +26,7 @@ class NullPrompt(TypedDict):
     """The null prompt of classifier-free guidance: the prompt without a caption.
 
     The two entries are fields of a `TargetConfig`. For example, the ids (1, 2) with the filler 0 give the null prompt
-    1, 0, ..., 0, 2, as long as the prompt.
+    1, 0, ..., 0, 2. The filler is repeated until the null prompt is as long as the prompt.
     """
 
     null_ids: tuple[int, ...]
@@ -42,12 +42,13 @@ class TokenPromptEncoder:
 
     Args:
         form: the text and tokens around a caption, with placeholders.
-        tokenizer: the model's tokenizer. Its own cutting and padding are switched off.
+        tokenizer: the model's tokenizer. The encoder switches off its truncation and padding.
         max_tokens: length of the longest prompt in tokens.
         path: file of the tokenizer, for error messages.
         names: names of the tokenizer's special tokens, by placeholder, as in `fill_form`.
         shape: height and width of an image in codes. Only needed if the form states them.
-        small_shape: height and width of a smaller image that the model generates first.
+        small_shape: height and width, in codes, of the small preview that GLM-Image generates before the image.
+            (0, 0) for other models.
 
     Attributes:
         refuses_long: whether a prompt that is too long raises a ValueError instead of being cut.
@@ -114,7 +115,8 @@ class TokenPromptEncoder:
 
         Args:
             shape: height and width of an image in codes.
-            small_shape: height and width of a smaller image that the model generates first. (0, 0) if there is none.
+            small_shape: height and width, in codes, of the small preview that GLM-Image generates before the image.
+                (0, 0) for other models.
         """
         other = TokenPromptEncoder(
             self._unfilled,
@@ -187,10 +189,11 @@ def fill_form(
 
     Args:
         form: the text and tokens, see `PromptForm`.
-        names: names of the tokenizer's special tokens, by placeholder such as "grid_bos_token". Values that are not
+        names: names of the tokenizer's special tokens, by placeholder such as "grid_bos_token". Entries that are not
             strings are ignored.
         shape: height and width of the image in codes.
-        small_shape: height and width of a smaller image that the model generates first. (0, 0) if it generates none.
+        small_shape: height and width, in codes, of the small preview that GLM-Image generates before the image.
+            (0, 0) for other models.
 
     Raises:
         ValueError: the tokenizer has no name for a placeholder, or Lumina-mGPT has no token for a side of the image.

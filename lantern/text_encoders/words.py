@@ -73,7 +73,7 @@ class WordEmbeddingEncoder:
     def check(self, text: str) -> list[str]:
         """Return the words of a text, after checking that they can be encoded.
 
-        The first time that a text is no caption, a warning says so.
+        If the text does not match the regular expression `captions`, a warning is logged, once per text.
 
         Raises:
             ValueError: the text has no word, more than `max_tokens` words, or an unknown word.

@@ -45,7 +45,7 @@ def load_config_of_all_figures() -> dict:
     """Return a config that draws every figure.
 
     It is the default config, with the ablations of all files in experiments/ that have ablations, with Jacobi drafts in
-    trees of three sizes, and with the measurement of LANTERN's premise.
+    trees of three sizes, with the measurement of LANTERN's premise, and with a variant that has another grid.
     """
     config = load_config([ROOT / "config.yaml"])
     for overlay in ("ablations", "embedded_training"):
@@ -53,4 +53,5 @@ def load_config_of_all_figures() -> dict:
         config["ablations"]["grids"] |= more["ablations"]["grids"]
     config["methods"].append({"preset": "jacobi", "tree": ["chain3", "jacobi_50"]})
     config["premise"]["ks"] = [1, 10]
+    config["variants"] = {"grid_12": {"tokenizer": {"grid": 12}}}
     return config

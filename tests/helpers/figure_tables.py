@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -128,6 +129,22 @@ def generality_table() -> pd.DataFrame:
         for place, spec in enumerate(SPECS, 1)
     ]
     return pd.DataFrame(rows)
+
+
+def grid_table() -> pd.DataFrame:
+    """Return a table like generality.csv: five methods on three grids, the largest grid first.
+
+    Two methods differ in a parameter only. A method's tokens per forward pass are its number plus a tenth of the side.
+    """
+    specs = (*SPECS, replace(PROXIMITY, parameters={"k": 9}, method_id="proximity-k9"))
+    return pd.DataFrame(
+        [
+            {"target": f"grid_{side}", "grid_side": side, **method_columns(spec.to_dict())}
+            | with_interval("mean_accepted_length", place + side / 10)
+            for side in (16, 8, 12)
+            for place, spec in enumerate(specs)
+        ]
+    )
 
 
 def curve_table() -> pd.DataFrame:

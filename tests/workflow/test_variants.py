@@ -40,6 +40,17 @@ def test_a_variant_is_trained_and_measured_beside_the_run(copy_of_finished, tmp_
     assert code == 0 and "Nothing to be done" in output, output
 
 
+def test_a_run_over_grids_draws_its_figure(copy_of_finished, tmp_path):
+    changes = {"variants": {"grid_6": {"tokenizer": {"grid": 6}}}, "repeats": {"noise_seeds": [0]}}
+    workflow = with_overlay(copy_of_finished, tmp_path, methods=METHODS[:1], **changes)
+    code, output = workflow.run("results/tiny/figures/fig_t_grid_sizes.png")
+    assert code == 0, output + workflow.logs()
+    table = read_table(workflow.result("generality.csv"))
+    assert table.groupby("target")["grid_side"].unique().map(list).to_dict() == {"base": [4], "grid_6": [6]}
+    records = load_records(workflow.result("variants/grid_6/generation/coupled/seen/T1/s0n0/1-of-1.safetensors"))
+    assert records.codes.shape[1] == 36
+
+
 def test_a_variant_with_a_bad_key_stops_at_once(finished, tmp_path):
     workflow = with_overlay(finished, tmp_path, variants={"other": {"target": {"num_kv_heads": 3}}})
     code, output = workflow.run("--dry-run")

@@ -73,7 +73,7 @@ def sample(
 
 @app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def pack() -> None:
-    """Raise an error that names the commands which replaced `pack`."""
+    """Raise an error that names the replacement of the removed subcommand `pack`."""
     with _one_sentence():
         raise ValueError("pack was removed: `zip -r FILE results/NAME` writes what `lantern verify FILE` checks")
 
@@ -187,7 +187,8 @@ def predict(
 ) -> None:
     """Predict seconds per image and speed-up from estimates for a GPU, or from step costs of your own machine.
 
-    Nothing is measured. docs/gpu.md explains the estimates, docs/bench.md the prediction from measured step costs.
+    The relative step cost of a method is the time of its decoding step, in steps of autoregressive decoding. Nothing is
+    measured. docs/gpu.md explains the estimates, docs/bench.md the prediction from measured step costs.
     """
     from lantern_pipeline.cli_predict import predict_from_bench, predict_gpu
 
@@ -229,7 +230,7 @@ def bench(
         Path | None, typer.Option(help="Folder for bench.json and race.html, written after each round.")
     ] = None,
 ) -> None:
-    """Measure how much faster than autoregressive decoding a model's methods are on this machine (docs/bench.md)."""
+    """Measure the speed-up of a model's methods over autoregressive decoding on this machine (docs/bench.md)."""
     from lantern_pipeline.cli_bench import bench as measure
     from lantern_pipeline.cli_bench import load_subject, save_race, save_report, table_of
     from lantern_pipeline.runtime.job import resolve_device

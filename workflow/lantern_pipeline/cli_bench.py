@@ -121,7 +121,8 @@ def load_subject(
     """Load the model to measure, and choose its prompts.
 
     Args:
-        source: name or path of the model, as `lantern.load` takes it. If weights are random, as `random_model` does.
+        source: name or path of the model, as `lantern.load` takes it. For random weights, a name that `random_model`
+            takes.
         file: prompt file, or None for default prompts.
         num: number of prompts.
         random_weights: whether to make a model with random weights, which needs no prompts.
@@ -152,9 +153,9 @@ def choose_methods(methods: str, trees: str, *, has_draft_model: bool) -> dict[s
 
     Args:
         methods: presets with their parameters, separated by commas, such as "jacobi, lantern k=20 delta=0.1". If empty,
-            a few presets that the model can run. If empty while `trees` is not, only "jacobi".
+            a few presets that the model can run. If empty although `trees` names a tree, only "jacobi".
         trees: names of draft trees, separated by commas. If there are any, every method is measured with each of them.
-        has_draft_model: whether the model has a draft model. If not, the few presets are ones that need none.
+        has_draft_model: whether the model has a draft model. Only then may the default presets need one.
 
     Returns:
         Text of the method, such as "lantern k=20 delta=0.1" -> (name of the preset, parameters). Autoregressive
@@ -184,7 +185,9 @@ def choose_methods(methods: str, trees: str, *, has_draft_model: bool) -> dict[s
 
 
 def read_method(text: str) -> tuple[str, Parts]:
-    """Read a method from text such as "lantern k=20 delta=0.1": the name of a preset, and parameters that differ.
+    """Read a method from text such as "lantern k=20 delta=0.1".
+
+    The text has the name of a preset, and parameters that replace those of the preset.
 
     Returns:
         (name of the preset, parameters).

@@ -19,6 +19,8 @@ SOURCE = "the shapes dataset, docs/results.csv"
 def predict_gpu(model: str, gpu: str, methods: Sequence[str], tokens_per_forward: float | None) -> str:
     """Return a table of predicted times and speed-ups on a GPU, from estimates and published step costs.
 
+    The step cost of a method is the time of its decoding step, in steps of autoregressive decoding.
+
     Args:
         model: name of a published model.
         gpu: name of the GPU.
@@ -40,6 +42,8 @@ def predict_gpu(model: str, gpu: str, methods: Sequence[str], tokens_per_forward
 
 def predict_from_bench(path: Path, methods: Sequence[str], tokens_per_forward: float | None) -> str:
     """Return a table of predicted times and speed-ups on a machine, from step costs that were measured there.
+
+    The step cost of a method is the time of its decoding step, in steps of autoregressive decoding.
 
     Args:
         path: file that `lantern bench --output` wrote, or its folder.

@@ -32,7 +32,7 @@ class Sample:
 
     Attributes:
         label: name of the method.
-        title: the same in several lines, for a column of a figure.
+        title: the label in several lines, the title of a column in a figure.
         pixels: uint8 (height, width, 3).
         is_equal: whether all codes equal the codes of autoregressive decoding.
         target_forwards: number of forward passes of the target.

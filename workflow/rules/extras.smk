@@ -12,6 +12,7 @@ PUBLISHED_FIGURES = {
     "generality": "r",
     "targets": "",
     "nodes": "s",
+    "grid_sizes": "t",
 }
 
 if CONFIG.publish:

@@ -87,7 +87,7 @@ for name, figure in RUN.figures.items():
             code=code(
                 "draw_figure.py",
                 f"figures/{name}.py",
-                *(["tables/published_results.csv"] if name == "published" else []),
+                *(["tables/published_results.csv"] if name in ("published", "grid_sizes") else []),
             ),
             figure=name,
             dpi=CONFIG.figures.dpi,

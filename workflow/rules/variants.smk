@@ -42,6 +42,7 @@ if CONFIG.variants:
         params:
             code=code("compare_variants.py"),
             targets={"base": {}, **CONFIG.variants},
+            grid=CONFIG.tokenizer.grid,
             settings=TABLE_SETTINGS,
             cfg_scale=CONFIG.sampling.cfg_scale,
             seed=SEED,

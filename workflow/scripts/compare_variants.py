@@ -13,6 +13,7 @@ from lantern_pipeline.tables.generality import (
     COLUMNS,
     describe_changes,
     find_generality_claims,
+    find_grid_side,
     measure_masses,
     target_rows,
 )
@@ -26,7 +27,12 @@ with job_log(snakemake):
         summary, paired, images, ambiguity = map(read_table, paths)
         rows = target_rows(summary, paired, images, params.settings, params.seed)
         masses = measure_masses(ambiguity, params.cfg_scale, options)
-        about = {"target": name, "differs": describe_changes(changes) or None, "made_by": describe_maker()}
+        about = {
+            "target": name,
+            "grid_side": find_grid_side(changes, params.grid),
+            "differs": describe_changes(changes) or None,
+            "made_by": describe_maker(),
+        }
         parts.append(rows.assign(**about, **masses))
     table = pd.concat(parts, ignore_index=True).reindex(columns=list(COLUMNS))
     write_table(snakemake.output.table, table)

@@ -43,8 +43,18 @@ def test_what_is_off_has_no_figure():
     config = copy.deepcopy(DEFAULT)
     config["ablations"]["grids"] = dict.fromkeys(config["ablations"]["grids"])
     config["methods"] = [{"preset": "autoregressive"}]
-    config["premise"]["ks"] = None
-    assert set(FIGURES) - set(table_of(config)) == {"ablations", "total_variation", "nodes", "premise"}
+    config["premise"]["ks"] = config["variants"] = None
+    off = {"ablations", "total_variation", "nodes", "premise", "generality", "grid_sizes"}
+    assert set(FIGURES) - set(table_of(config)) == off
+
+
+def test_a_line_over_grids_needs_a_grid_of_every_variant():
+    config = copy.deepcopy(DEFAULT)
+    grid, codes = {"tokenizer": {"grid": 12}}, {"tokenizer": {"codebook_size": 64}}
+    for variants in ({}, {"a": grid, "b": codes}, {"a": {"seed": 1}}):
+        config["variants"] = variants
+        assert "grid_sizes" not in table_of(config)
+    assert "grid_sizes" in FIGURES
 
 
 def test_a_curve_over_nodes_needs_trees_of_three_sizes():

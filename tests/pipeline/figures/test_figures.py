@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.text import Text
 
-import lantern_pipeline.tables
 from helpers import figure_tables as tables
 from helpers.figure_tables import (
     AUTOREGRESSIVE,
@@ -27,20 +25,21 @@ from helpers.figure_tables import (
 )
 from lantern.method_tables import PRESETS
 from lantern.methods import MethodSpec, make_method
-from lantern_pipeline.data.tables import method_columns, read_table
-from lantern_pipeline.figures.published import OWN_MODEL
+from lantern_pipeline.data.tables import method_columns
 from lantern_pipeline.figures.style import column_titles, first_of_each_preset, half_widths, name_rows, save_figure
 from lantern_pipeline.figures.tradeoff import _draw_baseline, split_curves
 from lantern_pipeline.tables.claims import ACCURACY_TOLERANCE
+from lantern_pipeline.tables.comparisons import OWN_MODEL, read_published
 from lantern_pipeline.tables.method_labels import method_colour
 
-PUBLISHED = read_table(Path(lantern_pipeline.tables.__file__).parent / "published_results.csv")
+PUBLISHED = read_published()
 OF_SUMMARY = {"summary": make_summary(), "settings": SETTINGS}
 ARGUMENTS = {
     "ablations": {"table": tables.ablation_table()},
     "ambiguity": {"ambiguity": tables.ambiguity_table()},
     "frontier": OF_SUMMARY,
     "generality": {"table": tables.generality_table()},
+    "grid_sizes": {"table": tables.grid_table()},
     "nodes": {"summary": tables.node_summary(), "settings": SETTINGS, "trees": {}},
     "premise": {"premise": tables.premise_table()},
     "published": {"published": PUBLISHED, **OF_SUMMARY},
@@ -251,6 +250,14 @@ def test_every_published_number_names_its_source_and_its_grade():
     assert found["mean_accepted_length"].tolist() == [1.0, 1.22, 2.1]
 
 
+def test_the_grid_of_a_published_number_agrees_with_its_forward_passes():
+    assert (PUBLISHED.groupby("model")["grid_side"].nunique(dropna=False) == 1).all()
+    forwards = PUBLISHED["note"].str.extract(r"forwards (\d+) to")[0].dropna().astype(int)
+    assert len(forwards) == 6
+    # One pass per code, at most one line end per line, and some passes for the frame of the image.
+    assert (forwards**0.5 // 1 == PUBLISHED.loc[forwards.index, "grid_side"]).all()
+
+
 def test_published_and_own_numbers_stay_in_their_panels():
     left, right = draw("published").axes
     dots = {container.get_label(): container.lines[0] for container in left.containers}
@@ -394,3 +401,31 @@ def test_a_line_of_nodes_runs_over_the_sizes_of_the_trees_of_one_kind_of_drafts(
     ends = [line.get_ydata().tolist() for line in right.lines]
     assert ends[0] == pytest.approx([3 / 1.53, 2 / 1.53]) and ends[1] == pytest.approx([3 / 0.97, 2 / 0.97])
     assert ends[2] == pytest.approx([4 / 1.45, 5 / 1.45]) and ends[3] == pytest.approx([4 / 1.19, 5 / 1.19])
+
+
+# --- (t) ------------------------------------------------------------------------------------------
+
+
+def test_a_line_of_grids_runs_from_the_smallest_to_the_largest():
+    left, _ = draw("grid_sizes").axes
+    lines = {container.get_label(): container.lines[0] for container in left.containers}
+    sides = [8, 12, 16]
+    for place, line in enumerate(lines.values(), 1):
+        assert line.get_xydata() == pytest.approx(np.array([[side, place + side / 10] for side in sides]))
+    assert list(lines) == ["coupled", "LANTERN chain k 20, δ 0.1", "proximity k 5", "proximity k 9"]
+    styles = [line.get_linestyle() for line in lines.values()]
+    assert styles == ["-", "-", "-", "--"]  # the last two have the same colour and marker
+
+
+def test_published_numbers_of_known_grids_are_hollow_and_name_model_and_paper():
+    figure = draw("grid_sizes")
+    right = figure.axes[1]
+    dots = {container.get_label(): container.lines[0] for container in right.containers}
+    assert dots["PJD (2606.05703)"].get_xydata().tolist() == [[48, 4.95], [32, 4.81]]
+    assert dots["LANTERN (2511.13587)"].get_xydata().tolist() == [[16, 2.1], [32, 1.83]]
+    assert dots["SSD (2606.20543)"].get_xydata().tolist() == [[24, 7.2]]
+    assert {line.get_markerfacecolor() for line in dots.values()} == {"white"}
+    assert not any(label.startswith(("COOL-SD", "LANTERN++", "lpd")) for label in dots)  # unknown grid, own model
+    models = {"LlamaGen-XL stage I", "LlamaGen-XL stage II", "LlamaGen-XL 512"}
+    assert set(texts(right.texts)) == models | {"Janus-Pro-7B", "Lumina-mGPT 7B", "Emu3"}
+    assert set(dots) < set(texts(figure.legends[0].get_texts()))

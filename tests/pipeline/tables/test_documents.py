@@ -8,10 +8,17 @@ import pytest
 
 from helpers.paths import ROOT
 from lantern.io import read_json
-from lantern_pipeline.data.tables import read_table
+from lantern_pipeline.data.tables import read_table, write_table
 from lantern_pipeline.tables import documents
 from lantern_pipeline.tables.claims import claims_of_rows, describe_setting
-from lantern_pipeline.tables.documents import BATCHES, bound_cells, curve_cells, distribution_cells, publish
+from lantern_pipeline.tables.documents import (
+    BATCHES,
+    bound_cells,
+    curve_cells,
+    distribution_cells,
+    grid_cells,
+    publish,
+)
 from lantern_pipeline.tables.generality import find_generality_claims
 from lantern_pipeline.tables.method_labels import label_rows
 
@@ -77,6 +84,22 @@ def test_a_run_without_a_published_method_leaves_its_cell_empty(copy):
     path.write_text("".join(line for line in lines if not line.endswith(",SCD\n")))
     assert publish(copy) == ["docs/results.md"]
     assert "| SCD | – | 4.20x, 4.21 |" in (copy / "docs" / "results.md").read_text()
+
+
+def test_targets_are_named_by_their_grid_and_relaxed_methods_have_the_added_nll(copy):
+    table = TABLES["generality"]
+    table = table[table["target"].isin(["base", "grid_12"])]
+    table = table.assign(grid_side=table["target"].map({"base": 8, "grid_12": 12}))
+    titles, *rows = grid_cells(table)
+    lines = {row[0]: row[1:] for row in rows}
+    assert titles == ["", "8 x 8", "12 x 12"] and lines["what differs"] == ["–", "tokenizer.grid 12"]
+    assert lines["Jacobi: tokens / forward"] == ["2.92 [2.83, 3.01]", "3.09 [2.98, 3.20]"]
+    relaxed = "LANTERN++ (chain5) k 10, λ 5"
+    assert lines[f"{relaxed}: NLL added"] == ["+0.18 [+0.12, +0.23]", "+0.25 [+0.19, +0.31]"]
+    assert [name for name in lines if relaxed in name] == [f"{relaxed}: tokens / forward", f"{relaxed}: NLL added"]
+    write_table(copy / "docs" / "grid_sizes.csv", table)
+    assert publish(copy) == ["docs/results.md"]
+    assert "|  | 8 x 8 | 12 x 12 |" in (copy / "docs" / "results.md").read_text()
 
 
 def test_two_curves_without_a_common_length_are_not_compared():

@@ -16,6 +16,7 @@ from lantern_pipeline.tables.generality import (
     COLUMNS,
     describe_changes,
     find_generality_claims,
+    find_grid_side,
     measure_gains,
     measure_masses,
     target_rows,
@@ -38,7 +39,8 @@ def make_rows(forwards):
 
 def make_target(name, top10, forwards=20, differs=None):
     masses = {f"{kind}{end}": mass for kind, mass in (("top1", 0.3), ("top10", top10)) for end in ("", "_low", "_high")}
-    return make_rows(forwards).assign(target=name, differs=differs, made_by="this", **masses)[list(COLUMNS)]
+    about = {"target": name, "grid_side": 8, "differs": differs, "made_by": "this"}
+    return make_rows(forwards).assign(**about, **masses)[list(COLUMNS)]
 
 
 def make_table(*targets):
@@ -100,6 +102,12 @@ def test_an_interval_that_touches_another_or_no_gain_is_not_apart_from_it():
     table.loc[is_lantern & (table["target"] == "t2"), ["gain_low", "gain_high"]] = 1.01, 1.39
     found = find_generality_claims(table)["lantern-a"]
     assert list(found["unlike_base"]) == ["t1", "t2"] and found["num_above_one"] == 3
+
+
+def test_the_grid_is_that_of_the_run_unless_a_target_changes_it():
+    assert find_grid_side({"tokenizer": {"codebook_size": 256}}, 8) == find_grid_side({}, 8) == 8
+    assert find_grid_side({"tokenizer": {"grid": 12}}, 8) == 12
+    assert find_grid_side({"tokenizer": {"grid": [36, 24]}}, 8) == find_grid_side({}, (36, 24)) == 36
 
 
 def test_a_table_of_targets(tmp_path):

@@ -108,7 +108,7 @@ def _parts_of(name: str) -> tuple[str, ...]:
         (method id, prompt set, temperature, training seed, noise seed).
 
     Raises:
-        ValueError: the name does not have the form that such a file's name has.
+        ValueError: no file of generated images has a name of this form.
     """
     match = _RECORDS.fullmatch(name)
     if match is None:
@@ -131,7 +131,7 @@ def _redraw(
         raise ValueError(f"{name}: the config has no {method_id} at T{temperature}")
 
     def find(file: str) -> Path:
-        """Return the path of a model file: in the folder of the results, or else in the other run's folder `models`.
+        """Return the path of a model file in the folder of the results, or else in the results `models` of another run.
 
         Args:
             file: name of the file, relative to either folder.

@@ -175,7 +175,8 @@ def _foreign_models(config: Mapping[str, Any]) -> str:
         config: config of the run.
 
     Returns:
-        A pattern for file names relative to the folder of the results. If the run converted no model, it matches none.
+        A pattern for file names relative to the folder of the results. If the run converted no model, it matches no
+        name.
     """
     checkpoints = {section: config[section]["checkpoint"] for section in ("tokenizer", "target", "drafter")}
     foreign = [section for section, path in checkpoints.items() if path and not Path(path).is_relative_to("models")]

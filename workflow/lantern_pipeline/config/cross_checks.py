@@ -69,7 +69,7 @@ def _prompt_set(name: str, entry: PromptSet, config: RunConfig) -> Iterator[str]
 
 
 def _resources(config: RunConfig) -> Iterator[str]:
-    """Check the entries of config section `resources`, and the keys that may name such an entry as a file.
+    """Check config section `resources` (files to download or copy), and the keys that may name one of its entries.
 
     If a key names finished weights, which the run does not train, other keys must fit them. For example, a finished
     target needs the image tokenizer with which it was trained.

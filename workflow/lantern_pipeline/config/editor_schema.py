@@ -54,7 +54,7 @@ def schema_text() -> str:
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the JSON schema of a pydantic model. Every section is written out, and no key is required."""
+    """Return the JSON schema of a pydantic model, without references to other schemas and without required keys."""
     schema = model.model_json_schema()
     return _expand(schema, schema.pop("$defs", {}))
 
@@ -91,7 +91,7 @@ def _expand(schema: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rank(item: tuple[str, object]) -> int:
-    """Return a sort key that puts type and bounds of a JSON schema first, and the keys of a section last."""
+    """Return the sort key of an entry of a JSON schema: type and bounds come first, the keys of a section last."""
     key = item[0]
     if key in _FIRST:
         return _FIRST.index(key)

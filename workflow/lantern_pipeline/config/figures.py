@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lantern_pipeline.config.paths import TOKENIZER, RunPlan
+from lantern_pipeline.settings.run_config import RunConfig
 
 SUMMARY = "<results>/summary.csv"
 GENERALITY = "<results>/generality.csv"
 PREMISE = "<results>/premise.csv"
-MIN_SIZES = 3  # of draft trees, for a curve
+MIN_SIZES = 3  # smallest number of draft trees of different size that make a curve
 
 
 @dataclass(frozen=True)
@@ -244,6 +245,23 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
                 "intervals over prompts. Every image equals that of autoregressive decoding, token for token."
             ),
         ),
+        "grid_sizes": Figure(
+            "t",
+            "Tokens per forward pass on grids of different size",
+            {"table": GENERALITY},
+            caption=(
+                "**Tokens per forward pass on grids of different size.** Horizontal axes: codes along a side of an "
+                "image. Vertical axis: tokens per forward pass of the target; higher is faster.\n\n"
+                "Left: measured by this run, with one line per method and one target per grid. Bars are 95 % bootstrap "
+                "intervals over prompts. The targets also differ in how sure they are of the next token, as the table "
+                "shows.\n\n"
+                "Right: others' numbers (hollow markers) on published models, which are named above the panel. The "
+                "legend has the arXiv number of the paper that states them. They are not comparable with the left "
+                "panel, because models and data differ. Numbers are left out if their source does not determine the "
+                "grid, or if the method needs a model that was trained specially for it. All of them are in "
+                "``workflow/lantern_pipeline/tables/published_results.csv``."
+            ),
+        ),
     }
     is_off = {
         "total_variation": not plan.needs_draft_model,
@@ -251,14 +269,21 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
         "generality": not config.variants,
         "premise": not config.premise.ks,
         "nodes": not _has_node_curves(plan),
+        "grid_sizes": not _varies_grid(config),
     }
     return {name: figure for name, figure in figures.items() if not is_off.get(name)}
 
 
 def _has_node_curves(plan: RunPlan) -> bool:
-    """Return whether a run has enough data for figure `nodes`: tokens per forward pass over the size of the draft tree.
+    """Return whether a run has the data of figure `nodes`: tokens per forward pass against the number of nodes.
 
-    The exact methods with Jacobi drafts must use static trees of at least MIN_SIZES different sizes.
+    The figure needs exact methods with Jacobi drafts in static trees of at least MIN_SIZES different sizes.
     """
     shapes = [spec.tree_shape for spec in plan.specs.values() if spec.drafts == "jacobi" and spec.is_exact]
     return len({len(shape) for shape in shapes if isinstance(shape, tuple)}) >= MIN_SIZES
+
+
+def _varies_grid(config: RunConfig) -> bool:
+    """Return whether the run has variants, each of which sets the token grid of images."""
+    sections = [changes.get("tokenizer") for changes in config.variants.values()]
+    return bool(sections) and all(isinstance(section, dict) and "grid" in section for section in sections)

@@ -66,6 +66,8 @@ def drafter_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | 
 def heads_of(training_seed: int | str) -> str:
     """Return the path of the shift heads' weights for a training seed.
 
+    Shift heads predict later hidden states of the target, from which some methods sample their drafts.
+
     Args:
         training_seed: the seed, or a Snakemake wildcard in its place.
     """
@@ -73,7 +75,9 @@ def heads_of(training_seed: int | str) -> str:
 
 
 def heads_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | list[str]:
-    """Return the path of the shift heads' weights if one of the methods needs them, else an empty list (no input).
+    """Return the path of the shift heads' weights as input of a rule, or an empty list if no method needs them.
+
+    Shift heads predict later hidden states of the target, from which some methods sample their drafts.
 
     Args:
         specs: the methods.
@@ -114,7 +118,7 @@ def tables_of(specs: Iterable[MethodSpec]) -> list[str]:
 
 
 class RunPlan:
-    """Plan of the run that a checked config describes.
+    """Plan of a run: its methods, prompt sets and repeats as the config states them, and the paths of its files.
 
     Attributes:
         config: the checked config.
@@ -161,7 +165,7 @@ class RunPlan:
         return [spec.method_id for spec, found in self.runs if found == temperature]
 
     def run_params(self, temperature: str | None = None) -> list[tuple]:
-        """Return methods and temperatures as the parameter of a rule: plain values that Snakemake can compare.
+        """Return methods and temperatures for a rule's parameter `runs`, as plain values that Snakemake can compare.
 
         Args:
             temperature: a temperature as text, to return only the methods that run at it; None returns all.
@@ -247,7 +251,7 @@ class RunPlan:
         return {kind: [f"{folder}/{file}" for folder in folders] for kind, file in tables.items()}
 
     def metric_inputs(self, metrics: MetricChoices) -> dict[str, str]:
-        """Return the inputs of a rule that metrics read (weights and reference images): input name -> path.
+        """Return the files that metrics read (weights and reference images), as inputs of a rule: input name -> path.
 
         Args:
             metrics: keys of config section `metrics` that choose the metrics.
@@ -300,6 +304,8 @@ class RunPlan:
 
 def answer_files(folder: Path | str, page: Path | str) -> list[str]:
     """Return the paths of the answer files that participants of the preference study saved, sorted by name.
+
+    The study is an HTML page on which readers choose between two images of a prompt.
 
     Args:
         folder: folder with the answer files, *.json.

@@ -89,9 +89,9 @@ class JobSizes:
     def decoding_mb(self, more: int = 0) -> Callable[..., int]:
         """Return the host memory that a job needs to decode images.
 
-        The estimate counts the target and the draft model in the dtype of decoding, and the random noise of images.
-        There are two kinds of noise, each for the current and the next batch. Weight files are memory-mapped and read
-        tensor by tensor, so they need no second copy.
+        The estimate counts the target and the draft model in the dtype of decoding. It also counts the random noise of
+        images: two independent fields of random numbers, each for the current and the next batch. Weight files are
+        memory-mapped and read tensor by tensor, so they need no second copy.
 
         Args:
             more: additional MB.
@@ -144,7 +144,9 @@ class JobSizes:
         return growing(max(3000, self._host_mb(target_bytes) + math.ceil(drafter)), MOST_MB)
 
     def decoding_minutes(self, num_images: int, batch_size: int, first: int = 60) -> Callable[..., int]:
-        """Return the time limit of a job that decodes images, long enough if a pass emits one token per image.
+        """Return the time limit of a job that decodes images.
+
+        It is long enough even if each forward pass emits only one token per image.
 
         Args:
             num_images: number of images.

@@ -68,8 +68,8 @@ class Run:
     def has_held_out_images(self) -> bool:
         """True if the run has captioned images that no model was trained on.
 
-        They serve two purposes. Their metrics are the best values that a model can be expected to reach. At their
-        tokens, the run measures how many codes the target finds plausible (its ambiguity).
+        Such images serve two purposes. Their metrics are the best that a model can be expected to reach. The run also
+        measures on their tokens how many codes the target finds plausible (its ambiguity).
         """
         reads_captions = self.config.text.encoder in ("words", "word_ids", "classes")
         return reads_captions and self.config.data.source in ("scenes", "fashion", "folder")

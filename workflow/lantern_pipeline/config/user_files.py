@@ -1,4 +1,4 @@
-"""Checks that the files and devices which the config names exist and fit, before the first job starts."""
+"""Checks, before the first job starts, that the files and devices named in the config exist and fit the config."""
 
 from __future__ import annotations
 
@@ -108,9 +108,10 @@ def _config_key(name: str, config: RunConfig) -> str:
 
 
 def _header_sizes(path: Path | str | None) -> dict[str, object]:
-    """Return the model config in the header of a weights file, with the grid as in a run's config.
+    """Return the model config in the header of a weights file.
 
-    It is an empty dict if the file is missing or not in Lantern's layout.
+    Key "grid", height and width in codes, gets the form that a run's config has. The result is an empty dict if the
+    file is missing or not in Lantern's layout.
     """
     if path is None or not Path(path).is_file():
         return {}
@@ -121,7 +122,7 @@ def _header_sizes(path: Path | str | None) -> dict[str, object]:
         return {}
     if "grid" in sizes:
         height, width = shape_of(sizes["grid"])
-        shape = height, sizes.get("columns") or width  # a target states the width apart
+        shape = height, sizes.get("columns") or width  # a target states its width in a separate field
         sizes["grid"] = sides_in_config(sides_of(shape))
     return sizes
 

@@ -204,7 +204,7 @@ def _check_renamed(path: tuple, value: object) -> None:
 
 
 def _replace_integers(value: Any, checked: Any) -> Any:
-    """Replace floats such as 96.0 by the integers of the checked config.
+    """Replace floats in a config, such as 96.0, by the integers of the checked config, such as 96.
 
     Args:
         value: the config or a part of it. Sections and lists are changed in place.

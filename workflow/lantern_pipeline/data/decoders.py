@@ -1,4 +1,7 @@
-"""Decoders of several methods that share one target model, one draft model and its shift heads."""
+"""Decoders of several methods that share their models: the target, and if needed a draft model and shift heads.
+
+*Shift heads* are small networks that predict the target's hidden states to the right and one line below.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +32,14 @@ def load_decoders(
     dtype: str = "float32",
     stepping: str = "auto",
 ) -> list[Decoder]:
-    """Load the models once, and make one decoder per pair of a method and a temperature.
+    """Load the models of a run once, and make one decoder per pair of a method and a temperature.
 
     Args:
         runs: one pair per decoder: (the method as a dict of the fields of a `MethodSpec`, temperature).
         sampling: config section `sampling`.
         target: weights of the target model.
         drafter: weights of the draft model. None if no method uses one.
-        heads: weights of the shift heads. None if no method uses them.
+        heads: weights of the shift heads, which predict later hidden states of the target. None if no method uses them.
         nearest_codes: files with tables of nearest codes; see `load_tables`.
         device: device of the models.
         dtype: dtype of the models, "float32" or "bfloat16".
@@ -56,7 +59,7 @@ def load_decoders(
 def load_job_decoders(
     snakemake: Job, runs: Sequence[tuple[dict[str, Any], float]], stepping: str = "auto"
 ) -> list[Decoder]:
-    """Make the decoders of a Snakemake job from its input files and parameters, on the device in the config.
+    """Make the decoders of a Snakemake job from its input files and parameters, on the device that the config names.
 
     Args:
         snakemake: the object that Snakemake gives to the script.

@@ -221,9 +221,10 @@ def resize_and_crop(image: Image.Image, image_size: int) -> Image.Image:
 
 
 def code_positions(tokenizer: ImageModel, tokens: Tensor) -> Tensor:
-    """Return the position of each code of an image among its tokens, int64 (height, width).
+    """Return where among the tokens of an image its codes are: indices of tokens, int64 (height, width).
 
-    The other tokens end lines, or belong to a smaller image that the target generates first.
+    The other tokens are left out. Some targets also emit a token at the end of each line. GLM-Image first emits the
+    tokens of a smaller version of the image.
 
     Args:
         tokenizer: image tokenizer, whose config has height and width of an image in codes.
@@ -239,8 +240,8 @@ def decode_images(tokenizer: ImageModel, tokens: Tensor, num_at_once: int | None
     Args:
         tokenizer: image tokenizer.
         tokens: integer (images, tokens), see `code_positions`.
-        num_at_once: number of images decoded together. None for CODES_AT_ONCE divided by the codes of an image, at
-            least 1. The constant is small because the decoder's activations are large.
+        num_at_once: number of images decoded together, which limits the memory of the decoder's activations. None for
+            the largest number with at most CODES_AT_ONCE codes in total, at least 1.
 
     Returns:
         float32 (images, 3, height, width) in [-1, 1], on the device of `tokens`.

@@ -20,9 +20,9 @@ ENCODERS = ("words", "word_ids", "classes", *FROM_FILES)
 
 
 def card_sections(name: str | None) -> dict[str, dict[str, object]]:
-    """Return the config values that config key `model` sets, taken from the card of that model.
+    """Return the config values that config key `model` sets, taken from the card (description) of that model.
 
-    Values that the user gives override them.
+    The user's values override them.
 
     Args:
         name: value of `model`: name of a published model, or None.
@@ -67,15 +67,15 @@ def card_sections(name: str | None) -> dict[str, dict[str, object]]:
 
 
 def sides_in_config(sides: Sides) -> int | list[int]:
-    """Return the side of a square, or [height, width], as a config states them."""
+    """Return the size of images in the form of config files: the side of a square, else [height, width]."""
     return sides if isinstance(sides, int) else [*sides]
 
 
 def hub_entries() -> dict[str, dict[str, object]]:
-    """Return the entries of config section `resources` for the files of published models on the Hugging Face hub.
+    """Return entries of config section `resources` by which the workflow downloads published models.
 
     Returns:
-        Name of an entry -> keys and values: repo, revision, and files.
+        Name of an entry -> its keys and values: repo and revision on the Hugging Face hub, and files.
     """
     return {
         name: {"repo": hub.repo, "revision": hub.revision, "files": dict(hub.files)} for name, hub in HUB_FILES.items()
@@ -121,8 +121,8 @@ def card_of(config: RunConfig) -> ModelCard:
 def target_fields(config: RunConfig) -> dict[str, Any]:
     """Return the sizes of the target that the config determines, as fields of `TargetConfig`.
 
-    Published weights of LlamaGen, and targets with the config key `size`, also get the field ffn_multiple. The other
-    families of published models (FAMILIES) also get the field num_prompt_ids.
+    Field ffn_multiple is included only if the config names published weights of LlamaGen, or sets the key target.size.
+    Field num_prompt_ids is included only for the other families of published models (FAMILIES).
     """
     encoder = config.text.encoder
     target = config.target

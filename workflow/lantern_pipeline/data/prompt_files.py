@@ -323,11 +323,11 @@ def _read_table(path: Path, table: Sequence[tuple[int, list[str]]]) -> Rows:
 
 
 def _read_coco(path: Path, values: Mapping[str, Any]) -> Rows:
-    """Yield one caption per image of COCO's captions: the longest in characters, or the first of equally long ones.
+    """Yield one caption per image from a file of COCO's captions: the longest, or the first of equally long captions.
 
-    Images are in the order in which they first appear among the annotations. The id is the image's file name without
-    suffix, so that it also names the reference image. For 5,000 images of COCO's val2017, the result equals the prompt
-    list that LANTERN's authors published. This includes its order and the choice among equally long captions.
+    Lengths are counted in characters. Images are in the order in which they first appear among the annotations. The id
+    of a caption is the image's file name without suffix, so that it also names the reference image. For 5,000 images of
+    COCO's val2017, the result equals the prompt list that LANTERN's authors published, in the same order.
 
     Args:
         path: file name for error messages.

@@ -1,4 +1,4 @@
-"""The model card of a run (sizes, files and prompt settings of its model), completed after training."""
+"""The model card of a run: a file that states the sizes, files and prompt settings of the model that a run trained."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def hash_text(text: str) -> str:
-    """Return the hash by which the stored features of a prompt are found, 32 hexadecimal digits.
+    """Return the hash by which the stored features of a prompt are looked up, 32 hexadecimal digits.
 
     The prompt's text is hashed as given, before an encoder cleans it.
     """

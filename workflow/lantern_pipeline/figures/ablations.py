@@ -81,10 +81,10 @@ def _label(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _is_told(name: str, value: float) -> bool:
-    """Return whether the label of a row contains the value of one column, in which the rows of a method differ.
+    """Return whether the label of a row in the figure states the row's value of one column.
 
-    A label does not mention empty cells. Column drafter_steps is an exception: there, an empty cell means the draft
-    model of the run.
+    The caller asks this only about columns in which the rows of a method differ. Labels do not mention empty cells,
+    except in column drafter_steps, where an empty cell means the draft model of the run.
 
     Args:
         name: the column, a key of NUMBERS.

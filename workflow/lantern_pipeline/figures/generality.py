@@ -15,8 +15,6 @@ from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.generality import LENGTH
 from lantern_pipeline.tables.method_labels import label_rows
 
-LABEL_WIDTH = 0.055  # width of a slanted name, as a fraction of a panel
-
 
 def draw_generality(table: pd.DataFrame) -> Figure:
     """Draw tokens per forward pass (left) and the gain of relaxed methods (right) against the ambiguity of the target.
@@ -40,7 +38,7 @@ def draw_generality(table: pd.DataFrame) -> Figure:
                 _draw_method(axes, line, name)
             axes.set_ylabel(title)
             axes.set_xlabel("ambiguity: 1 - mass of the ten best tokens")
-            _name_targets(axes, rows)
+            style.name_places(axes, rows.drop_duplicates("target").set_index("target")["ambiguity"])
         panels[1].axhline(1, color=style.BLACK, linewidth=0.7)
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=style.fitting_columns(labels))
@@ -55,26 +53,3 @@ def _draw_method(axes: Axes, line: pd.DataFrame, name: str) -> None:
         ends = np.array([x.min(), x.max()])
         fit = np.polynomial.Polynomial.fit(x, line[name].to_numpy(float), 1)
         axes.plot(ends, fit(ends), color=look["color"], linestyle="--", linewidth=0.9, alpha=0.6)
-
-
-def _name_targets(axes: Axes, rows: pd.DataFrame) -> None:
-    """Write the names of the targets above a panel, each at the horizontal position of its target.
-
-    Names that would overlap are moved apart. A line then leads from the name to this position at the upper edge of the
-    panel.
-
-    Args:
-        axes: the panel. Its horizontal axis is the ambiguity: 1 minus the target's top-10 probability.
-        rows: rows with the columns target and ambiguity.
-    """
-    targets = rows.drop_duplicates("target").sort_values("ambiguity")
-    low, high = axes.get_xlim()
-    places = (targets["ambiguity"].to_numpy(float) - low) / (high - low)
-    apart = places.copy()
-    for _ in range(500):
-        push = (LABEL_WIDTH - np.diff(apart)).clip(min=0) / 2
-        apart[1:] += push
-        apart[:-1] -= push
-    for name, place, moved in zip(targets["target"], places, apart, strict=True):
-        axes.plot([place, moved], [1, 1.05], color=style.GREY, linewidth=0.7, transform=axes.transAxes, clip_on=False)
-        axes.text(moved, 1.06, name, rotation=60, fontsize=7, color=style.GREY, transform=axes.transAxes)

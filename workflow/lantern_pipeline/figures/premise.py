@@ -25,7 +25,9 @@ TITLES = {"acceptance": "acceptance of a draft", "tv_mean": "TV from the target,
 
 
 def draw_premise(premise: pd.DataFrame) -> Figure:
-    """Draw what changes if codes may be replaced by one of k nearest or random codes, in four panels over k.
+    """Draw what changes if codes may be replaced by one of k nearest or random codes, in four panels.
+
+    The horizontal axis of each panel is k.
 
     The upper panels show the quality of images whose codes are all replaced. The lower ones show how often drafts are
     accepted and at what total variation, with one colour per value of LANTERN's parameter delta. The figure has page
@@ -62,7 +64,7 @@ def draw_premise(premise: pd.DataFrame) -> Figure:
 
 
 def _draw_lines(axes: Axes, premise: pd.DataFrame, name: str, colour: str, factor: float = 1.0) -> None:
-    """Draw a measure of images in which each code is replaced by one of k others, over k.
+    """Draw a measure of quality against k, for images in which each code is replaced by one of k other codes.
 
     One line is for the k nearest codes, one for k random codes. A horizontal line shows the measure without
     replacement.

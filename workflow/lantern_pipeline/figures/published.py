@@ -7,8 +7,8 @@ The published numbers are in published_results.csv. Its column grade states wher
 - R: the README of its code.
 - T: another paper that measured the method again.
 
-Some methods need a model that was trained specially for them. Their column note begins with OWN_MODEL. Their speed-ups
-are in published_results.csv, but not in the figure.
+Some methods need a model that was trained specially for them. Their speed-ups are in published_results.csv, but not in
+the figure.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from matplotlib.figure import Figure
 
 from lantern_pipeline.figures import style
 from lantern_pipeline.measure.speed import BASELINE
-from lantern_pipeline.tables.comparisons import read_published
+from lantern_pipeline.tables.comparisons import read_published, select_published
 from lantern_pipeline.tables.method_labels import method_name
 from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
-OWN_MODEL = "own model"
 ROW_HEIGHT = 0.17  # inches
 MARKER = {"markersize": 5.5, "markeredgewidth": 1.4}
 OVERLAP = 0.3  # if two speed-ups differ by less than this, their markers hide each other
@@ -41,9 +40,7 @@ def draw_published(summary: pd.DataFrame, settings: MetricsSection, published: p
         settings: keys of config section `metrics`.
         published: table of published numbers. None for the table of `read_published`.
     """
-    table = read_published() if published is None else published
-    is_other_model = table["note"].str.startswith(OWN_MODEL, na=False)
-    theirs = table[table["speedup"].notna() & (table["method"] != BASELINE) & ~is_other_model]
+    theirs = select_published(read_published() if published is None else published, "speedup")
     theirs = theirs.assign(setting=[_setting(row) for _, row in theirs.iterrows()])
     shifts = theirs.groupby("setting")["speedup"].transform(_shifts)
     headline = select_headline(summary, settings)

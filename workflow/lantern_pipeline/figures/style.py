@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 COLUMN_WIDTH = 3.4  # inches, one column of a two-column paper
 PAGE_WIDTH = 7.0  # inches, both columns
 LEGEND_MARK, LEGEND_LETTER = 0.5, 0.065  # inches: width of a legend entry's marker with its gap, and of each letter
+NAME_WIDTH = 0.055  # width of a slanted name, as a fraction of a panel
 # Okabe and Ito (2008), "Color Universal Design"; yellow is left out because it is invisible on white.
 BLACK, ORANGE, SKY_BLUE, GREEN, BLUE, VERMILLION, PURPLE, GREY = (
     "#000000",
@@ -144,6 +145,29 @@ def name_rows(axes: Axes, labels: Iterable[str], **options: Any) -> None:
     labels = list(labels)
     axes.set_yticks(range(len(labels)), labels, **options)
     axes.set_ylim(len(labels) - 0.4, -0.6)
+
+
+def name_places(axes: Axes, places: pd.Series) -> None:
+    """Write names above a panel, each at its horizontal position.
+
+    Names that would overlap are moved apart. A line then leads from the name to its position at the upper edge of the
+    panel.
+
+    Args:
+        axes: the panel, whose horizontal axis is linear.
+        places: positions on the horizontal axis, with the names as index.
+    """
+    places = places.sort_values(kind="stable")
+    low, high = axes.get_xlim()
+    fractions = (places.to_numpy(float) - low) / (high - low)
+    apart = fractions.copy()
+    for _ in range(500):
+        push = (NAME_WIDTH - np.diff(apart)).clip(min=0) / 2
+        apart[1:] += push
+        apart[:-1] -= push
+    for name, place, moved in zip(places.index, fractions, apart, strict=True):
+        axes.plot([place, moved], [1, 1.05], color=GREY, linewidth=0.7, transform=axes.transAxes, clip_on=False)
+        axes.text(moved, 1.06, name, rotation=60, fontsize=7, color=GREY, transform=axes.transAxes)
 
 
 def draw_rows(axes: Axes, rows: pd.DataFrame, name: str, **look: Any) -> None:

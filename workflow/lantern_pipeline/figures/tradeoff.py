@@ -103,7 +103,7 @@ def _label(curve: pd.DataFrame, along: str | None, symbols: Mapping[str, str]) -
 def _draw_curve(axes: Axes, curve: pd.DataFrame, speed: str, quality: str, factor: float) -> None:
     """Draw the quality of methods that differ in one parameter against a measure of speed, as one curve.
 
-    Line style and fill of the markers distinguish it from other curves of the same method.
+    Line style and fill of the markers distinguish the curves of one method from each other.
 
     Args:
         axes: the panel.

@@ -1,5 +1,6 @@
-"""One point of an ablation: a method, the sampling settings and the draft model with which it is measured.
+"""One point of an ablation: a method, and the sampling settings and draft model with which it is measured.
 
+An ablation measures how results change if one setting changes, such as the training steps of the draft model.
 Snakemake imports this module while it plans the jobs, so the module does not import torch.
 """
 
@@ -13,12 +14,14 @@ from lantern.methods import MethodSpec
 
 @dataclass(frozen=True)
 class AblationPoint:
-    """A method with changed sampling settings or another draft model, which is one row in the table of an ablation.
+    """Point of an ablation: a method, and the sampling settings and draft model with which it is measured.
+
+    The table of an ablation has one row per point.
 
     Attributes:
         spec: the method.
         temperature: sampling temperature.
-        sampling: config section `sampling`, in which this point has changed some values, for example top_k.
+        sampling: config section `sampling` as a dict. The point may have changed some of its values, such as top_k.
         drafter_steps: number of training steps of the draft model. None for the draft model of the run.
     """
 

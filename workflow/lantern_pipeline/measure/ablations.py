@@ -37,7 +37,7 @@ PER_IMAGE = tuple(metric.per_image for metric in metrics_over(IMAGES) if not (me
 
 @dataclass(frozen=True)
 class AblationStudy:
-    """Measurement of ablations: the models, prompts and settings that are the same for all their points.
+    """Measurement of ablations, with the models, prompts and settings that all points of the ablations share.
 
     A point is a method with one combination of sampling settings and draft model.
 
@@ -68,12 +68,14 @@ class AblationStudy:
     stepping: str = "auto"
 
     def run(self, name: str, points: Sequence[AblationPoint]) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Generate and measure the images of every point of an ablation.
+        """Generate images at every point of an ablation, and measure them.
+
+        A point is a method with one combination of sampling settings and draft model.
 
         Args:
             name: name of the ablation.
-            points: its points, as `expand_ablations` returns them. Autoregressive decoding must be among the points of
-                each combination of sampling settings.
+            points: points of the ablation, as `expand_ablations` returns them. Autoregressive decoding must be among
+                the points of each combination of sampling settings.
 
         Returns:
             (rows, images). `rows` has one row per point, with means and 95 % intervals over prompts. `images` has one

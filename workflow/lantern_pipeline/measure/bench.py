@@ -1,4 +1,7 @@
-"""Speed of several methods of one model on this machine, at batch 1 and at a chosen batch size."""
+"""Speed of several methods of one model on this machine, at batch 1 and at a chosen batch size.
+
+The command `lantern bench` prints these measurements. A run of the workflow uses `measure/latency.py` instead.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class BatchTime:
 
     Attributes:
         images_per_s: images per second of decoding.
-        peak_gib: peak memory in GiB, on a GPU or of the process.
+        peak_gib: peak memory in GiB: of the GPU if decoding runs on one, else of this process.
     """
 
     images_per_s: float
@@ -68,10 +71,10 @@ def bench_rounds(
 
         - method: dict from `MethodSpec.to_dict`,
         - num_drafts: number of drafts of a step,
-        - tokens per forward pass, as `mean_accepted_length` returns them,
-        - latency, relative step cost and speed-up, as the columns of `summarise_latency` except KEYS,
+        - tokens per forward pass, under the keys that `mean_accepted_length` returns,
+        - latency, relative step cost and speed-up, under the names of the columns that `summarise_latency` returns,
         - forward_s: mean time of a forward pass in seconds, with drafting and verification,
-        - num_images: number of images at batch 1 in a round,
+        - num_images: number of images that a round decodes at batch 1,
         - num_equal: number of these images with the same tokens as in autoregressive decoding,
         - images_per_s: images per second in the fastest batch,
         - peak_memory_gib: highest peak memory of all batches.

@@ -1,13 +1,13 @@
 """CLIP score and Human Preference Score (HPS): how well images fit their prompts.
 
 A CLIP model that the run has trained, or a published model, computes the scores. For a published model, the
-architecture comes from open_clip's table and every tensor from a local file. An error is raised if the two do not fit
-together. open_clip's function `create_model` is not used, because it continues with random weights if the weights are
-missing, and their scores look plausible.
+architecture comes from open_clip's table and every tensor from a local file. An error is raised if architecture and
+tensors do not fit together. open_clip's function `create_model` is not used. If the weights are missing, it continues
+with random weights, whose scores look plausible.
 
-HPS v2.1 is the cosine similarity of a fine-tuned ViT-H-14. It compares the generated image with the prompt, without a
-prefix. Good images score near 0.28. Its authors print 100 times that value in their tables. They compute it in half
-precision on a GPU, and this project in float32.
+HPS v2.1 is the cosine similarity of the generated image and the prompt in a fine-tuned ViT-H-14. The prompt has no
+prefix. Good images score near 0.28. The authors of HPS print 100 times the score in their tables. They compute it in
+half precision on a GPU, and this project in float32.
 
 Source: tgxs002/HPSv2@708ffb3, hpsv2/img_score.py (conventions only).
 """
@@ -71,7 +71,7 @@ def load_own(metrics: MetricChoices, files: Mapping[str, str], device: torch.dev
     """Load the CLIP model that the run has trained, for config value `metrics.clip: own`.
 
     Args:
-        metrics: config section `metrics`, which is not used here.
+        metrics: config section `metrics`. Not used, but passed to every function that loads a metric.
         files: files of the metric models, name -> path, see `registry.metric_files`. "clip" is used.
         device: device of the model.
     """
@@ -119,9 +119,11 @@ def load_open_clip(
 
     Args:
         architecture: name in open_clip's table, or path of a JSON file of the same form.
-        path: safetensors file, pickle of tensors, or manifest that `fetch_resource` wrote for one of these.
+        path: safetensors file, pickle of tensors, or the manifest (JSON file) that rule `fetch_resource` wrote for a
+            downloaded file.
         prompt_prefix: text that is put in front of every prompt.
-        preprocessing: name of a `Preprocessing`, applied before the model's own scaling. The default changes nothing.
+        preprocessing: name of a `Preprocessing` (cropping and scaling) that images get before the model's own scaling.
+            The default changes nothing.
         device: device of the model.
     """
     # Imported here: open_clip takes seconds to import, and only CLIP stages need it.

@@ -36,7 +36,7 @@ from lantern_pipeline.measure.output_distribution import (
 
 
 def knows_drafts(spec: MethodSpec) -> bool:
-    """Return whether the distribution of the tokens that a method emits can be computed by this module.
+    """Return whether this module can compute the distribution of the tokens that a method emits.
 
     The method's drafts must be sampled with the target's noise, from distributions that can be recorded. This is true
     for coupled drafts in a tree of fixed shape, and for Jacobi drafts in a chain. It is false for all other methods,
@@ -82,18 +82,19 @@ def measure_coupled_drafts(
 
 
 def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute two numbers F_i and M_i per code i, from which the joint distribution of draft x and sample y follows.
+    """Compute two numbers F_i and M_i per code i, from which the joint distribution of two coupled samples follows.
 
-    x is sampled from the draft's distribution p, and y from the target's distribution t, both with the same Gumbel
-    noise g. A relaxed method emits x instead of y for some pairs, and these are their probabilities:
+    The draft x is sampled from distribution p, and the target's sample y from distribution t, both with the same Gumbel
+    noise g. A relaxed method emits x instead of y for some pairs (x, y). The probabilities of pairs are:
 
     - P(x = i, y = j) = p_i t_j max(0, F_i - F_j) for i != j
     - P(x = y = i) = p_i / M_i if t_i > 0
 
     Derivation: let E_v = exp(-g_v), which is exponentially distributed. For x = i and y = j let a = E_i / p_i and s =
     (E_j / t_j) / a. The event x = i, y = j is E_v >= a max(p_v, s t_v) for all v. Its probability is the integral of
-    p_i t_j / M(s)^2 over s from p_j / t_j to p_i / t_i. M(s) is the sum of max(p_v, s t_v) over all v. It is linear in
-    s between the sorted ratios p_v / t_v. M_i is M(p_i / t_i). F_i is the integral of 1 / M(s)^2 from 0 to p_i / t_i.
+    p_i t_j / M(s)^2 over s from p_j / t_j to p_i / t_i. M(s) is the sum of max(p_v, s t_v) over all v. Between the
+    sorted ratios p_v / t_v, M is linear in s. M_i is M(p_i / t_i). F_i is the integral of 1 / M(s)^2 from 0 to
+    p_i / t_i.
 
     Args:
         target_probs: t, (nodes, vocab).
@@ -126,8 +127,8 @@ def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -
     `sets.leaves_filters` is true.
 
     Args:
-        nodes: nodes at which the method verified a draft. If `nodes.drawn_from` is all 0 at a node, its draft does not
-            depend on the noise.
+        nodes: nodes at which the method verified a draft. If `nodes.drawn_from` is 0 for all codes at a node, the draft
+            there does not depend on the noise.
         sets: relaxed sets of the method.
     """
     target = nodes.target_probs.double()
@@ -151,7 +152,8 @@ def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -
 class _GivenScores(Scores):
     """Scores of all codes at some nodes, from given log-probabilities of the target and one sample of Gumbel noise.
 
-    A verifier reads them. It expects axes (batch, nodes, vocab), so each node is a batch row with a single node.
+    They are the input of a verifier, which expects axes (batch, nodes, vocab). Each node is therefore a batch row with
+    a single node.
 
     Attributes:
         given_weights: the target's log-probabilities of all codes, (nodes, 1, vocab).
@@ -169,7 +171,7 @@ class _GivenScores(Scores):
 
     @property
     def keys(self) -> torch.Tensor:
-        """Log-probability plus Gumbel noise of each code, (nodes, 1, vocab). The target samples the largest one."""
+        """Log-probability plus Gumbel noise of each code, (nodes, 1, vocab). The target samples the argmax."""
         return self.given_keys
 
 
@@ -178,16 +180,16 @@ def distribution_of_coupled_siblings(
 ) -> OutputDistribution:
     """Estimate the distribution of the emitted token by Monte Carlo, if each node has several coupled drafts.
 
-    Coupled drafts are sampled with the target's Gumbel noise.
-
-    In each sample of the noise, the method's verifier decides which token is emitted. The estimate is the target's
-    distribution plus the mean difference between the emitted token and the target's sample, as one-hot vectors. The two
-    tokens differ only if the verifier substitutes one for the other. Monte Carlo noise makes the estimated total
-    variation (TV) too large, but never larger than the share of substitutions.
+    Coupled drafts are sampled with the target's Gumbel noise. In each sample of the noise, the method's verifier
+    decides which token is emitted. The estimate is the target's distribution plus a mean difference: the emitted token
+    minus the target's sample, as one-hot vectors. The two tokens differ only if the verifier substitutes one for the
+    other. Monte Carlo noise makes the estimated total variation (TV) too large, but never larger than the share of
+    substitutions.
 
     Args:
-        nodes: nodes at which the method verified drafts. New drafts are sampled from `nodes.drawn_from`. If its values
-            at a node are all 0, the drafts do not depend on the noise, and `nodes.children` are used in every sample.
+        nodes: nodes at which the method verified drafts. New drafts are sampled from `nodes.drawn_from`. If that is 0
+            for all codes at a node, the drafts there do not depend on the noise. Then every sample uses
+            `nodes.children`.
         verifier: the verifier of the method.
         num_samples: number of samples of the target's Gumbel noise per node, at least 2.
         seed: random seed of the noise.

@@ -1,8 +1,10 @@
 """FID, KID, precision and recall of two sets of image features, computed by torch-fidelity.
 
-All values depend on the number of images and on the features. Compare only values that were computed with the same
-numbers and features. The values have no intervals, because a bootstrap repeats some images, which biases these metrics.
-Distances between all pairs of images are computed block by block, because the whole matrix would need too much memory.
+All results depend on the number of images and on the network that computes the features. Compare only results with the
+same number of images and the same network. These metrics have no confidence intervals, because a bootstrap repeats some
+images, which biases them. Distances between all pairs of images are computed block by block, because the whole matrix
+would need too much memory.
+
 torch-fidelity is imported inside the functions, because the import takes seconds, and ablations do not need it.
 """
 
@@ -36,7 +38,7 @@ class Gaussian:
         return cls(features.mean(dim=0), torch.cov(features.T))
 
     def to(self, device: torch.device | str) -> Gaussian:
-        """Return a copy of mean and covariance on another device. FID is computed there."""
+        """Return a copy of mean and covariance on another device, on which FID is then computed."""
         return Gaussian(self.mean.to(device), self.covariance.to(device))
 
     def to_numpy(self) -> dict:
@@ -147,7 +149,7 @@ def _check_features(generated: Tensor, reference: Tensor) -> None:
         reference: features (m, width), or for FID the covariance (width, width).
 
     Raises:
-        ValueError: the widths differ, there are fewer than FEWEST images, or a feature is not finite.
+        ValueError: the widths differ, there are fewer than 2 images, or a feature is not finite.
     """
     if generated.shape[1] != reference.shape[1]:
         raise ValueError(

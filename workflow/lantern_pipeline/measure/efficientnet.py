@@ -1,8 +1,8 @@
 """Comparison of sets of images by features of EfficientNet-lite0, a published network trained on ImageNet.
 
-The attribute classifier of a run was trained on the same images as the models that it measures. It may overlook
-everything that captions do not name. EfficientNet-lite0 has seen neither these images nor these captions. Network and
-weights come from two Python packages, so that nothing is downloaded when a run starts.
+This network is independent of the run. The attribute classifier, in contrast, was trained on the same images as the
+models that it measures. The classifier may overlook everything that captions do not name. Network and weights come from
+two Python packages, so that nothing is downloaded when a run starts.
 
 Import this module only if the metric is on: torch-fidelity takes seconds to import.
 """
@@ -102,7 +102,9 @@ def weights_file() -> Path:
 
 
 class EfficientNetFidelity(ReconstructionFidelity):
-    """Comparison of sets of images by raw features of EfficientNet-lite0, as FID compares raw features of Inception.
+    """Comparison of sets of images by features of EfficientNet-lite0, as FID compares features of Inception.
+
+    Features are raw, that is, not standardised.
 
     Attributes:
         extractor: the network.
@@ -146,8 +148,8 @@ def load_efficientnet(
     """Load EfficientNet-lite0, for config key `metrics.efficientnet`.
 
     Args:
-        metrics: config section `metrics`. Not used.
-        files: name -> path, as from `registry.metric_files`. Not used, because a package holds the weights.
+        metrics: config section `metrics`. Not used, but passed to every function that loads a metric.
+        files: name -> path, as from `registry.metric_files`. Not used, because a Python package holds the weights.
         device: device of the network.
     """
     return EfficientNetFidelity(load_extractor(NAME, LAYER, weights_file(), device))

@@ -1,7 +1,8 @@
 """Scores of single images: likelihood under the target, chosen metrics, and distance from the autoregressive image.
 
-The *autoregressive image* of an image was decoded autoregressively, with the same prompt and noise. Exact methods emit
-the same codes, so their images equal it. Only images that differ from it are scored, which saves time.
+The *autoregressive image* that belongs to an image was decoded autoregressively, with the same prompt and noise. Exact
+methods emit the same codes, so both images are equal. Only images that differ from their autoregressive image are
+scored, which saves time.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ class ImageScores:
     """Measurements of single images: columns of scores, and features for metrics of the whole set.
 
     Attributes:
-        features: config key of a metric of sets, such as FID -> features of the images by a network such as Inception,
-            float32 (images, width). Empty if these metrics are off.
-        columns: name of a column (`Metric.per_image`) -> values, float32 (images,). Column nll is the negative
+        features: features of the images, float32 (images, width), from each network that metrics of whole sets of
+            images need, such as Inception for FID. The keys are config keys of these metrics, such as "fidelity". Empty
+            if these metrics are off.
+        columns: name of a table column (`Metric.per_image`) -> scores, float32 (images,). Column nll is the negative
             log-likelihood, a mean over the tokens of an image. It is nan for images without codes. Column pixel_mse,
             the distance from the autoregressive image, exists only for images that a method generated.
     """

@@ -162,7 +162,7 @@ def load_classifier(metrics: MetricChoices, files: Mapping[str, str], device: to
     """Load the attribute classifier, for config value `metrics.fidelity: attribute_classifier`.
 
     Args:
-        metrics: config section `metrics`, which is not used here.
+        metrics: config section `metrics`. Not used, but passed to every function that loads a metric.
         files: files of the metric models, name -> path, see `registry.metric_files`. "attribute_classifier" is used.
         device: device of the classifier.
     """

@@ -1,10 +1,11 @@
 """Confidence intervals of 95 %: a bootstrap over prompts and repeats of a run, and an exact interval of shares.
 
-The prompt is the unit that is resampled. All columns of one call get the same resampled prompts. Statistics of two
-columns, such as a speed-up or a difference between two methods, are therefore paired by prompt.
+The bootstrap resamples prompts. All columns of one call get the same resampled prompts. Statistics of two columns, such
+as a speed-up or a difference between two methods, are therefore paired by prompt.
 
-If a run was repeated with other seeds, repeats are resampled as well, so that the interval also covers the choice of
-the seeds. Metrics of a whole set of images (FID, KID, precision, recall) have no interval.
+A *repeat* is the run with one pair of seeds. If a run has several repeats, these are resampled as well, so that the
+interval also covers the choice of the seeds. Metrics of a whole set of images (FID, KID, precision, recall) have no
+interval.
 """
 
 from __future__ import annotations
@@ -88,9 +89,10 @@ def crossed_resamples(
 
 
 def share_interval(num_hits: np.ndarray, num_trials: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the exact 95 % intervals of shares of independent trials (Clopper-Pearson).
+    """Compute exact 95 % intervals (Clopper-Pearson) of shares: number of hits, divided by number of trials.
 
-    Unlike a bootstrap interval, it has a width above 0 even if every trial is a hit, or none is.
+    Trials must be independent. A hit is, for example, an image that shows all attributes of its prompt. Unlike a
+    bootstrap interval, an exact interval has a width above 0 even if every trial is a hit, or none is.
 
     Source: Clopper and Pearson (1934), Biometrika 26, 404-413.
 

@@ -113,13 +113,14 @@ def time_rounds(
         num_rounds: number of rounds.
 
     Yields:
-        (rows, images) of each round. `rows` has the columns COLUMNS and one row per decoder, stepping and prompt.
-        `images` has the image of each decoder and prompt. These columns of `rows` need an explanation:
+        (rows, images) of each round. `rows` has the columns COLUMNS. It has one row per decoder and prompt, or two if
+        the decoder is also timed with eager steps. `images` has the image of each decoder and prompt. These columns of
+        `rows` need an explanation:
 
         - stepping: how decoding steps ran, "eager" or "graph".
         - seconds: wall-clock time. It does not include text encoding, sampling of the noise, and decoding of codes to
           pixels.
-        - cpu_seconds: time of this process, summed over all cores.
+        - cpu_seconds: CPU time of this process, summed over all cores.
         - busy_elsewhere: number of cores that other processes kept busy.
         - machine: name of the processor that decoded.
     """
@@ -166,7 +167,7 @@ class _Watch:
 
 @contextmanager
 def _watching(decoder: Decoder) -> Iterator[_Watch]:
-    """Context manager: measure the times of one image, which is decoded within its `with` block.
+    """Context manager: measure the times of one image, which the caller decodes inside the `with` block.
 
     Args:
         decoder: decoder of the image.
@@ -190,10 +191,11 @@ def _watching(decoder: Decoder) -> Iterator[_Watch]:
 
 
 def _core_seconds() -> np.ndarray:
-    """Return the seconds of work so far, summed over all CPU cores, as (of this process, of the whole machine).
+    """Return the seconds of CPU work so far, summed over all cores, as (of this process, of the whole machine).
 
-    For the machine they include low-priority processes, waiting for disks, and time that other virtual machines took.
-    All of these disturb a timing. Both values are nan if psutil is not installed, as on a machine for `make gpu-check`.
+    The seconds of the machine include low-priority processes, waiting for disks, and time that other virtual machines
+    took. All of these disturb a timing. The seconds of the machine are nan if psutil is not installed, as on a machine
+    for `make gpu-check`.
     """
     try:
         import psutil
@@ -218,7 +220,7 @@ def _step_seconds(marks: Sequence[Moment], seconds: float) -> list[float]:
 
 @dataclass
 class TimedImages:
-    """Timed images of several methods at one temperature, one image per method and prompt, as a page replays them.
+    """Timed images of several methods at one temperature, one image per method and prompt. An HTML page replays them.
 
     Attributes:
         prompt_ids: id of each image's prompt.
@@ -265,7 +267,7 @@ def accepted_drafts(generation: Generation) -> torch.Tensor:
 
 
 def join_timed_images(images: Sequence[TimedImage]) -> TimedImages:
-    """Stack timed images of one temperature into padded tensors, so that a page can replay them."""
+    """Stack timed images of one temperature into padded tensors, so that an HTML page can replay them."""
     num_tokens = images[0].generation.codes.shape[1]
     seconds = [torch.tensor(image.step_seconds) for image in images]
     device = images[0].generation.codes.device

@@ -118,8 +118,8 @@ def score_tokens(
     """Compute the negative log-likelihood of the codes of images under the target, given their prompts.
 
     The target's distribution is taken after guidance, at temperature 1 and without top-k and top-p, regardless of the
-    settings with which the images were sampled. Images sampled from this same distribution have a mean close to its
-    entropy. Greedy images have a much lower mean. The mean of relaxed decoding differs from the entropy as well.
+    settings with which the images were sampled. If images are sampled from this same distribution, their mean is close
+    to its entropy. The mean of greedy images is much lower. The mean of relaxed decoding differs from the entropy, too.
 
     Args:
         target_model: the target.

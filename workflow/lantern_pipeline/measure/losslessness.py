@@ -37,8 +37,8 @@ class Equality:
         is_equal: whether all codes are equal, bool (images,).
         is_near_tie: whether codes differ, and the first difference is a near-tie, bool (images,).
         first_difference: position of the first different token, int64 (images,). The number of tokens if there is none.
-        margin_at_difference: difference between the scores of the two best candidates there, in nats, float (images,).
-            nan if all codes are equal.
+        margin_at_difference: difference between the scores of the two best candidates at the first difference, in nats,
+            float (images,). nan if all codes are equal.
     """
 
     is_equal: torch.Tensor
@@ -53,7 +53,7 @@ class Equality:
 
     @property
     def share_equal(self) -> float:
-        """Share of equal images. Images that differ only because of rounding do not count. nan if no image remains."""
+        """Share of equal images. Images that differ only because of rounding are left out. nan if no image remains."""
         counted = int((~self.is_near_tie).sum())
         return float(self.is_equal.sum()) / counted if counted else float("nan")
 

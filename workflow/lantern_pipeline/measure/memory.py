@@ -26,7 +26,10 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_gib(device: torch.device) -> float:
-    """Return the peak memory in GiB since `reset_peak`: allocated by PyTorch on a GPU, or resident in this process."""
+    """Return the peak memory in GiB since `reset_peak`.
+
+    On a GPU it is the memory that PyTorch has allocated there, else the resident memory of this process.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / GIB
     status = Path("/proc/self/status")

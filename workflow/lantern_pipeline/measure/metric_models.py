@@ -59,8 +59,8 @@ class MetricModels:
         text_encoder: text encoder of the target.
         batch_size: number of images that are measured together.
         scores: metrics of single images.
-        of_sets: key of config section `metrics` -> metrics of whole sets of images, such as FID, by the features of one
-            network. Empty if they are off.
+        of_sets: key of config section `metrics` -> comparison of whole sets of images by features of one network, which
+            gives FID and similar metrics. Empty if these metrics are off.
     """
 
     tokenizer: ImageModel
@@ -183,7 +183,7 @@ def check_metric_weights(metrics: MetricChoices, files: Mapping[str, str]) -> di
 
 
 def read_metric_model(path: Path, name: str, sizes: Mapping[str, int]) -> nn.Module:
-    """Read an attribute classifier or CLIP model that another run has trained.
+    """Read an attribute classifier or CLIP model that another run has trained, and check its sizes.
 
     Args:
         path: file or folder of the model.

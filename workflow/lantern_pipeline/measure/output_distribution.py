@@ -2,8 +2,9 @@
 
 At a node of the draft tree, let t be the target's distribution and p the draft model's. The drafts are the children of
 the node. Verification emits a random token, whose distribution is called the *output distribution*. This module
-computes it and compares it with t in total variation (TV). Some acceptance rules limit the probability that a
-relaxation may move to a draft. This limit does not bound the TV, see docs/methods.md.
+computes it and compares it with t in total variation (TV). Relaxed acceptance adds the probabilities of similar codes
+to that of a draft. Some rules limit what is added, by LANTERN's delta for example. This limit does not bound the TV,
+see docs/methods.md.
 
 Shapes: nodes = verified nodes, m = largest number of children of a node.
 """
@@ -34,7 +35,7 @@ PAIRS_AT_ONCE = 2048  # number of vectors of length vocab in memory at once, whi
 
 @dataclass(frozen=True)
 class VerifiedNodes:
-    """Nodes of draft trees at which a method verified drafts, the children of the node.
+    """Nodes of draft trees at which a method verified drafts. The drafts at a node are its children.
 
     Attributes:
         target_probs: the target's distribution after guidance, temperature, top-k and top-p, (nodes, vocab).
@@ -98,8 +99,8 @@ class NodeRecorder:
     Args:
         num_images: number of images of the whole measurement.
         config: config of the target.
-        max_nodes: largest number of chosen positions, spread evenly over the images. At least one position of each
-            image is chosen, even if there are more images.
+        max_nodes: largest number of chosen positions, spread evenly over the images. If there are more images, one
+            position of each image is chosen.
         seed: random seed of the choice of positions.
 
     Attributes:
@@ -208,7 +209,7 @@ def measure_missing_context(
     """
 
     def keep(scores: Scores) -> None:
-        """Append one decoding step to `steps`: the positions of its tokens, and the tokens' distributions."""
+        """Append to `steps` the positions of the tokens of one decoding step, and the tokens' distributions."""
         steps.append((scores.positions, scores.weights.softmax(-1)))
 
     is_chosen = NodeRecorder(len(prompts), decoder.target.config, max_nodes, run_seed).is_chosen.to(decoder.device)
@@ -256,8 +257,9 @@ def distribution_given_children(
 ) -> OutputDistribution:
     """Compute the exact distribution of the token that rejection sampling emits, for given drafts.
 
-    The drafts are the children of a node. In one case per child, this child is the first one that is accepted. In a
-    further case, none is accepted. The result is the sum over these cases, weighted by their probabilities.
+    The drafts are the children of a node, which are tried one after the other. Either one of them is the first that is
+    accepted, and is emitted. Or none is accepted, and a token is sampled from the residual distribution. The result
+    adds up these cases, weighted by their probabilities.
 
     Args:
         target_probs: the target's distribution t, (nodes, vocab).
@@ -284,8 +286,8 @@ def distribution_of_one_sampled_draft(
 ) -> OutputDistribution:
     """Compute the exact distribution of the emitted token if each node has one draft, sampled from the draft model.
 
-    The result is the mean, over all drafts x weighted by p(x), of the distribution given the draft x. If the residual
-    distribution is the same for all rejected drafts, a closed formula replaces the mean.
+    The result averages the distribution given draft x over all drafts x, weighted by p(x). If the residual distribution
+    is the same for all rejected drafts, a closed formula replaces the average.
 
     Args:
         target_probs: the target's distribution t, (nodes, vocab).
@@ -320,8 +322,8 @@ def distribution_of_sampled_siblings(
     gives the target's distribution on average over all drafts. The estimate also has little noise. If the method itself
     is exact, the difference is 0 in every sample.
 
-    Monte Carlo noise makes the estimated total variation too large by about `error`. This is half the total variation
-    between two estimates, each from half of the samples.
+    Monte Carlo noise makes the estimated total variation too large by about `error` of the result. The error is half
+    the total variation between two estimates, each from half of the samples.
 
     Args:
         nodes: nodes at which the method verified drafts.

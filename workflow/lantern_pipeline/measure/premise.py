@@ -1,9 +1,9 @@
-"""LANTERN's premise: nearest codes look alike, so one may be emitted instead of the other.
+"""LANTERN's premise: codes that are near in the codebook look alike, so one may be emitted instead of the other.
 
 Two measurements test this premise, with nearest codes and with random codes as a control. The first replaces every code
-of real images by one of k other codes, and scores the decoded images. The second accepts a draft also for the
-probability of k other codes. The gain is that more drafts are accepted. The price is the total variation from the
-target's distribution.
+of real images by one of k other codes, and scores the decoded images. The second adds the probabilities of k other
+codes to that of a draft before the draft is verified. It measures how many more drafts are then accepted, and how far
+the emitted tokens deviate from the target's distribution.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SPLIT = "val"  # split of the real images
 
 
 def replace_codes(codes: Tensor, table: Tensor, k: int, seed: int) -> Tensor:
-    """Replace every code by one of its first `k` codes in a table, chosen at random.
+    """Replace every code of images by a random one of the first `k` codes that a table lists for it.
 
     Args:
         codes: codes of images, int64 (images, positions).
@@ -77,8 +77,8 @@ def score_replacements(
 
     Returns:
         One row per kind of other codes and k. The first row, with kind NONE and k 0, has the unchanged codes. Columns:
-        KEYS, and the metrics that the config switches on. Metrics that are means over images have 95 % intervals.
-        Column pixel_mse compares with the image of the unchanged codes.
+        KEYS (kind and k), and the metrics that the config switches on. Metrics that are means over images have 95 %
+        intervals. Column pixel_mse compares with the image of the unchanged codes.
     """
     prompts = source.prompts(SPLIT, num_images)
     batches = list(chunks(0, len(prompts), models.batch_size, "encode"))
@@ -131,9 +131,10 @@ def relax_acceptance(
         options: arguments num_resamples and seed of the bootstrap.
 
     Returns:
-        One row per kind of other codes and k. The first row, with kind NONE and k 0, has exact acceptance. Columns:
-        KEYS, and two for each delta, such as 0.1. acceptance_0.1 is the mean probability that the draft is accepted.
-        tv_mean_0.1 is the total variation from the target's distribution, with a 95 % interval over images.
+        One row per kind of other codes and k. The first row, with kind NONE and k 0, has exact acceptance. The first
+        columns are KEYS (kind and k). Further columns are named after each delta, such as 0.1. acceptance_0.1 is the
+        mean probability that the draft is accepted. tv_mean_0.1 is the mean total variation from the target's
+        distribution, with a 95 % interval over images.
     """
     target, draft = nodes.target_probs, nodes.drawn_from
     padded = {name: with_line_end(table, target.shape[1]) for name, table in tables.items()}
@@ -154,7 +155,7 @@ def mean_ambiguity(ambiguity: pd.DataFrame, cfg_scale: float) -> dict[str, float
     """Return the mean top-1 and top-10 probability of the target's next token, and its mean entropy in nats.
 
     Args:
-        ambiguity: quality/ambiguity.csv, as from `measure_ambiguity`.
+        ambiguity: the table that `measure_ambiguity` returns, which a run stores as quality/ambiguity.csv.
         cfg_scale: guidance scale of the rows to average.
     """
     rows = ambiguity[ambiguity["cfg_scale"] == cfg_scale]

@@ -42,7 +42,7 @@ class AccuracyScore:
 
         Returns:
             Column -> scores, float32 (n,), on the CPU. nan for prompts that name no attribute known to the classifier.
-            These are all prompts that are not captions of the dataset on which it was trained.
+            Only captions of the dataset on which the classifier was trained name such attributes.
         """
         world = WORLDS[self.classifier.config.world]
         known = [row for row, prompt in enumerate(prompts) if world.attributes_of(prompt.text) is not None]
@@ -59,7 +59,7 @@ def load_accuracy(metrics: MetricChoices, files: Mapping[str, str], device: torc
     """Load the attribute classifier, for config key `metrics.prompt_accuracy`.
 
     Args:
-        metrics: config section `metrics`, which is not used here.
+        metrics: config section `metrics`. Not used, but passed to every function that loads a metric.
         files: files of the metric models, name -> path, see `registry.metric_files`. "attribute_classifier" is used.
         device: device of the classifier.
     """

@@ -124,8 +124,8 @@ def make_references(
 ) -> dict[str, Reference]:
     """Return the reference sets of FID and other metrics of sets of images.
 
-    Generated images are compared with a reference set. If the metrics use the attribute classifier or EfficientNet, it
-    consists of held-out images that the tokenizer has encoded and decoded again.
+    Generated images are compared with a reference set. If the metrics use the attribute classifier or EfficientNet, the
+    set consists of held-out images that the tokenizer has encoded and decoded again.
 
     Args:
         source: source of the held-out images. None if the run has no such images.
@@ -155,7 +155,7 @@ def make_references(
 def compare_sets(
     scores: ImageScores, references: Mapping[str, Reference], settings: FidelitySettings, seed: int
 ) -> dict[str, float]:
-    """Compare a set of images with reference sets, by FID and the other metrics of sets that are on.
+    """Compare a set of images with reference sets, by FID and the other metrics of sets that the config switches on.
 
     Args:
         scores: scores of the images, with the features that these metrics compare.
@@ -164,7 +164,7 @@ def compare_sets(
         seed: random seed of KID's subsets.
 
     Returns:
-        Column -> value of each metric of sets of images that is on.
+        Column -> value of the metric.
     """
     parts = [reference.compare(scores.features[key], settings, seed) for key, reference in references.items()]
     return {name: value for part in parts for name, value in part.items()}
@@ -234,7 +234,7 @@ def _mean_scores(scores: ImageScores) -> dict[str, float]:
 
 
 def _parameters(record: GenerationRecords) -> dict[str, object]:
-    """Return the columns that identify a row of the quality table: the method, its parameters, settings of the run."""
+    """Return the columns of the quality table that state how a method's images were generated, and how many."""
     found = record.metadata
     return {
         **method_columns(found["method"]),

@@ -1,6 +1,7 @@
 """Models with random weights and published sizes, for measuring time and memory of decoding steps without a download.
 
-Hardly any draft of such a model is accepted, and its images show nothing. Only the time of a step is realistic.
+`lantern bench --random-weights` and `make gpu-check` use them. Hardly any draft of such a model is accepted, and its
+images show nothing. Only time and memory of a step are realistic.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from lantern.models.transformer import cast_weights
 from lantern.models.vq16 import VQ16, VQ16Config
 from lantern.sampling import SamplingConfig
 
-PROMPT_TOKENS = 20  # of a random prompt
+PROMPT_TOKENS = 20  # number of tokens of a random prompt
 # Arguments of the config class of transformers -> fields of a target.
 FIELDS = {
     "hidden_size": "dim",
@@ -82,7 +83,7 @@ def random_model(source: str, device: torch.device, dtype: torch.dtype, *, is_ti
             config.json is read.
         device: device of the weights.
         dtype: dtype of the weights.
-        is_tiny: whether to make all sizes tiny, to try the code.
+        is_tiny: whether to make all sizes tiny, so that code can be tried quickly.
 
     Raises:
         ValueError: the model is unknown, or config.json names no class that generates images.
@@ -190,7 +191,7 @@ def target_config(
 
 
 def _layer_settings(card: ModelCard, sizes: Mapping[str, Any]) -> dict[str, object]:
-    """Return arguments for the config class of transformers that describes the layers of a published model."""
+    """Return the arguments with which a config class of transformers describes the layers of a published model."""
     import transformers
 
     row = FAMILIES[card.prompts.encoder]
@@ -204,10 +205,10 @@ def _layer_settings(card: ModelCard, sizes: Mapping[str, Any]) -> dict[str, obje
 def random_models(
     config: TargetConfig, device: torch.device, dtype: torch.dtype, *, has_own_layers: bool = False
 ) -> DecodingModels:
-    """Return a target and a draft model with random weights, to which `prepare` has not been applied.
+    """Return a target and a draft model with random weights. Call `prepare` on them before decoding.
 
-    If a draft model was published for the target, the random one has its size. There is none if the target generates a
-    smaller image first, which draft models do not support.
+    If a draft model was published for the target, the random draft model has its size. There is no draft model if the
+    target first generates a smaller version of the image, as GLM-Image does. Draft models do not support this.
 
     Args:
         config: sizes of the target.
@@ -225,7 +226,7 @@ def random_models(
 
 
 def prepare(models: DecodingModels) -> DecodingModels:
-    """Make decoding by all models faster (`prepare_for_decoding`), in place. Return the models."""
+    """Prepare the weights of all models for faster decoding (`prepare_for_decoding`), in place. Return the models."""
     for model in (models.target, models.draft, models.heads):
         if model is not None:
             model.prepare_for_decoding()

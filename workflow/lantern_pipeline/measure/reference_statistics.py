@@ -84,7 +84,7 @@ class Reference:
     def compare(self, features: Tensor, settings: FidelitySettings, seed: int) -> dict[str, float]:
         """Compare a set of generated images with the reference set, by FID and similar metrics.
 
-        Results are kept. If several methods have identical images, these are measured only once.
+        Results are cached. If several methods have identical images, these are measured only once.
 
         Args:
             features: raw features of the generated images, float32 (n, width), on the CPU.

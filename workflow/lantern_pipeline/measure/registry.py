@@ -13,7 +13,7 @@ change:
 - Summary: the columns are in the order of METRICS. The interval of column x is in the columns x_low and x_high. Metrics
   of sets of images have none. The interval of an `is_yes_no` metric is exact, the others are bootstrapped.
 - Comparisons: every metric of single images, except yes-or-no metrics, is compared with autoregressive decoding, prompt
-  by prompt. `better` states which sign is an improvement. Values of an `is_distance` metric are already differences.
+  by prompt. `better` states which sign is an improvement. An `is_distance` metric already measures a difference.
 - Tables and figures: values are shown under `title` with `digits` decimals, in per cent if the title contains "%".
 
 Snakemake imports this module while it plans the jobs, so the module imports neither torch nor pandas.
@@ -64,8 +64,8 @@ class Metric:
         is_distance: whether the metric is a distance from the autoregressive image of the same prompt. Then it is 0 for
             autoregressive decoding, and the quality table with one row per method does not have it.
         image_column: name of the column in the quality table with one row per image. Empty if it equals `column`.
-        loader: function that loads the metric, "<module of measure>:<function>". Empty if the metric has a `key` or
-            needs no model.
+        loader: function that loads the model of a metric that is always measured, "<module of measure>:<function>".
+            Empty if the metric needs no model. Also empty if it has a `key`: then CHOICES names the loader.
     """
 
     column: str
@@ -201,12 +201,14 @@ def metrics_over(what: str) -> tuple[Metric, ...]:
 
 @dataclass(frozen=True)
 class Choice:
-    """One allowed value of a key of config section `metrics`: how the metric is loaded, and which files it needs.
+    """How a metric is loaded, and which files it needs, if its key in config section `metrics` has a certain value.
+
+    For example, the metric of key `clip` has one `Choice` for the value "own" and another for the value "openai".
 
     Attributes:
         loader: "<module of measure>:<function>". The function loads the metric from three arguments: config section
             `metrics`, the files of `metric_files`, and a device.
-        trained: metric models that the run trains and the metric needs, as names in TRAINED.
+        trained: names of the unpublished models that the metric needs, see `trained_models`.
         weights: keys of config section metrics.published. Each names a file of weights that the metric needs.
         has_reference: whether the metric compares with the real images of metrics.published.reference.
         packages: modules of additional packages that the metric needs. The optional dependencies of pyproject.toml
@@ -260,12 +262,18 @@ def chosen(metrics: MetricChoices) -> dict[str, Choice]:
 
 
 def loading_modules(metrics: MetricChoices) -> list[str]:
-    """Return the paths of the modules that load the chosen metrics, relative to the folder lantern_pipeline."""
+    """Return the paths of the modules that load the chosen metrics, relative to the folder lantern_pipeline.
+
+    Snakemake measures images again if the code of one of these modules changes.
+    """
     return sorted({f"measure/{choice.loader.split(':')[0]}.py" for choice in chosen(metrics).values()})
 
 
 def trained_models(metrics: MetricChoices) -> tuple[str, ...]:
-    """Return which unpublished models the chosen metrics need: "attribute_classifier", "clip", both or none."""
+    """Return the names of the unpublished models that the chosen metrics need.
+
+    They are "attribute_classifier", "clip", both or none. A run trains these models or takes them from another run.
+    """
     needed = {name for choice in chosen(metrics).values() for name in choice.trained}
     return tuple(name for name in TRAINED if name in needed)
 
@@ -277,9 +285,9 @@ def published_sources(metrics: MetricChoices) -> dict[str, str | None]:
         metrics: config section `metrics`.
 
     Returns:
-        A dict with key `<key>_weights` for each needed key of metrics.published, and with key reference_images or
-        reference_statistics if real images are needed. A value is the name of an entry of config section `resources`,
-        or a path, or None if the config names nothing.
+        Name -> what the config names: an entry of config section `resources`, a path, or None for nothing. A name is,
+        for example, "inception_weights" for config key metrics.published.inception. If real images are needed, there is
+        also the name "reference_images" or "reference_statistics".
     """
     published = metrics.published
     choices = chosen(metrics).values()
@@ -318,12 +326,13 @@ def metric_files(
 
     Args:
         metrics: config section `metrics`.
-        trained: name of a metric model, one of TRAINED -> its file.
+        trained: name of an unpublished metric model, "attribute_classifier" or "clip" -> its file.
         resources: the entries of config section `resources`.
         measured_reference: file with the features of the real images. Used if the config names a folder of such images.
 
     Returns:
-        Name -> file. A name is one of TRAINED, `<key>_weights` for a key of metrics.published, or `reference`.
+        Name -> file. A name is "attribute_classifier", "clip", "reference", or a key of config section
+        metrics.published with the ending "_weights", such as "inception_weights".
     """
     files = {name: trained[name] for name in trained_models(metrics)} | published_files(metrics, resources)
     if files.pop("reference_images", None):

@@ -138,7 +138,7 @@ def pair_latency(latency: pd.DataFrame) -> pd.DataFrame:
             `repeats.KEYS` lists. Column stepping ("eager" or "graph") is optional.
 
     Returns:
-        The table with three more columns, which have the values of autoregressive decoding: baseline (seconds),
+        The table with three more columns, which repeat three columns for autoregressive decoding: baseline (seconds),
         cpu_baseline (cpu_seconds) and baseline_forwards (target_forwards).
     """
     if "stepping" in latency.columns:

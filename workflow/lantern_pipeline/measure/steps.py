@@ -1,7 +1,8 @@
 """Time of single decoding steps, without generating whole images, at batch 1 and at a chosen batch size.
 
-The time of a step does not depend on the number of accepted drafts, so random weights are good enough. Steps read all
-slots of the key/value cache, as the last steps of an image do.
+`lantern bench --random-weights` and `make gpu-check` use this module. The time of a step does not depend on the number
+of accepted drafts, so random weights are good enough. Steps read all slots of the key/value cache, as the last steps of
+an image do.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from lantern_pipeline.measure.memory import peak_gib, reset_peak
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.measure.timing import Timing, time_blocks
 
-NUM_STEPS = 16  # of a block
+NUM_STEPS = 16  # number of decoding steps that are timed as one block
 WARM_UP_S = 0.2
 
 

@@ -1,4 +1,4 @@
-"""Clocks of all measurements: of images, decoding steps, parts of steps, and blocks of calls, on a CPU or a GPU.
+"""Clocks that time images, decoding steps, parts of steps, and blocks of calls, on a CPU or a GPU.
 
 `lantern bench`, the workflow's latency, the GPU check and `benchmarks/` measure with these clocks only. This module
 imports nothing else of the pipeline, because `benchmarks/decode.py` uses it together with older versions of the
@@ -23,7 +23,7 @@ Moment = float | torch.cuda.Event  # seconds on a CPU, an event on a GPU
 
 
 def now(device: torch.device) -> Moment:
-    """Return the current moment. On a GPU, record a CUDA event, which the host does not wait for."""
+    """Return the current moment: a time in seconds, or on a GPU a CUDA event, for which the host does not wait."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -32,7 +32,10 @@ def now(device: torch.device) -> Moment:
 
 
 def seconds_between(begin: Moment, end: Moment) -> float:
-    """Return the seconds between two moments of one device. Synchronise a GPU before, so that it has reached both."""
+    """Return the seconds between two moments that `now` returned for one device.
+
+    If the device is a GPU, synchronise it before this call, so that it has reached both CUDA events.
+    """
     if isinstance(begin, torch.cuda.Event):
         return begin.elapsed_time(cast("torch.cuda.Event", end)) / 1000
     return cast("float", end) - begin
@@ -112,11 +115,11 @@ class PartClock:
     """Clock of the parts of decoding steps, such as drafting and verification, to be used as a decoder's `timer`.
 
     Args:
-        max_steps: number of steps after which it raises `EnoughSteps`. None for no limit.
+        max_steps: number of steps after which the clock raises `EnoughSteps`. None for no limit.
 
     Attributes:
-        parts: name of a part -> milliseconds in each step. "step" is the whole step, "other" the rest without the
-            other parts.
+        parts: name of a part -> milliseconds that the part took in each step. "step" is the whole step, "other" is the
+            time of the step that belongs to no named part.
     """
 
     def __init__(self, max_steps: int | None = None) -> None:

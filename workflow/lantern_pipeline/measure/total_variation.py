@@ -249,7 +249,8 @@ def tv_row(
         options: arguments num_resamples and seed of the bootstrap.
 
     Returns:
-        Column -> value. tv_share_above_delta is the share of nodes whose TV exceeds `delta`, nan if `delta` is None.
+        Column -> value: mean, 95th percentile and maximum of the TV, the number of images and nodes, and the mean Monte
+        Carlo error. tv_share_above_delta is the share of nodes whose TV exceeds `delta`, nan if `delta` is None.
         Intervals of means come from a bootstrap over images, because the nodes of one image are dependent.
     """
     tv, image = found.tv_from(nodes.target_probs).double().cpu(), nodes.image.cpu()

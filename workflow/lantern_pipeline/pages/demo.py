@@ -1,7 +1,8 @@
-"""Live page: the embedded model draws in the reader's browser, by three methods side by side.
+"""Live page: the embedded model generates images in the reader's browser, by three methods side by side.
 
-The page is a folder of static files: an HTML page, JavaScript modules and a WebAssembly kernel from `demo_files/`, the
-weights of the embedded model, and tables that only Python computes.
+The *embedded model* is the small model that is shipped with Lantern. The page is a folder of static files: an HTML
+page, JavaScript modules and a WebAssembly kernel from `demo_files/`, the weights of the embedded model, and tables that
+only Python computes.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ MOST_NEAREST = 60  # largest k of the page
 
 
 def write_demo(folder: Path) -> None:
-    """Write the live page.
+    """Write the live page, on which Lantern's embedded model generates images in the reader's browser.
 
     Args:
         folder: folder to write into. It is made if it does not exist.
@@ -87,7 +88,7 @@ def write_demo(folder: Path) -> None:
 
 
 def _describe_method(id: str, preset: str, parts: dict[str, Any]) -> dict[str, Any]:
-    """Return a method as data for the page.
+    """Return what the live page needs to know about a method, as JSON values.
 
     Args:
         id: id of the method.
@@ -108,7 +109,8 @@ def _describe_method(id: str, preset: str, parts: dict[str, Any]) -> dict[str, A
 def _contexts(num_words: int) -> list[str]:
     """Return the contexts of all words in all captions of the shapes dataset: a word and the words before it.
 
-    The feature of a word depends on its context only, apart from the signs of its position.
+    The page stores one feature vector per context. A word's position in the caption changes only the signs of the
+    entries of its vector.
 
     Args:
         num_words: largest number of words of a context.

@@ -109,18 +109,18 @@ def select_trials(
         shown = rows[~is_tie].tolist()
         used.update(shown)
         trials += _make_trials(tokenizer, PAIR, method_id, [prompts[i] for i in shown], codes[~is_tie])
-    right = list(range(len(prompts) - num_checks, len(prompts)))  # the prompts that pairs use last
+    right = list(range(len(prompts) - num_checks, len(prompts)))  # the prompts that pairs use only after all others
     wrong = choose_wrong_prompts([prompt.text for prompt in prompts], right, used)
     codes = torch.stack([baseline[right], baseline[wrong]], dim=1)
     return trials + _make_trials(tokenizer, CHECK, "", [prompts[i] for i in right], codes), methods
 
 
 def choose_wrong_prompts(texts: Sequence[str], right: Sequence[int], used: set[int]) -> list[int]:
-    """Choose, for the attention check of each prompt, another prompt, whose image clearly does not fit the first one.
+    """Choose a wrong prompt for each attention check: one whose image clearly does not fit the prompt of the check.
 
-    It is the prompt that shares the smallest fraction of words with the prompt of the check. If several prompts share
-    the same fraction, the one chosen least often so far is taken. Prompts in `used` are chosen only if there are no
-    others.
+    The wrong prompt is the one that shares the smallest fraction of words with the prompt of the check. If several
+    prompts share the same fraction, the one chosen least often so far is taken. Prompts in `used` are chosen only if
+    there are no others.
 
     Args:
         texts: all prompts.

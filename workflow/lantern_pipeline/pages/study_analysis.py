@@ -244,7 +244,9 @@ def read_answers(path: Path | str, key: StudyKey) -> Reader:
 
 
 def last_of_each_reader(files: Sequence[Reader]) -> list[Reader]:
-    """Keep only the last saved answer file of each reader (participant), in the order of their first files.
+    """Keep only the last saved answer file of each reader (participant).
+
+    The readers are in the order in which their first files occur in `files`.
 
     Raises:
         ValueError: two files of a reader have the same `download` number, but different answers.

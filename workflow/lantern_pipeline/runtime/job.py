@@ -185,10 +185,10 @@ class Execution:
     """Settings of a job that do not change its results. Snakemake does not run a job again if one of them changes.
 
     Attributes:
-        device: device of its models.
+        device: device of the job's models.
         stepping: how a decoding step runs: "auto", "eager" or "graph" (a CUDA graph).
         batch_size: images decoded together.
-        scoring_batch_size: images measured together.
+        scoring_batch_size: images whose metrics are computed together.
     """
 
     device: torch.device
@@ -198,7 +198,7 @@ class Execution:
 
 
 def execution_of(snakemake: Job) -> Execution:
-    """Return the settings in the config that decide how a job runs."""
+    """Return the settings in the config that decide how a job runs, but not what it computes."""
     config = snakemake.config
     return Execution(
         resolve_device(config["device"]),

@@ -211,7 +211,7 @@ def _read(path: Path) -> str:
 
 
 def set_job_environment(root: Path | str) -> None:
-    """Set the environment variables in JOB_ENVIRONMENT, which all jobs inherit, unless the user has set them.
+    """Set those environment variables in JOB_ENVIRONMENT that the user has not set. All jobs inherit them.
 
     PYTHONPATH is extended, so that scripts can import the packages below `root` even if they are not installed.
 

@@ -29,7 +29,7 @@ ONE_VALUE, LIST_OF_VALUES = "<value>", "<list>"
 class Section(BaseModel):
     """A section of the config. Every key without a default must be given, and unknown keys are errors."""
 
-    # Deferred, because only RunConfig and method entries need a validator; inner sections are covered by it.
+    # defer_build, because only RunConfig and method entries need a validator, which also checks the sections inside.
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     def keys_of(self, part: type[Section]) -> dict[str, object]:
@@ -86,7 +86,7 @@ def _check_unique(values: list[object]) -> list[object]:
 
 
 def _check_sides(value: int | list[int]) -> int | list[int]:
-    """Return the sides of an image unchanged if they are one integer for a square, or two that differ.
+    """Return the sides of an image unchanged: one integer for a square, or a list of two different integers.
 
     Raises:
         PydanticCustomError: a list does not hold two integers, or they are equal.

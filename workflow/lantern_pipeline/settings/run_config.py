@@ -136,9 +136,9 @@ class TextEncoding(PromptReading):
 
 
 class TextSettings(PromptReading):
-    """Settings with which a job encodes prompts: keys of config section `text`, and the grid sizes of images.
+    """Settings with which a job encodes prompts: keys of config section `text`, and codes per side of an image.
 
-    Some target models read the grid size as part of the prompt.
+    Some target models read the number of lines and columns of codes as part of the prompt.
     """
 
     grids: list[OneOrList[Integer]] = Field(
@@ -260,7 +260,7 @@ class Sampling(Section):
 
     @property
     def settings(self) -> SamplingSettings:
-        """The section as a dict, in the form in which descriptions of published models store their settings."""
+        """The section as a dict, in the form that the functions of the library `lantern` take."""
         return {
             "cfg_scale": self.cfg_scale,
             "top_k": self.top_k,
@@ -305,7 +305,7 @@ class Generation(Section):
 class GridSampling(Section):
     """Sampling settings that an ablation varies, with one or several values per key.
 
-    A missing key has its value in config section `sampling`.
+    If a key is missing, its value in config section `sampling` is used.
     """
 
     cfg_scale: OneOrList[Annotated[Number, Field(ge=1)]] = Field(
@@ -438,7 +438,7 @@ class FidelitySettings(Section):
 
 
 class TableSettings(Section):
-    """Keys of config section `metrics` that choose the rows of the main table, and the resamples of bootstraps."""
+    """Keys of config section `metrics`: choice of the rows of the main table, and number of bootstrap resamples."""
 
     bootstrap_resamples: Integer = Field(ge=20, description="resamples of each interval")
     headline_prompt_set: str = Field(description="prompt set of the headline numbers")
@@ -501,6 +501,7 @@ class RunConfig(Section):
         "generality",
         "targets",
         "nodes",
+        "grid_sizes",
         None,
     ] = Field(description="section of docs/results.md that `make readme` writes")
     model: str | None = Field(description="published model")
@@ -546,12 +547,12 @@ class RunConfig(Section):
 
     @property
     def small_shape(self) -> tuple[int, int]:
-        """Height and width, in codes, of the smaller image that the target generates first. (0, 0) if there is none."""
+        """Height and width, in codes, of the smaller preview that GLM-Image generates before the image, else (0, 0)."""
         return small_shape(shape_of(self.tokenizer.grid), self.target.small_grid)
 
     @property
     def text_settings(self) -> TextSettings:
-        """Settings that a job needs to encode prompts: keys of section `text`, and the grid sizes of images."""
+        """Settings that a job needs to encode prompts: keys of section `text`, and lines and columns of image codes."""
         grid = self.tokenizer.grid
         small_grid = self.target.small_grid if isinstance(grid, int) else [*self.small_shape]
         return TextSettings.model_validate({**self.text.keys_of(PromptReading), "grids": [grid, small_grid]})

@@ -239,7 +239,7 @@ def _fastest(rows: pd.DataFrame) -> dict[str, object] | None:
 
 
 def _numbers_of_row(row: pd.Series) -> dict[str, object]:
-    """Return the numbers of one method that claims contain, the columns CLAIM_COLUMNS. None replaces empty cells."""
+    """Return the numbers by which claims describe a method: its columns CLAIM_COLUMNS, with None for empty cells."""
     cells = ((name, row.get(name, np.nan)) for name in CLAIM_COLUMNS)
     return {name: None if pd.isna(cell) else cell if isinstance(cell, str) else float(cell) for name, cell in cells}
 
@@ -326,8 +326,8 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
 def _frontier(rows: pd.DataFrame) -> dict[str, object]:
     """Return the claim `frontier`: the Pareto frontier of tokens per forward pass and distance from the target.
 
-    A method is on the frontier if every method with a smaller or equal distance has fewer tokens per forward pass.
-    `add_distance` explains the distance.
+    The distance is the total variation, or its upper bound if only that is known, see `add_distance`. A method is on
+    the frontier if every method with a smaller or equal distance has fewer tokens per forward pass.
 
     Args:
         rows: main results of the run, one row per method, see `select_headline`.

@@ -25,6 +25,7 @@ from lantern_pipeline.measure.speed import BASELINE, summarise_latency
 from lantern_pipeline.tables.summary import MetricsSection, preferred_rows
 
 PUBLISHED_RESULTS = Path(__file__).with_name("published_results.csv")
+OWN_MODEL = "own model"  # first words of the note of a published method that needs a model trained specially for it
 INTERVAL = ("difference", "difference_low", "difference_high")
 PAIRED_COLUMNS = (*KEYS, "metric", "num_prompts", *INTERVAL, "unit", "conclusion")
 NUM_LENGTHS = 21  # number of lengths (tokens per forward pass) at which curves are compared
@@ -204,8 +205,24 @@ def _read_off(
 
 
 def read_published() -> pd.DataFrame:
-    """Read published_results.csv, which has one row per paper, model and method."""
+    """Read published_results.csv, which has one row per paper, model and method.
+
+    Column grid_side is the number of codes along a side of an image. It is empty if the source leaves it open.
+    """
     return read_table(PUBLISHED_RESULTS, text_columns=["arxiv"])
+
+
+def select_published(published: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """Select the published rows of methods that decode an unchanged target and have a value of a measure.
+
+    Rows of autoregressive decoding are left out.
+
+    Args:
+        published: table of published numbers, as `read_published` returns it.
+        measure: column of the measure, such as "speedup".
+    """
+    is_other_model = published["note"].str.startswith(OWN_MODEL, na=False)
+    return published[published[measure].notna() & (published["method"] != BASELINE) & ~is_other_model]
 
 
 def compare_with_published(

@@ -1,4 +1,4 @@
-"""Generation of the tables in README.md and docs/results.md, from published results in docs/ and a benchmark.
+"""Generation of the tables in README.md and docs/results.md, from files with results in docs/ and a benchmark.
 
 Each table replaces the text between two markers of the page, see `update_marked_block`.
 """
@@ -16,6 +16,7 @@ from lantern.io import read_json
 from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.tables.claims import describe_run, describe_setting
 from lantern_pipeline.tables.comparisons import read_published
+from lantern_pipeline.tables.generality import LENGTH
 from lantern_pipeline.tables.markdown import (
     EMPTY,
     README_COLUMNS,
@@ -90,6 +91,9 @@ def publish(root: Path) -> list[str]:
     nodes = tables["nodes"]
     run = textwrap.fill(describe_run(describe_setting(nodes[nodes["acceptance"].notna()])), 120)
     blocks.append((RESULTS, "nodes", _join(run, node_cells(nodes))))
+    grids = root / "docs" / "grid_sizes.csv"
+    if grids.exists():  # the run takes hours and may not be published yet
+        blocks.append((RESULTS, "grid_sizes", _join(grid_cells(read_table(grids)))))
     blocks.append((RESULTS, "batches", _join(batch_cells(read_json(root / BATCHES)["cases"]["embedded"]))))
     blocks.append((RESULTS, "papers", _join(paper_cells(tables, read_published()))))
     changed = [page for page, name, text in blocks if update_marked_block(root / page, text, name)]
@@ -113,7 +117,7 @@ def claim_tables(claims: Mapping[str, Any], names: Sequence[str]) -> list[Cells]
 
 
 def distribution_cells(found: Mapping[str, Any]) -> Cells:
-    """Make the table that summarises the tests whether methods have the target's output distribution.
+    """Make the table that summarises how tests compare the output distribution of methods with the target's.
 
     Its only line shows the number of exact methods, and how many of them passed all tests. It also shows the number of
     relaxed methods, and for how many of them the test of whole images detects a difference from the target.
@@ -159,8 +163,8 @@ def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
     acceptance rule determines the probability with which a draft is accepted.
 
     Args:
-        found: first acceptance -> second acceptance -> result of `claims._compare_acceptance` for the two. It is None
-            if they have no common range of tokens per forward pass.
+        found: first acceptance -> second acceptance -> result of `claims._compare_acceptance` for the two. The
+            result is None if the two have no common range of tokens per forward pass.
     """
     rows = []
     for first, others in found.items():
@@ -192,6 +196,16 @@ def trend_cells(claims: Mapping[str, Mapping[str, Any]]) -> Cells:
         title = "gain" if measure == "gain" else "tokens / forward"
         rows.append([found["label"], title, *ranges, f"{found['tau']:+.2f}", f"{found['p']:.2g}"])
     return [["method", "measure", "over all targets", "NLL added", "Kendall's tau", "p"], *rows]
+
+
+def grid_cells(table: pd.DataFrame) -> Cells:
+    """Make the table of tokens per forward pass and added NLL of each method, with one column per grid.
+
+    Args:
+        table: a table with the columns `generality.COLUMNS`. Each target has another grid.
+    """
+    sides = table["grid_side"].astype(str)
+    return target_cells(table.assign(target=sides + " x " + sides), (LENGTH, "nll_change"))
 
 
 def batch_cells(cases: Mapping[str, Any]) -> Cells:

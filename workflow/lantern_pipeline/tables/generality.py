@@ -8,10 +8,12 @@ relaxed method is its tokens per forward pass divided by those of the exact meth
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from lantern.models.config import Sides, shape_of
 from lantern_pipeline.measure.columns import with_ends
 from lantern_pipeline.measure.intervals import bootstrap_interval, mean_with_interval, ratio_statistic
 from lantern_pipeline.measure.speed import BASELINE
@@ -24,7 +26,7 @@ MASSES = ("top1", "top10")
 LENGTH = "mean_accepted_length"
 MEASURED = (LENGTH, "nll", "prompt_accuracy", "tv_mean", "nll_change", "prompt_accuracy_change", "substitution_rate")
 COLUMNS = (
-    *("target", "differs", *with_ends(*MASSES)),
+    *("target", "grid_side", "differs", *with_ends(*MASSES)),
     *("prompt_set", "temperature", "cfg_scale", "num_images", "num_repeats", "target_cross_entropy"),
     *(*METHOD_PARTS, "method_id", *with_ends(*MEASURED), "made_by", *with_ends("gain"), "gain_over"),
 )
@@ -65,6 +67,16 @@ def describe_changes(changes: Mapping[str, Mapping[str, object]]) -> str:
         for key, value in keys.items()
         if key != "checkpoint"
     )
+
+
+def find_grid_side(changes: Mapping[str, Mapping[str, Any]], grid: Sides) -> int:
+    """Return the number of codes along a side of a target's images, or along their height if they are not square.
+
+    Args:
+        changes: config section -> key -> value of this target.
+        grid: grid of the target of the run itself, as config key `tokenizer.grid`.
+    """
+    return shape_of(changes.get("tokenizer", {}).get("grid", grid))[0]
 
 
 def measure_masses(ambiguity: pd.DataFrame, cfg_scale: float, options: Mapping[str, int]) -> dict[str, float]:

@@ -120,8 +120,7 @@ def select_few(table: pd.DataFrame) -> pd.DataFrame:
 def method_cells(table: pd.DataFrame, columns: Sequence[str] = COLUMNS, plain: Sequence[str] = ()) -> Cells:
     """Make a table with one line per method and one column per metric.
 
-    The column after the measured speed-up is a prediction. It is computed from the tokens per forward pass and from
-    published step costs on GPUs.
+    The column after the measured speed-up is the speed-up that is predicted for GPUs, see `predicted_cell`.
 
     Args:
         table: main results of a run and the rows of real images, from `results_table`.
@@ -139,19 +138,21 @@ def method_cells(table: pd.DataFrame, columns: Sequence[str] = COLUMNS, plain: S
     return [list(shown), *(list(row) for row in zip(*shown.values(), strict=True))]
 
 
-def target_cells(table: pd.DataFrame) -> Cells:
+def target_cells(table: pd.DataFrame, measures: Sequence[str] = tuple(OF_METHOD)) -> Cells:
     """Make a table with one column per target: first its properties, then the results of each method on it.
 
     Args:
         table: a table with the columns `generality.COLUMNS`.
+        measures: keys of OF_METHOD. The table shows all of them for relaxed methods, and the first for exact ones.
     """
+    of_method = {name: OF_METHOD[name] for name in measures}
     rows, targets = table.set_index(["method_id", "target"]), list(table["target"].unique())
     changes = rows.loc[BASELINE, "differs"].fillna(EMPTY)
     lines = [["what differs", *changes[targets]]]
     for method_id in table["method_id"].unique():
         found = rows.loc[method_id]
         is_exact, label = found["is_exact"].eq(True).iloc[0], label_method(found.iloc[0])
-        shown = OF_TARGET if method_id == BASELINE else dict([*OF_METHOD.items()][: 1 if is_exact else None])
+        shown = OF_TARGET if method_id == BASELINE else dict([*of_method.items()][: 1 if is_exact else None])
         for column, (title, spec, factor) in shown.items():
             cells = [with_interval(found.loc[target], column, spec, factor) for target in targets]
             if set(cells) != {EMPTY}:
@@ -328,8 +329,8 @@ def _cell(row: pd.Series, metric: Metric, is_plain: bool) -> str:
 def predicted_cell(row: pd.Series) -> str:
     """Write the range of speed-ups that is predicted for a GPU.
 
-    The prediction divides the row's tokens per forward pass by published relative step costs of eager steps (without
-    CUDA graphs).
+    The prediction divides the row's tokens per forward pass by published relative step costs. These are times of a
+    decoding step on GPUs without CUDA graphs, in steps of autoregressive decoding.
 
     Args:
         row: row of a method, or of real images or reconstructions, which have no prediction.

@@ -127,7 +127,8 @@ def label_rows(table: pd.DataFrame) -> pd.Series:
 def _base_of(method: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
     """Return the name with which a method's label begins, and the values that the label need not state.
 
-    If the name is that of a preset, these are the preset's tree, drafts, acceptance rule and parameters.
+    If the name is that of a preset, these values are the preset's tree, drafts, acceptance rule and parameters.
+    Otherwise these values are the defaults.
 
     Args:
         method: a row of a table.

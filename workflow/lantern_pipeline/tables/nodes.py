@@ -32,7 +32,8 @@ def num_nodes(tree: str, trees: Trees | None = None) -> int:
 def node_rows(table: pd.DataFrame, trees: Trees | None = None) -> pd.DataFrame:
     """Select the exact methods with Jacobi or hybrid drafts in static trees, and predict their speed-up on a GPU.
 
-    The prediction divides a method's tokens per forward pass by published relative step costs of eager steps.
+    The prediction divides a method's tokens per forward pass by published relative step costs. These are times of a
+    decoding step on GPUs without CUDA graphs, in steps of autoregressive decoding.
 
     Args:
         table: table with one row per method, from `markdown.results_table`.

@@ -68,9 +68,10 @@ def read_bench(path: Path) -> Report:
 def cost_of(report: Report, spec: MethodSpec) -> StepCost:
     """Return the relative step cost of a method: a measured one, or a range between two measured methods.
 
-    If the method itself was not measured, the measured methods that need a draft model are used, or those that need
-    none, like the method. The range begins at the step cost of the one with the next smaller number of drafts. It ends
-    at the step cost of the one with the next larger number. Autoregressive decoding counts as a method with 0 drafts.
+    If the method itself was not measured, measured methods of its kind are used. There are two kinds: methods that need
+    a draft model, and methods that need none. The range begins at the step cost of the measured method with the next
+    smaller number of drafts. It ends at the step cost of the one with the next larger number. Autoregressive decoding
+    counts as a method with 0 drafts.
 
     Args:
         report: measurements of `lantern bench`, from `read_bench`.
@@ -130,7 +131,7 @@ def table_of(report: Report, methods: Sequence[tuple[MethodSpec, float, str]]) -
     Raises:
         ValueError: tokens per forward pass are below 1 or not finite, or the cost of a step cannot be predicted.
     """
-    seconds = report["num_tokens"] * report["rows"][0]["forward_s"]  # of autoregressive decoding
+    seconds = report["num_tokens"] * report["rows"][0]["forward_s"]  # of an image by autoregressive decoding
     cells = [["method", "tokens / forward", "relative step cost", "predicted seconds", "predicted speed-up"]]
     cells.append([BASELINE, "1.00", "1.00", f"{seconds:.2f}", "1.00"])
     sources = []

@@ -177,7 +177,8 @@ def select_headline(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataF
 def select_ceilings(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
     """Select the rows of real images and of their reconstructions (*ceilings*) for the prompt set of the main results.
 
-    There is one row of each kind; `preferred_rows` selects among repeats. Column `label` is added.
+    There is one row for real images and one for reconstructions; `preferred_rows` selects among repeats. Column `label`
+    is added.
     """
     rows = preferred_rows(summary)
     rows = rows[rows["method"].isin(CEILINGS) & (rows["prompt_set"] == settings["headline_prompt_set"])]
@@ -305,8 +306,8 @@ def _share_with_interval(
 def _keep_ceilings_once(summary: pd.DataFrame) -> pd.DataFrame:
     """Remove repeated rows of real images and of their reconstructions (*ceilings*), and clear their temperature.
 
-    The table repeats these rows for every temperature, although their images do not depend on it. One row of each kind
-    per prompt set and repeat is kept.
+    The table repeats these rows for every temperature, although their images do not depend on it. For each
+    prompt set and repeat, one row for real images and one for reconstructions are kept.
     """
     is_ceiling = summary["method"].isin(CEILINGS)
     summary = summary[~(is_ceiling & summary.duplicated(subset=["method", "prompt_set", "repeat"]))].copy()

@@ -49,7 +49,8 @@ class DrafterTraining:
 
     Attributes:
         warmup: number of optimiser steps of warm-up, if warmup_share is None.
-        hidden_weight: weight of the loss on hidden states, which is added to the guided loss.
+        hidden_weight: weight of the loss on hidden states. If `loss` is "guided", it is added to the loss on the
+            distribution after classifier-free guidance.
     """
 
     num_steps: int

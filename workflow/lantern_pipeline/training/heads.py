@@ -1,4 +1,8 @@
-"""Training of shift heads on images of the frozen target."""
+"""Training of shift heads: small networks that predict the frozen target's hidden states for later tokens.
+
+The heads are trained on images that the target generated. A head with shift s predicts the hidden state for the token s
+positions later. This token is to the right of the current token, or below it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ class HeadsTraining:
 
 
 class HeadsTrainer(Trainer[ShiftHeads]):
-    """Trainer of shift heads. The loss is the smooth L1 distance from the target's hidden states.
+    """Trainer of shift heads. The loss is the smooth L1 distance of predicted hidden states from the target's.
 
     The seed determines the order of the images.
     """
@@ -63,17 +67,18 @@ class HeadsTrainer(Trainer[ShiftHeads]):
         return {"loss": float(loss.detach()), "gradient_norm": norm}
 
     def predict(self, dataset: CodeDataset, indices: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Run the heads on some images, and return their predictions beside the target's states.
+        """Run the heads on some images, and return their predictions together with the target's hidden states.
 
-        Heads to the right are run in the first line only, where decoding uses them.
+        The heads for tokens to the right are run only in the first line of an image, as in decoding.
 
         Args:
-            dataset: images of the target.
+            dataset: images that the target generated, as codes.
             indices: indices of the images, int64 (images,).
 
         Returns:
-            For each head its predictions and the states of the target at the same positions, each (branches, images,
-            positions, dim).
+            One pair per head: the predicted hidden states, and the target's hidden states for the same tokens. Each is
+            (branches, images, positions, dim). There are two branches with guidance (conditional and
+            unconditional), else one.
         """
         codes, hidden = self.run_target(dataset, indices)
         x = torch.cat([hidden, self.target.token_embedding(codes).expand_as(hidden)], dim=-1)
@@ -88,19 +93,19 @@ class HeadsTrainer(Trainer[ShiftHeads]):
         """Compute the target's hidden states of some images by teacher forcing.
 
         Args:
-            dataset: images of the target.
+            dataset: images that the target generated, as codes.
             indices: indices of the images, int64 (images,).
 
         Returns:
-            The codes, int64 (images, tokens), and the hidden states, (branches, images, tokens, dim). Entry n of the
-            states predicts token n.
+            The codes, int64 (images, tokens), and the hidden states, (branches, images, tokens, dim). From entry n, the
+            target predicts token n. There are two branches with guidance (conditional and unconditional), else one.
         """
         codes, mask, hidden = run_target(self.target, *dataset.batch(indices), with_null=self.training.cfg_scale > 1)
         return codes, hidden[:, mask.shape[1] - 1 :].unflatten(0, (-1, len(codes)))
 
 
 def heads_loss(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """Compute the mean over heads of the smooth L1 distance between predicted and true states, a scalar.
+    """Compute the smooth L1 distance between predicted and true hidden states, averaged over the heads, as a scalar.
 
     Args:
         pairs: result of `HeadsTrainer.predict`.
@@ -109,12 +114,14 @@ def heads_loss(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
 
 
 class HeadsValidation:
-    """Measurement of shift heads on the first held-out images, by teacher forcing, at temperature 1.
+    """Measurement of how often drafts of shift heads would be accepted, on held-out images, by teacher forcing.
+
+    The first NUM_EVAL images are used, at temperature 1.
 
     Args:
         trainer: the trainer of the heads.
-        dataset: held-out images of the target.
-        sampling: filters and guidance.
+        dataset: held-out images that the target generated, as codes.
+        sampling: settings of sampling. Its top-k, top-p and guidance scale are used.
     """
 
     def __init__(self, trainer: HeadsTrainer, dataset: CodeDataset, sampling: SamplingConfig) -> None:
@@ -127,8 +134,8 @@ class HeadsValidation:
         """Measure the heads, as trained so far.
 
         Returns:
-            val_loss, and val_overlap_<shift> of each head. This is the mean over positions of sum_x min(t(x), p(x)),
-            for the distributions t of the target and p of the head. It is the probability that a sampled draft is
+            val_loss, and val_overlap_<shift> of each head: the mean over positions of sum_x min(t(x), p(x)), for the
+            distributions t of the target and p of the head. This overlap is the probability that a sampled draft is
             accepted if all drafts before it were accepted.
         """
         pairs = self.trainer.predict(self.dataset, torch.arange(min(NUM_EVAL, len(self.dataset))))

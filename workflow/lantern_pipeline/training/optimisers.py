@@ -22,7 +22,7 @@ class Optimiser:
     """Several PyTorch optimisers that share one learning-rate schedule and one clipping of gradients.
 
     Attributes:
-        parts: the optimisers. Each updates other parameters.
+        parts: the optimisers. No two of them update the same parameter.
         max_norm: largest norm of the gradient. Larger gradients are scaled down.
         parameters: parameters over whose gradients the norm is computed, by default the parameters of all `parts`.
     """

@@ -36,11 +36,13 @@ class TokenizerTraining:
         matrix_learning_rate: highest learning rate of Muon, for convolution kernels.
         learning_rate: highest learning rate of AdamW.
         continuous_steps: number of steps without quantisation at the beginning, at most half of all steps.
-        codebook_decay: decay per step of the moving averages of latents, from which the codes are computed.
+        codebook_decay: decay per step of the moving averages of latents (encoder outputs). The codes are computed from
+            these averages.
         dead_share: a code is moved to a random latent if its use falls below this share of the mean use of all codes.
         commitment_weight: weight of the loss that pulls latents to their codes.
         gradient_weight: weight of the loss on differences between neighbouring pixels, which makes edges sharp.
-        perceptual_weight: weight of the distance between the attribute classifier's activations.
+        perceptual_weight: weight of the perceptual loss: how much the attribute classifier's activations differ between
+            reconstructions and originals.
     """
 
     num_steps: int

@@ -213,7 +213,7 @@ def render(scenes: Sequence[Scene], seed: int, indices: Sequence[int], image_siz
 
 
 def _render_chunk(scenes: Sequence[Scene], seed: int, indices: Sequence[int], size: int) -> Tensor:
-    """Render at most RENDER_CHUNK scenes at once, with the arguments of `render`; `size` is its `image_size`."""
+    """Render at most RENDER_CHUNK scenes at once. The arguments are those of `render`, with `size` for `image_size`."""
     noise, placement = _draw_noise(seed, indices, size)
     images = paint_backgrounds([scene.background for scene in scenes], noise)
     ordered = [scene.canonical() for scene in scenes]
