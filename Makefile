@@ -76,8 +76,8 @@ train: arguments $(STAMP)
 readme: arguments $(STAMP)
 	$(SNAKEMAKE) $(ARGS) --forcerun publish_readme -- publish_readme
 
-# Three parallel processes: tests of the core; of the pipeline and of Slurm on one node, which mostly waits; and all others, most of which run
-# the workflow. The outputs of the second and third are printed last.
+# Three parallel processes. The first tests the core. The second tests the pipeline, and Slurm on one node, which mostly waits.
+# The third runs all other tests, most of them on the workflow. The outputs of the second and third are printed last.
 # Jobs that are forks of a test process inherit GOMP_SPINCOUNT. `.ci/run` sets SLOW.
 CORE_TESTS := tests/core
 PIPELINE_TESTS := tests/cluster tests/pipeline

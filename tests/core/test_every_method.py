@@ -27,12 +27,12 @@ from lantern.noise import ImageNoise, NoiseField
 from lantern.sampling import SamplingConfig
 
 SETTINGS = [(0.0, 2**16), (1.0, 2**16), (1.0, 0)]
-# `make test` runs the longest tests for these methods only: exact rejection, a relaxed set, and a mixture.
+# `make test` runs the longest tests for these methods only: an exact method, a relaxed set, and a mixture.
 FAST = ("scd", "lantern_pp", "mixing_of_siblings")
 
 
 def slow_unless(is_fast: bool) -> list:
-    """Return the marks of a case of a test."""
+    """Return the marks of a test case. A case that is not fast is marked slow."""
     return [] if is_fast else [pytest.mark.slow]
 
 

@@ -116,8 +116,9 @@ def test_a_hub_id_is_downloaded_into_the_hubs_cache_and_read_there_without_a_net
 
     expected = codes(is_offline=False)
     hub.close()
-    assert expected.shape == (1, 16) and torch.equal(codes(is_offline=True), expected)
+    found = codes(is_offline=True)
     close_session()
+    assert found.shape == (1, 16) and torch.equal(found, expected)
 
 
 def test_of_a_known_repository_only_the_files_of_its_card_are_fetched():
