@@ -76,20 +76,21 @@ train: arguments $(STAMP)
 readme: arguments $(STAMP)
 	$(SNAKEMAKE) $(ARGS) --forcerun publish_readme -- publish_readme
 
-# Three parallel processes. The outputs of the second and third are printed last. The third runs Slurm on one node and mostly waits.
+# Three parallel processes. The first tests the core. The second tests the pipeline, and Slurm on one node, which mostly waits.
+# The third runs all other tests, most of them on the workflow. The outputs of the second and third are printed last.
 # Jobs that are forks of a test process inherit GOMP_SPINCOUNT. `.ci/run` sets SLOW.
-CODE_TESTS := tests/core tests/pipeline
-CLUSTER_TESTS := tests/cluster
+CORE_TESTS := tests/core
+PIPELINE_TESTS := tests/cluster tests/pipeline
 PYTEST := $(BIN)/python -m pytest $(if $(SLOW),,-m "not slow")
 test: $(STAMP)
 	@folder=$$(mktemp -d); trap 'rm -rf $$folder' EXIT; code=0; \
 	export OMP_NUM_THREADS=1 GOMP_SPINCOUNT=2000 LANTERN_TINY_RUN=$$folder; \
-	set -m; $(PYTEST) $(addprefix --ignore=,$(CODE_TESTS) $(CLUSTER_TESTS)) > $$folder/workflow.log 2>&1 & workflow=$$!; \
-	$(PYTEST) $(CLUSTER_TESTS) > $$folder/cluster.log 2>&1 & cluster=$$!; \
-	$(PYTEST) $(CODE_TESTS) & code_tests=$$!; set +m; \
-	trap 'kill -- -$$code_tests -$$workflow -$$cluster 2>/dev/null; wait; exit 130' INT TERM; \
-	for process in $$code_tests $$workflow $$cluster; do wait $$process || code=1; done; \
-	cat $$folder/cluster.log $$folder/workflow.log; exit $$code
+	set -m; $(PYTEST) $(addprefix --ignore=,$(CORE_TESTS) $(PIPELINE_TESTS)) > $$folder/workflow.log 2>&1 & workflow=$$!; \
+	$(PYTEST) $(PIPELINE_TESTS) > $$folder/pipeline.log 2>&1 & pipeline=$$!; \
+	$(PYTEST) $(CORE_TESTS) & core=$$!; set +m; \
+	trap 'kill -- -$$core -$$workflow -$$pipeline 2>/dev/null; wait; exit 130' INT TERM; \
+	for process in $$core $$workflow $$pipeline; do wait $$process || code=1; done; \
+	cat $$folder/pipeline.log $$folder/workflow.log; exit $$code
 
 # Only drawing rules are allowed. If other files are missing or out of date, the command stops instead of generating them.
 # The config determines which drawing rules exist: without ablations, for example, their figure has no rule.

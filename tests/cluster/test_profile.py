@@ -13,6 +13,8 @@ PROFILE = ROOT / "profiles" / "slurm"
 ENTRIES = yaml.safe_load((PROFILE / "config.yaml").read_text())
 PARTITIONS = yaml.safe_load((PROFILE / "partitions.yaml").read_text())["partitions"]
 DECODING = ("generate_images", "measure_latency", "measure_total_variation", "run_ablation")
+# The overlays that `make test` plans: of training, of variants, of drafter training, and of the largest models.
+FAST = ("embedded_full", "generality", "llamagen_drafter_captions", "llamagen_stage2", "emu3", "glm_image")
 # Jobs of all shards request the same.
 ONE_SHARD = ["shards=1", "text_shards=1", "image_shards=1"]
 
@@ -47,7 +49,13 @@ def stack_of(overlay):
     return stack
 
 
-@pytest.mark.parametrize("overlay", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "overlay",
+    [
+        pytest.param(path, id=path.stem, marks=[] if path.stem in FAST else pytest.mark.slow)
+        for path in sorted((ROOT / "experiments").glob("*.yaml"))
+    ],
+)
 def test_the_last_attempt_of_every_job_of_an_overlay_fits_its_partition(overlay, tmp_path):
     jobs = plan(tmp_path, stack_of(overlay), "--attempt", str(1 + ENTRIES["restart-times"]))
     for job in jobs:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from threading import Event, Thread
 
@@ -74,9 +72,7 @@ def test_the_library_pages_lines_save_pictures(model, tmp_path, monkeypatch):
     assert names["first"].size == (48, 48) and (tmp_path / "circle.png").stat().st_size > 1000
 
 
-def test_importing_the_package_leaves_torch_alone():
-    code = "import sys, lantern; assert 'torch' not in sys.modules; lantern.load; assert 'torch' in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+def test_an_unknown_name_of_the_package_is_named():
     with pytest.raises(AttributeError, match="no attribute 'loud'"):
         _ = lantern.loud
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
+from dataclasses import replace
 
 import pytest
+import torch
+from huggingface_hub import close_session, constants
 
 import lantern
 from helpers.configs import load_config, typed_config
-from helpers.families import SPECIALS, environment_of, save_tokenizer
+from helpers.families import SPECIALS, save_tokenizer
 from helpers.hub_server import HubServer
 from helpers.paths import ROOT
 from helpers.tiny_transformers import make_tiny
@@ -26,16 +26,6 @@ from lantern_pipeline.data.run_card import make_run_card
 
 EMBEDDED = ROOT / "models" / "embedded"
 OVERLAYS = {"embedded": [], "fashion": [ROOT / "experiments" / "fashion.yaml"]}
-LOAD = """
-from dataclasses import replace
-import lantern
-from lantern.cards.published import CARDS
-
-card = CARDS["janus-pro-1b"]
-CARDS["janus-pro-1b"] = replace(card, images=replace(card.images, grid=4))
-model = lantern.load("someone/tiny")
-print(model.models.target.config.grid, *model.generate("a red cat", temperature=0.0).codes[0].tolist())
-"""
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
@@ -103,22 +93,32 @@ def test_a_draft_model_that_is_not_here_is_left_out_with_a_warning(tmp_path, cap
     assert lantern.load(tmp_path, tokenizer=EMBEDDED / "tokenizer.safetensors").models.draft is None
 
 
-def test_a_hub_id_is_downloaded_into_the_hubs_cache_and_read_there_without_a_network(tmp_path):
-    model, _ = make_tiny("janus")
-    model.generation_config.do_sample = True
-    model.save_pretrained(tmp_path / "model")
+def test_a_hub_id_is_downloaded_into_the_hubs_cache_and_read_there_without_a_network(tmp_path, monkeypatch):
+    card = CARDS["janus-pro-1b"]
+    monkeypatch.setitem(CARDS, "janus-pro-1b", replace(card, images=replace(card.images, grid=4)))
+    tiny, _ = make_tiny("janus")
+    tiny.generation_config.do_sample = True
+    tiny.save_pretrained(tmp_path / "model")
     save_tokenizer(tmp_path / "model" / "tokenizer.json", SPECIALS["janus"], ["a", "red", "cat", ":"])
     hub = HubServer()
     hub.add_repository("someone/tiny", {file.name: file.read_bytes() for file in (tmp_path / "model").iterdir()})
-    environment = {**os.environ, **environment_of(hub), "HF_HOME": str(tmp_path / "cache")}
-    found = []
-    for offline in ("0", "1"):
-        environment["HF_HUB_OFFLINE"] = offline
-        done = subprocess.run([sys.executable, "-c", LOAD], env=environment, capture_output=True, text=True, cwd=ROOT)
-        assert done.returncode == 0, done.stderr
-        found.append(done.stdout)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{hub.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    )
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+
+    def codes(is_offline):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
+        close_session()  # the next session reads the constant
+        return lantern.load("someone/tiny").generate("a red cat", temperature=0.0).codes
+
+    expected = codes(is_offline=False)
     hub.close()
-    assert found[0] == found[1] and found[0].startswith("4 ")
+    found = codes(is_offline=True)
+    close_session()
+    assert found.shape == (1, 16) and torch.equal(found, expected)
 
 
 def test_of_a_known_repository_only_the_files_of_its_card_are_fetched():

@@ -111,9 +111,14 @@ class HeldRun:
         (self.folder / "hold").unlink()
 
     def wait(self):
-        """Wait for Snakemake's end, and return its exit code."""
-        self.process.join(240)
-        assert not self.process.is_alive(), self.output()
+        """Wait for Snakemake's end, and return its exit code.
+
+        `Process.join` with a timeout would also wait for the jobs that a killed Snakemake leaves behind.
+        """
+        deadline = time.monotonic() + 240
+        while self.process.is_alive():
+            assert time.monotonic() < deadline, self.output()
+            time.sleep(0.1)
         return self.process.exitcode
 
     def output(self):

@@ -19,6 +19,8 @@ COMMANDS = [text for language, text in BLOCKS if language == "" and "lantern aud
 (SHOWN,) = [text for _, text in BLOCKS if text.startswith("sequences")]  # output of the first line
 # (whether the line is run in examples/, the line)
 LINES = [(text.startswith("cd examples"), line) for text in COMMANDS for line in text.splitlines() if line[:2] != "cd"]
+# The lines that `make test` runs: the one whose output is shown, and the short ones.
+FAST = (LINES[0][1], "lantern audit samplers_to_audit:")
 BIASED = ("shared_gumbel", "greedy_drafts", "Typical", "lantern --k", "lantern_pp")
 
 
@@ -36,7 +38,10 @@ def run(monkeypatch):
     torch.set_num_threads(num_threads)
 
 
-@pytest.mark.parametrize(("is_in_examples", "line"), LINES, ids=[line for _, line in LINES])
+@pytest.mark.parametrize(
+    ("is_in_examples", "line"),
+    [pytest.param(*row, id=row[1], marks=[] if row[1].startswith(FAST) else pytest.mark.slow) for row in LINES],
+)
 def test_a_line_of_the_page_says_whether_the_sampler_is_lossless(is_in_examples, line, run, monkeypatch):
     monkeypatch.chdir(ROOT / "examples" if is_in_examples else ROOT)
     command, *words = shlex.split(line)

@@ -98,7 +98,9 @@ def test_the_photographs_of_clothes_are_drawn_by_name(tmp_path):
 COMMANDS = re.findall(r"^lantern (sample .*?)$(?<!\\)", (ROOT / "docs" / "models.md").read_text(), re.M | re.S)
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=("embedded", "fashion"))
+@pytest.mark.parametrize(
+    "command", [pytest.param(COMMANDS[0], marks=pytest.mark.slow), COMMANDS[1]], ids=("embedded", "fashion")
+)
 def test_the_documented_prompts_are_captions_and_make_a_row_each(command, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").mkdir()

@@ -201,7 +201,10 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# The run of Lumina-mGPT reads the same kinds of files as Anole's.
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.slow) if name == "anole" else name for name in FAMILIES]
+)
 def test_a_family_goes_from_its_files_to_the_tables(family, tmp_path):
     """Runs target, image tokenizer, prompts, drafter if any, every method, and all metrics without weights."""
     write_files, changes, expected = FAMILIES[family]

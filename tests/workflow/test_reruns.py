@@ -20,9 +20,15 @@ FIGURES = (
 
 # Change -> the rules that run again first. Rules that depend on them are not listed.
 SETTINGS = {
-    "device": ({"device": "auto"}, set()),
-    "batch sizes": ({"generation": {"batch_size": 3, "stepping": "eager"}, "metrics": {"batch_size": 3}}, set()),
-    "shards of an encoder that the run has not": ({"text": {"num_shards": 2}}, set()),
+    "device, batch sizes, and shards of an encoder that the run has not": (
+        {
+            "device": "auto",
+            "generation": {"batch_size": 3, "stepping": "eager"},
+            "metrics": {"batch_size": 3},
+            "text": {"num_shards": 2},
+        },
+        set(),
+    ),
     "a key of one metric": ({"metrics": {"num_ambiguity": 3}}, {"measure_ambiguity"}),
     "keys of three measurements": (
         {"metrics": {"kid_subsets": 3}, "total_variation": {"max_nodes": 21}, "ablations": {"num_prompts": 4}},

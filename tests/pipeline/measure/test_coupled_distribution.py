@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from helpers.node_copies import NUM_COPIES, copies_of, mean_of_copies
 from helpers.tiny_models import make_models
 from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound, Proximity
 from lantern.acceptance.verifiers import make_verifier
@@ -21,7 +22,7 @@ from lantern_pipeline.measure.coupled_distribution import (
     distribution_of_one_coupled_draft,
     measure_coupled_drafts,
 )
-from lantern_pipeline.measure.output_distribution import NodeRecorder, VerifiedNodes
+from lantern_pipeline.measure.output_distribution import NodeRecorder, OutputDistribution, VerifiedNodes
 from lantern_pipeline.world.scenes import VOCABULARY
 
 VOCAB, K = 9, 3
@@ -51,6 +52,12 @@ def table() -> torch.Tensor:
 def verifier_of(name: str, table: torch.Tensor):
     spec = MethodSpec.of("mine", tree="chain2", drafts="coupled", acceptance=name, neighbours="l2", **BOUNDS[name][1])
     return make_verifier(spec, SamplingConfig(temperature=1.0), table)
+
+
+def sampled_distribution(nodes: VerifiedNodes, verifier, num_samples: int) -> OutputDistribution:
+    """Estimate the distribution of coupled siblings from `num_samples` samples per node, a multiple of NUM_COPIES."""
+    options = {"num_samples": num_samples // NUM_COPIES, "seed": 0}
+    return mean_of_copies(distribution_of_coupled_siblings(copies_of(nodes), verifier, **options))
 
 
 def test_the_joint_distribution_has_both_marginals():
@@ -83,7 +90,7 @@ def test_one_draft_is_as_its_rule_draws_it(name, table):
     kind, parameters = BOUNDS[name]
     found = distribution_of_one_coupled_draft(nodes, kind(table, **parameters))
     torch.testing.assert_close(found.probs.sum(1), torch.ones(4, dtype=torch.float64))
-    drawn = distribution_of_coupled_siblings(nodes, verifier_of(name, table), num_samples=20_000, seed=0)
+    drawn = sampled_distribution(nodes, verifier_of(name, table), num_samples=20_000)
     assert (found.probs - drawn.probs).abs().max() < 0.015 and (found.acceptance - drawn.acceptance).abs().max() < 0.015
     tv = found.tv_from(nodes.target_probs)
     assert (tv > 0.01).sum() >= 3 and (tv - drawn.tv_from(nodes.target_probs)).abs().max() < 0.015
@@ -142,7 +149,7 @@ def test_a_bound_of_0_moves_nothing():
 
 def test_siblings_move_more_and_are_given_where_they_are_copied(table):
     nodes, verifier = make_nodes(children=2), verifier_of("proximity", table)
-    found = distribution_of_coupled_siblings(nodes, verifier, num_samples=4000, seed=0)
+    found = sampled_distribution(nodes, verifier, num_samples=4000)
     one = distribution_of_one_coupled_draft(make_nodes(), Proximity(table, k=K))
     assert (found.acceptance[:3] > one.acceptance[:3]).all() and (found.error > 0).all()
     target, near = nodes.target_probs[-1], set(table[3, :K].tolist()) | set(table[4, :K].tolist()) | {3, 4}

@@ -12,6 +12,7 @@ import torch
 
 from helpers.paths import ROOT
 from helpers.tiny_models import generate
+from helpers.tiny_run import Workflow
 from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound
 from lantern.acceptance.verifiers import make_verifier
 from lantern.codebook import nearest_codes
@@ -104,11 +105,9 @@ def test_the_examples_in_lantern_work(project):
 
 
 def test_the_workflow_draws_the_figure_of_the_page(project):
-    figure = "results/embedded/figures/fig_s_lengths.png"
-    command = [sys.executable, "-m", "snakemake", "--cores", "1", "-n", "--", figure]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    found = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
-    assert found.returncode == 0 and "rule draw_lengths" in found.stdout + found.stderr, found.stderr
+    workflow = Workflow(project, config=(), project=project)
+    code, output = workflow.run("--dry-run", "results/embedded/figures/fig_s_lengths.png")
+    assert code == 0 and "rule draw_lengths" in output, output
 
 
 def test_the_line_above_is_drafted_and_the_images_are_the_autoregressive_ones(models, folder):
@@ -157,12 +156,9 @@ def test_it_decodes_and_its_code_is_part_of_the_method(models, folder):
 
 
 def test_the_workflow_plans_the_overlay(folder):
-    """The command runs in the project's folder and names only the overlay."""
-    command = [sys.executable, "-m", "snakemake", "--cores", "1", "-n", "-p", "--configfile", str(folder / "mine.yaml")]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    assert "capped-k20-lambda5-cap0.05" in found.stdout + found.stderr
+    (folder / "models").symlink_to(ROOT / "models")
+    code, output = Workflow(folder, (folder / "mine.yaml",), config=()).run("--dry-run")
+    assert code == 0 and "capped-k20-lambda5-cap0.05" in output, output
 
 
 def test_what_else_lies_beside_an_overlay_is_never_run(folder, tmp_path):
