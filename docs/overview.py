@@ -78,7 +78,7 @@ def _draw_relaxed(axes: Axes, rows: pd.DataFrame) -> None:
             **look,
         )
     axes.axvline(0, **style.AT_BASELINE)
-    axes.set(xlabel="NLL added (nats / token)", ylim=(1, 5))
+    axes.set(xlabel="NLL added (nats / token)", xlim=(-0.1, 1.6), ylim=(1, 5))  # SSD without rounds is far outside
 
 
 def _draw_claims(axes: Axes, published: pd.DataFrame) -> None:

@@ -46,7 +46,7 @@ class PromptSettings:
     class_words: tuple[tuple[str, ...], ...] | None = None
 
     def sizes(self) -> dict[str, object]:
-        """Return the sizes of the target that the prompts determine, by their field in `TargetConfig`."""
+        """Return those fields of `TargetConfig` that depend on the kind of prompts: field name -> value."""
         if self.encoder == "classes":
             return {"num_text_tokens": 1, "num_prompt_ids": self.num_classes + 1, "null_ids": (self.num_classes,)}
         sizes: dict[str, object] = {"num_text_tokens": self.max_tokens}

@@ -78,21 +78,21 @@ class DraftedCoefficients(NamedTuple):
 
 @dataclass(frozen=True)
 class PoolMixture:
-    """The coefficients that decide how much each result of an earlier step influences the choice of drafts.
+    """The coefficients of the distribution from which drafts are chosen.
 
-    A *result* is a preceding token and the target's best codes after it, each with its *key*: log-probability plus
-    noise. Results are more reliable if they are new, and if their preceding token is the token of the draft's parent.
-    `weight`, `sharpness` and `other` are therefore linear functions of the facts that `ResultCoefficients` lists. Each
-    function returns one number per result.
+    The distribution is a weighted mixture with one component per *result* of an earlier step. A result is a preceding
+    token and the target's best codes after it, each with its *key*: log-probability plus noise. Results are more
+    reliable if they are new, and if their preceding token is the token of the draft's parent. Three numbers of each
+    result are therefore computed from these facts, as linear functions that `ResultCoefficients` describes.
 
     Attributes:
-        weight: a logit. The softmax of these logits over all results of a position gives the results' weights in the
-            mixture.
-        sharpness: the logarithm of a factor f. A code of the result has the logit f times its key.
-        other: one more logit, which represents all codes that the result does not hold. The softmax over the logits of
-            the codes and this logit is the distribution of the result.
-        drafted: the three numbers for the best codes of a draft model, which `HybridTreeDrafter` adds as one more
-            result.
+        weight: coefficients of a logit. The softmax of these logits over all results of a position gives the weights of
+            the mixture.
+        sharpness: coefficients of the logarithm of a factor f. A code of the result has the logit f times its key.
+        other: coefficients of one more logit, which represents all codes that the result does not hold. The softmax
+            over the logits of the codes and this logit is the distribution of the result.
+        drafted: the same three numbers, as constants, for one more result: the best codes of a draft model. Only
+            `HybridTreeDrafter` has it.
     """
 
     weight: ResultCoefficients

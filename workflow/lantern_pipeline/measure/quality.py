@@ -50,8 +50,8 @@ def measure_quality(
 
     Two kinds of images that no method generated are measured as well, as *ceilings*: no method can be expected to be
     better. Real images ("real") are held out from training. Reconstructions ("reconstruction") are the same images
-    after the tokenizer has encoded and decoded them. Each kind has one image per prompt, or fewer if the source has
-    fewer. The captions of these images serve as their prompts.
+    after the tokenizer has encoded and decoded them. Each kind has as many images as there are prompts, or fewer if
+    the source has fewer. Metrics compare these images with their own captions, not with `prompts`.
 
     FID and other metrics of sets of images compare generated images with a reference set. If they use Inception's
     features, `models` has the reference set. If they use features of the attribute classifier or of EfficientNet, the

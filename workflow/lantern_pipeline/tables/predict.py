@@ -140,7 +140,9 @@ def weights_ms(model: str, gpu: str) -> float:
 
 
 def published_ms(model: str) -> float:
-    """Return the milliseconds of a step in other projects' eager code, from their published time per layer.
+    """Estimate the milliseconds of one forward pass of a model in the eager code of other projects.
+
+    It is the time per layer that these projects published, times the number of layers.
 
     Args:
         model: name of a published model.

@@ -134,9 +134,9 @@ class HeadsValidation:
         """Measure the heads, as trained so far.
 
         Returns:
-            val_loss, and val_overlap_<shift> of each head: the mean over positions of sum_x min(t(x), p(x)), for the
-            distributions t of the target and p of the head. This overlap is the probability that a sampled draft is
-            accepted if all drafts before it were accepted.
+            val_loss, and val_overlap_<shift> of each head, which predicts the token `shift` positions ahead. The
+            overlap is the mean over positions of sum_x min(t(x), p(x)), for the distributions t of the target and p of
+            the head. It is the probability that a sampled draft is accepted if all drafts before it were accepted.
         """
         pairs = self.trainer.predict(self.dataset, torch.arange(min(NUM_EVAL, len(self.dataset))))
         values = {"val_loss": float(heads_loss(pairs))}
