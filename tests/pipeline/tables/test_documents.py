@@ -41,7 +41,9 @@ def copy(tmp_path):
 def test_published_tables_are_up_to_date(copy):
     assert publish(copy) == []
     path = copy / "docs" / "peers.csv"
-    path.write_text(path.read_text().replace("2.7822", "9.1617"))
+    table = read_table(path)
+    table.loc[table["method_id"] == "zipar-window1", "speedup"] = 9.1617
+    write_table(path, table)
     assert publish(copy) == ["docs/results.md"] and publish(copy) == []
     assert "| 9.16 [" in (copy / "docs" / "results.md").read_text()
 
