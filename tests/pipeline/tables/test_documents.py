@@ -23,7 +23,7 @@ from lantern_pipeline.tables.generality import find_generality_claims
 from lantern_pipeline.tables.method_labels import label_rows
 
 ON_PHOTOGRAPHS = ("fashion", "fashion_peers", "fashion_mixing")
-SECTIONS = ("results", "peers", "mixing", "targets", "generality", "nodes", *ON_PHOTOGRAPHS)
+SECTIONS = ("results", "peers", "mixing", "targets", "generality", "nodes", "grid_sizes", *ON_PHOTOGRAPHS)
 TABLES = {name: read_table(ROOT / "docs" / f"{name}.csv") for name in SECTIONS}
 CLAIMS = read_json(ROOT / "docs" / "claims.json")
 

@@ -66,7 +66,7 @@ def publish(root: Path) -> list[str]:
     Returns:
         Paths of those pages that changed, relative to `root`.
     """
-    sections = ("results", "fashion", "peers", "fashion_peers", "generality", "nodes")
+    sections = ("results", "fashion", "peers", "fashion_peers", "generality", "nodes", "grid_sizes")
     tables = {name: read_table(root / "docs" / f"{name}.csv") for name in sections}
     claims = read_json(root / "docs" / "claims.json")
     blocks = []
@@ -91,9 +91,7 @@ def publish(root: Path) -> list[str]:
     nodes = tables["nodes"]
     run = textwrap.fill(describe_run(describe_setting(nodes[nodes["acceptance"].notna()])), 120)
     blocks.append((RESULTS, "nodes", _join(run, node_cells(nodes))))
-    grids = root / "docs" / "grid_sizes.csv"
-    if grids.exists():  # the run takes hours and may not be published yet
-        blocks.append((RESULTS, "grid_sizes", _join(grid_cells(read_table(grids)))))
+    blocks.append((RESULTS, "grid_sizes", _join(grid_cells(tables["grid_sizes"]))))
     blocks.append((RESULTS, "batches", _join(batch_cells(read_json(root / BATCHES)["cases"]["embedded"]))))
     blocks.append((RESULTS, "papers", _join(paper_cells(tables, read_published()))))
     changed = [page for page, name, text in blocks if update_marked_block(root / page, text, name)]
