@@ -320,7 +320,8 @@ class Decoder:
 
         Args:
             state: the state, for its noise.
-            hidden: hidden states of the nodes, (branches, batch, nodes, dim).
+            hidden: hidden states of the nodes, (branches, batch, nodes, dim). Branches are those of classifier-free
+                guidance: with and without the prompt.
             positions: image position that each node predicts, int64 (batch, nodes).
         """
         logits = self.target.guided_logits(hidden, self.sampling.cfg_scale, positions)

@@ -69,8 +69,8 @@ class Generation:
     Attributes:
         codes: the tokens of each image, int64 (batch, tokens).
         target_forwards: number of forward passes of the target, int64 (batch,).
-        step_lengths: number of tokens that each forward pass of the target emitted, int64 (batch, tokens), padded with
-            zeros. The numbers of an image add up to its number of tokens.
+        step_lengths: number of tokens that each forward pass of the target emitted, the prefill first, int64 (batch,
+            tokens), padded with zeros. The numbers of an image add up to its number of tokens.
         accepted_lengths: number of drafts that each step accepted, int64 (batch, steps). Accepted drafts after the end
             of the image count, too. -1 if the image was complete before the step.
         accepted_nodes: index of the deepest accepted node of the draft tree in each step, int64 (batch, steps). 0 is

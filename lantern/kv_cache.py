@@ -136,12 +136,13 @@ class KVCache:
         `window` allows. They see no later slots.
 
         Args:
-            window: mask of the nodes among one another, from `window_table`, (batch or 1, nodes, slots of the nodes +
+            window: mask of the nodes among one another, from `window_table`, (batch or 1, nodes, slots of the tree +
                 2). The first column represents all earlier slots, and the last one all later slots.
             begin: first slot of the nodes, int64 (batch,).
 
         Returns:
-            Additive mask, (branches * batch, 1, nodes, `num_used`).
+            Additive mask, (branches * batch, 1, nodes, `num_used`). Branches are those of classifier-free guidance:
+            with and without the prompt.
         """
         columns = (self._columns[:, :, :, : self.num_used] - begin[:, None, None]).clamp_(0, window.shape[2] - 1)
         shape = (*columns.shape[:2], window.shape[1], -1)

@@ -85,7 +85,10 @@ class LineDrafter(Drafter[LineState]):
         self._positions = torch.arange(config.num_image_tokens + 1, device=device)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> LineState:
-        """Make the state of a batch without prompts, see `Drafter.allocate`. Its images count as complete."""
+        """Make the state of a batch that gets its prompts later, see `Drafter.allocate`.
+
+        Until then its images count as complete, so that no step works on them.
+        """
         device = self.widths.device
         counts = self.widths.repeat(num_rows, 1)
         shape = (num_rows, len(self._positions))
@@ -315,7 +318,11 @@ class PJDDecoder(LinesDecoder):
         return Verdict(rank == 0, bonus, drafts, probs)
 
     def _commit(self, state: DecodingState, held: LineState, cells: Cells, scores: Scores, verdict: Verdict) -> None:
-        """Emit the accepted drafts of every line, and one more token of the topmost line. Store the new drafts."""
+        """Emit the accepted drafts of every line of codes that is in progress, and store the new drafts.
+
+        The topmost of these lines also emits the target's sample after its accepted drafts, since only there all
+        tokens before it are final.
+        """
         counts = held.counts
         shape = (*counts.shape, len(self._index))
         is_accepted = torch.zeros(shape, dtype=torch.int64, device=self.device).flatten(1)

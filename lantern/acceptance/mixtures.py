@@ -21,9 +21,10 @@ _EXACT = Exact()  # made here, since torch.compile cannot trace a step that make
 
 
 class Mixture(Acceptance):
-    """The base class of mixtures s = w t + (1 - w) p of the target distribution t and the draft distribution p.
+    """The base class of acceptances that verify drafts against a mixture in place of the target distribution t.
 
-    A subclass defines `share`, which computes the weight w.
+    The mixture is s = w t + (1 - w) p, and p is the draft distribution. Emitted tokens have the distribution s. With a
+    smaller w more drafts are accepted. A subclass defines `share`, which computes the weight w.
     """
 
     def share(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor | float:

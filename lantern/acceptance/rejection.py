@@ -78,8 +78,9 @@ class Rejection:
     def accepted_mass(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
         """Return the probability that a code x is drafted and then accepted, for every x, (..., vocab).
 
-        It is min(p(x), s(x)), where p is the draft distribution and s(x) the relaxed probability of x. The sum over all
-        x is the probability that a draft is accepted.
+        It is min(p(x), s(x)), where p is the draft distribution. s(x) is the relaxed probability of x: the target's
+        probability of x, plus what the acceptance adds for similar codes. The sum over all x is the probability that a
+        draft is accepted.
 
         Args:
             probs: target distribution, (..., vocab).

@@ -266,13 +266,13 @@ class JacobiHeadsDrafter(JacobiDrafter):
 
 @dataclass(kw_only=True)
 class LinesState(HeadsState):
-    """The state of a `LinesDrafter`: the input of the shift heads, and drafts that verification has corrected.
+    """The state of a `LinesDrafter`: the input of its heads, and the drafts that the last round has corrected.
 
     Attributes:
         drafts: corrected drafts of the next positions, int64 (batch, window). Not read at the start of a line, where
             new drafts are sampled.
-        draft_probs: distributions that these drafts count as sampled from, (batch, window, vocab): the target's
-            distributions in the round that corrected them.
+        draft_probs: draft distributions for the next verification of these drafts, (batch, window, vocab). They are the
+            target's distributions in the round that corrected the drafts.
     """
 
     drafts: torch.Tensor

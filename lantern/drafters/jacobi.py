@@ -2,13 +2,14 @@
 
 The noise of an image is fixed. Each token is therefore a function of the tokens before it, and the image is a fixed
 point of these functions. Every step evaluates them for a window of the next positions, given drafts of the tokens
-before each position. The results are the drafts of later steps. A draft is accepted if it equals the token that the
-target now samples at its position. The image therefore equals the image of autoregressive decoding, token for token, at
-any temperature. No draft model is needed.
+before each position. The tokens found are the drafts of later steps. A draft is accepted if it equals the token that
+the target now samples at its position. The image therefore equals the image of autoregressive decoding, token for
+token, at any temperature. No draft model is needed.
 
 After a rejection, the drafts that follow were sampled after a wrong token. The *pool* therefore keeps the last results
-of every position. A *result* is the preceding token and the target's best tokens after it, in one earlier step. For
-example, position 12 may have the results 5 -> 8 (newest) and 3 -> 9. If the token at position 11 is now 3, the draft of
+of every position. A *result* is the preceding token and the target's best tokens after it, in one earlier step. The
+best token is the one that was sampled; trees of drafts also use the next best. For example, without the next best
+tokens, position 12 may have the results 5 -> 8 (newest) and 3 -> 9. If the token at position 11 is now 3, the draft of
 position 12 is 9. If the token at position 11 is neither 5 nor 3, the draft comes from the newest result and is 8.
 
 Sources: predictive sampling (Wiggers and Hoogeboom, ICML 2020, arXiv 2002.09928) fixes the noise of a sample first.
@@ -213,9 +214,9 @@ class SourceJacobiDrafter(JacobiDrafter):
     keeps_first = True
 
     def _first_drafts(self, prefill: Prefill) -> torch.Tensor:
-        """Return the first draft of every position: the source picture's code there, int64 (prompts, tokens + window).
+        """Return the first draft of every position of an edited image, int64 (prompts, tokens + window).
 
-        The draft is 0 at positions after the last token of the image.
+        It is the code of the picture to edit at the same place, and 0 at positions after the last token of the image.
 
         Raises:
             ValueError: the prompts have no source pictures.

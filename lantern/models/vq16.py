@@ -298,7 +298,10 @@ class Level(nn.Module):
         self.resize = resize
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (n, before, side, side) to (n, width, s, s). The new side s is half, twice or equal to the old one."""
+        """Map features with `before` channels, (n, before, side, side), to `width` channels, (n, width, s, s).
+
+        The new side s is half, twice or equal to the old one.
+        """
         for index, block in enumerate(self.res):
             x = block(x)
             if self.attn:
@@ -329,7 +332,7 @@ class ResidualBlock(nn.Module):
         self.nin_shortcut = nn.Conv2d(before, width, 1) if before != width else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (n, before, side, side) to (n, width, side, side)."""
+        """Map features with `before` channels, (n, before, side, side), to `width` channels, (n, width, side, side)."""
         hidden = self.conv1(F.silu(self.norm1(x)))
         hidden = self.conv2(F.silu(self.norm2(hidden)))
         return (x if self.nin_shortcut is None else self.nin_shortcut(x)) + hidden

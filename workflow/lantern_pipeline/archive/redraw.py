@@ -131,13 +131,14 @@ def _redraw(
         raise ValueError(f"{name}: the config has no {method_id} at T{temperature}")
 
     def find(file: str) -> Path:
-        """Return the path of a model file in the folder of the results, or else in the results `models` of another run.
+        """Return the path of a model file in the folder of the results, or else in the folder `models` of another run.
 
         Args:
             file: name of the file, relative to either folder.
 
         Raises:
-            ValueError: the file is in neither folder, or its checksum in `models` differs from the provenance.
+            ValueError: the file is in neither folder. Also if its checksum in `models` is not the one that
+                provenance.json of the results records.
         """
         if (folder / file).is_file():
             return folder / file

@@ -37,7 +37,7 @@ KIND = "reference_set"  # value of key "kind" in the metadata of a file
 
 
 class SetColumns(NamedTuple):
-    """Column names of FID and the other metrics of sets of images, which depend on the network of the features.
+    """Column names of the metrics of sets of images, such as FID, for one network that computes the features.
 
     Attributes:
         frechet: column of the Fréchet distance, which is called FID if the features are Inception's.

@@ -35,10 +35,11 @@ COLUMNS = (
 def target_rows(
     summary: pd.DataFrame, paired: pd.DataFrame, images: pd.DataFrame, settings: MetricsSection, seed: int
 ) -> pd.DataFrame:
-    """Select the main results of one of several targets (see `select_headline`), and add two columns with intervals.
+    """Return the main results of one target (see `select_headline`), for a table that compares several targets.
 
-    Column nll_change is the NLL minus the NLL of autoregressive decoding. Column gain is the tokens per forward pass
-    divided by those of the exact method with the same drafts and tree.
+    Two columns are added, each with the ends of its interval. Column nll_change is the NLL minus the NLL of
+    autoregressive decoding. Column gain is the tokens per forward pass divided by those of the exact method with the
+    same drafts and tree.
 
     Args:
         summary: table of results.
