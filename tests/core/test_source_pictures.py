@@ -40,7 +40,7 @@ def glm():
 
 
 def make_inputs(processor, texts, pictures):
-    """What the class's processor returns for prompts that begin with their source pictures.
+    """Make what the class's processor returns for prompts that begin with their source pictures.
 
     Args:
         processor: the processor.

@@ -84,11 +84,7 @@ for name, figure in RUN.figures.items():
             mem_mb=growing(3500 if figure.draws_images else 1500),
             runtime=growing(45 if figure.draws_images else 10),
         params:
-            code=code(
-                "draw_figure.py",
-                f"figures/{name}.py",
-                *(["tables/published_results.csv"] if name in ("published", "grid_sizes") else []),
-            ),
+            code=code("draw_figure.py", f"figures/{name}.py", *figure.package_files),
             figure=name,
             dpi=CONFIG.figures.dpi,
             settings=figure.settings,

@@ -16,6 +16,7 @@ from lantern_pipeline.settings.run_config import RunConfig
 SUMMARY = "<results>/summary.csv"
 GENERALITY = "<results>/generality.csv"
 PREMISE = "<results>/premise.csv"
+PUBLISHED = "tables/published_results.csv"
 MIN_SIZES = 3  # smallest number of draft trees of different size that make a curve
 
 
@@ -32,6 +33,8 @@ class Figure:
         caption: text under the figure, in reStructuredText. It may contain {config.section.key}, a config value, and
             {name}, an entry of the dict that `claims.describe_setting` returns. If the figure does not read the summary
             table, only {prompt_set}, {temperature} and {cfg_scale} are filled in.
+        package_files: files of the pipeline from which the figure takes further data, relative to lantern_pipeline/.
+            The figure is drawn again if they change.
     """
 
     letter: str
@@ -39,6 +42,7 @@ class Figure:
     files: Mapping[str, str | list[str]]
     settings: Mapping[str, object] = field(default_factory=dict)
     caption: str = ""
+    package_files: tuple[str, ...] = ()
 
     @property
     def draws_images(self) -> bool:
@@ -162,6 +166,7 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
                 "another model. All numbers, with their grade and notes, are in "
                 "``workflow/lantern_pipeline/tables/published_results.csv``."
             ),
+            package_files=(PUBLISHED,),
         ),
         "ablations": Figure(
             "n",
@@ -261,6 +266,7 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
                 "grid, or if the method needs a model that was trained specially for it. All of them are in "
                 "``workflow/lantern_pipeline/tables/published_results.csv``."
             ),
+            package_files=(PUBLISHED,),
         ),
     }
     is_off = {

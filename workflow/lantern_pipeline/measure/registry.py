@@ -201,7 +201,7 @@ def metrics_over(what: str) -> tuple[Metric, ...]:
 
 @dataclass(frozen=True)
 class Choice:
-    """How a metric is loaded, and which files it needs, if its key in config section `metrics` has a certain value.
+    """Way to load a metric, and the files that it needs, if its key in config section `metrics` has a certain value.
 
     For example, the metric of key `clip` has one `Choice` for the value "own" and another for the value "openai".
 
