@@ -56,7 +56,7 @@ wildcard_constraints:
     split="train|val",
 
 
-include: "workflow/rules/inputs.smk"
+include: "workflow/rules/functions.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/models.smk"
 include: "workflow/rules/generate.smk"

@@ -1,6 +1,6 @@
-"""The plan of the run, and functions that rules share.
+"""The plan of the run, and the parameters that rules share.
 
-Module config/paths.py of the pipeline has the paths of files, inputs.smk functions that list input files of rules.
+Module config/paths.py of the pipeline has the paths of files, functions.smk has functions for inputs and outputs of rules.
 """
 
 import sys
@@ -66,22 +66,3 @@ def code(script, *others):
     """
     files = [PIPELINE.parent / "scripts" / script, *(PIPELINE / name for name in others)]
     return lambda wildcards: " ".join(code_fingerprint(file) for file in files)
-
-
-def in_report(path, **entry):
-    """Return an output of a rule, marked so that the report shows it.
-
-    Outputs of variants (repetitions of the run with some config keys changed) are not shown.
-    """
-    return path if RUN.is_variant else report(path, **entry)
-
-
-def result_table(path, caption, title):
-    """Return an output of a rule that the report lists as a table under "Results".
-
-    Args:
-        path: the table.
-        caption: name of the file in workflow/report/ with its caption.
-        title: title of the table in the report.
-    """
-    return in_report(path, caption=f"../report/{caption}.rst", category="Results", labels={"table": title})

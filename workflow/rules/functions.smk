@@ -1,4 +1,4 @@
-"""Functions for rules: lists of input files, methods at a temperature, figures, and the time limit of a job."""
+"""Functions for rules: lists of input files, outputs that the report shows, captions, and the time limit of a job."""
 
 import json
 
@@ -89,3 +89,22 @@ def page_templates(*names):
     run the rule again after the clone is moved.
     """
     return [f"pages/{name}" for name in (*names, "page_shell.html")]
+
+
+def in_report(path, **entry):
+    """Return an output of a rule, marked so that the report shows it.
+
+    Outputs of variants (repetitions of the run with some config keys changed) are not shown.
+    """
+    return path if RUN.is_variant else report(path, **entry)
+
+
+def result_table(path, caption, title):
+    """Return an output of a rule that the report lists as a table under "Results".
+
+    Args:
+        path: the table.
+        caption: name of the file in workflow/report/ with its caption.
+        title: title of the table in the report.
+    """
+    return in_report(path, caption=f"../report/{caption}.rst", category="Results", labels={"table": title})
