@@ -157,12 +157,13 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
                 "LlamaGen-XL has 775 million parameters and generates 256 or 1024 tokens, while this run's target is "
                 "small enough for a CPU. Compare the order of methods within a panel, not values across panels. "
                 "Overlapping markers are shifted up or down. T is the temperature, if the source states it.\n\n"
-                "Numbers of LANTERN (arXiv 2410.03355), COOL-SD (arXiv 2601.09212), SCD (arXiv 2510.24211) and GSD "
-                "(arXiv 2508.07747) come from summaries by others. Numbers of LANTERN++ (arXiv 2502.06352) and SJD++ "
-                '(arXiv 2512.07503) are the "up to" of their abstracts. PathRelax (arXiv 2606.10492): its abstract. '
+                "Numbers of LANTERN (arXiv 2410.03355), COOL-SD (arXiv 2601.09212), SCD (arXiv 2510.24211), GSD (arXiv "
+                "2508.07747), PJD (arXiv 2606.05703) and SSD (arXiv 2606.20543) come from summaries by others. Numbers "
+                'of LANTERN++ (arXiv 2502.06352) and SJD++ (arXiv 2512.07503) are the "up to" of their abstracts. '
+                "PathRelax (arXiv 2606.10492): its abstract. "
                 "SJD-PAC (arXiv 2603.18599): the README of its code, where SJD was measured again. Other repeated "
                 "measurements come from VVS (arXiv 2511.13587), COOL-SD, CIAR (arXiv 2603.25463), MuLo-SD (arXiv "
-                "2601.05149) and PJD (arXiv 2606.05703). PAR, LPD, FlashAR and DiDA are left out, because they train "
+                "2601.05149) and PJD. PAR, LPD, FlashAR and DiDA are left out, because they train "
                 "another model. All numbers, with their grade and notes, are in "
                 "``workflow/lantern_pipeline/tables/published_results.csv``."
             ),
