@@ -1,4 +1,7 @@
-"""Lantern: lossless and relaxed speculative decoding for visual autoregressive models."""
+"""Lantern: lossless and relaxed speculative decoding for visual autoregressive models.
+
+docs/glossary.md defines the terms that docstrings use.
+"""
 
 from importlib import import_module as _import_module
 
