@@ -410,7 +410,7 @@ class ByProximity(Verifier):
         self.sets = sets
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """Accept the child that equals the token that the target samples, or else the first child near that token.
+        """Accept the child that equals the target's sample, or else the first child near the sample.
 
         A child is near a token if the token is one of its nearest codes. For the arguments see `Verifier.verify_nodes`.
         """
