@@ -352,9 +352,9 @@ def distribution_of_relaxed_sets(
 ) -> OutputDistribution:
     """Compute the exact distribution of the emitted token for deterministic drafts that relaxed sets accept.
 
-    The relaxed set A(x) holds the codes that draft x may replace. A draft x is accepted if the target's sample is x or
-    is in A(x). So the target probability of {x} and A(x) moves to x. Siblings are processed in order. If a code is in
-    the sets of several drafts, its probability moves to the first of these drafts, as in `WithinBound`.
+    The relaxed set A(x) holds the codes in whose place draft x may be emitted. A draft x is accepted if the target's
+    sample is x or is in A(x). So the target probability of {x} and A(x) moves to x. Siblings are processed in order. If
+    a code is in the sets of several drafts, its probability moves to the first of these drafts, as in `WithinBound`.
 
     Args:
         target_probs: the target's distribution t, (nodes, vocab).

@@ -208,9 +208,9 @@ def distribution_of_method(
 ) -> tuple[str, OutputDistribution]:
     """Compute the distribution of the token that a method emits at given nodes of its draft trees.
 
-    For relaxed sets (codes that a draft may replace) and for rejection sampling, it is computed exactly. There is one
-    exception: with several sampled drafts per node, it is a mean over samples of the drafts. For any other verifier, it
-    is a mean over samples of the target's noise.
+    For relaxed sets (codes in whose place a draft may be emitted) and for rejection sampling, it is computed exactly.
+    There is one exception: with several sampled drafts per node, it is a mean over samples of the drafts. For any other
+    verifier, it is a mean over samples of the target's noise.
 
     Args:
         nodes: nodes at which the method verified drafts.
