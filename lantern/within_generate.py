@@ -247,8 +247,8 @@ def _shapes_of(
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return the sizes in codes of GLM-Image's image, and of the smaller preview that it generates before the image.
 
-    Each size is (height, width). If the prompts have source pictures to edit, there is no preview. Its size is then (0,
-    0).
+    Each size is (height, width). If the prompts have source pictures to edit, there is no preview. Its size is then
+    (0, 0).
 
     Args:
         model: the transformers model.

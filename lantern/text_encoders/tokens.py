@@ -47,8 +47,8 @@ class TokenPromptEncoder:
         path: file of the tokenizer, for error messages.
         names: names of the tokenizer's special tokens, by placeholder, as in `fill_form`.
         shape: height and width of an image in codes. Only needed if the form states them.
-        small_shape: height and width, in codes, of the smaller preview that GLM-Image generates before the image. (0,
-            0) for other models.
+        small_shape: height and width, in codes, of the smaller preview that GLM-Image generates before the image.
+            (0, 0) for other models.
 
     Attributes:
         refuses_long: whether a prompt that is too long raises a ValueError instead of being cut.
@@ -192,8 +192,8 @@ def fill_form(
         names: names of the tokenizer's special tokens, by placeholder such as "grid_bos_token". Entries that are not
             strings are ignored.
         shape: height and width of the image in codes.
-        small_shape: height and width, in codes, of the smaller preview that GLM-Image generates before the image. (0,
-            0) for other models.
+        small_shape: height and width, in codes, of the smaller preview that GLM-Image generates before the image.
+            (0, 0) for other models.
 
     Raises:
         ValueError: the tokenizer has no name for a placeholder, or Lumina-mGPT has no token for a side of the image.
