@@ -1,4 +1,4 @@
-"""Every preset (method that has a name), and methods with other combinations of drafts, tree and acceptance rule.
+"""Every preset (method that has a name), and methods with other combinations of drafts, tree and acceptance.
 
 Tests and the GPU check run all of them.
 """

@@ -37,10 +37,10 @@ VALUES = {"k": 20, "delta": 0.1, "lambda_": 5, "omega": 1.1, "weight": 0.8, "bud
 INTRODUCTION = """# Every method
 
 Each preset with its draft tree, its acceptance and its papers, from `lantern/method_tables.py` and from docstrings of
-the library. [Methods](methods.md) explains the terms and compares the methods. `x` is a draft, `t(x)` its probability
-under the target, and `p(x)` the probability with which it was sampled. The trees are those of the embedded model, with
-the root on the left. A dynamic tree is that of the first step of an image. SSD is not shown: it needs shift heads,
-which `experiments/peers.yaml` trains."""
+the library. [Methods](methods.md) compares the methods, and the [glossary](glossary.md) defines the terms. `x` is a
+draft, `t(x)` its probability under the target, and `p(x)` the probability with which it was sampled. The trees are
+those of the embedded model, with the root on the left. A dynamic tree is that of the first step of an image. SSD is not
+shown: it needs shift heads, which `experiments/peers.yaml` trains."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -1,4 +1,7 @@
-"""Lantern: lossless and relaxed speculative decoding for visual autoregressive models."""
+"""Lantern: lossless and relaxed speculative decoding for visual autoregressive models.
+
+docs/glossary.md defines the terms that docstrings use.
+"""
 
 from importlib import import_module as _import_module
 
@@ -10,8 +13,8 @@ def __getattr__(name: str):
     """Import a public name of the package, such as `lantern.load`, when it is first used.
 
     The import is late for two reasons. Snakemake imports this package when it plans the workflow, and must not load
-    torch for that. The workflow also runs a stage again if a module that the stage imports has changed. It finds these
-    modules from import statements. Since this function names modules by strings, no stage depends on all of them.
+    torch for that. The workflow also runs a job again if a module that the job imports has changed. It finds these
+    modules from import statements. Since this function names modules by strings, no job depends on all of them.
     """
     homes = {
         "audit": "lantern.auditing.audit",

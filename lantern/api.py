@@ -56,8 +56,8 @@ class Images:
         pixels: the images, uint8 (images, height, width, 3). If Lantern has no image decoder for the model, they show
             the codes as colours, see `CodeColours`.
         records: tokens of the images, and how they were decoded.
-        grids: codes of the images by line and column, int32 (images, lines, columns). Line ends are left out, and
-            so are the tokens of the smaller image that GLM-Image generates before each image.
+        grids: codes of the images by line and column, int32 (images, lines, columns). Line ends are left out, and so
+            are the tokens of the smaller preview that GLM-Image generates before each image.
         log_probs: log-probability of each token under the target, float32 (images, tokens), see `token_log_probs`. None
             unless `generate` was called with `with_log_probs`.
     """

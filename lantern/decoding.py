@@ -58,8 +58,8 @@ def make_decoder(
             method does not need them.
         spec: the method.
         sampling: temperature, filters and guidance.
-        records_margins: whether to record the margin of each token: the difference between the scores of the two best
-            codes. A score is the log-probability plus the sampling noise. Recording is slower. If two methods emit
+        records_margins: whether to record the margin of each token: the difference between the two largest keys. The
+            key of a code is its log-probability plus the sampling noise. Recording is slower. If two methods emit
             different tokens at a position, a tiny margin there shows that rounding is the cause, not a mistake.
         stepping: how steps are run: "auto", "eager" or "graph", see `StepRunner`.
 

@@ -76,9 +76,9 @@ class Generation:
         accepted_nodes: index of the deepest accepted node of the draft tree in each step, int64 (batch, steps). 0 is
             the root. -1 if the image was complete before the step.
         is_substituted: whether a token differs from the target's sample at its node, bool (batch, tokens).
-        margins: for each token, how close the sample was: the difference between the two largest scores, in nats,
-            float32 (batch, tokens). The score of a code is its log-probability plus the sampling noise. (batch, 0)
-            unless margins were recorded.
+        margins: for each token, how close the sample was: the difference between the two largest keys, in nats, float32
+            (batch, tokens). The key of a code is its log-probability plus the sampling noise. (batch, 0) unless margins
+            were recorded.
     """
 
     codes: torch.Tensor

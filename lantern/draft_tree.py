@@ -2,9 +2,9 @@
 
 Node 0 is the root, the last emitted token. Every other node is a draft for the position after its parent. A parent
 comes before its children, and siblings are numbered in drafting order. A *static* tree never changes. It is defined by
-a list of *choices*, one per node. A choice is the path from the root to the node, and states for each step which child
-is taken. For example, the choices (0,), (1,) and (0, 0) give the root two children, and its first child one child. A
-*dynamic* tree (EAGLE-2) is chosen in every decoding step from the draft model's probabilities.
+a list of *choices*, one per node. A choice is the path from the root to the node, and gives the child's rank among its
+siblings at each depth. For example, the choices (0,), (1,) and (0, 0) give the root two children, and its first child
+one child. A *dynamic* tree (EAGLE-2) is chosen in every decoding step from the draft model's probabilities.
 
 Axes: rows = batch for a dynamic tree, 1 for a static one; inner = nodes that may have children; m = largest number of
 children of a node.

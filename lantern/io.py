@@ -117,8 +117,8 @@ def save_tensors(
 def load_tensors(path: Path | str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Read a file that `save_tensors` wrote, and compare it with its checksum.
 
-    The checksum takes two seconds for 3 GB. Safetensors files of other programs have no checksum and no metadata. They
-    can be read, too.
+    Computing the checksum takes two seconds for 3 GB. Safetensors files of other programs have no checksum and no
+    metadata. They can be read, too.
 
     Returns:
         (tensors by name, metadata).

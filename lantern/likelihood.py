@@ -25,9 +25,9 @@ def teacher_forced_logits(
 
     Args:
         target: the target.
-        features: text features, float32 (images, text tokens, caption_dim), or ids, int64 (images, text tokens), padded
-            on the left.
-        mask: bool (images, text tokens), True for tokens of the prompt, False for padding.
+        features: caption features, float32 (images, num_text_tokens, caption_dim), or ids, int64 (images,
+            num_text_tokens), padded on the left.
+        mask: bool (images, num_text_tokens), True for tokens of the prompt, False for padding.
         codes: (images, tokens).
         cfg_scale: guidance scale s in u + s (c - u), with unconditional logits u and conditional logits c. 1 means no
             guidance, and then u is not computed.

@@ -30,7 +30,7 @@ from lantern.sampling import SamplingConfig
 
 @dataclass(frozen=True)
 class Line:
-    """A line of an image, or of the smaller image that GLM-Image generates before each image.
+    """A line of an image, or of the smaller preview that GLM-Image generates before each image.
 
     Attributes:
         first: position of the line's first token among all image tokens.
@@ -48,8 +48,8 @@ class Line:
 def lines_of(config: TargetConfig, window: int) -> list[Line]:
     """Return the lines of a target's images, top to bottom.
 
-    GLM-Image generates a smaller image before each image. Its lines come first. They are complete before the lines of
-    the image open.
+    GLM-Image generates a smaller preview before each image. The lines of the preview come first, and are complete
+    before the lines of the image open.
 
     Args:
         config: sizes of the target.

@@ -35,9 +35,9 @@ class GenerationRecords:
         is_substituted: whether a token differs from the target's sample at its node, bool (images, tokens). All False
             if drafts are verified by rejection sampling, in which the target takes no such sample.
         seconds: each image's share of the decoding time, float32 (images,). See `generate_records`.
-        margins: for each token, how close the sample was: the difference between the two largest scores, in nats,
-            float32 (images, tokens). The score of a code is its log-probability plus the sampling noise. (images, 0)
-            unless decoding was autoregressive.
+        margins: for each token, how close the sample was: the difference between the two largest keys, in nats, float32
+            (images, tokens). The key of a code is its log-probability plus the sampling noise. (images, 0) unless
+            decoding was autoregressive.
         metadata: method, tree_shape, temperature, cfg_scale, batch_size, run_seed, device, and further settings of the
             run.
     """

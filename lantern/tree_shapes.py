@@ -221,7 +221,7 @@ def check_choices(choices: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """Check the choices (paths) of a static tree, and return them sorted by depth, then lexicographically.
 
     Args:
-        choices: one path per node. A path gives for each step from the root the child's rank, its index among its
+        choices: one path per node. A path gives, for each depth, the child's rank, which is its index among its
             siblings.
 
     Raises:

@@ -245,18 +245,18 @@ def _shapes_of(
     sampling: SamplingConfig,
     given: tuple[int, int] | None,
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the sizes in codes of GLM-Image's image, and of the smaller image that it generates before the image.
+    """Return the sizes in codes of GLM-Image's image, and of the smaller preview that it generates before the image.
 
-    Each size is (height, width). If the prompts have source pictures to edit, there is no smaller image. Its size is
-    then (0, 0).
+    Each size is (height, width). If the prompts have source pictures to edit, there is no preview. Its size is then
+    (0, 0).
 
     Args:
         model: the transformers model.
         num_prompts: number of prompts.
         num_sources: number of source pictures of each prompt.
         model_kwargs: further arguments of `generate`. `image_grid_thw` lists the grids of codes of each prompt: the
-            grids of its source pictures, then the grid of the image. Without source pictures, the grid of the smaller
-            image follows.
+            grids of its source pictures, then the grid of the image. Without source pictures, the grid of the preview
+            follows.
         config: generation config of the call.
         sampling: filters and guidance.
         given: the grid that was passed to `custom_generate`, or None.

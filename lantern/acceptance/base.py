@@ -192,8 +192,8 @@ class Choice:
         chosen: token that a child of each node must hold to be accepted, int64 (batch, n). All children that hold it
             are accepted. If no child holds it, none is accepted.
         bonus: token that is emitted after the node if no child is accepted, int64 (batch, n).
-        best: largest score at the node, (batch, n). The score of a code is its log-probability under the target or the
-            residual distribution, plus Gumbel noise above temperature 0. `bonus` is the code with this score. `best`
+        best: largest key at the node, (batch, n). The key of a code is its log-probability under the target or the
+            residual distribution, plus Gumbel noise above temperature 0. `bonus` is the code with this key. `best`
             serves to detect broken models: it is not finite if the target's logits are not.
     """
 
@@ -270,7 +270,7 @@ class Verifier:
         Returns:
             Three tensors of shape (batch, nodes). The first states whether each node is accepted as a child of its
             parent, bool. The second holds the token that is emitted after each node if no child is accepted, int64. The
-            third holds the score of that token, see `Choice.best`.
+            third holds the key of that token, see `Choice.best`.
         """
         tree = proposal.tree
         choice = self.verify_nodes(scores, of_all_nodes(proposal.children, tree, -1), proposal.draft_probs)

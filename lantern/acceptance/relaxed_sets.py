@@ -117,10 +117,9 @@ class RelaxedSets(Acceptance):
         """Return which sets of nearest codes are within the bound, so that they may be the relaxed set of a draft x.
 
         The target probabilities of the codes in the relaxed set are added to that of x. The bound, which a subclass
-        defines, limits how many codes these are.
-        For example, [True, True, False] means that the two nearest codes are within the bound, but not the three
-        nearest ones. After the first False all entries must be False. There may be one more set at the end, the k
-        nearest codes with x itself. Its entry is ignored.
+        defines, limits how many codes these are. For example, [True, True, False] means that the two nearest codes
+        are within the bound, but not the three nearest ones. After the first False all entries must be False. There may
+        be one more set at the end, the k nearest codes with x itself. Its entry is ignored.
 
         Args:
             mass: total target probability of each set, (..., sets). Set i holds the i + 1 nearest codes.
@@ -410,7 +409,7 @@ class ByProximity(Verifier):
         self.sets = sets
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """Accept the child that equals the token that the target samples, or else the first child near that token.
+        """Accept the child that equals the target's sample, or else the first child near the sample.
 
         A child is near a token if the token is one of its nearest codes. For the arguments see `Verifier.verify_nodes`.
         """

@@ -220,7 +220,7 @@ def load_pickle(path: Path) -> object:
 
 
 class _Inert:
-    """A stand-in for objects in a pickle whose class must not be imported, and whose content Lantern does not need.
+    """A placeholder for objects in a pickle whose class must not be imported, and whose content Lantern does not need.
 
     It ignores the arguments of its constructor and the stored state, so that no code of the object's class runs.
     """

@@ -125,12 +125,13 @@ class NoDrafter(Drafter[None]):
 
 
 def best_codes(keys: torch.Tensor, k: int) -> torch.Tensor:
-    """Return the k codes with the largest scores, largest first, int64 (..., k).
+    """Return the k codes with the largest keys, largest first, int64 (..., k).
 
     -1 marks a missing code, if top-k or top-p filtering left fewer than k codes.
 
     Args:
-        keys: scores of the codes, (..., vocab). -inf for codes that were filtered out.
+        keys: key of each code, which is its log-probability, with or without noise, (..., vocab). -inf for codes that
+            were filtered out.
         k: number of codes to return.
     """
     if k == 1:

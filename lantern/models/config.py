@@ -88,8 +88,8 @@ def shape_fields(shape: tuple[int, int], small_shape: tuple[int, int] = (0, 0)) 
 
     Args:
         shape: height and width of an image, in codes.
-        small_shape: height and width, in codes, of the smaller preview that GLM-Image generates before the image. (0,
-            0) for other models.
+        small_shape: height and width, in codes, of the smaller preview that GLM-Image generates before the image.
+            (0, 0) for other models.
     """
     (height, width), (small_height, small_width) = shape, small_shape
     return {

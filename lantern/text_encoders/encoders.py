@@ -34,7 +34,7 @@ def make_text_encoder(
             folder. Not needed for other encoders.
         shape: height and width of the image in codes. Only needed if the model's prompts state them, as Emu3's and
             GLM-Image's do.
-        small_shape: height and width, in codes, of the small preview that GLM-Image generates before the image.
+        small_shape: height and width, in codes, of the smaller preview that GLM-Image generates before the image.
             (0, 0) for other models.
         device: device of a T5.
 

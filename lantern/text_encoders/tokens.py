@@ -47,7 +47,7 @@ class TokenPromptEncoder:
         path: file of the tokenizer, for error messages.
         names: names of the tokenizer's special tokens, by placeholder, as in `fill_form`.
         shape: height and width of an image in codes. Only needed if the form states them.
-        small_shape: height and width, in codes, of the small preview that GLM-Image generates before the image.
+        small_shape: height and width, in codes, of the smaller preview that GLM-Image generates before the image.
             (0, 0) for other models.
 
     Attributes:
@@ -115,7 +115,7 @@ class TokenPromptEncoder:
 
         Args:
             shape: height and width of an image in codes.
-            small_shape: height and width, in codes, of the small preview that GLM-Image generates before the image.
+            small_shape: height and width, in codes, of the smaller preview that GLM-Image generates before the image.
                 (0, 0) for other models.
         """
         other = TokenPromptEncoder(
@@ -192,7 +192,7 @@ def fill_form(
         names: names of the tokenizer's special tokens, by placeholder such as "grid_bos_token". Entries that are not
             strings are ignored.
         shape: height and width of the image in codes.
-        small_shape: height and width, in codes, of the small preview that GLM-Image generates before the image.
+        small_shape: height and width, in codes, of the smaller preview that GLM-Image generates before the image.
             (0, 0) for other models.
 
     Raises:

@@ -1,6 +1,6 @@
 """Measure the total variation between the distributions of the emitted token and of the target's token.
 
-Total variation is measured for each method. It is also measured for each relaxed acceptance rule, as a function of the
+Total variation is measured for each method. It is also measured for each relaxed acceptance, as a function of the
 rule's parameter delta, which limits the relaxation.
 """
 

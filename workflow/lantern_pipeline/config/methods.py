@@ -160,7 +160,7 @@ def _tree_shape(tree: str | None, config: RunConfig) -> TreeShape | None:
 def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]) -> str:
     """Return the id of a method, such as "name-k20-delta0.1".
 
-    The id begins with the name of the preset. It contains every part (tree, drafts, acceptance rule) and parameter that
+    The id begins with the name of the preset. It contains every part (tree, drafts, acceptance) and parameter that
     differs from the preset. A custom class appears by its class name.
 
     Args:

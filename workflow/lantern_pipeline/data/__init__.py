@@ -1,1 +1,1 @@
-"""Inputs and intermediate data of a run: prompts, images, codes, text features and tables."""
+"""Inputs and intermediate data of a run: prompts, images, codes, caption features and tables."""

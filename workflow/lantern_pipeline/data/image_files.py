@@ -224,7 +224,7 @@ def code_positions(tokenizer: ImageModel, tokens: Tensor) -> Tensor:
     """Return where among the tokens of an image its codes are: indices of tokens, int64 (height, width).
 
     The other tokens are left out. Some targets also emit a token at the end of each line. GLM-Image first emits the
-    tokens of a smaller version of the image.
+    tokens of a smaller preview of the image.
 
     Args:
         tokenizer: image tokenizer, whose config has height and width of an image in codes.

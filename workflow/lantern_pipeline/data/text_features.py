@@ -1,4 +1,4 @@
-"""Stored text features, which are computed once per prompt set and then read by every job.
+"""Stored caption features, which are computed once per prompt set and then read by every job.
 
 A file concatenates the features of all prompts in bfloat16, without padding. With 2048 channels, a prompt of 14 tokens
 needs 56 KiB; padded to the maximal length it would need 480 KiB. The header of the file has the hash of each prompt's

@@ -1,6 +1,6 @@
 """Figure (n): ablations, with one panel per ablation that shows tokens per forward pass and change of NLL.
 
-In this module, a *variant* is a method with certain settings, which has one row in the table of an ablation. NLL is the
+A *point* of an ablation is a method with certain settings, which has one row in the table of the ablation. NLL is the
 negative log-likelihood of the tokens under the target.
 """
 
@@ -32,7 +32,7 @@ Panel = tuple[str, pd.DataFrame]  # name of an ablation, and the rows of its var
 
 
 def draw_ablations(table: pd.DataFrame) -> Figure:
-    """Draw one panel per ablation, with one line per variant (a method with certain settings).
+    """Draw one panel per ablation, with one line per point (a method with certain settings).
 
     A panel has tokens per forward pass on the left and the change of NLL on the right. The panels are in two columns of
     a figure of page width, and share their scales. Bars are 95 % intervals.
@@ -63,7 +63,7 @@ def _label(rows: pd.DataFrame) -> pd.DataFrame:
     there are several methods.
 
     Args:
-        rows: one row per variant, a method with certain settings.
+        rows: one row per point, a method with certain settings.
     """
     shown = rows.assign(**{part: rows[part].astype(object).where(rows[part].notna(), "none") for part in PARTS})
     # in the order of first appearance

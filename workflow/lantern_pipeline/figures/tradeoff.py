@@ -63,10 +63,10 @@ def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
 def split_curves(rows: pd.DataFrame) -> pd.DataFrame:
     """Divide the main results into curves: lists of rows that differ in one parameter only, which a line connects.
 
-    The rows of a curve have the same method, tree, drafts and acceptance rule. One parameter varies along the curve:
-    the first in the order of SYMBOLS that has several values. Parameter k is used only if no other parameter has
-    several values. If a second parameter varies too, there is one curve per value of it. For example, LANTERN with k 20
-    and k 100 and five values of delta gives two curves of five points.
+    The rows of a curve have the same method, tree, drafts and acceptance. One parameter varies along the curve: the
+    first in the order of SYMBOLS that has several values. Parameter k is used only if no other parameter has several
+    values. If a second parameter varies too, there is one curve per value of it. For example, LANTERN with k 20 and
+    k 100, and with five values of delta, gives two curves of five points.
 
     Args:
         rows: main results of the run, one row per method, see `select_headline`.

@@ -71,8 +71,8 @@ def measure_coupled_drafts(
 
     Returns:
         (recorded nodes, kind, distribution of the emitted token). kind is "enumeration" if the distribution is exact.
-        This is so with one draft per node and a verifier with relaxed sets, the sets of codes that a draft may replace.
-        Otherwise kind is "monte_carlo".
+        This is so with one draft per node and a verifier with relaxed sets (codes in whose place a draft may be
+        emitted). Otherwise kind is "monte_carlo".
     """
     nodes, verifier = record_nodes(decoder.with_draft_probs(), prompts, encoder, **options), decoder.verifier
     if nodes.children.shape[1] == 1 and isinstance(verifier, WithinBound | ByProximity):
@@ -121,9 +121,9 @@ def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[to
 def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -> OutputDistribution:
     """Compute the exact distribution of the emitted token if each node has one draft, sampled with the target's noise.
 
-    The relaxed set A(x) holds the codes that draft x may replace. The result is the target's distribution, in which
-    some probability is moved. For every draft x and every code y in A(x), the joint probability of draft x and target
-    sample y moves from y to x. A draft that top-k or top-p removed from the target is accepted only if
+    The relaxed set A(x) holds the codes in whose place draft x may be emitted. The result is the target's distribution,
+    in which some probability is moved. For every draft x and every code y in A(x), the joint probability of draft x and
+    target sample y moves from y to x. A draft that top-k or top-p removed from the target is accepted only if
     `sets.leaves_filters` is true.
 
     Args:

@@ -157,8 +157,8 @@ class _Watch:
 
     Attributes:
         marks: start of each forward pass, prefill first: a time in seconds, or a CUDA event on a GPU.
-        core_seconds: seconds of CPU work, summed over cores, from the first forward pass to the end of the image, as
-            (of this process, of the whole machine).
+        core_seconds: seconds of CPU work, summed over cores, from the first forward pass to the end of the image. The
+            first number is for this process, the second for the whole machine.
     """
 
     marks: list[Moment] = field(default_factory=list)
@@ -191,7 +191,7 @@ def _watching(decoder: Decoder) -> Iterator[_Watch]:
 
 
 def _core_seconds() -> np.ndarray:
-    """Return the seconds of CPU work so far, summed over all cores, as (of this process, of the whole machine).
+    """Return the seconds of CPU work so far, summed over all cores: of this process, and of the whole machine.
 
     The seconds of the machine include low-priority processes, waiting for disks, and time that other virtual machines
     took. All of these disturb a timing. The seconds of the machine are nan if psutil is not installed, as on a machine

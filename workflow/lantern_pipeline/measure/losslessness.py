@@ -29,16 +29,16 @@ NEAR_TIE_MARGIN = 1e-4  # nats; if the gap between two tokens is smaller, roundi
 class Equality:
     """Result of comparing each image with the autoregressive image of the same prompt and noise.
 
-    A *near-tie* is a difference that rounding explains. At the first different token, the scores of the two best
-    candidates of autoregressive decoding differed by less than NEAR_TIE_MARGIN. A score is a log-probability plus
-    Gumbel noise.
+    A *near-tie* is a difference that rounding explains. At the first different token, the two largest keys of
+    autoregressive decoding differed by less than NEAR_TIE_MARGIN. The key of a code is its log-probability plus Gumbel
+    noise.
 
     Attributes:
         is_equal: whether all codes are equal, bool (images,).
         is_near_tie: whether codes differ, and the first difference is a near-tie, bool (images,).
         first_difference: position of the first different token, int64 (images,). The number of tokens if there is none.
-        margin_at_difference: difference between the scores of the two best candidates at the first difference, in nats,
-            float (images,). nan if all codes are equal.
+        margin_at_difference: difference between the two largest keys at the first difference, in nats, float (images,).
+            nan if all codes are equal.
     """
 
     is_equal: torch.Tensor
@@ -48,7 +48,7 @@ class Equality:
 
     @property
     def num_near_ties(self) -> int:
-        """Number of images that differ only because rounding decided between two tokens with almost equal scores."""
+        """Number of images that differ only because rounding decided between two tokens with almost equal keys."""
         return int(self.is_near_tie.sum())
 
     @property
@@ -63,16 +63,16 @@ def compare_with_autoregressive(
 ) -> Equality:
     """Compare images with those of autoregressive decoding for the same prompts and noise.
 
-    A forward pass over one token and one over several tokens differ in the last bits, due to rounding. If the two best
-    candidates of autoregressive decoding are almost equal, rounding may decide which of them is sampled. All later
+    A forward pass over one token and one over several tokens differ in the last bits, due to rounding. If the two
+    largest keys of autoregressive decoding are almost equal, rounding may decide which token is sampled. All later
     tokens may then differ, although the method is exact. So only the *first* difference can be a near-tie, a difference
     that rounding explains.
 
     Args:
         codes: codes of a method, (images, tokens).
         autoregressive_codes: codes of autoregressive decoding, (images, tokens).
-        margins: difference between the two largest scores (log-probability plus noise) of autoregressive decoding at
-            each token, in nats, (images, tokens).
+        margins: difference between the two largest keys (log-probability plus noise) of autoregressive decoding at each
+            token, in nats, (images, tokens).
     """
     num_tokens = codes.shape[1]
     differs = codes.long() != autoregressive_codes.long()  # (images, tokens)
@@ -95,7 +95,7 @@ def drawn_tokens(
     """Sample the target's token at every position of given images, with the noise of those images.
 
     A relaxed method may have emitted another token at a position (a substitution). The result shows at which positions.
-    If the two best candidates are equal up to rounding, a token may differ from the one sampled during decoding.
+    If the two largest keys are equal up to rounding, a token may differ from the one sampled during decoding.
 
     Args:
         target_model: the target.

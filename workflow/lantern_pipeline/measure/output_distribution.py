@@ -3,8 +3,8 @@
 At a node of the draft tree, let t be the target's distribution and p the draft model's. The drafts are the children of
 the node. Verification emits a random token, whose distribution is called the *output distribution*. This module
 computes it and compares it with t in total variation (TV). Relaxed acceptance adds the probabilities of similar codes
-to that of a draft. Some rules limit what is added, by LANTERN's delta for example. This limit does not bound the TV,
-see docs/methods.md.
+to that of a draft. Some acceptances limit what is added, by LANTERN's delta for example. This limit does not bound the
+TV, see docs/methods.md.
 
 Shapes: nodes = verified nodes, m = largest number of children of a node.
 """
@@ -317,7 +317,7 @@ def distribution_of_sampled_siblings(
     """Estimate the distribution of the emitted token by Monte Carlo, if each node has several sampled drafts.
 
     Each sample replaces the children of a node by the same number of newly sampled drafts. For these drafts, the
-    distribution of the emitted token is computed twice: with the method's acceptance rule and with the exact one. The
+    distribution of the emitted token is computed twice: with the method's acceptance and with the exact one. The
     estimate is the target's distribution plus the mean difference of the two. This is correct, because exact acceptance
     gives the target's distribution on average over all drafts. The estimate also has little noise. If the method itself
     is exact, the difference is 0 in every sample.
@@ -352,9 +352,9 @@ def distribution_of_relaxed_sets(
 ) -> OutputDistribution:
     """Compute the exact distribution of the emitted token for deterministic drafts that relaxed sets accept.
 
-    The relaxed set A(x) holds the codes that draft x may replace. A draft x is accepted if the target's sample is x or
-    is in A(x). So the target probability of {x} and A(x) moves to x. Siblings are processed in order. If a code is in
-    the sets of several drafts, its probability moves to the first of these drafts, as in `WithinBound`.
+    The relaxed set A(x) holds the codes in whose place draft x may be emitted. A draft x is accepted if the target's
+    sample is x or is in A(x). So the target probability of {x} and A(x) moves to x. Siblings are processed in order. If
+    a code is in the sets of several drafts, its probability moves to the first of these drafts, as in `WithinBound`.
 
     Args:
         target_probs: the target's distribution t, (nodes, vocab).

@@ -120,8 +120,8 @@ def relax_acceptance(
 ) -> pd.DataFrame:
     """Measure what relaxing the acceptance of drafts gains and costs, with nearest codes and with random codes.
 
-    Each node of a draft tree has one draft, sampled from the draft model. LANTERN's rule adds the probabilities of at
-    most k other codes to that of the draft, at most `delta` in total. All cases are measured at the same nodes.
+    Each node of a draft tree has one draft, sampled from the draft model. LANTERN's acceptance adds the probabilities
+    of at most k other codes to that of the draft, at most `delta` in total. All cases are measured at the same nodes.
 
     Args:
         nodes: nodes that exact decoding with sampled drafts has visited.

@@ -222,7 +222,7 @@ def _mean_scores(scores: ImageScores) -> dict[str, float]:
     Distances from the autoregressive image are left out.
 
     Raises:
-        ValueError: a column has no entry in `metrics.registry.METRICS`.
+        ValueError: a column has no entry in `measure.registry.METRICS`.
     """
     metrics = {metric.per_image: metric for metric in metrics_over(IMAGES)}
     unknown = sorted(set(scores.columns) - set(metrics))

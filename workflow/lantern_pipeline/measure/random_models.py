@@ -208,7 +208,7 @@ def random_models(
     """Return a target and a draft model with random weights. Call `prepare` on them before decoding.
 
     If a draft model was published for the target, the random draft model has its size. There is no draft model if the
-    target first generates a smaller version of the image, as GLM-Image does. Draft models do not support this.
+    target first generates a smaller preview of the image, as GLM-Image does. Draft models do not support this.
 
     Args:
         config: sizes of the target.

@@ -201,7 +201,7 @@ def metrics_over(what: str) -> tuple[Metric, ...]:
 
 @dataclass(frozen=True)
 class Choice:
-    """Way to load a metric, and the files that it needs, if its key in config section `metrics` has a certain value.
+    """Way to load a metric, and the files that this needs, for one value of the metric's key in section `metrics`.
 
     For example, the metric of key `clip` has one `Choice` for the value "own" and another for the value "openai".
 

@@ -1,7 +1,7 @@
 """Total variation (TV) between the distribution of the emitted token and the target's distribution.
 
-There are two measurements. Each method is measured at the nodes of its draft trees. *Acceptances* (rules that determine
-the probability that a draft is accepted) are also compared with each other, all at the same nodes.
+There are two measurements. Each method is measured at the nodes of its draft trees. *Acceptances*, which determine the
+probability that a draft is accepted, are also compared with each other, all at the same nodes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TotalVariationStudy:
         target_model: the target, in evaluation mode.
         encoder: text encoder of the target.
         prompts: prompts of the images at whose nodes total variation is measured.
-        tested_prompts: prompts of the images that the goodness-of-fit test `ImageTest` tests as a whole.
+        tested_prompts: prompts of the images that the chi-square test `ImageTest` tests as a whole.
         codebook: code vectors as the tokenizer decodes them, (vocab, code_dim).
         settings: settings of the measurement.
         options: num_resamples and seed of the bootstrap. The seed also determines the noise and the choice of nodes.
@@ -93,9 +93,8 @@ class TotalVariationStudy:
             records: method id -> its generated images.
 
         Returns:
-            One row per method, with columns COLUMNS. Column law_p is the p-value of a goodness-of-fit test of the
-            method's whole images, see `ImageTest`. Column kind states how the distribution of the emitted token was
-            computed:
+            One row per method, with columns COLUMNS. Column law_p is the p-value of a chi-square test of the method's
+            whole images, see `ImageTest`. Column kind states how the distribution of the emitted token was computed:
 
             - "enumeration": exactly.
             - "monte_carlo": by Monte Carlo.
@@ -123,7 +122,7 @@ class TotalVariationStudy:
 
     @torch.inference_mode()
     def common_nodes(self, decoder: Decoder) -> VerifiedNodes:
-        """Record the nodes of draft trees at which all acceptance rules are compared with each other.
+        """Record the nodes of draft trees at which all acceptances are compared with each other.
 
         Exact decoding visits them, see `visit_exactly`.
 
@@ -185,7 +184,7 @@ def visit_exactly(
 ) -> VerifiedNodes:
     """Record nodes of draft trees during exact decoding, with one sampled draft per node.
 
-    The tokens before a node are therefore samples of the target, whichever acceptance rule is measured there later.
+    The tokens before a node are therefore samples of the target, whichever acceptance is measured there later.
 
     Args:
         decoder: any decoder with a draft model. Its models and sampling settings are used.
@@ -209,9 +208,9 @@ def distribution_of_method(
 ) -> tuple[str, OutputDistribution]:
     """Compute the distribution of the token that a method emits at given nodes of its draft trees.
 
-    For relaxed sets (codes that a draft may replace) and for rejection sampling, it is computed exactly. There is one
-    exception: with several sampled drafts per node, it is a mean over samples of the drafts. For any other verifier, it
-    is a mean over samples of the target's noise.
+    For relaxed sets (codes in whose place a draft may be emitted) and for rejection sampling, it is computed exactly.
+    There is one exception: with several sampled drafts per node, it is a mean over samples of the drafts. For any other
+    verifier, it is a mean over samples of the target's noise.
 
     Args:
         nodes: nodes at which the method verified drafts.
@@ -276,9 +275,9 @@ def tv_curves(
     num_children: int,
     options: Mapping[str, int],
 ) -> pd.DataFrame:
-    """Compute the total variation of several acceptance rules as a function of their parameter delta.
+    """Compute the total variation of several acceptances as a function of their parameter delta.
 
-    An acceptance rule determines the probability that a draft is accepted. The rules in RULES are compared, all at the
+    An acceptance determines the probability that a draft is accepted. The acceptances in RULES are compared, all at the
     same nodes.
 
     Args:

@@ -54,7 +54,7 @@ class _OpenSection(Section):
 def _make_model(name: str, base: type[Section], words: str) -> type[Section]:
     """Build a pydantic model for entries of config key `methods`.
 
-    Its fields are the parts (tree, drafts, acceptance rule) and the parameters that methods may have.
+    Its fields are the parts (tree, drafts, acceptance) and the parameters that methods may have.
 
     Args:
         name: name of the class.

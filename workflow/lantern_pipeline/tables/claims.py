@@ -206,7 +206,7 @@ def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
 
     - The method uses rejection sampling, which keeps the distribution, but not the tokens.
     - The dtype is bfloat16. A forward pass over several nodes then rounds differently from a pass over a single node.
-      If the two best candidates of a token are closer than the rounding error, the tokens may differ.
+      If the two largest keys of a position are closer than the rounding error, the tokens may differ.
     """
     return _keeps_tokens(rows) & (rows["dtype"] == "float32")
 
@@ -255,8 +255,8 @@ def _count_equal_rows(summary: pd.DataFrame) -> dict[str, float]:
 
         - num_rows: number of float32 rows whose tokens must be equal.
         - num_equal: number of these rows in which all tokens are equal.
-        - num_near_ties: number of images in these rows that differ at a near-tie: two candidates that are so close
-          that rounding explains the difference.
+        - num_near_ties: number of images in these rows that differ at a near-tie: two keys that are so close that
+          rounding explains the difference.
         - share_equal_bfloat16: share of equal images, averaged over the bfloat16 rows. Only if there are such rows.
     """
     kept = summary[summary["repeat"] != POOLED]
@@ -354,10 +354,10 @@ def _frontier(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def _bound(curves: pd.DataFrame) -> dict[str, object]:
-    """Return the claim `delta`: whether an acceptance rule's parameter delta bounds its total variation.
+    """Return the claim `delta`: whether the parameter delta of an acceptance bounds its total variation.
 
-    Total variation compares the distributions of the emitted token and of the target's token. Published rules are
-    checked at one delta, the measured value nearest to 0.1. Lantern's rule `bounded` is checked at every measured
+    Total variation compares the distributions of the emitted token and of the target's token. Published acceptances are
+    checked at one delta, the measured value nearest to 0.1. Lantern's acceptance `bounded` is checked at every measured
     delta.
 
     Args:
@@ -366,9 +366,9 @@ def _bound(curves: pd.DataFrame) -> dict[str, object]:
     Returns:
         An empty dict if `curves` is empty. Otherwise:
 
-        - delta: the value at which published rules are checked.
-        - published: name of the rule -> mean total variation and its interval at this delta.
-        - published_is_above: whether the total variation of a published rule exceeds this delta at some node.
+        - delta: the value at which published acceptances are checked.
+        - published: name of the acceptance -> mean total variation and its interval at this delta.
+        - published_is_above: whether the total variation of a published acceptance exceeds this delta at some node.
         - ours_is_above: whether the total variation of `bounded` exceeds delta at some node, for some delta.
         - num_nodes, num_deltas: number of nodes and of values of delta at which `bounded` is checked.
     """

@@ -213,7 +213,7 @@ def read_published() -> pd.DataFrame:
 
 
 def select_published(published: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """Select the published rows of methods that decode an unchanged target and have a value of a measure.
+    """Select published results by methods that decode an unchanged target, if they have a value of a measure.
 
     Rows of autoregressive decoding are left out.
 

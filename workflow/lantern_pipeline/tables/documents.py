@@ -139,11 +139,11 @@ def distribution_cells(found: Mapping[str, Any]) -> Cells:
 
 
 def bound_cells(found: Mapping[str, Any]) -> Cells:
-    """Make the table that shows whether an acceptance rule's parameter delta bounds its total variation.
+    """Make the table that shows whether the parameter delta of an acceptance bounds its total variation.
 
     Total variation compares the distribution of emitted tokens with the target's distribution. It is shown for
-    published rules at one value of delta. For Lantern's `bounded`, the table only says whether the total variation ever
-    exceeds delta.
+    published acceptances at one value of delta. For Lantern's `bounded`, the table only says whether the total
+    variation ever exceeds delta.
 
     Args:
         found: numbers of the claim, from `find_claims`.
@@ -155,10 +155,10 @@ def bound_cells(found: Mapping[str, Any]) -> Cells:
 
 
 def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
-    """Make the table that compares acceptance rules at equal tokens per forward pass.
+    """Make the table that compares acceptances at equal tokens per forward pass.
 
-    Each line compares two rules by the difference of their NLL, and by their total variations from the target. An
-    acceptance rule determines the probability with which a draft is accepted.
+    Each line compares two acceptances by the difference of their NLL, and by their total variations from the target. An
+    acceptance determines the probability with which a draft is accepted.
 
     Args:
         found: first acceptance -> second acceptance -> result of `claims._compare_acceptance` for the two. The

@@ -1,8 +1,8 @@
 """Labels, colours and markers of methods, which are the same in every table, figure and page.
 
-A label depends on the method only, not on other methods in the same table. An example is "LANTERN (chain9, sjd) k 20,
-δ 0.1". The name of the preset comes first. Tree, drafts and acceptance rule follow in brackets if they differ from the
-preset. The parameters come last.
+A label depends on the method only, not on other methods in the same table. The name of the preset comes first. Tree,
+drafts and acceptance follow in brackets if they differ from the preset. The parameters come last. An example is
+"LANTERN (chain9, sjd) k 20, δ 0.1".
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def preset_of(method: str) -> str:
 
 
 def method_name(method: str) -> str:
-    """Return a method's name in words, such as "LANTERN", without tree, drafts, acceptance rule and parameters."""
+    """Return a method's name in words, such as "LANTERN", without tree, drafts, acceptance and parameters."""
     if method in CEILING_NAMES:
         return CEILING_NAMES[method]
     row = _ROWS.get(method) or _ROWS.get(preset_of(method))
@@ -90,7 +90,7 @@ def describe_parameters(method: Mapping[str, object]) -> str:
 
 
 def custom_parameters(rows: pd.DataFrame) -> dict[str, str]:
-    """Return the parameters that a user's custom drafters and acceptance rules declare in addition to Lantern's.
+    """Return the parameters that a user's custom drafters and acceptances declare in addition to Lantern's.
 
     Args:
         rows: rows of a table. Custom classes are values "module:Class" of the columns drafts and acceptance.
@@ -127,8 +127,8 @@ def label_rows(table: pd.DataFrame) -> pd.Series:
 def _base_of(method: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
     """Return the name with which a method's label begins, and the values that the label need not state.
 
-    If the name is that of a preset, these values are the preset's tree, drafts, acceptance rule and parameters.
-    Otherwise these values are the defaults.
+    If the name is that of a preset, these values are the preset's tree, drafts, acceptance and parameters. Otherwise
+    these values are the defaults.
 
     Args:
         method: a row of a table.

@@ -108,8 +108,8 @@ def build_summary(
         - target_prompt_accuracy: prompt accuracy of autoregressive decoding.
         - stepping: how the timed steps ran, "eager" or "graph" (CUDA graph).
         - speedup_eager: speed-up if both methods run eagerly. Empty unless the timed steps ran as CUDA graphs.
-        - margin_at_difference: in nats, the gap between the two best candidates of autoregressive decoding at the first
-          token in which the method's image differs. The cell has the median over all images that differ.
+        - margin_at_difference: in nats, the difference between the two largest keys of autoregressive decoding at the
+          first token in which the method's image differs. The cell has the median over all images that differ.
     """
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
     images_of = dict(repeat_groups(images))
