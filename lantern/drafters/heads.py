@@ -107,7 +107,7 @@ class HeadsDrafter(Drafter[HeadsState]):
         if not is_chain(spec.tree_shape):
             raise ValueError(f"drafts {spec.drafts} of {spec.label} need a chain, got tree {spec.tree}; use chain7")
         tree = static_tree(spec.static_choices, models.target.device)
-        return cls(models.require_heads(spec.label), models.target, tree, sampling)
+        return cls(models.require_heads(spec.label, ShiftHeads), models.target, tree, sampling)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> HeadsState:
         """Make room for the emitted tokens and hidden states of `num_rows` images, see `Drafter.allocate`."""
@@ -227,7 +227,7 @@ class JacobiHeadsDrafter(JacobiDrafter):
         target = models.target
         tree = static_tree(spec.static_choices, target.device)
         chain = static_tree(tree_choices(f"chain{tree.max_depth}"), target.device)
-        heads = HeadsDrafter(models.require_heads(spec.label), target, chain, sampling)
+        heads = HeadsDrafter(models.require_heads(spec.label, ShiftHeads), target, chain, sampling)
         return cls(heads, tree, target.config)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> JacobiHeadsState:
@@ -366,7 +366,7 @@ class LinesDrafter(HeadsDrafter):
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> LinesDrafter:
         """Make the drafter of a method, see `Drafter.make`."""
-        return cls(models.require_heads(spec.label), models.target, spec["rounds"], sampling)
+        return cls(models.require_heads(spec.label, ShiftHeads), models.target, spec["rounds"], sampling)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> LinesState:
         """Make room for the tokens, hidden states and drafts of `num_rows` images, see `Drafter.allocate`."""
