@@ -79,6 +79,9 @@ class Data(Section):
         description="side of square images in pixels, or [height, width]"
     )
     num_train: Integer = Field(ge=8, description="number of training images")
+    num_samples: Annotated[Integer, Field(ge=8)] | None = Field(
+        description="training captions for which the target generates images; null = all"
+    )
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
