@@ -253,7 +253,7 @@ def _locate(source: str, card: ModelCard, files: dict[str, Path]) -> dict[str, P
         files: known paths, by the file's key in the card.
 
     Returns:
-        `files` and the paths of the downloaded files. Draft model and shift heads are left out if they are missing.
+        `files` and the paths of the downloaded files. Draft model and heads are left out if they are missing.
 
     Raises:
         FileNotFoundError: another file is missing and cannot be downloaded.

@@ -1,4 +1,4 @@
-"""The target, the draft model and the shift heads of a world, as models that every method of Lantern can decode with.
+"""The target, the draft model and the heads of a world, as models that every method of Lantern can decode with.
 
 A *world* is a target and a draft model whose distributions are in tables, with one row per context. A *context* is a
 prompt and the tokens so far. The number of its row is the sum of one term for the prompt and one term for each token.

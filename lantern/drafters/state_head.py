@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import StaticTree, first_ranks, static_tree

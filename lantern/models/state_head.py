@@ -1,4 +1,4 @@
-"""State head: a small network that corrects the target's hidden state for a position after its preceding tokens changed.
+"""State head: a small network that corrects the hidden state of a position after the tokens before it have changed.
 
 In Jacobi decoding, every step computes the target's hidden states for the next positions, after drafts of the tokens
 before them. Some of these drafts are then replaced by other tokens. The state head predicts the hidden states that the
@@ -40,7 +40,7 @@ class StateHeadConfig:
     dim: int
     ffn_hidden: int
     line_width: int
-    dropout: float = 0.3
+    dropout: float = 0.2
 
     @classmethod
     def of(cls, target: TargetConfig) -> StateHeadConfig:

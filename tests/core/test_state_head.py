@@ -54,7 +54,7 @@ def test_a_head_reads_the_states_and_tokens_around_a_position():
     """What the head reads for the children of the root, in each step, against the finished image and earlier steps."""
     models = with_state_head()
     decoder = make_decoder(models, SPEC, SamplingConfig(cfg_scale=2.0))
-    drafter = decoder.drafter.eagle
+    drafter = decoder.drafter.learned
     outcomes, inputs = [], []
     decoder.observer = outcomes.append
     drafter.head.register_forward_pre_hook(lambda head, given: inputs.append(given))

@@ -238,9 +238,10 @@ class Drafter(Section):
 
 
 class Heads(Section):
-    """Config section `heads`: shift heads, which draft the tokens to the right and below, and their training."""
+    """Config section `heads`: small networks that predict the target's hidden states for drafts, and their training."""
 
-    num_right: Count = Field(description="heads for tokens to the right")
+    kind: Literal["shift", "state"] = Field(description="shift heads, or a state head")
+    num_right: Count = Field(description="shift heads for tokens to the right")
     num_steps: Count = Field(description="optimiser steps")
     batch_size: Count = Field(description="images per step")
     learning_rate: LearningRate = Field(description="learning rate of AdamW")
