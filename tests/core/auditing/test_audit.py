@@ -29,6 +29,7 @@ EXACT = [
     ("jacobi", {"tree": "chain3k3d2"}),
     ("eagle1", {"drafts": "heads", "tree": "chain2"}),
     ("jacobi", {"drafts": "jacobi_heads", "tree": "chain2"}),
+    ("hybrid", {"drafts": "hybrid_head", "tree": "chain2k2d1"}),
     ("hybrid", {}),
     ("sjd", {}),
     ("scd_gumbel", {}),
