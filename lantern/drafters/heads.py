@@ -443,12 +443,16 @@ class LineVerifier(Verifier):
         return Outcome(proposal, scores, is_accepted, path, num_accepted, emitted, is_substituted, is_finite)
 
     def _correct(self, scores: Scores, proposal: Proposal, sampled: torch.Tensor) -> torch.Tensor:
-        """Keep or replace each draft, and return the new drafts, int64 (batch, nodes). The last entry is undefined.
+        """Test each draft against the target's distribution, and return the new drafts, int64 (batch, nodes).
+
+        An accepted draft is kept. A rejected draft is replaced by a sample of the residual distribution, or at
+        temperature 0 by the target's sample. Entry i is the draft after node i. The last node has no draft after it, so
+        the last entry has no meaning.
 
         Args:
             scores: the target's scores.
             proposal: the chain of drafts.
-            sampled: the target's sample after each node, int64 (batch, nodes). At temperature 0 it replaces the draft.
+            sampled: the target's sample after each node, int64 (batch, nodes).
         """
         if scores.sampling.is_greedy:
             return sampled
