@@ -280,7 +280,8 @@ def test_wrong_sizes_of_a_world_are_named(sizes, message):
 def test_similar_codes_are_neighbours_with_nearly_equal_probabilities():
     world = make_world(vocab_size=6, lines=1, columns=3, top_k=6)
     for neighbours in ("l2", "l2_normalised"):
-        assert make_models(world, make_method("proximity", k=1, neighbours=neighbours)).nearest_codes[:, 0].tolist() == [1, 0, 3, 2, 5, 4]
+        models = make_models(world, make_method("proximity", k=1, neighbours=neighbours))
+        assert models.nearest_codes[:, 0].tolist() == [1, 0, 3, 2, 5, 4]
     gap = (world.target[:, 0::2] / world.target[:, 1::2]).log().abs().mean()
     other = (world.target[:, [0, 2, 4]] / world.target[:, [2, 4, 0]]).log().abs().mean()
     assert gap < 0.4 < 3 * gap < other

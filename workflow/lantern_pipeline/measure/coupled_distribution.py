@@ -71,8 +71,8 @@ def measure_coupled_drafts(
 
     Returns:
         (recorded nodes, kind, distribution of the emitted token). kind is "enumeration" if the distribution is exact.
-        This is so if each node has one draft, and if the verifier accepts a draft whenever the target's sample is in the
-        draft's relaxed set. Otherwise kind is "monte_carlo".
+        This is so if each node has one draft, and the verifier accepts it whenever the target's sample is in the draft's
+        relaxed set. Otherwise kind is "monte_carlo".
     """
     nodes, verifier = record_nodes(decoder.with_draft_probs(), prompts, encoder, **options), decoder.verifier
     if nodes.children.shape[1] == 1 and isinstance(verifier, WithinBound | ByProximity):
