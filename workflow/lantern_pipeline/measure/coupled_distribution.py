@@ -71,7 +71,7 @@ def measure_coupled_drafts(
 
     Returns:
         (recorded nodes, kind, distribution of the emitted token). kind is "enumeration" if the distribution is exact.
-        This is so if each node has one draft, and the verifier accepts it whenever the target's sample is in the draft's
+        This is so if each node has one draft, and the verifier accepts it whenever the target's sample is in its
         relaxed set. Otherwise kind is "monte_carlo".
     """
     nodes, verifier = record_nodes(decoder.with_draft_probs(), prompts, encoder, **options), decoder.verifier

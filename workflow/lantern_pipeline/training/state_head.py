@@ -15,7 +15,8 @@ import torch.nn.functional as F
 
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
-from lantern.drafters.state_head import NUM_DEPTHS, StateHeadDrafter, StateHeadState, embed_tokens
+from lantern.draft_tree import static_tree
+from lantern.drafters.state_head import NUM_DEPTHS, HeadTreeDrafter, StateHeadDrafter, StateHeadState, embed_tokens
 from lantern.methods import MethodSpec
 from lantern.models.state_head import StateHead
 from lantern.models.target import Target
@@ -110,8 +111,10 @@ def record_steps(
     target = models.target
     head = StateHead.from_target(target.config, seed).eval().to(target.device)
     decoder = make_decoder(replace(models, heads=head), RECORDED, sampling, stepping="eager")
-    tree = decoder.drafter.tree
-    recorder = decoder.drafter.learned = _Recorder(head, target, tree, NUM_DEPTHS, sampling)
+    drafter = decoder.drafter
+    assert isinstance(drafter, HeadTreeDrafter)
+    tree = static_tree(RECORDED.static_choices, target.device)
+    recorder = drafter.learned = _Recorder(head, target, tree, NUM_DEPTHS, sampling)
     num_tokens = target.config.num_image_tokens
     images = []
     parts = []
