@@ -1,6 +1,6 @@
 """Table of tokens per forward pass of exact methods, by the number of nodes of their static draft tree.
 
-Jacobi drafts need no trained model. Hybrid drafts also need a draft model, or a state head, which is smaller.
+Jacobi drafts need no trained model. Hybrid drafts also need a draft model, or a state head in its place.
 """
 
 from __future__ import annotations
