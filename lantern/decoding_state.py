@@ -64,9 +64,7 @@ class DecodingModels:
         if not isinstance(self.heads, kind):
             needed, key = HEAD_NAMES[kind]
             found = "none" if self.heads is None else HEAD_NAMES[type(self.heads)][0]
-            raise ValueError(
-                f"method {method} needs {needed}, got {found}; train them by the workflow, with heads.kind {key}"
-            )
+            raise ValueError(f"method {method} needs {needed}, got {found}; run the workflow with heads.kind {key}")
         return self.heads
 
 
