@@ -6,10 +6,13 @@ Tests and the GPU check run all of them.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
+from lantern.decoding_state import DecodingModels
 from lantern.method_tables import PRESETS, acceptance_of, drafts_of
 from lantern.methods import MethodSpec, make_method
+from lantern.models.state_head import StateHead
 from lantern.parameters import Parameter
 
 VALUES = {"k": 4, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5, "window": 2}
@@ -24,6 +27,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "proximity_of_hybrid": ("hybrid", {"acceptance": "proximity", "k": 3}),
     "heads": ("eagle1", {"drafts": "heads", "tree": "chain4"}),
     "heads_of_jacobi": ("jacobi", {"drafts": "jacobi_heads", "tree": "chain4k2d1"}),
+    "hybrid_head": ("hybrid", {"drafts": "hybrid_head", "tree": "chain4k2d1"}),
     "ssd_without_rounds": ("ssd", {"rounds": 0}),
     "additive_of_jacobi": ("jacobi", {"acceptance": "additive", "k": 4, "delta": 0.2, "tree": "chain9k3d1"}),
 }
@@ -38,6 +42,14 @@ def spec_of(name: str) -> MethodSpec:
     wanted |= acceptance_of(known.get("acceptance", "exact")).parameters
     values = {key: VALUES.get(key, example_of(row)) for key, row in wanted.items() if key not in known}
     return make_method(preset, method_id=name, **values, **parts)
+
+
+def with_heads(models: DecodingModels, name: str) -> DecodingModels:
+    """Return models for a method of METHODS. If it needs a state head, an untrained one replaces the shift heads."""
+    if not spec_of(name).drafts_row.has_state_head:
+        return models
+    head = StateHead.from_target(models.target.config, seed=0).eval().to(models.target.device)
+    return replace(models, heads=head.prepare_for_decoding())
 
 
 def example_of(parameter: Parameter) -> float | str:

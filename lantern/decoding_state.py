@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +12,12 @@ import torch.nn.functional as F
 from lantern.kv_cache import KVCache
 from lantern.models.draft import DraftModel
 from lantern.models.heads import ShiftHeads
+from lantern.models.state_head import StateHead
 from lantern.models.target import Target
 from lantern.noise import NoiseField
+
+Heads = TypeVar("Heads", ShiftHeads, StateHead)
+HEAD_NAMES = {ShiftHeads: ("shift heads", "shift"), StateHead: ("a state head", "state")}  # and keys of heads.kind
 
 
 @dataclass
@@ -24,14 +29,14 @@ class DecodingModels:
         draft: the draft model, or None if the method needs none.
         nearest_codes: integer table (vocab, columns) of the nearest codes of each code, nearest first. None if the
             method needs none.
-        heads: the shift heads, small networks that predict the target's hidden states at other image positions. None if
-            the method needs none.
+        heads: shift heads or a state head, small networks that predict the target's hidden states. None if the method
+            needs none.
     """
 
     target: Target
     draft: DraftModel | None = None
     nearest_codes: torch.Tensor | None = None
-    heads: ShiftHeads | None = None
+    heads: ShiftHeads | StateHead | None = None
 
     def require_draft(self, method: str) -> DraftModel:
         """Return the draft model.
@@ -46,17 +51,20 @@ class DecodingModels:
             raise ValueError(f"method {method} needs a draft model; got none")
         return self.draft
 
-    def require_heads(self, method: str) -> ShiftHeads:
-        """Return the shift heads, small networks that predict the target's hidden states at other image positions.
+    def require_heads(self, method: str, kind: type[Heads]) -> Heads:
+        """Return the shift heads or the state head, small networks that predict the target's hidden states.
 
         Args:
             method: name of the method that needs them.
+            kind: class of the heads that it needs.
 
         Raises:
-            ValueError: there are no shift heads.
+            ValueError: there are no heads of this class.
         """
-        if self.heads is None:
-            raise ValueError(f"method {method} needs shift heads, got none; train them by the workflow")
+        if not isinstance(self.heads, kind):
+            needed, key = HEAD_NAMES[kind]
+            found = "none" if self.heads is None else HEAD_NAMES[type(self.heads)][0]
+            raise ValueError(f"method {method} needs {needed}, got {found}; run the workflow with heads.kind {key}")
         return self.heads
 
 

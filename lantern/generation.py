@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from lantern.checkpoints.heads import load_heads
 from lantern.checkpoints.native import load_model
 from lantern.checkpoints.target import load_target
 from lantern.codebook import code_dtype
@@ -23,7 +24,6 @@ from lantern.decoding import Decoder
 from lantern.decoding_state import DecodingModels, Generation
 from lantern.io import load_tensors
 from lantern.models.draft import DraftModel
-from lantern.models.heads import ShiftHeads
 from lantern.models.stored import StoredModel
 from lantern.models.target import Target
 from lantern.noise import ImageNoise
@@ -50,8 +50,8 @@ def load_decoding_models(
         table: file with the tensor "nearest_codes", the table of nearest codes. None for exact methods.
         device: device of the models.
         dtype: dtype of the weights, "float32" or "bfloat16".
-        heads: file of the shift heads, small networks that predict the target's hidden states at other image positions.
-            None for methods that need none.
+        heads: file of shift heads or a state head, small networks that predict the target's hidden states. None for
+            methods that need none.
 
     Raises:
         ValueError: a file is truncated or of the wrong kind, or its sizes differ from the target's.
@@ -63,7 +63,7 @@ def load_decoding_models(
         names = ("dim", "vocab_size", "grid", "columns", "num_text_tokens")
         _check_sizes(models.draft, draft, models.target, target, names)
     if heads is not None:
-        models.heads = load_model(heads, ShiftHeads, torch_dtype, device).prepare_for_decoding()
+        models.heads = load_heads(heads, torch_dtype, device)
         _check_sizes(models.heads, heads, models.target, target, ("dim", "line_width"))
     if table is not None:
         models.nearest_codes = load_nearest_codes(table, device)

@@ -18,7 +18,8 @@ from lantern.cards.card import FILE_NAME, HubFiles, ModelCard, read_card
 from lantern.cards.published import CARDS, HUB_FILES, card_of_family, published_shape
 from lantern.checkpoints.drafter import read_draft
 from lantern.checkpoints.files import PIPELINE_MODEL, WeightFile, read_weights
-from lantern.checkpoints.native import load_model, read_report
+from lantern.checkpoints.heads import load_heads
+from lantern.checkpoints.native import read_report
 from lantern.checkpoints.pretrained import is_pretrained, open_pretrained, read_config
 from lantern.checkpoints.target import read_target
 from lantern.checkpoints.tokenizers import ImageModel, make_image_tokenizer, read_tokenizer
@@ -27,7 +28,6 @@ from lantern.models.adapter import adapt
 from lantern.models.config import shape_fields, sides_of
 from lantern.models.draft import DraftModel
 from lantern.models.families import FAMILIES, altered_layer, family_named, family_of
-from lantern.models.heads import ShiftHeads
 from lantern.models.target import Target
 from lantern.parameters import Parameter, check_sides
 from lantern.sampling import SamplingConfig
@@ -253,7 +253,7 @@ def _locate(source: str, card: ModelCard, files: dict[str, Path]) -> dict[str, P
         files: known paths, by the file's key in the card.
 
     Returns:
-        `files` and the paths of the downloaded files. Draft model and shift heads are left out if they are missing.
+        `files` and the paths of the downloaded files. Draft model and heads are left out if they are missing.
 
     Raises:
         FileNotFoundError: another file is missing and cannot be downloaded.
@@ -333,7 +333,7 @@ def _build(card: ModelCard, files: Mapping[str, Path], device: torch.device, dty
     target = read_target(files["target"], config, dtype, encoder_name).to(device).prepare_for_decoding()
     models = DecodingModels(target, _read_draft(files, target, dtype))
     if "heads" in files:
-        models.heads = load_model(files["heads"], ShiftHeads, dtype, device).prepare_for_decoding()
+        models.heads = load_heads(files["heads"], dtype, device)
     tokenizer = read_tokenizer(files["tokenizer"], card.images).to(device)
     parts = {**card.trees, "neighbours": card.neighbours}
     family = encoder_name if encoder_name in FAMILIES else None

@@ -40,8 +40,9 @@ class DraftsRow:
             "joint" (two static trees below one root), "dynamic". Empty if the method has no drafts.
         parameters: parameters by name.
         needs_draft_model: whether a draft model makes all or some of the drafts.
-        needs_heads: whether shift heads make all or some of the drafts. Shift heads are small networks that predict the
-            target's hidden states at other image positions.
+        needs_heads: whether heads make all or some of the drafts: small networks that predict the target's hidden
+            states. They are shift heads, or a state head if `has_state_head` is True.
+        has_state_head: whether the heads are a state head.
         is_sampled: whether drafts are sampled from a known distribution, with noise that the target does not use. If
             so, they are verified by rejection sampling above temperature 0.
         is_coupled: whether drafts are sampled with the target's noise.
@@ -57,6 +58,7 @@ class DraftsRow:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     needs_draft_model: bool = False
     needs_heads: bool = False
+    has_state_head: bool = False
     is_sampled: bool = False
     is_coupled: bool = False
     has_twins: bool = False
@@ -66,7 +68,7 @@ class DraftsRow:
 
     @property
     def is_trained(self) -> bool:
-        """True if a draft model or shift heads, small trained networks, make all or some of the drafts."""
+        """True if a draft model or heads, which are small trained networks, make all or some of the drafts."""
         return self.needs_draft_model or self.needs_heads
 
 
@@ -110,6 +112,14 @@ DRAFTS = {
         "lantern.drafters.hybrid_tree:HybridTreeDrafter",
         ("joint", "static"),
         needs_draft_model=True,
+        is_coupled=True,
+        has_twins=True,
+        paper="ours",
+    ),
+    "hybrid_head": DraftsRow(
+        "lantern.drafters.state_head:HeadTreeDrafter",
+        needs_heads=True,
+        has_state_head=True,
         is_coupled=True,
         has_twins=True,
         paper="ours",

@@ -175,7 +175,7 @@ class MethodSpec:
 
     @property
     def needs_heads(self) -> bool:
-        """True if shift heads make all or some of the drafts. They are small networks on the target's hidden states."""
+        """True if heads, which are small networks that predict the target's hidden states, make some of the drafts."""
         return self.drafts_row.needs_heads
 
     @property

@@ -68,10 +68,12 @@ class Rejection:
         return self.residual == "matched" or self.acceptance.has_one_residual()
 
     def at(self, depths: torch.Tensor) -> Rejection:
-        """Return the rejection test for the children of some nodes, since the acceptance may depend on their depth.
+        """Return this rejection test with the acceptance that applies at some depths.
+
+        An acceptance may depend on the depth of the node whose children are tested.
 
         Args:
-            depths: depths of the nodes, int64 (nodes,). The root has depth 0.
+            depths: depths of these nodes, int64 (nodes,). The root has depth 0.
         """
         return replace(self, acceptance=self.acceptance.at(depths))
 

@@ -42,7 +42,7 @@ class MethodSampler:
 
     def __call__(self, world: World, prompts: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
         """Decode one sequence for each prompt, with the random numbers of one seed per sequence, see `Sampler`."""
-        decoder = make_decoder(make_models(world, self.spec.neighbours), self.spec, SamplingConfig())
+        decoder = make_decoder(make_models(world, self.spec), self.spec, SamplingConfig())
         noise = [
             decoder.make_noise(seed, str(prompt)) for seed, prompt in zip(seeds.tolist(), prompts.tolist(), strict=True)
         ]

@@ -1,4 +1,4 @@
-"""The target, the draft model and the shift heads of a world, as models that every method of Lantern can decode with.
+"""The target, the draft model and the heads of a world, as models that every method of Lantern can decode with.
 
 A *world* is a target and a draft model whose distributions are in tables, with one row per context. A *context* is a
 prompt and the tokens so far. The number of its row is the sum of one term for the prompt and one term for each token.
@@ -19,9 +19,11 @@ from lantern.auditing.world import World
 from lantern.codebook import nearest_codes
 from lantern.decoding_state import DecodingModels
 from lantern.kv_cache import KVCache, repeat_rows
+from lantern.methods import MethodSpec
 from lantern.models.config import DraftConfig, TargetConfig
 from lantern.models.draft import DraftModel
 from lantern.models.heads import HeadsConfig, ShiftHeads
+from lantern.models.state_head import StateHead, StateHeadConfig
 from lantern.models.target import Target
 
 
@@ -173,13 +175,31 @@ class TableHeads(ShiftHeads):
         return torch.stack([hidden[..., 0], torch.ones_like(hidden[..., 0])], dim=-1)
 
 
-def make_models(world: World, neighbours: str | None = None) -> DecodingModels:
-    """Make the target, the draft model and the shift heads of a world, and a table of the nearest codes of each code.
+class TableStateHead(StateHead):
+    """A state head for the tables of a world, without trained weights.
+
+    A state head corrects an outdated hidden state. Here a hidden state names a row in a table of distributions. This
+    head returns the same row in the draft model's table, so that its drafts are often wrong.
+    """
+
+    def __init__(self, target: TableTarget) -> None:
+        with torch.random.fork_rng(devices=[]):  # the weights of the base class are not used
+            super().__init__(StateHeadConfig.of(target.config))
+
+    def forward(self, previous: torch.Tensor, outdated: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        """Return the outdated row in the draft model's table. For the arguments see `StateHead.forward`."""
+        return torch.stack([outdated[..., 0], torch.ones_like(outdated[..., 0])], dim=-1)
+
+
+def make_models(world: World, spec: MethodSpec) -> DecodingModels:
+    """Make the target, the draft model and the heads of a world, and a table of the nearest codes of each code.
 
     Args:
         world: a small target and draft model with known probabilities.
-        neighbours: distance that defines the nearest codes, such as "l2". None for "l2".
+        spec: the method. It states the distance that defines the nearest codes ("l2" by default), and whether the heads
+            are shift heads or a state head.
     """
     target = TableTarget(world)
-    table = nearest_codes(world.codebook, world.vocab_size - 1, neighbours or "l2")
-    return DecodingModels(target, TableDraft(target), table, TableHeads(target))
+    table = nearest_codes(world.codebook, world.vocab_size - 1, spec.neighbours or "l2")
+    heads = TableStateHead(target) if spec.drafts_row.has_state_head else TableHeads(target)
+    return DecodingModels(target, TableDraft(target), table, heads)

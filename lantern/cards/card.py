@@ -116,8 +116,8 @@ class ModelCard:
             `DynamicTreeOptions`.
         neighbours: measure of distance between codes, by which nearest codes are found, see
             `lantern.codebook.nearest_codes`.
-        files: files of the model. The keys are "target", "drafter" (the draft model), "heads" (the shift heads,
-            which make drafts), "tokenizer" (the image tokenizer) and "text" (the text encoder). A value is a path
+        files: files of the model. The keys are "target", "drafter" (the draft model), "heads" (shift heads or a state
+            head, which make drafts), "tokenizer" (the image tokenizer) and "text" (the text encoder). A value is a path
             relative to the card, or files on the hub. A key is missing if the model has no such files.
         licence: licence of the weights.
     """

@@ -51,7 +51,7 @@ class Drafter(Generic[State]):
         """Make the drafter of a decoding method.
 
         Args:
-            models: the target, and the draft model or the shift heads if the method needs them.
+            models: the target, and the draft model or the heads if the method needs them.
             spec: the method: its kind of drafts, its tree and its parameters.
             sampling: temperature, top-k and top-p filters, and guidance.
         """

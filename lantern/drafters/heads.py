@@ -107,7 +107,7 @@ class HeadsDrafter(Drafter[HeadsState]):
         if not is_chain(spec.tree_shape):
             raise ValueError(f"drafts {spec.drafts} of {spec.label} need a chain, got tree {spec.tree}; use chain7")
         tree = static_tree(spec.static_choices, models.target.device)
-        return cls(models.require_heads(spec.label), models.target, tree, sampling)
+        return cls(models.require_heads(spec.label, ShiftHeads), models.target, tree, sampling)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> HeadsState:
         """Make room for the emitted tokens and hidden states of `num_rows` images, see `Drafter.allocate`."""
@@ -227,7 +227,7 @@ class JacobiHeadsDrafter(JacobiDrafter):
         target = models.target
         tree = static_tree(spec.static_choices, target.device)
         chain = static_tree(tree_choices(f"chain{tree.max_depth}"), target.device)
-        heads = HeadsDrafter(models.require_heads(spec.label), target, chain, sampling)
+        heads = HeadsDrafter(models.require_heads(spec.label, ShiftHeads), target, chain, sampling)
         return cls(heads, tree, target.config)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> JacobiHeadsState:
@@ -366,7 +366,7 @@ class LinesDrafter(HeadsDrafter):
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> LinesDrafter:
         """Make the drafter of a method, see `Drafter.make`."""
-        return cls(models.require_heads(spec.label), models.target, spec["rounds"], sampling)
+        return cls(models.require_heads(spec.label, ShiftHeads), models.target, spec["rounds"], sampling)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> LinesState:
         """Make room for the tokens, hidden states and drafts of `num_rows` images, see `Drafter.allocate`."""
@@ -443,12 +443,16 @@ class LineVerifier(Verifier):
         return Outcome(proposal, scores, is_accepted, path, num_accepted, emitted, is_substituted, is_finite)
 
     def _correct(self, scores: Scores, proposal: Proposal, sampled: torch.Tensor) -> torch.Tensor:
-        """Keep or replace each draft, and return the new drafts, int64 (batch, nodes). The last entry is undefined.
+        """Test each draft against the target's distribution, and return the new drafts, int64 (batch, nodes).
+
+        An accepted draft is kept. A rejected draft is replaced by a sample of the residual distribution, or at
+        temperature 0 by the target's sample. Entry i is the draft after node i. The last node has no draft after it, so
+        the last entry has no meaning.
 
         Args:
             scores: the target's scores.
             proposal: the chain of drafts.
-            sampled: the target's sample after each node, int64 (batch, nodes). At temperature 0 it replaces the draft.
+            sampled: the target's sample after each node, int64 (batch, nodes).
         """
         if scores.sampling.is_greedy:
             return sampled

@@ -10,6 +10,8 @@ distant positions. The draft model has seen the last tokens, but its predictions
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from lantern.decoding_state import DecodingModels
@@ -33,11 +35,12 @@ class HybridTreeDrafter(HybridDrafter):
 
     Args:
         jacobi: keeps the pool, and drafts the nodes below depth `NUM_DEPTHS`.
-        eagle: runs the draft model over the first `NUM_DEPTHS` depths of the same tree.
+        learned: runs the draft model over the first `NUM_DEPTHS` depths of the same tree.
         tree: the tree.
     """
 
     jacobi: JacobiTreeDrafter
+    learned: Any  # its `propose` takes a function that chooses drafts, see `lantern.drafters.eagle.Choose`
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> HybridDrafter:
@@ -67,7 +70,7 @@ class HybridTreeDrafter(HybridDrafter):
         def choose(depth: int, parents: torch.Tensor, keys: torch.Tensor, num_siblings: int) -> torch.Tensor:
             return self._children(results.at(depth, parents.shape[1]), parents, keys, num_siblings)
 
-        given = self.eagle.propose(state.eagle, root, lengths, choose).tokens
+        given = self.learned.propose(state.learned, root, lengths, choose).tokens
         return self.jacobi.extend(results, given, lengths)
 
     def _children(self, results: Results, parents: torch.Tensor, keys: torch.Tensor, num_siblings: int) -> torch.Tensor:

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import DraftTree, StaticTree, join_trees, static_tree
 from lantern.drafters.base import Drafter, best_codes
-from lantern.drafters.eagle import EagleDrafter, EagleState
+from lantern.drafters.eagle import EagleDrafter
 from lantern.methods import MethodSpec
 from lantern.models.config import TargetConfig
 from lantern.noise import NoiseField
@@ -273,33 +273,33 @@ class HybridState:
 
     Attributes:
         jacobi: state of its Jacobi drafter.
-        eagle: state of its EAGLE drafter.
+        learned: state of its drafter with a trained model.
     """
 
     jacobi: Any
-    eagle: EagleState
+    learned: Any
 
 
 class HybridDrafter(Drafter[HybridState]):
-    """The drafter of two trees below one root: one with Jacobi drafts, one with drafts of EAGLE's draft model.
+    """The drafter of two trees below one root: one with Jacobi drafts, one with drafts of a trained model.
 
     In each step, the longer of the two trees' accepted paths is emitted.
 
     Args:
         jacobi: fills the nodes of the first tree.
-        eagle: fills the nodes of the second tree. Its `most_pending` must be at least 1 plus the depth of the deeper
-            tree, since a step may emit this number of tokens.
+        learned: fills the nodes of the second tree, with drafts of a trained model. The `most_pending` of an EAGLE
+            drafter must be at least 1 plus the depth of the deeper tree, since a step may emit this number of tokens.
         tree: both trees below one root.
     """
 
     tree: DraftTree
 
-    def __init__(self, jacobi: Drafter[Any], eagle: EagleDrafter, tree: DraftTree) -> None:
+    def __init__(self, jacobi: Drafter[Any], learned: Drafter[Any], tree: DraftTree) -> None:
         self.jacobi = jacobi
-        self.eagle = eagle
+        self.learned = learned
         self.tree = tree
         self.max_depth = tree.max_depth
-        self.noise_streams = eagle.noise_streams
+        self.noise_streams = learned.noise_streams
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> HybridDrafter:
@@ -324,20 +324,20 @@ class HybridDrafter(Drafter[HybridState]):
 
     def allocate(self, num_rows: int, noise: NoiseField) -> HybridState:
         """Make the states of both drafters for `num_rows` images, see `Drafter.allocate`."""
-        return HybridState(self.jacobi.allocate(num_rows, noise), self.eagle.allocate(num_rows, noise))
+        return HybridState(self.jacobi.allocate(num_rows, noise), self.learned.allocate(num_rows, noise))
 
     def fill(self, state: HybridState, rows: torch.Tensor, prefill: Prefill) -> None:
         """Prepare the states of both drafters for new prompts, see `Drafter.fill`."""
         self.jacobi.fill(state.jacobi, rows, prefill)
-        self.eagle.fill(state.eagle, rows, prefill)
+        self.learned.fill(state.learned, rows, prefill)
 
     def propose(self, state: HybridState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return the Jacobi drafter's tree and the EAGLE drafter's tree below one root, see `Drafter.propose`."""
+        """Return the Jacobi drafter's tree and the other drafter's tree below one root, see `Drafter.propose`."""
         first = self.jacobi.propose(state.jacobi, root, lengths)
-        second = self.eagle.propose(state.eagle, root, lengths)
+        second = self.learned.propose(state.learned, root, lengths)
         return Proposal(torch.cat([first.tokens, second.tokens[:, 1:]], dim=1), self.tree)
 
     def observe(self, state: HybridState, outcome: Outcome, lengths: torch.Tensor) -> None:
         """Update the states of both drafters after a step, see `Drafter.observe`."""
         self.jacobi.observe(state.jacobi, outcome, lengths)
-        self.eagle.observe(state.eagle, outcome, lengths)
+        self.learned.observe(state.learned, outcome, lengths)

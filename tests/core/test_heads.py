@@ -180,7 +180,7 @@ def test_parts_that_do_not_fit_are_refused(sizes, parts, words):
 
 
 def test_methods_without_heads_and_with_a_wrong_number_of_rounds_are_refused(models):
-    with pytest.raises(ValueError, match="method ssd needs shift heads, got none; train them"):
+    with pytest.raises(ValueError, match="method ssd needs shift heads, got none; run the workflow"):
         make_decoder(type(models)(models.target), make_method("ssd"), SamplingConfig())
     with pytest.raises(ValueError, match="rounds of ssd must be an integer >= 0, got -1"):
         make_method("ssd", rounds=-1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 import torch
-from every_method import spec_of
+from every_method import spec_of, with_heads
 from kernels import to_fake
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -30,7 +30,9 @@ def decoder_of(models: DecodingModels, name: str, temperature: float = 1.0, **op
         temperature: sampling temperature.
         options: options of `make_decoder`.
     """
-    return make_decoder(models, spec_of(name), SamplingConfig(temperature, top_k=8, cfg_scale=2.0), **options)
+    return make_decoder(
+        with_heads(models, name), spec_of(name), SamplingConfig(temperature, top_k=8, cfg_scale=2.0), **options
+    )
 
 
 def make_batches(decoder: Decoder, models: DecodingModels) -> list[tuple]:

@@ -43,6 +43,7 @@ rule sample_codes:
         **DECODING_PARAMS,
         code=code("sample_codes.py"),
         method=asdict(PLAN.specs["autoregressive"]),
+        num_samples=CONFIG.data.num_samples,
     script:
         "../scripts/sample_codes.py"
 

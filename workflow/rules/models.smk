@@ -1,4 +1,4 @@
-"""Rules that make models: metric models, image tokenizer, target, draft model and shift heads.
+"""Rules that make models: metric models, image tokenizer, target, draft model and heads.
 
 A model is trained or, if the config names a `checkpoint`, converted. Two further rules check published metric weights
 and measure the real images with which FID compares.
@@ -288,32 +288,64 @@ rule train_drafter:
         "../scripts/train_drafter.py"
 
 
-# Runs only if a method needs shift heads.
-rule train_heads:
-    input:
-        codes=samples_of("train"),
-        val_codes=samples_of("val"),
-        captions=rules.write_captions.output.train,
-        val_captions=rules.write_captions.output.val,
-        features=caption_features_of("train"),
-        val_features=caption_features_of("val"),
-        target=target_of("{training_seed}"),
-    output:
-        model="<results>/heads/s{training_seed}/model.safetensors",
-        report="<results>/heads/s{training_seed}/report.json",
-    log:
-        "<logs>/train_heads.s{training_seed}.log",
-    conda:
-        ENVIRONMENT
-    threads: RUN.training_threads
-    resources:
-        mem_mb=SIZES.training_mb(),
-        runtime=growing(1440 if SIZES.is_large else 120, MOST_MINUTES),
-        gpu=GPU,
-    params:
-        **TEXT_PARAMS,
-        code=code("train_heads.py"),
-        settings=CONFIG.heads.model_dump(),
-        cfg_scale=CONFIG.sampling.cfg_scale,
-    script:
-        "../scripts/train_heads.py"
+if CONFIG.heads.kind == "shift":
+
+    # Runs only if a method needs shift heads.
+    rule train_heads:
+        input:
+            codes=samples_of("train"),
+            val_codes=samples_of("val"),
+            captions=rules.write_captions.output.train,
+            val_captions=rules.write_captions.output.val,
+            features=caption_features_of("train"),
+            val_features=caption_features_of("val"),
+            target=target_of("{training_seed}"),
+        output:
+            model="<results>/heads/s{training_seed}/model.safetensors",
+            report="<results>/heads/s{training_seed}/report.json",
+        log:
+            "<logs>/train_heads.s{training_seed}.log",
+        conda:
+            ENVIRONMENT
+        threads: RUN.training_threads
+        resources:
+            mem_mb=SIZES.training_mb(),
+            runtime=growing(1440 if SIZES.is_large else 120, MOST_MINUTES),
+            gpu=GPU,
+        params:
+            **TEXT_PARAMS,
+            code=code("train_heads.py"),
+            settings=CONFIG.heads.model_dump(),
+            cfg_scale=CONFIG.sampling.cfg_scale,
+        script:
+            "../scripts/train_heads.py"
+
+else:
+
+    # Runs only if a method needs a state head. It generates its images itself, because it reads every decoding step.
+    rule train_state_head:
+        input:
+            captions=rules.write_captions.output.train,
+            val_captions=rules.write_captions.output.val,
+            features=caption_features_of("train"),
+            val_features=caption_features_of("val"),
+            target=target_of("{training_seed}"),
+        output:
+            model="<results>/heads/s{training_seed}/model.safetensors",
+            report="<results>/heads/s{training_seed}/report.json",
+        log:
+            "<logs>/train_heads.s{training_seed}.log",
+        conda:
+            ENVIRONMENT
+        threads: RUN.training_threads
+        resources:
+            mem_mb=SIZES.training_mb(),
+            runtime=growing(1440 if SIZES.is_large else 120, MOST_MINUTES),
+            gpu=GPU,
+        params:
+            **DECODING_PARAMS,
+            code=code("train_state_head.py"),
+            settings=CONFIG.heads.model_dump(),
+            num_samples=CONFIG.data.num_samples,
+        script:
+            "../scripts/train_state_head.py"

@@ -23,10 +23,11 @@ with job_log(snakemake) as log, partial_records(snakemake) as partial:
     models = load_decoding_models(files.target, device=execution.device, dtype=params.dtype)
     sampling = SamplingConfig(temperature=1.0, **params.sampling)
     decoder = make_decoder(models, MethodSpec(**params.method), sampling, stepping=execution.stepping)
-    captions = {"train": files.captions, "val": files.val_captions}
-    shards = {
-        split: select_shard(read_prompts(path), snakemake.wildcards.scatteritem) for split, path in captions.items()
+    captions = {
+        "train": read_prompts(files.captions)[: params.num_samples],
+        "val": read_prompts(files.val_captions),
     }
+    shards = {split: select_shard(prompts, snakemake.wildcards.scatteritem) for split, prompts in captions.items()}
     prompts = [*shards["train"], *shards["val"]]
     records = generate_records(
         decoder,

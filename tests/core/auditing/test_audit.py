@@ -29,6 +29,7 @@ EXACT = [
     ("jacobi", {"tree": "chain3k3d2"}),
     ("eagle1", {"drafts": "heads", "tree": "chain2"}),
     ("jacobi", {"drafts": "jacobi_heads", "tree": "chain2"}),
+    ("hybrid", {"drafts": "hybrid_head", "tree": "chain2k2d1"}),
     ("hybrid", {}),
     ("sjd", {}),
     ("scd_gumbel", {}),
@@ -152,7 +153,8 @@ def test_a_custom_drafter_is_audited(tmp_path, monkeypatch):
 
 def test_the_draft_model_has_the_probabilities_of_the_world():
     world = make_world()
-    decoder = make_decoder(make_models(world), make_method("eagle1", tree="chain3"), SamplingConfig())
+    spec = make_method("eagle1", tree="chain3")
+    decoder = make_decoder(make_models(world, spec), spec, SamplingConfig())
     outcomes = []
     decoder.observer = outcomes.append
     prompts = torch.arange(8) % 2
@@ -278,7 +280,8 @@ def test_wrong_sizes_of_a_world_are_named(sizes, message):
 def test_similar_codes_are_neighbours_with_nearly_equal_probabilities():
     world = make_world(vocab_size=6, lines=1, columns=3, top_k=6)
     for neighbours in ("l2", "l2_normalised"):
-        assert make_models(world, neighbours).nearest_codes[:, 0].tolist() == [1, 0, 3, 2, 5, 4]
+        models = make_models(world, make_method("proximity", k=1, neighbours=neighbours))
+        assert models.nearest_codes[:, 0].tolist() == [1, 0, 3, 2, 5, 4]
     gap = (world.target[:, 0::2] / world.target[:, 1::2]).log().abs().mean()
     other = (world.target[:, [0, 2, 4]] / world.target[:, [2, 4, 0]]).log().abs().mean()
     assert gap < 0.4 < 3 * gap < other

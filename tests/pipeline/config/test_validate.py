@@ -531,7 +531,7 @@ def test_what_needs_images_or_files_says_so():
     published["prompts"]["seen"] = {"split": "seen", "num": 96}
     assert "prompts.seen.split needs images; with data.source none, give a file" in sentence_for(published)
     published["methods"][0] = {"preset": ["autoregressive", "ssd"]}
-    assert "data.source must not be none if a method needs shift heads" in sentence_for(published)
+    assert "data.source must not be none if a method needs heads" in sentence_for(published)
 
 
 def test_an_unknown_model_is_answered_with_the_known_ones():

@@ -177,8 +177,8 @@ def _without_images(config: RunConfig, source: str) -> Iterator[str]:
             )
     if source == "none" and any(run.spec.needs_heads for run in runs):
         yield (
-            "data.source must not be none if a method needs shift heads: the target generates their training images "
-            "from captions; set it to captions, and data.captions to a file"
+            "data.source must not be none if a method needs heads: the target generates their training images from "
+            "captions; set it to captions, and data.captions to a file"
         )
     for name, entry in config.prompt_sets.items():
         if entry.split:
@@ -286,9 +286,9 @@ def _methods(config: RunConfig) -> Iterator[str]:
         ValueError: a config entry of a method is wrong; see `expand_methods`.
     """
     runs = expand_methods(config)
-    yield from _sizes_of_methods("methods", [run.spec for run in runs], config)
+    yield from _requirements("methods", [run.spec for run in runs], config)
     for name, points in expand_ablations(config).items():
-        yield from _sizes_of_methods(f"ablations.grids.{name}", [point.spec for point in points], config)
+        yield from _requirements(f"ablations.grids.{name}", [point.spec for point in points], config)
     temperatures = sorted({run.temperature for run in runs})
     for temperature in temperatures:
         if ("autoregressive", temperature) not in {(run.spec.method_id, run.temperature) for run in runs}:
@@ -313,12 +313,12 @@ def _methods(config: RunConfig) -> Iterator[str]:
                 yield f"{key} names no method that runs, got {name!r}; {closest(name, shown)}"
 
 
-def _sizes_of_methods(key: str, specs: list[MethodSpec], config: RunConfig) -> Iterator[str]:
-    """Check that a method's number k of nearest codes and the depth of its draft tree are not too large.
+def _requirements(key: str, specs: list[MethodSpec], config: RunConfig) -> Iterator[str]:
+    """Check that methods fit the heads, the table of nearest codes and the rotary table of the run.
 
-    The table of nearest codes must have at least k columns. A draft tree may be at most OVERSHOOT drafts deep. Near the
-    end of an image, drafts lie beyond its last position, and the target's rotary table has only OVERSHOOT positions
-    there.
+    The run trains shift heads or a state head. The table of nearest codes must have at least k columns. A draft tree
+    may be at most OVERSHOOT drafts deep. Near the end of an image, drafts lie beyond its last position, and the
+    target's rotary table has only OVERSHOOT positions there.
 
     Args:
         key: config key with the methods, for the error message.
@@ -330,6 +330,12 @@ def _sizes_of_methods(key: str, specs: list[MethodSpec], config: RunConfig) -> I
     """
     columns = config.codebook.num_neighbours
     for spec in specs:
+        kind = "state" if spec.drafts_row.has_state_head else "shift"
+        if spec.needs_heads and config.heads.kind != kind:
+            yield (
+                f"heads.kind must be {kind} for the drafts {spec.drafts} of {spec.method_id}, got {config.heads.kind}; "
+                "methods of the two kinds need two runs"
+            )
         if (depth := _depth(spec)) > OVERSHOOT:
             yield (
                 f"{key}: tree of {spec.method_id} must be at most {OVERSHOOT} drafts deep, got {depth}; choose a "

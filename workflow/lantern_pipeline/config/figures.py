@@ -242,9 +242,10 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
             {"summary": SUMMARY},
             {**of_rows, "trees": config.trees},
             caption=(
-                "**Tokens per forward pass over the nodes of the draft tree**, for exact drafts with a draft model "
-                "(*hybrid*) and without one (*Jacobi*). Horizontal axes, logarithmic: number of drafts that a step "
-                "verifies. Left: tokens per forward pass of the target; higher is faster. Right: speed-up at the "
+                "**Tokens per forward pass over the nodes of the draft tree**, for exact drafts without a trained "
+                "model (*Jacobi*), with a draft model (*hybrid*) and with a small network in its place (*state head*). "
+                "The prediction uses the same costs for both. Horizontal axes, logarithmic: number of drafts that a "
+                "step verifies. Left: tokens per forward pass of the target; higher is faster. Right: speed-up at the "
                 "lowest and the highest relative step cost that papers published for GPUs; it is predicted, not "
                 "measured. One pair of costs is used for all sizes, although a step with more nodes costs more.\n\n"
                 "{prompts} of the prompt set {prompt_set}, temperature {temperature}. Bars are 95 % bootstrap "

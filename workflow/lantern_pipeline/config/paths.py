@@ -64,7 +64,7 @@ def drafter_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | 
 
 
 def heads_of(training_seed: int | str) -> str:
-    """Return the path of the shift heads' weights for a training seed.
+    """Return the path of the heads' weights for a training seed.
 
     Shift heads predict later hidden states of the target, from which some methods sample their drafts.
 
@@ -75,7 +75,7 @@ def heads_of(training_seed: int | str) -> str:
 
 
 def heads_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | list[str]:
-    """Return the path of the shift heads' weights as input of a rule, or an empty list if no method needs them.
+    """Return the path of the heads' weights as input of a rule, or an empty list if no method needs them.
 
     Shift heads predict later hidden states of the target, from which some methods sample their drafts.
 

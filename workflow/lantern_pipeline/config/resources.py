@@ -122,9 +122,9 @@ class JobSizes:
     def converting_mb(self) -> Callable[..., int]:
         """Return the host memory that a job needs to convert a target into Lantern's file layout.
 
-        The job reads the memory-mapped file tensor by tensor, so that it never holds the whole model. It also checks a
-        large embedding table in float32. For this check, the estimate adds one byte per parameter of target and draft
-        model.
+        The job reads the memory-mapped file tensor by tensor, so that it never holds the whole model. It also copies an
+        embedding table to float32, to check it. The size of the table is not known when jobs are planned. The estimate
+        therefore counts one byte more per parameter of target and draft model than the file has.
 
         Returns:
             Function for a rule's `mem_mb`: MB, doubled with every attempt.

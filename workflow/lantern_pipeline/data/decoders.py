@@ -1,6 +1,6 @@
-"""Decoders of several methods that share their models: the target, and if needed a draft model and shift heads.
+"""Decoders of several methods that share their models: the target, and if needed a draft model and heads.
 
-*Shift heads* are small networks that predict the target's hidden states to the right and one line below.
+*Heads* are small networks that predict the target's hidden states.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def load_decoders(
         sampling: config section `sampling`.
         target: weights of the target model.
         drafter: weights of the draft model. None if no method uses one.
-        heads: weights of the shift heads, which predict later hidden states of the target. None if no method uses them.
+        heads: weights of the heads, which predict hidden states of the target. None if no method uses them.
         nearest_codes: files with tables of nearest codes; see `load_tables`.
         device: device of the models.
         dtype: dtype of the models, "float32" or "bfloat16".

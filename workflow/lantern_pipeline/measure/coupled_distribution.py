@@ -59,8 +59,8 @@ def measure_coupled_drafts(
 ) -> tuple[VerifiedNodes, str, OutputDistribution]:
     """Decode images, and compute the distribution of the emitted token at some nodes of their draft trees.
 
-    The method's drafts must be sampled with the target's noise, from distributions that can be recorded. `knows_drafts`
-    must return True for the method.
+    The method's drafts must be sampled with the target's noise, from distributions that can be recorded. For such a
+    method, `knows_drafts` returns True.
 
     Args:
         decoder: decoder of the method.
@@ -71,8 +71,8 @@ def measure_coupled_drafts(
 
     Returns:
         (recorded nodes, kind, distribution of the emitted token). kind is "enumeration" if the distribution is exact.
-        This is so with one draft per node and a verifier with relaxed sets (codes in whose place a draft may be
-        emitted). Otherwise kind is "monte_carlo".
+        This is so if each node has one draft, and the verifier accepts it whenever the target's sample is in its
+        relaxed set. Otherwise kind is "monte_carlo".
     """
     nodes, verifier = record_nodes(decoder.with_draft_probs(), prompts, encoder, **options), decoder.verifier
     if nodes.children.shape[1] == 1 and isinstance(verifier, WithinBound | ByProximity):

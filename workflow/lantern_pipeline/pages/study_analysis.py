@@ -306,8 +306,9 @@ def _standard_error(chosen: np.ndarray) -> float:
     """Compute the standard error of a preference rate, if both readers and prompts are random samples.
 
     The variance is clustered in two ways (Cameron, Gelbach and Miller 2011): variance of reader means plus variance of
-    prompt means, minus the residual variance. The result is multiplied by the ratio of Student's to the normal
-    quantile, with Satterthwaite's degrees of freedom (1946).
+    prompt means, minus the residual variance. Its root is multiplied by the ratio of Student's to the normal quantile.
+    An interval of ± 1.96 standard errors is then a 95 % interval of Student's distribution. The degrees of freedom are
+    those of Satterthwaite (1946).
 
     Args:
         chosen: whether a reader chose the autoregressive image, bool (readers, prompts).

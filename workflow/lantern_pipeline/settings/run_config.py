@@ -79,6 +79,9 @@ class Data(Section):
         description="side of square images in pixels, or [height, width]"
     )
     num_train: Integer = Field(ge=8, description="number of training images")
+    num_samples: Annotated[Integer, Field(ge=8)] | None = Field(
+        description="training captions for which the target generates images; null = all"
+    )
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -235,9 +238,10 @@ class Drafter(Section):
 
 
 class Heads(Section):
-    """Config section `heads`: shift heads, which draft the tokens to the right and below, and their training."""
+    """Config section `heads`: small networks that predict the target's hidden states for drafts, and their training."""
 
-    num_right: Count = Field(description="heads for tokens to the right")
+    kind: Literal["shift", "state"] = Field(description="shift heads, or a state head")
+    num_right: Count = Field(description="shift heads for tokens to the right")
     num_steps: Count = Field(description="optimiser steps")
     batch_size: Count = Field(description="images per step")
     learning_rate: LearningRate = Field(description="learning rate of AdamW")

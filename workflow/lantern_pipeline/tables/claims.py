@@ -184,7 +184,7 @@ def num_timed(rows: pd.DataFrame | Mapping[str, Any]) -> Any:
 
 
 def needs_draft_model(rows: pd.DataFrame) -> pd.Series:
-    """Return whether each method needs a draft model or shift heads, as a series with the index of `rows`."""
+    """Return whether each method needs a draft model or heads, as a series with the index of `rows`."""
     found = [drafts_of(name).is_trained for name in rows["drafts"]]
     return pd.Series(found, rows.index, dtype=bool)
 

@@ -1,6 +1,6 @@
 """Table of tokens per forward pass of exact methods, by the number of nodes of their static draft tree.
 
-The methods have two kinds of drafts: Jacobi drafts need no draft model, hybrid drafts need one.
+Jacobi drafts need no trained model. Hybrid drafts also need a draft model, or a state head in its place.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from lantern_pipeline.tables.markdown import Cells, predicted_cell, with_interva
 from lantern_pipeline.tables.predict import EAGER, predict_speedup
 
 Trees = Mapping[str, Sequence[Sequence[int]]]  # name of a static tree -> paths of its nodes
-DRAFTS = {"jacobi": "Jacobi", "hybrid": "hybrid"}  # drafts of the curves, and their titles
+# Drafts of the curves, and their titles. A state head corrects outdated hidden states, see docs/methods.md.
+DRAFTS = {"jacobi": "Jacobi", "hybrid": "hybrid", "hybrid_head": "hybrid with a state head"}
 LENGTH = "mean_accepted_length"
 
 

@@ -205,7 +205,7 @@ def predict_speedup(tokens_per_forward: float, needs_draft_model: bool, stepping
 
 
 def uses_draft_model(method: str) -> bool:
-    """Return whether a preset needs a draft model or shift heads.
+    """Return whether a preset needs a draft model or heads.
 
     Raises:
         ValueError: `method` is not a preset.

@@ -1,0 +1,231 @@
+"""Drafts of a state head: Jacobi drafts whose hidden states are corrected near the root.
+
+A *state head* predicts the target's hidden state for a position after its preceding tokens changed, see
+`lantern.models.state_head`. Near the root, the codes that the target would sample from this prediction are drafts. They
+are ranked together with the codes that the target found in earlier steps, as `lantern.drafters.hybrid_tree` does with
+the codes of a draft model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from lantern.decoding_state import DecodingModels
+from lantern.draft_tree import StaticTree, first_ranks, static_tree
+from lantern.drafters.base import Drafter, best_codes
+from lantern.drafters.eagle import Choose
+from lantern.drafters.hybrid_tree import HybridTreeDrafter
+from lantern.drafters.jacobi_tree import JacobiTreeDrafter
+from lantern.methods import MethodSpec
+from lantern.models.state_head import StateHead
+from lantern.models.target import Target, guide
+from lantern.noise import NoiseField
+from lantern.sampling import SamplingConfig, filter_logits
+from lantern.step import Outcome, Prefill, Proposal
+
+NUM_DEPTHS = 2  # number of depths whose drafts are also ranked by the state head
+
+
+@dataclass
+class StateHeadState:
+    """The state of a `StateHeadDrafter`: the newest hidden states and tokens of every position.
+
+    `positions` is the number of image tokens, and some more, since the last step may go past the end of the image.
+
+    Attributes:
+        noise: random numbers of the images, with which drafts are sampled.
+        previous: the target's hidden state from which the last emitted token was sampled, float32 (batch, dim).
+        outdated: the newest hidden state of each position, float32 (batch, positions, dim). 0 if there is none yet.
+        before: the token before each position when `outdated` was computed, int64 (batch, positions). -1 if there is no
+            hidden state yet.
+        tokens: the emitted tokens, int64 (batch, positions).
+    """
+
+    noise: NoiseField
+    previous: torch.Tensor
+    outdated: torch.Tensor
+    before: torch.Tensor
+    tokens: torch.Tensor
+
+
+@dataclass
+class _Level:
+    """The inner nodes of one depth of the tree, which are the nodes that have children.
+
+    Attributes:
+        nodes: index of each inner node among all nodes of its depth, int64.
+        parents: index of each node's parent among the inner nodes of the depth above, int64.
+        width: largest number of children of a node of this depth.
+        drafted: index of each child among `width` codes for every inner node, int64.
+    """
+
+    nodes: torch.Tensor
+    parents: torch.Tensor
+    width: int
+    drafted: torch.Tensor
+
+
+class StateHeadDrafter(Drafter[StateHeadState]):
+    """The drafter that fills the first depths of a tree with codes that a state head predicts.
+
+    The drafts are sampled with the target's noise.
+
+    Args:
+        head: the state head.
+        target: the target, for its token embedding, its output head and its sizes.
+        tree: the static tree that the target verifies. A step computes a hidden state for each of its depths.
+        num_depths: number of depths, from depth 1 on, that this drafter fills.
+        sampling: temperature, filters and guidance.
+    """
+
+    tree: StaticTree
+
+    def __init__(
+        self, head: StateHead, target: Target, tree: StaticTree, num_depths: int, sampling: SamplingConfig
+    ) -> None:
+        self.head = head
+        self.target = target
+        self.tree = tree
+        self.max_depth = tree.max_depth
+        self.sampling = sampling
+        self.num_positions = target.config.num_image_tokens + 2 * tree.max_depth + 2
+        device = target.device
+        self._spine = first_ranks(tree)  # one node of each depth
+        self._steps = torch.arange(tree.max_depth + 1, device=device)
+        width = head.config.line_width
+        self._above = torch.tensor([-width, -width + 1, -width - 1], device=device)
+        self._levels = [_level(tree, depth) for depth in range(min(num_depths, tree.max_depth))]
+
+    def allocate(self, num_rows: int, noise: NoiseField) -> StateHeadState:
+        """Make an empty state for `num_rows` images, see `Drafter.allocate`."""
+        device = self.target.device
+        shape = (num_rows, self.num_positions)
+        return StateHeadState(
+            noise=noise,
+            previous=torch.zeros(num_rows, self.head.config.dim, device=device),
+            outdated=torch.zeros(*shape, self.head.config.dim, device=device),
+            before=torch.zeros(shape, dtype=torch.int64, device=device),
+            tokens=torch.zeros(shape, dtype=torch.int64, device=device),
+        )
+
+    def fill(self, state: StateHeadState, rows: torch.Tensor, prefill: Prefill) -> None:
+        """Store the hidden state of the first image token of new prompts, see `Drafter.fill`."""
+        state.previous.index_copy_(0, rows, self.guided(prefill.hidden[:, :, -1]))
+        state.outdated.index_fill_(0, rows, 0.0)
+        state.before.index_fill_(0, rows, -1)
+        state.tokens[:, :1].index_copy_(0, rows, prefill.first)
+
+    def propose(
+        self, state: StateHeadState, root: torch.Tensor, lengths: torch.Tensor, choose: Choose | None = None
+    ) -> Proposal:
+        """Draft the first depths of the tree, level by level. For the result see `Drafter.propose`.
+
+        Args:
+            state: the state of the drafter.
+            root: last emitted token of each image, int64 (batch, 1).
+            lengths: number of emitted tokens of each image, int64 (batch,).
+            choose: function that chooses the drafts below the nodes, see `Choose`. By default they are the codes with
+                the largest keys. The key of a code is its log-probability, read from the predicted hidden state, plus
+                the target's noise.
+        """
+        levels = [root]
+        hidden = state.previous[:, None]
+        for depth, level in enumerate(self._levels):
+            tokens = levels[-1].index_select(1, level.nodes)
+            hidden = self._predict(state, hidden.index_select(1, level.parents), tokens, lengths + depth)
+            positions = (lengths + depth)[:, None].expand_as(tokens)
+            keys = self.target.guided_logits(hidden[None], self.sampling.cfg_scale, positions)
+            if not self.sampling.is_greedy:
+                keys = filter_logits(keys, self.sampling) + state.noise.gumbel("target", positions)
+            children = best_codes(keys, level.width) if choose is None else choose(depth, tokens, keys, level.width)
+            levels.append(children.flatten(1).index_select(1, level.drafted))
+        return Proposal(torch.cat(levels, dim=1), self.tree)
+
+    def _predict(
+        self, state: StateHeadState, previous: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Predict the hidden states after some nodes of one depth, float32 (batch, nodes, dim).
+
+        Args:
+            state: the state of the drafter.
+            previous: hidden states from which the nodes' tokens were predicted, float32 (batch, nodes, dim).
+            tokens: tokens of the nodes, int64 (batch, nodes).
+            positions: image position after the nodes, int64 (batch,).
+        """
+        index = positions[:, None, None].expand(-1, 1, previous.shape[2])
+        outdated = state.outdated.gather(1, index).expand_as(previous)
+        before = state.before.gather(1, positions[:, None])
+        above = positions[:, None] + self._above
+        above = state.tokens.gather(1, above.clamp(min=0)).masked_fill(above < 0, -1)
+        around = torch.cat([before, above], dim=1)[:, None].expand(-1, tokens.shape[1], -1)
+        embedded = embed_tokens(self.target, torch.cat([tokens[:, :, None], around], dim=2))
+        return self.head(previous, outdated, embedded)
+
+    def observe(self, state: StateHeadState, outcome: Outcome, lengths: torch.Tensor) -> None:
+        """Store the target's hidden states of a step and the emitted tokens, see `Drafter.observe`."""
+        assert outcome.scores.hidden is not None
+        hidden = self.guided(outcome.scores.hidden)
+        last = outcome.path[:, -1:, None].expand(-1, 1, hidden.shape[2])
+        state.previous.copy_(hidden.gather(1, last).squeeze(1))
+        positions = lengths[:, None] + self._steps
+        of_depths = hidden.index_select(1, self._spine)
+        state.outdated.scatter_(1, positions[:, :, None].expand_as(of_depths), of_depths)
+        state.before.scatter_(1, positions, outcome.proposal.tokens.index_select(1, self._spine))
+        state.tokens.scatter_(1, positions, outcome.emitted)
+
+    def guided(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Apply classifier-free guidance to hidden states, if there are two branches, float32 (batch, ..., dim).
+
+        Args:
+            hidden: hidden states of the target, (branches, batch, ..., dim).
+        """
+        if len(hidden) == 1:
+            return hidden[0].float()
+        return guide(hidden.flatten(0, 1), self.sampling.cfg_scale)
+
+
+class HeadTreeDrafter(HybridTreeDrafter):
+    """The drafter that ranks drafts near the root by a state head and the pool, and all other drafts by the pool.
+
+    The pool holds the target's best codes for each position, computed in earlier steps.
+    """
+
+    @classmethod
+    def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> HeadTreeDrafter:
+        """Make the drafter of a method, see `Drafter.make`.
+
+        Raises:
+            ValueError: there is no state head, or the target's output head is not linear.
+        """
+        target = models.target
+        if sampling.is_guided and not target.is_head_linear:
+            raise ValueError(
+                f"method {spec.label} needs a target with a linear output head if guidance is on, got one with a "
+                "hidden layer; use hybrid"
+            )
+        tree = static_tree(spec.static_choices, target.device)
+        head = StateHeadDrafter(models.require_heads(spec.label, StateHead), target, tree, NUM_DEPTHS, sampling)
+        return cls(JacobiTreeDrafter(tree, target.config, num_given=min(NUM_DEPTHS, tree.max_depth)), head, tree)
+
+
+def embed_tokens(target: Target, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the target's embeddings of tokens, (..., dim), and 0 for missing tokens.
+
+    Args:
+        target: the target.
+        tokens: tokens, int64 (...). -1 marks a missing token.
+    """
+    embedded = target.token_embedding(tokens.clamp(min=0))
+    return embedded.masked_fill((tokens < 0)[..., None], 0.0)
+
+
+def _level(tree: StaticTree, depth: int) -> _Level:
+    nodes = tree.levels[depth]
+    num_above = int((tree.depths[0] < depth).sum())
+    if depth == 0:
+        parents = torch.zeros_like(nodes)
+    else:
+        parents = torch.searchsorted(tree.levels[depth - 1], tree.parents[0, nodes])
+    return _Level(nodes - num_above, parents, tree.level_children[depth], tree.drafted[depth])

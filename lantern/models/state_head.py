@@ -1,0 +1,122 @@
+"""State head: a small network that corrects the hidden state of a position after the tokens before it have changed.
+
+In Jacobi decoding, every step computes the target's hidden states for the next positions, after drafts of the tokens
+before them. Some of these drafts are then replaced by other tokens. The state head predicts the hidden states that the
+target would compute after the new tokens. It reads the hidden state of the position before, the outdated hidden state,
+and the neighbouring tokens to the left and above. The target's output head turns the prediction into logits.
+
+A state head has no cache, unlike EAGLE's draft model. With classifier-free guidance, its hidden states are guided ones,
+u + s (c - u), where c and u are the target's hidden states with and without the prompt. The target's output head must
+therefore be linear, and the guidance scale s must be the one of training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lantern.models.config import TargetConfig
+from lantern.models.linear import prepare_linears
+from lantern.models.stored import StoredModel
+
+NUM_STATES = 2  # hidden states that the head reads for a position
+NUM_TOKENS = 5  # tokens that it reads
+
+
+@dataclass(frozen=True)
+class StateHeadConfig:
+    """Sizes of a state head.
+
+    Attributes:
+        dim: channels of a hidden state.
+        ffn_hidden: channels of the hidden layer.
+        line_width: number of tokens of an image line, which is the distance to the token above.
+        dropout: fraction of the hidden layer's channels that are set to 0 in training.
+    """
+
+    dim: int
+    ffn_hidden: int
+    line_width: int
+    dropout: float = 0.2
+
+    @classmethod
+    def of(cls, target: TargetConfig) -> StateHeadConfig:
+        """Return the sizes of the state head that Lantern trains for a target.
+
+        Args:
+            target: sizes of the target.
+        """
+        return cls(target.dim, target.ffn_hidden, target.line_width)
+
+
+class StateHead(StoredModel):
+    """The network of a state head. For an input x, it returns W x + f(x), with a linear map W and a SwiGLU network f.
+
+    The weights are always float32, since guided hidden states are.
+
+    Args:
+        config: the sizes.
+
+    Attributes:
+        state_scale: root mean square of the target's hidden states, by which the input is divided.
+        token_scale: root mean square of the target's token embeddings, by which the input is divided.
+    """
+
+    kind = "state_head"
+    config_class = StateHeadConfig
+    wide = ("",)
+    config: StateHeadConfig
+    state_scale: torch.Tensor
+    token_scale: torch.Tensor
+
+    def __init__(self, config: StateHeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        inputs = (NUM_STATES + NUM_TOKENS) * config.dim
+        self.combine = nn.Linear(inputs, config.dim, bias=False)
+        self.gate_up = nn.Linear(inputs, 2 * config.ffn_hidden, bias=False)
+        self.down = nn.Linear(config.ffn_hidden, config.dim, bias=False)
+        self.register_buffer("state_scale", torch.ones(()))
+        self.register_buffer("token_scale", torch.ones(()))
+
+    @classmethod
+    def from_target(cls, target: TargetConfig, seed: int) -> StateHead:
+        """Make an untrained state head. It returns the outdated hidden state that it reads.
+
+        Args:
+            target: sizes of the target.
+            seed: random seed.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            head = cls(StateHeadConfig.of(target))
+        dim = target.dim
+        with torch.no_grad():
+            head.combine.weight.zero_()
+            nn.init.eye_(head.combine.weight[:, dim : 2 * dim])
+            nn.init.zeros_(head.down.weight)
+        return head
+
+    def forward(self, previous: torch.Tensor, outdated: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        """Predict hidden states of some positions, float32 (..., dim).
+
+        Args:
+            previous: hidden states of the positions before, float32 (..., dim).
+            outdated: hidden states of the positions, from an earlier step, float32 (..., dim). 0 if there was none.
+            embedded: the target's embeddings of five tokens, (..., 5, dim): the token before the position, the token
+                before it in the earlier step, then the tokens above, above to the right and above to the left. 0 for a
+                token outside of the image.
+        """
+        states = torch.cat([previous, outdated], dim=-1) / self.state_scale
+        x = torch.cat([states, embedded.flatten(-2).float() / self.token_scale], dim=-1)
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        hidden = F.dropout(F.silu(gate) * up, self.config.dropout, self.training)
+        return (self.combine(x) + self.down(hidden)) * self.state_scale
+
+    def prepare_for_decoding(self) -> StateHead:
+        """Replace the linear maps by faster ones, in place, and return the model, which can no longer be trained."""
+        prepare_linears(self)
+        return self

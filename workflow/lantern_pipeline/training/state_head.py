@@ -1,0 +1,247 @@
+"""Training of a state head: a small network that corrects outdated hidden states of the frozen target.
+
+The training examples are recorded while the target generates images by Jacobi decoding. Each decoding step gives one
+example. It has the outdated hidden states of the next positions, and the tokens before these positions when the hidden
+states were computed. When an image is complete, its true tokens and hidden states are known, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+
+from lantern.decoding import make_decoder
+from lantern.decoding_state import DecodingModels
+from lantern.draft_tree import static_tree
+from lantern.drafters.state_head import NUM_DEPTHS, HeadTreeDrafter, StateHeadDrafter, StateHeadState, embed_tokens
+from lantern.methods import MethodSpec
+from lantern.models.state_head import StateHead
+from lantern.models.target import Target
+from lantern.noise import NoiseField
+from lantern.prompts import Prompt
+from lantern.sampling import SamplingConfig, filter_logits
+from lantern.step import Outcome, Prefill, Proposal
+from lantern.text_encoders.base import TextEncoder
+from lantern_pipeline.data.code_dataset import step_indices
+from lantern_pipeline.training.drafter import freeze
+from lantern_pipeline.training.heads import HeadsTraining
+from lantern_pipeline.training.loop import Trainer, cosine_rate
+from lantern_pipeline.training.optimisers import make_adamw
+
+RECORDED = MethodSpec.of("recorded", tree="chain9k2d1", drafts="hybrid_head")
+HIDDEN_WEIGHT = 0.5  # weight of the distance of hidden states in the loss
+WEIGHT_DECAY = 0.1
+
+
+@dataclass
+class DecodingSteps:
+    """Recorded decoding steps of some images, from which a state head is trained.
+
+    `depths` is NUM_DEPTHS, the number of positions for which a state head makes drafts in a step.
+
+    Attributes:
+        codes: tokens of the images, int64 (images, tokens).
+        states: the target's hidden state from which each token was sampled, float32 (images, tokens, dim).
+        image: index of the image of each step, int64 (steps,).
+        position: first position whose token was not yet emitted at the step, int64 (steps,).
+        outdated: newest hidden states of the next positions at the step, float32 (steps, depths, dim).
+        before: token before each of these positions when the hidden state was computed, int64 (steps, depths). -1 if
+            there was no hidden state yet.
+    """
+
+    codes: torch.Tensor
+    states: torch.Tensor
+    image: torch.Tensor
+    position: torch.Tensor
+    outdated: torch.Tensor
+    before: torch.Tensor
+
+
+class _Recorder(StateHeadDrafter):
+    """A drafter that records the inputs of its state head in every step, and the target's hidden states."""
+
+    def allocate(self, num_rows: int, noise: NoiseField) -> StateHeadState:
+        self.steps = []
+        self.states = torch.zeros(num_rows, self.num_positions, self.head.config.dim, device=self.target.device)
+        return super().allocate(num_rows, noise)
+
+    def fill(self, state: StateHeadState, rows: torch.Tensor, prefill: Prefill) -> None:
+        super().fill(state, rows, prefill)
+        self.states[rows, 0] = state.previous[rows]
+
+    def propose(self, state: StateHeadState, root: torch.Tensor, lengths: torch.Tensor, choose=None) -> Proposal:
+        positions = lengths[:, None] + torch.arange(NUM_DEPTHS, device=lengths.device)
+        index = positions[:, :, None].expand(-1, -1, state.outdated.shape[2])
+        self.steps.append((lengths.clone(), state.outdated.gather(1, index), state.before.gather(1, positions)))
+        return super().propose(state, root, lengths, choose)
+
+    def observe(self, state: StateHeadState, outcome: Outcome, lengths: torch.Tensor) -> None:
+        super().observe(state, outcome, lengths)
+        assert outcome.scores.hidden is not None
+        path = outcome.path[:, :, None].expand(-1, -1, self.states.shape[2])
+        of_path = self.guided(outcome.scores.hidden).gather(1, path)
+        positions = lengths[:, None] + torch.arange(path.shape[1], device=lengths.device)
+        self.states.scatter_(1, positions[:, :, None].expand_as(of_path), of_path)
+
+
+def record_steps(
+    models: DecodingModels,
+    prompts: Sequence[Prompt],
+    encoder: TextEncoder,
+    sampling: SamplingConfig,
+    *,
+    seed: int,
+    batch_size: int,
+) -> DecodingSteps:
+    """Generate images by Jacobi decoding, and record what a state head would read in every step.
+
+    The images are those of autoregressive decoding with the same seed. All hidden states are kept on the CPU.
+
+    Args:
+        models: the target. Its other models are not used.
+        prompts: prompts of the images.
+        encoder: text encoder of the prompts.
+        sampling: temperature, filters and guidance.
+        seed: seed of the noise.
+        batch_size: number of images that are generated together.
+    """
+    target = models.target
+    head = StateHead.from_target(target.config, seed).eval().to(target.device)
+    decoder = make_decoder(replace(models, heads=head), RECORDED, sampling, stepping="eager")
+    drafter = decoder.drafter
+    assert isinstance(drafter, HeadTreeDrafter)
+    tree = static_tree(RECORDED.static_choices, target.device)
+    recorder = drafter.learned = _Recorder(head, target, tree, NUM_DEPTHS, sampling)
+    num_tokens = target.config.num_image_tokens
+    images = []
+    parts = []
+    for first in range(0, len(prompts), batch_size):
+        batch = prompts[first : first + batch_size]
+        features, mask = encoder.encode([prompt.text for prompt in batch])
+        noise = [decoder.make_noise(seed, prompt.id) for prompt in batch]
+        with torch.inference_mode():
+            codes = decoder.generate(features, mask, noise).codes
+        for position, outdated, before in recorder.steps:
+            rows = (position + NUM_DEPTHS <= num_tokens).nonzero().squeeze(1)
+            parts.append((rows + first, position[rows], outdated[rows], before[rows]))
+        images.append((codes, recorder.states[:, :num_tokens].clone()))
+    steps = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
+    return DecodingSteps(*(torch.cat(part).cpu() for part in zip(*images, strict=True)), *steps)
+
+
+class StateHeadTrainer(Trainer[StateHead]):
+    """Trainer of a state head, on recorded decoding steps.
+
+    The loss is the sum over NUM_DEPTHS positions of two terms: the divergence of the target's distribution from the
+    head's, and the smooth L1 distance of their hidden states. For the second position, the head reads its own
+    prediction for the first, as in decoding.
+
+    Args:
+        head: the head. Its scales are set from the data.
+        target: the frozen target, for its token embedding and its output head.
+        steps: the recorded steps.
+        training: settings. `batch_size` is a number of images, all of whose steps are used.
+        seed: random seed, which determines the order of the images and the dropped channels.
+    """
+
+    def __init__(
+        self, head: StateHead, target: Target, steps: DecodingSteps, training: HeadsTraining, seed: int
+    ) -> None:
+        self.model = head.train()
+        self.target = freeze(target, torch.float32)
+        self.data = steps
+        self.training = training
+        self.seed = seed
+        self.optimiser = make_adamw(head, training.learning_rate, weight_decay=WEIGHT_DECAY)
+        with torch.no_grad():
+            head.state_scale.copy_(steps.states.square().mean().sqrt())
+            head.token_scale.copy_(embed_tokens(target, steps.codes.to(target.device)).square().mean().sqrt())
+
+    def step(self, i: int) -> dict[str, float]:
+        """Run optimiser step i, and return the loss and the norm of its gradient."""
+        t = self.training
+        images = step_indices(len(self.data.codes), t.batch_size, self.seed, i)
+        torch.manual_seed(self.seed * 1_000_003 + i)  # dropout
+        loss = self.loss(self.predict(self.data, torch.isin(self.data.image, images).nonzero().squeeze(1)))
+        norm = self.optimiser.step(loss, cosine_rate(i, t.num_steps, warmup=t.warmup))
+        return {"loss": float(loss.detach()), "gradient_norm": norm}
+
+    def predict(self, data: DecodingSteps, chosen: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Run the head on some recorded steps, along the tokens of the finished images.
+
+        Args:
+            data: the recorded steps.
+            chosen: indices of the steps, int64 (n,).
+
+        Returns:
+            For each of NUM_DEPTHS positions: the predicted hidden states, and the target's hidden states, both float32
+            (n, dim).
+        """
+        device = self.target.device
+        image = data.image[chosen]
+        first = data.position[chosen]
+        width = self.model.config.line_width
+        predicted = data.states[image, first - 1].to(device)
+        pairs = []
+        for depth in range(NUM_DEPTHS):
+            position = first + depth
+            above = position[:, None] + torch.tensor([-width, -width + 1, -width - 1])
+            above = data.codes[image[:, None], above.clamp(min=0)].masked_fill(above < 0, -1)
+            before = torch.stack([data.codes[image, position - 1], data.before[chosen, depth]], dim=1)
+            embedded = embed_tokens(self.target, torch.cat([before, above], dim=1).to(device))
+            predicted = self.model(predicted, data.outdated[chosen, depth].to(device), embedded)
+            pairs.append((predicted, data.states[image, position].to(device)))
+        return pairs
+
+    def loss(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        """Compute the loss of predictions, as a scalar.
+
+        Args:
+            pairs: result of `predict`.
+        """
+        total = torch.zeros((), device=self.target.device)
+        for predicted, wanted in pairs:
+            log_probs = self.target.read_logits(wanted).log_softmax(-1)
+            divergence = F.kl_div(
+                self.target.read_logits(predicted).log_softmax(-1), log_probs, reduction="batchmean", log_target=True
+            )
+            total = total + divergence + HIDDEN_WEIGHT * F.smooth_l1_loss(predicted, wanted)
+        return total
+
+
+class StateHeadValidation:
+    """Measurement of a state head on recorded steps of held-out images, at temperature 1.
+
+    Args:
+        trainer: the trainer of the head.
+        steps: recorded steps of held-out images.
+        sampling: settings of sampling. Its top-k and top-p filters are used.
+    """
+
+    def __init__(self, trainer: StateHeadTrainer, steps: DecodingSteps, sampling: SamplingConfig) -> None:
+        self.trainer = trainer
+        self.steps = steps
+        self.sampling = replace(sampling, temperature=1.0)
+
+    @torch.no_grad()
+    def __call__(self) -> dict[str, float]:
+        """Measure the head, as trained so far.
+
+        Returns:
+            val_loss, and for each of the next positions 1 and 2: val_overlap_<n>, the mean of sum_x min(t(x), p(x)) for
+            the distributions t of the target and p of the head.
+        """
+        self.trainer.model.eval()
+        pairs = self.trainer.predict(self.steps, torch.arange(len(self.steps.image)))
+        self.trainer.model.train()
+        values = {"val_loss": float(self.trainer.loss(pairs))}
+        for depth, (predicted, wanted) in enumerate(pairs, 1):
+            overlap = torch.minimum(self._probs(predicted), self._probs(wanted)).sum(-1)
+            values[f"val_overlap_{depth}"] = float(overlap.mean())
+        return values
+
+    def _probs(self, hidden: torch.Tensor) -> torch.Tensor:
+        return filter_logits(self.trainer.target.read_logits(hidden), self.sampling).softmax(-1)
