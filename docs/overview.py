@@ -23,6 +23,9 @@ from lantern_pipeline.tables.nodes import DRAFTS, LENGTH, node_rows
 DOCS = Path(__file__).resolve().parent
 TITLES = ("Exact methods", "Relaxed methods", "As published")
 
+# Place of the name of each curve: number of a point, shift from it in points, and alignment.
+NAMES = {"jacobi": (-1, (2, -14), "right"), "hybrid": (-1, (-4, 6), "right"), "hybrid_head": (0, (-6, 24), "left")}
+
 
 def draw_overview(nodes: pd.DataFrame, peers: pd.DataFrame, published: pd.DataFrame, path: Path) -> None:
     """Draw tokens per forward pass in three panels.
@@ -53,12 +56,11 @@ def _draw_exact(axes: Axes, rows: pd.DataFrame) -> None:
     for drafts, line in rows.groupby("drafts", sort=False):
         look = style.method_look(str(drafts), is_open=drafts == "jacobi")
         axes.errorbar(line["nodes"], line[LENGTH], yerr=style.half_widths(line, LENGTH), **look)
-        last = line.iloc[-1]
-        offset = (-4, 6) if drafts == "hybrid" else (2, -14)
-        axes.annotate(
-            DRAFTS[str(drafts)], (last["nodes"], last[LENGTH]), offset, textcoords="offset points", ha="right"
-        )
-    numbers = sorted(set(rows["nodes"]) - {12})
+        number, offset, side = NAMES[str(drafts)]
+        point = line.iloc[number]
+        place = (point["nodes"], point[LENGTH])
+        axes.annotate(DRAFTS[str(drafts)], place, offset, textcoords="offset points", ha=side)
+    numbers = sorted(set(rows["nodes"]) - {10, 12})
     axes.set_xscale("log")
     axes.set_xticks(numbers, [str(number) for number in numbers])
     axes.xaxis.set_minor_locator(NullLocator())
