@@ -16,7 +16,7 @@ from lantern_pipeline.tables.predict import EAGER, predict_speedup
 
 Trees = Mapping[str, Sequence[Sequence[int]]]  # name of a static tree -> paths of its nodes
 # Drafts of the curves, and their titles. A state head corrects outdated hidden states, see docs/methods.md.
-DRAFTS = {"jacobi": "Jacobi", "hybrid": "hybrid", "hybrid_head": "hybrid with a state head"}
+DRAFTS = {"jacobi": "Jacobi", "hybrid": "hybrid", "hybrid_head": "state head"}
 LENGTH = "mean_accepted_length"
 
 
