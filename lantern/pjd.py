@@ -152,9 +152,10 @@ class Cells:
 
 @dataclass
 class Verdict:
-    """The result of verifying each draft as if all drafts before it in its line were accepted, and the new drafts.
+    """What a step decides for every cell, that is, for every token that was fed to the target, see `Cells`.
 
-    The predicted position of a cell is the position after the one at which its token is fed, see `Cells`.
+    The *predicted position* of a cell is the position after that of its token. Its draft is verified as if all drafts
+    before it in the line were accepted.
 
     Attributes:
         is_accepted: whether the draft of the predicted position is accepted, bool (batch, cells). False if there is no

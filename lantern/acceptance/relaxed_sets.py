@@ -465,13 +465,14 @@ class GreedyWithinBound(Verifier):
     Probabilities are the softmax of the guided logits, without temperature and filters. If two are equal, the lower
     code counts as more probable.
 
-    s(x) is compared with the unchanged target probabilities of all other codes, although the probability of A(x) moves
-    onto x. This makes no difference, since s(x) is larger than the probability of any code in A(x).
+    s(x) is compared with the target probabilities of all other codes, also of those in A(x). The latter can never be
+    larger, since s(x) includes them.
 
     Args:
         sets: the acceptance that computes s(x).
-        takes_first_leaf: decides between accepted paths of the same length. If True, the path that leads to the
-            lowest-numbered leaf wins. If False, the path that ends at the lowest-numbered node wins.
+        takes_first_leaf: which of several accepted paths of the same length wins. An accepted path may end above a
+            leaf. If True, the path above the lowest-numbered leaf wins. If False, the path whose last accepted node has
+            the lowest number wins.
 
     Source: jadohu/LANTERN models/kv_variants/utils.py (evaluate_posterior, greedy branch).
     """

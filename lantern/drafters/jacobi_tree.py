@@ -479,8 +479,8 @@ def _renewed_results(tree: StaticTree) -> torch.Tensor:
 def _layout(tree: StaticTree, num_codes: int, num_given: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the indices by which `JacobiTreeDrafter.extend` finds the tokens of parents and the drafts of nodes.
 
-    The drafts of the first depths are known before `extend` is called. All other drafts are chosen from *results*. A
-    result is a preceding token and the target's best codes after it, from an earlier step.
+    The drafts of the first `num_given` depths are known before `extend` is called. All other drafts are chosen from
+    *results*. A result is a preceding token and the target's best codes after it, from an earlier step.
 
     Args:
         tree: the tree.
@@ -490,10 +490,11 @@ def _layout(tree: StaticTree, num_codes: int, num_given: int) -> tuple[torch.Ten
     Returns:
         Two int64 tensors.
 
-        - The first, (depths, inner), holds the index of each parent's token in a list. The list holds the given tokens,
-          then the codes of the newest result of each position. Depths with fewer than `inner` parents are padded with
-          0.
-        - The second, (drafted nodes,), holds the index of each node's draft in the flattened result of `choose`.
+        - The first, (depths, inner), states where the token of each parent is: an index into the tokens that are known
+          before, followed by the codes of each position's newest result. Depths with fewer than `inner` parents are
+          padded with 0.
+        - The second, (drafted nodes,), states where the draft of each node is: an index into the flattened drafts that
+          `choose` returns for all parents.
     """
     depths, ranks, of_nodes = (part[0].tolist() for part in (tree.depths, tree.ranks, tree.parents))
     num_nodes_given = sum(depth <= num_given for depth in depths)

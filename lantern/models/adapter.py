@@ -195,9 +195,10 @@ def adapt(model: PreTrainedModel, family: str, *, grid: int, **sizes: Any) -> Tr
     Args:
         model: model of the class that the family names.
         family: name of the family of models, a key of `FAMILIES`.
-        grid: height of the image in codes.
-        sizes: fields of `TargetConfig` that the model's config does not state: num_text_tokens, null_ids and
-            null_filler. Also columns, small_grid, small_columns and line_end, if they differ from those of the family.
+        grid: height of the image in codes, the field `grid` of `TargetConfig`. Its width is `columns`.
+        sizes: further fields of `TargetConfig`. Those that the model's config does not state must be given:
+            num_text_tokens, null_ids and null_filler. Those of the family may be replaced: columns, small_grid,
+            small_columns and line_end.
 
     Raises:
         ValueError: the model is in training mode, or its layers run on several devices.

@@ -229,16 +229,16 @@ def embed(layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 
 def word_parts(model: PreTrainedModel, layers: PreTrainedModel, ids: torch.Tensor, ends: tuple[int, ...] = ()) -> Parts:
-    """Return the parts of a language model whose vocabulary contains both words and image tokens.
+    """Return the modules that Lantern runs of a language model whose vocabulary contains both words and image tokens.
 
-    The head of the result is a copy of the rows of `lm_head` for the image tokens. If these rows may not be copied, the
-    head is `lm_head` itself.
+    The head is a copy of the rows of `lm_head` for the image tokens. If the weights of `lm_head` cannot be read, for
+    example because they are quantised, the head is `lm_head` itself.
 
     Args:
         model: the model.
         layers: the model without its head.
         ids: ids of the image tokens in the vocabulary.
-        ends: ids of the tokens that follow an image.
+        ends: ids of the tokens that end an image.
     """
     from torch import nn
 

@@ -122,8 +122,9 @@ def _row(
         metric: metric by which they are compared.
         counts: (number of repeats of the run with other seeds, number of prompts).
         interval: (difference from autoregressive decoding, lower end and upper end of its interval).
-        shown: (lower end, upper end) from which the conclusion is drawn, see `conclude`. For most metrics they are the
-            ends in `interval`. For a distance between two images, both are the largest distance of all images.
+        shown: ends of the interval that decides the conclusion, see `conclude`. For most metrics it is `interval`. For
+            a distance between images, both ends are the largest distance of any image. The images then count as equal
+            only if all of them are.
     """
     num_repeats, num_prompts = counts
     conclusion = conclude(*shown, num_prompts, num_repeats, metric=metric)
