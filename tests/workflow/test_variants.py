@@ -7,7 +7,9 @@ from lantern_pipeline.data.tables import read_table
 
 METHODS = [{"preset": ["autoregressive", "coupled"]}, {"preset": "proximity", "k": 20}]
 # The models that measure images are those of the run.
-MEASURING = {name: {"checkpoint": f"results/tiny/{name}/model.safetensors"} for name in ("attribute_classifier", "clip")}
+MEASURING = {
+    name: {"checkpoint": f"results/tiny/{name}/model.safetensors"} for name in ("attribute_classifier", "clip")
+}
 OTHER = {
     **MEASURING,
     "tokenizer": {"checkpoint": "results/tiny/tokenizer/model.safetensors"},

@@ -53,10 +53,19 @@ def stack_prompts(rows: pd.DataFrame, name: str, keys: Sequence[str] = ("repeat"
 
     Returns:
         float64, in each axis sorted by the values of its key; nan where the rows lack a combination.
+
+    Raises:
+        ValueError: two rows have the same values of the keys.
     """
-    axes = [np.unique(rows[key], return_inverse=True) for key in keys]
-    stacked = np.full([len(values) for values, _ in axes], np.nan)
-    stacked[tuple(places for _, places in axes)] = rows[name]
+    sizes, places = [], []
+    for key in keys:  # faster than DataFrame.pivot
+        values, found = np.unique(rows[key], return_inverse=True)
+        sizes.append(len(values))
+        places.append(found)
+    if len(set(zip(*places, strict=True))) < len(rows):
+        raise ValueError(f"{name}: rows must differ in {', '.join(keys)}, found two with the same values; remove one")
+    stacked = np.full(sizes, np.nan)
+    stacked[tuple(places)] = rows[name]
     return stacked
 
 
