@@ -1,7 +1,10 @@
 """Runs of the real Snakefile on the tiny config, each in a separate folder."""
 
+import ast
 import gc
 import hashlib
+import importlib
+import io
 import multiprocessing
 import os
 import re
@@ -12,12 +15,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
 
-import matplotlib.figure  # noqa: F401
+import matplotlib
 import open_clip  # noqa: F401
 import pandas  # noqa: F401
 import scipy.stats  # noqa: F401
@@ -27,6 +31,7 @@ import torch._dynamo  # noqa: F401
 import torch_fidelity  # noqa: F401
 import yaml
 from filelock import FileLock
+from matplotlib.figure import Figure
 
 from helpers.paths import ROOT
 from lantern_pipeline.runtime.fingerprint import code_fingerprint
@@ -112,6 +117,7 @@ class Workflow:
             The process of Snakemake. It is the leader of a process group, to which the jobs belong.
         """
         know_fingerprints()
+        know_fonts()
         process = FORK.Process(target=run_snakemake, args=(self, arguments, env or {}, before, output))
         process.start()
         return process
@@ -209,23 +215,33 @@ def serve_jobs(jobs):
     """Run each requested script in a fork of this process, for ever.
 
     This process has only one thread. Snakemake has several, and a fork of its process could inherit a lock that no
-    thread ever releases.
+    thread ever releases. This process imports Lantern's packages again, so that the jobs need not.
 
     Args:
         jobs: listener from which the paths of scripts are read.
     """
+    forget_packages()
     while True:
         connection = jobs.accept()
-        FORK.Process(target=serve_job, args=(connection,)).start()
+        path = connection.recv()
+        import_ahead(path)
+        FORK.Process(target=serve_job, args=(connection, path)).start()
         connection.close()
 
 
-def serve_job(connection):
-    """Run the script whose path a connection sends, in a fork, and send its exit code back."""
-    process = FORK.Process(target=be_script, args=(connection.recv(),))
-    process.start()
-    process.join()
-    connection.send(process.exitcode)
+def import_ahead(path):
+    """Import the modules of Lantern that a script imports. An error is left to the script, which imports them, too."""
+    for node in ast.parse(Path(path).read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("lantern"):
+            with suppress(Exception):
+                importlib.import_module(node.module)
+    gc.freeze()  # see `run_snakemake`
+
+
+def serve_job(connection, path):
+    """Run a script in this fork. Send an answer if it ends without an error."""
+    be_script(path)
+    connection.send("done")
 
 
 def run_script(address, path):
@@ -236,19 +252,19 @@ def run_script(address, path):
         path: the script.
 
     Raises:
-        subprocess.CalledProcessError: the script failed.
+        subprocess.CalledProcessError: the script failed, or its process was killed.
     """
     with Client(address) as connection:
         connection.send(path)
-        code = connection.recv()
-    if code:
-        raise subprocess.CalledProcessError(code, path)
+        try:
+            connection.recv()
+        except EOFError:  # the process has ended
+            raise subprocess.CalledProcessError(1, path) from None
 
 
 def be_script(path):
-    """Run a script as `__main__` in this fork, with Lantern's packages imported again."""
+    """Run a script as `__main__` in this fork."""
     own_output()
-    forget_packages()
     sys.orig_argv = [sys.executable, path]
     if PATCH in os.environ:
         runpy.run_path(os.environ[PATCH])
@@ -270,6 +286,16 @@ def know_fingerprints():
     """
     for script in (ROOT / "workflow" / "scripts").glob("*.py"):
         code_fingerprint(script)
+
+
+@cache
+def know_fonts():
+    """Draw an empty figure once, so that all forks have its fonts, and the modules with which matplotlib draws."""
+    figure = Figure()
+    figure.subplots()
+    with matplotlib.rc_context({"pdf.fonttype": 42}):  # as in the project's figures
+        for name in ("png", "pdf"):
+            figure.savefig(io.BytesIO(), format=name)
 
 
 def finished_run(folder):

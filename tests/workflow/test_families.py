@@ -54,7 +54,7 @@ TINY: dict[str, Any] = {
     "codebook": {"num_neighbours": 21},
     "generation": {"num_shards": 1, "batch_size": 4},
     "total_variation": {"k": 10, "num_images": 2, "num_tested": 4, "max_nodes": 20},
-    "latency": {"num_images": 2, "num_warmup": 1},
+    "latency": {"num_images": 2, "num_warmup": 1, "num_rounds": 1},
     "metrics": {"fidelity": None, "clip": None, "hps": False, "kid_subset_size": 2, "bootstrap_resamples": 20},
     "figures": {"sample_prompts": 2, "dpi": 50},
 }

@@ -81,7 +81,7 @@ def finished(tmp_path_factory):
         drafter={"checkpoint": "drafter"},
         methods=methods,
         premise={"ks": None},
-        latency={"num_images": 2, "num_warmup": 1},
+        latency={"num_images": 2, "num_warmup": 1, "num_rounds": 1},
         metrics={
             "kid_subset_size": 4,
             "published": {"clip": "clip", "clip_architecture": "clip.json", "preprocessing": "centre_lanczos_32"},

@@ -6,7 +6,12 @@ from lantern.records import load_records
 from lantern_pipeline.data.tables import read_table
 
 METHODS = [{"preset": ["autoregressive", "coupled"]}, {"preset": "proximity", "k": 20}]
+# The models that measure images are those of the run.
+MEASURING = {
+    name: {"checkpoint": f"results/tiny/{name}/model.safetensors"} for name in ("attribute_classifier", "clip")
+}
 OTHER = {
+    **MEASURING,
     "tokenizer": {"checkpoint": "results/tiny/tokenizer/model.safetensors"},
     "text": {"encoder": "word_ids"},
     "generation": {"batch_size": 1},
@@ -41,7 +46,7 @@ def test_a_variant_is_trained_and_measured_beside_the_run(copy_of_finished, tmp_
 
 
 def test_a_run_over_grids_draws_its_figure(copy_of_finished, tmp_path):
-    changes = {"variants": {"grid_6": {"tokenizer": {"grid": 6}}}, "repeats": {"noise_seeds": [0]}}
+    changes = {"variants": {"grid_6": {**MEASURING, "tokenizer": {"grid": 6}}}, "repeats": {"noise_seeds": [0]}}
     workflow = with_overlay(copy_of_finished, tmp_path, methods=METHODS[:1], **changes)
     code, output = workflow.run("results/tiny/figures/fig_t_grid_sizes.png")
     assert code == 0, output + workflow.logs()

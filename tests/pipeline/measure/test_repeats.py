@@ -24,6 +24,12 @@ def test_stacked_prompts_are_sorted_whatever_the_order_of_rows():
     assert stack_prompts(table().sample(frac=1, random_state=0), "value").tolist() == [[1.0, 0.0], [11.0, 10.0]]
 
 
+def test_a_row_that_occurs_twice_is_refused():
+    twice = pd.concat([table(), table().iloc[:1]])
+    with pytest.raises(ValueError, match="value: rows must differ in repeat, prompt_id, found two with the same"):
+        stack_prompts(twice, "value")
+
+
 def test_training_seed_of_a_repeat():
     assert training_seed("s12n3") == 12
 

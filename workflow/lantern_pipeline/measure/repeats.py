@@ -6,7 +6,7 @@ repeat, and one *pooled* row that combines all repeats.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -43,17 +43,30 @@ def repeat_groups(table: pd.DataFrame) -> Iterator[tuple[tuple[str, str, float, 
     yield from table.groupby(list(KEYS), sort=False)
 
 
-def stack_prompts(rows: pd.DataFrame, name: str) -> np.ndarray:
-    """Arrange a column as an array with one line per repeat (run with other seeds) and one column per prompt.
+def stack_prompts(rows: pd.DataFrame, name: str, keys: Sequence[str] = ("repeat", "prompt_id")) -> np.ndarray:
+    """Arrange a column as an array with one axis per key: by default, repeats (runs with other seeds) and prompts.
 
     Args:
-        rows: rows of one method, prompt set and temperature, one per repeat and prompt.
+        rows: rows of one method, prompt set and temperature, at most one per combination of the keys' values.
         name: name of the column.
+        keys: columns of the axes.
 
     Returns:
-        float64 (repeats, prompts), sorted by the names of repeats and the ids of prompts.
+        float64, in each axis sorted by the values of its key; nan where the rows lack a combination.
+
+    Raises:
+        ValueError: two rows have the same values of the keys.
     """
-    return rows.pivot(index="repeat", columns="prompt_id", values=name).to_numpy(dtype=np.float64)
+    sizes, places = [], []
+    for key in keys:  # faster than DataFrame.pivot
+        values, found = np.unique(rows[key], return_inverse=True)
+        sizes.append(len(values))
+        places.append(found)
+    if len(set(zip(*places, strict=True))) < len(rows):
+        raise ValueError(f"{name}: rows must differ in {', '.join(keys)}, found two with the same values; remove one")
+    stacked = np.full(sizes, np.nan)
+    stacked[tuple(places)] = rows[name]
+    return stacked
 
 
 def combine_repeats(values: np.ndarray, lows: np.ndarray, highs: np.ndarray) -> tuple[float, float, float]:

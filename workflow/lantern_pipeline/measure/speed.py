@@ -16,7 +16,7 @@ import pandas as pd
 
 from lantern_pipeline.measure.columns import with_ends
 from lantern_pipeline.measure.intervals import LEVEL, bootstrap_interval, crossed_resamples, ratio_statistic
-from lantern_pipeline.measure.repeats import KEYS, repeat_groups
+from lantern_pipeline.measure.repeats import KEYS, repeat_groups, stack_prompts
 
 BASELINE = "autoregressive"
 SPEEDS = ("latency_s", "relative_step_cost", "speedup")
@@ -74,7 +74,8 @@ def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed:
     rows = []
     for key, group in repeat_groups(pair_latency(latency)):
         names = ("seconds", "baseline", "target_forwards", "baseline_forwards", "cpu_seconds", "cpu_baseline")
-        *times, cpu_seconds, cpu_baseline = (_stack_rounds(group, name) for name in names)
+        keys = ("repeat", "round", "prompt_id")
+        *times, cpu_seconds, cpu_baseline = (stack_prompts(group, name, keys) for name in names)
         seconds = times[0]
         found = [_speeds(*times)]
         num_repeats, num_rounds, num_prompts = seconds.shape
@@ -92,20 +93,6 @@ def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed:
         row |= {"num_timed": num_repeats * num_prompts, "busy_elsewhere": group["busy_elsewhere"].mean()}
         rows.append({**row, "machine": ", ".join(sorted(group["machine"].unique()))})
     return pd.DataFrame(rows)
-
-
-def _stack_rounds(rows: pd.DataFrame, name: str) -> np.ndarray:
-    """Arrange a column of timings as an array by repeat (run with one pair of seeds), round and prompt.
-
-    Args:
-        rows: timings of one method, prompt set and temperature.
-        name: name of the column.
-
-    Returns:
-        float64 (repeats, rounds, prompts).
-    """
-    table = rows.pivot(index=["repeat", "round"], columns="prompt_id", values=name)
-    return table.to_numpy(np.float64).reshape(rows["repeat"].nunique(), -1, table.shape[1])
 
 
 def _speeds(

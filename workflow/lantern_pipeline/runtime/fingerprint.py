@@ -89,7 +89,7 @@ def _parse(path: Path) -> ast.Module:
 
 @cache
 def _code_of(path: Path) -> str:
-    return "".join(_flatten(_parse(path)))
+    return "".join(_flatten(_parse(path), []))
 
 
 @cache
@@ -150,13 +150,20 @@ def _files_of(name: str, package_root: Path) -> Iterator[Path]:
             yield place.with_suffix(".py")
 
 
-def _flatten(node: object) -> Iterator[str]:
-    """Yield a syntax tree as pieces of text, to be hashed, without line numbers, docstrings and empty fields.
+def _flatten(node: object, pieces: list[str]) -> list[str]:
+    """Append a syntax tree as text, to be hashed, without line numbers, docstrings and empty fields.
 
     Empty fields are left out because newer Pythons add some, and the hash must not depend on the Python version.
+
+    Args:
+        node: the tree, a list of trees or the value of a field.
+        pieces: list to which pieces of text are appended.
+
+    Returns:
+        `pieces`.
     """
     if isinstance(node, ast.AST):
-        yield f"({type(node).__name__}"
+        pieces.append(f"({type(node).__name__}")
         for field, value in ast.iter_fields(node):
             if (
                 field == "body"
@@ -166,12 +173,13 @@ def _flatten(node: object) -> Iterator[str]:
                 value = value[1:]
             if value is None or value == [] or field in ("kind", "type_comment", "ctx"):
                 continue
-            yield f" {field}="
-            yield from _flatten(value)
-        yield ")"
+            pieces.append(f" {field}=")
+            _flatten(value, pieces)
+        pieces.append(")")
     elif isinstance(node, list):
         for item in node:
-            yield from _flatten(item)
-            yield ","
+            _flatten(item, pieces)
+            pieces.append(",")
     else:
-        yield repr(node)
+        pieces.append(repr(node))
+    return pieces
