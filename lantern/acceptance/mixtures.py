@@ -72,7 +72,9 @@ class Ensemble(Mixture):
 
 
 class Mixing(Mixture):
-    """A mixture with a bounded total variation from the target, in which one draft is accepted as often as possible.
+    """A mixture of target and draft distribution, as close to the latter as a bound on the total variation allows.
+
+    A node with a single draft then accepts it as often as the bound allows.
 
     Let t be the target distribution and p the draft distribution. The mixture is s = t + l (p - t) with l = min(1,
     budget / TV(t, p)), where TV is the total variation. Hence TV(s, t) = min(budget, TV(t, p)).

@@ -196,9 +196,9 @@ def adapt(model: PreTrainedModel, family: str, *, grid: int, **sizes: Any) -> Tr
         model: model of the class that the family names.
         family: name of the family of models, a key of `FAMILIES`.
         grid: height of the image in codes, the field `grid` of `TargetConfig`. Its width is `columns`.
-        sizes: further fields of `TargetConfig`. Those that the model's config does not state must be given:
-            num_text_tokens, null_ids and null_filler. Those of the family may be replaced: columns, small_grid,
-            small_columns and line_end.
+        sizes: further fields of `TargetConfig`. num_text_tokens, null_ids and null_filler must be given, because the
+            model's config does not state them. columns, small_grid, small_columns and line_end override those of the
+            family.
 
     Raises:
         ValueError: the model is in training mode, or its layers run on several devices.
