@@ -32,6 +32,7 @@ from lantern.sampling import SamplingConfig
 FAST = ("scd", "lantern_pp", "mixing_of_siblings")
 # These methods have only drafters and acceptances that other methods have, too.
 COMBINED = ("jacobi_100", "proximity_of_hybrid", "group_of_eagle", "additive_of_jacobi", "ssd_without_rounds")
+COMBINED += ("coupled", "lantern_official", "lantern_matched")
 # Methods that can follow a path. The fast ones are one per verifier, and one with another residual.
 FAST_ON_PATH = ("eagle1", "eagle2", "lantern", "proximity", "lantern_official")
 ON_PATH = ("lantern_pp", "coupled", "bounded", "lantern_matched", "lantern_jensen_shannon", "group_of_eagle")
