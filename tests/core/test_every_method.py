@@ -12,14 +12,14 @@ from functools import cache
 
 import pytest
 import torch
-from every_method import METHODS, spec_of
+from every_method import METHODS, spec_of, with_heads
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from helpers.captured_steps import NoHostSync, captured
 from helpers.every_method import assert_equal, decoder_of, fill_on_fake_gpu, make_batches
-from helpers.tiny_models import first_steps, make_models, make_prompts, start
+from helpers.tiny_models import make_models, make_prompts, start
 from lantern.acceptance import base
 from lantern.acceptance.base import Verifier
 from lantern.decoding import make_decoder
@@ -102,7 +102,10 @@ def test_methods_that_follow_a_path(models, monkeypatch):
     follow, found = Verifier._verify_path, set()
     for name in METHODS:
         monkeypatch.setattr(Verifier, "_verify_path", lambda *args, name=name: found.add(name) or follow(*args))
-        first_steps(models, spec_of(name), 1)
+        decoder = decoder_of(models, name)
+        state = start(decoder, *make_batches(decoder, models)[0])
+        with torch.inference_mode():
+            decoder.step(state)
     assert found == {*FAST_ON_PATH, *ON_PATH}
 
 
@@ -200,7 +203,7 @@ def test_images_do_not_depend_on_the_order_of_methods(models):
 
     def draw(names: list[str]) -> dict[str, torch.Tensor]:
         noise = [ImageNoise(7, i, streams, 16, 12) for i in "abc"]
-        decoders = {name: make_decoder(models, spec_of(name), SamplingConfig()) for name in names}
+        decoders = {name: make_decoder(with_heads(models, name), spec_of(name), SamplingConfig()) for name in names}
         return {name: decoder.generate(features, mask, noise).codes for name, decoder in decoders.items()}
 
     forth, back = draw(METHODS), draw(METHODS[::-1])
