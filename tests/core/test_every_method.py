@@ -30,12 +30,19 @@ from lantern.sampling import SamplingConfig
 
 # `make test` runs the longest tests for these methods only: an exact method, a relaxed set, and a mixture.
 FAST = ("scd", "lantern_pp", "mixing_of_siblings")
-# These methods have only drafters and acceptances that other methods have, too.
-COMBINED = ("jacobi_100", "proximity_of_hybrid", "group_of_eagle", "additive_of_jacobi", "ssd_without_rounds")
-COMBINED += ("coupled", "lantern_official", "lantern_matched")
-# Methods that can follow a path. The fast ones are one per verifier, and one with another residual.
+# Methods that have only drafters, acceptances and residuals that other methods have, too.
+COMBINED = (
+    "coupled",
+    "jacobi_100",
+    "proximity_of_hybrid",
+    "group_of_eagle",
+    "additive_of_jacobi",
+    "ssd_without_rounds",
+)
+# Methods that can follow a path. Those of the first line are fast: one per verifier, and one with another residual.
 FAST_ON_PATH = ("eagle1", "eagle2", "lantern", "proximity", "lantern_official")
 ON_PATH = ("lantern_pp", "coupled", "bounded", "lantern_matched", "lantern_jensen_shannon", "group_of_eagle")
+VERIFIERS = ("eagle1", "lantern", "proximity", "path_relax", "ssd")  # one method of each verifier, except equality
 
 
 def slow_unless(is_fast: bool) -> list:
@@ -238,8 +245,9 @@ def test_a_step_stays_on_its_gpu(name, temperature):
 @pytest.mark.parametrize(
     ("name", "temperature"),
     [
-        *(pytest.param(name, 1.0, marks=slow_unless(name in FAST)) for name in METHODS if name not in COMBINED),
-        *(pytest.param(name, 0.0, marks=slow_unless(name == "jacobi")) for name in ("jacobi", "eagle2", "lantern")),
+        *(pytest.param(name, 1.0, marks=slow_unless(name in FAST)) for name in METHODS),
+        ("jacobi", 0.0),
+        *(pytest.param(name, 0.0, marks=pytest.mark.slow) for name in VERIFIERS),
     ],
 )
 def test_a_step_is_one_graph_of_torch_compile(models, name, temperature, top_k_of_torch, monkeypatch):

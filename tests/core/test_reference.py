@@ -330,28 +330,20 @@ def test_greedy_codes(reference, scale):
             assert_accepted(generation.accepted_lengths[1], stored[1][run]["accept"], len(stored[1]["vanilla"]))
 
 
-# `test_greedy_codes` runs EAGLE on full_len.
+# `make test` compares an additive and a multiplicative bound on full_len, and all runs of "reference" at one scale.
+FAST = {
+    "full_len": ("lantern_dynamic_k10_d0.2", "lantern_static_k10_d5.0"),
+    "reference": GENERATIONS["reference"]["p1/cfg3.0"],
+}
 RUNS = [
-    (name, scale, run)
+    pytest.param(name, scale, run, marks=[] if scale == 3.0 and run in FAST[name] else pytest.mark.slow)
     for name, scale in SCALES
     for run in sorted(GENERATIONS[name][f"p1/cfg{scale}"])
-    if run.startswith("lantern") or (run.startswith("eagle") and name == "reference")
+    if run.startswith("lantern" if name == "full_len" else ("eagle", "lantern"))  # `test_greedy_codes` runs the others
 ]
-# `make test` compares all runs at one scale, and an additive and a multiplicative bound on full_len.
-FAST = ("lantern_dynamic_k10_d0.2", "lantern_static_k10_d5.0")
 
 
-@pytest.mark.parametrize(
-    ("reference", "scale", "run"),
-    [
-        pytest.param(
-            *row, marks=[] if row[1] == 3.0 and (row[0] == "reference" or row[2] in FAST) else pytest.mark.slow
-        )
-        for row in RUNS
-    ],
-    indirect=["reference"],
-    scope="module",
-)
+@pytest.mark.parametrize(("reference", "scale", "run"), RUNS, indirect=["reference"], scope="module")
 def test_greedy_codes_and_accepted_lengths(reference, scale, run):
     """EAGLE and LANTERN with an additive and a multiplicative bound, on a dynamic and a static tree."""
     decoder = make_decoder(reference.models, method_of(run), SamplingConfig(temperature=0.0, cfg_scale=scale))

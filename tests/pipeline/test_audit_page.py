@@ -1,4 +1,4 @@
-"""docs/audit.md and `lantern audit`: the page's lines are run as they stand, with fewer sequences by default."""
+"""docs/audit.md and `lantern audit`: the page's lines are run as they stand, but by default on fewer sequences."""
 
 from __future__ import annotations
 

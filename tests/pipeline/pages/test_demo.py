@@ -29,12 +29,12 @@ NOISE = """async () => {
         [0, 63].map((position) => [...makeStreams(data.keys[seed]).draft.gumbel(position, 1024)]));
 }"""
 # Generates an image by each method for each seed and caption, and decodes it.
-GENERATE = """async (captions) => {
+GENERATE = """async (pairs) => {
     const [{ loadModels }, { decode }, { makeStreams }] =
         await Promise.all(["/load.js", "/decoding.js", "/noise.js"].map((path) => import(path)));
     const models = await loadModels(data);
-    const streams = Object.fromEntries(captions.map(([seed]) => [seed, makeStreams(data.keys[seed])]));
-    return captions.flatMap(([seed, caption]) => data.methods.map((method) => {
+    const streams = Object.fromEntries(pairs.map(([seed]) => [seed, makeStreams(data.keys[seed])]));
+    return pairs.flatMap(([seed, caption]) => data.methods.map((method) => {
         const settings = { ...data.sampling, temperature: 1, k: method.k, delta: method.delta };
         const passes = [...decode(method, models, models.encoder.encode(caption), streams[seed], settings)];
         const tokens = passes.flatMap((pass) => pass.emitted);
