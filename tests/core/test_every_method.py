@@ -1,6 +1,7 @@
 """Tests of what must hold for every preset in every setting; each is generated once.
 
-A setting is a temperature and a number of logits. Trees with more logits are verified along the path only.
+A setting is a temperature and a number of logits. Trees with more logits are verified along the path only, if the
+method can follow a path.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from functools import cache
 
 import pytest
 import torch
-from every_method import METHODS, spec_of
+from every_method import METHODS, spec_of, with_heads
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -20,20 +21,43 @@ from helpers.captured_steps import NoHostSync, captured
 from helpers.every_method import assert_equal, decoder_of, fill_on_fake_gpu, make_batches
 from helpers.tiny_models import make_models, make_prompts, start
 from lantern.acceptance import base
+from lantern.acceptance.base import Verifier
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.methods import keeps_tokens
 from lantern.noise import ImageNoise, NoiseField
 from lantern.sampling import SamplingConfig
 
-SETTINGS = [(0.0, 2**16), (1.0, 2**16), (1.0, 0)]
 # `make test` runs the longest tests for these methods only: an exact method, a relaxed set, and a mixture.
 FAST = ("scd", "lantern_pp", "mixing_of_siblings")
+# Methods that have only drafters, acceptances and residuals that other methods have, too.
+COMBINED = (
+    "coupled",
+    "jacobi_100",
+    "proximity_of_hybrid",
+    "group_of_eagle",
+    "additive_of_jacobi",
+    "ssd_without_rounds",
+)
+# Methods that can follow a path. Those of the first line are fast: one per verifier, and one with another residual.
+FAST_ON_PATH = ("eagle1", "eagle2", "lantern", "proximity", "lantern_official")
+ON_PATH = ("lantern_pp", "coupled", "bounded", "lantern_matched", "lantern_jensen_shannon", "group_of_eagle")
+VERIFIERS = ("eagle1", "lantern", "proximity", "path_relax", "ssd")  # one method of each verifier, except equality
 
 
 def slow_unless(is_fast: bool) -> list:
     """Return the marks of a test case. A case that is not fast is marked slow."""
     return [] if is_fast else [pytest.mark.slow]
+
+
+def case(name: str, temperature: float, *others: object):
+    """Return a test case. At temperature 0 only methods of FAST are fast, at 1 all except those of COMBINED."""
+    is_fast = name not in COMBINED if temperature > 0 else name in FAST
+    return pytest.param(name, temperature, *others, marks=slow_unless(is_fast))
+
+
+CASES = [case(name, temperature, 2**16) for name in METHODS for temperature in (0.0, 1.0)]
+CASES += [pytest.param(name, 1.0, 0, marks=slow_unless(name in FAST_ON_PATH)) for name in [*FAST_ON_PATH, *ON_PATH]]
 
 
 @cache
@@ -79,14 +103,20 @@ def streams_read(monkeypatch) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "temperature", "many_logits"),
-    [
-        pytest.param(name, *setting, marks=slow_unless(setting[0] > 0 or name in FAST))
-        for name in METHODS
-        for setting in SETTINGS
-    ],
-)
+def test_methods_that_follow_a_path(models, monkeypatch):
+    """All other methods verify alike whatever MANY_LOGITS is."""
+    monkeypatch.setattr(base, "MANY_LOGITS", 0)
+    follow, found = Verifier._verify_path, set()
+    for name in METHODS:
+        monkeypatch.setattr(Verifier, "_verify_path", lambda *args, name=name: found.add(name) or follow(*args))
+        decoder = decoder_of(models, name)
+        state = start(decoder, *make_batches(decoder, models)[0])
+        with torch.inference_mode():
+            decoder.step(state)
+    assert found == {*FAST_ON_PATH, *ON_PATH}
+
+
+@pytest.mark.parametrize(("name", "temperature", "many_logits"), CASES)
 def test_what_holds_of_every_method(models, name, temperature, many_logits, tapes, streams_read, monkeypatch):
     monkeypatch.setattr(base, "MANY_LOGITS", many_logits)
     decoder = decoder_of(models, name, temperature)
@@ -141,8 +171,10 @@ def lined() -> DecodingModels:
     return make_models(line_end=7)
 
 
-@pytest.mark.parametrize(("temperature", "many_logits"), SETTINGS)
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "lantern_official"])  # may sample from all codes
+@pytest.mark.parametrize(
+    ("name", "temperature", "many_logits"),
+    [row for row in CASES if row.values[0] != "lantern_official"],  # may sample from all codes
+)
 def test_every_method_ends_every_line(lined, name, temperature, many_logits, monkeypatch):
     """The line-end token occurs at line ends and nowhere else; a step may go beyond one."""
     monkeypatch.setattr(base, "MANY_LOGITS", many_logits)
@@ -178,7 +210,7 @@ def test_images_do_not_depend_on_the_order_of_methods(models):
 
     def draw(names: list[str]) -> dict[str, torch.Tensor]:
         noise = [ImageNoise(7, i, streams, 16, 12) for i in "abc"]
-        decoders = {name: make_decoder(models, spec_of(name), SamplingConfig()) for name in names}
+        decoders = {name: make_decoder(with_heads(models, name), spec_of(name), SamplingConfig()) for name in names}
         return {name: decoder.generate(features, mask, noise).codes for name, decoder in decoders.items()}
 
     forth, back = draw(METHODS), draw(METHODS[::-1])
@@ -199,12 +231,7 @@ class OnDevice(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    ("name", "temperature"),
-    [
-        pytest.param(name, temperature, marks=slow_unless(temperature > 0 or name in FAST))
-        for name in METHODS
-        for temperature in (0.0, 1.0)
-    ],
+    ("name", "temperature"), [case(name, temperature) for name in METHODS for temperature in (0.0, 1.0)]
 )
 def test_a_step_stays_on_its_gpu(name, temperature):
     """Fake tensors have a device and a shape, but no values that a step could read."""
@@ -215,10 +242,20 @@ def test_a_step_stays_on_its_gpu(name, temperature):
     assert all(isinstance(tensor, FakeTensor) for tensor in reachable_tensors(state).values())
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", [pytest.param(name, marks=slow_unless(name in FAST)) for name in METHODS])
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    [
+        *(pytest.param(name, 1.0, marks=slow_unless(name in FAST)) for name in METHODS),
+        ("jacobi", 0.0),
+        *(pytest.param(name, 0.0, marks=pytest.mark.slow) for name in VERIFIERS),
+    ],
+)
 def test_a_step_is_one_graph_of_torch_compile(models, name, temperature, top_k_of_torch, monkeypatch):
-    """The graph has no break. Drafts are verified as on a GPU."""
+    """The graph has no break. Drafts are verified as on a GPU.
+
+    A value that is read back breaks a graph. `test_a_step_stays_on_its_gpu` notices it for every method, also at
+    temperature 0.
+    """
     monkeypatch.setattr(base, "MANY_LOGITS", 2**30)
     torch.compiler.reset()
     decoder = decoder_of(models, name, temperature)

@@ -100,7 +100,7 @@ def test_log_probs_of_a_model_of_transformers_are_its_own(model):
     assert model.generate(PROMPTS[0]).log_probs is None
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["jacobi", "lantern"])  # Jacobi's images are those of autoregressive decoding
 def test_several_images_of_a_prompt_have_noise_of_their_own(model, method):
     parts = METHODS[method]
     images = model.generate(PROMPTS, method, num_images=3, **parts)
@@ -108,8 +108,8 @@ def test_several_images_of_a_prompt_have_noise_of_their_own(model, method):
     assert len(images.pixels) == 6 and len(images.codes.unique(dim=0)) == 6
     one = model.generate(PROMPTS, method, **parts)
     assert torch.equal(images.codes[::3], one.codes)
-    fewer = model.generate(PROMPTS, method, num_images=2, batch_size=1, **parts)
-    assert torch.equal(fewer.codes, images.codes[[0, 1, 3, 4]])
+    fewer = model.generate(PROMPTS[0], method, num_images=2, batch_size=1, **parts)
+    assert torch.equal(fewer.codes, images.codes[:2])
     if method == "jacobi":
         expected = model.generate(PROMPTS, "autoregressive", num_images=3)
         assert torch.equal(images.codes, expected.codes)

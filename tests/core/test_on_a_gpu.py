@@ -89,8 +89,9 @@ def test_cpu_eager_steps_and_graph_give_the_same_images(name, temperature):
 @pytest.mark.parametrize("tree", ["chain9", pytest.param("chain15", marks=pytest.mark.slow)])
 def test_in_bfloat16_jacobi_decoding_equals_autoregressive_steps_of_as_many_rows(tree, device):
     models, spec = load(device, torch.bfloat16), make_method("jacobi", tree=tree)
-    images = generate(make_decoder(models, spec, sampling_of(1.0)), 4)
-    padded = generate(padded_decoder(models, spec, sampling_of(1.0)), 4)
+    num_images = 4 if device.type == "cuda" else 2  # bfloat16 is slow on a CPU
+    images = generate(make_decoder(models, spec, sampling_of(1.0)), num_images)
+    padded = generate(padded_decoder(models, spec, sampling_of(1.0)), num_images)
     assert (padded.target_forwards == padded.codes.shape[1]).all()  # a token a step: nothing was drafted
     assert (images.target_forwards < 0.6 * images.codes.shape[1]).all()
     assert torch.equal(images.codes, padded.codes)

@@ -314,24 +314,36 @@ def follow_recorded(recorded: list[float], rejection, weights, drafts: Proposal)
 
 
 @pytest.mark.sensitive
-@pytest.mark.parametrize(("reference", "scale"), SCALES, indirect=["reference"])
+@pytest.mark.parametrize(("reference", "scale"), SCALES, indirect=["reference"], scope="module")
 def test_greedy_codes(reference, scale):
-    """Codes of all prompts, by the target only and with drafts. Padded positions are those of this project."""
-    expected = [GENERATIONS[reference.name][f"p{i}/cfg{scale}"]["vanilla"] for i in range(len(reference.prompts[0]))]
-    for spec in (MethodSpec.of("autoregressive"), method_of("eagle_dynamic"), method_of("eagle_static")):
+    """Codes of all prompts, by the target only and with drafts. Padded positions are those of this project.
+
+    Accepted lengths are compared where no prompt is padded: for p1 of full_len.
+    """
+    stored = [GENERATIONS[reference.name][f"p{i}/cfg{scale}"] for i in range(len(reference.prompts[0]))]
+    for run in ("autoregressive", "eagle_dynamic", "eagle_static"):
+        spec = method_of(run) if run.startswith("eagle") else MethodSpec.of(run)
         decoder = make_decoder(reference.models, spec, SamplingConfig(temperature=0.0, cfg_scale=scale))
-        assert generate(decoder, reference.prompts).codes.tolist() == expected
+        generation = generate(decoder, reference.prompts)
+        assert generation.codes.tolist() == [prompt["vanilla"] for prompt in stored]
+        if reference.name == "full_len" and run != "autoregressive":
+            assert_accepted(generation.accepted_lengths[1], stored[1][run]["accept"], len(stored[1]["vanilla"]))
 
 
+# `make test` compares an additive and a multiplicative bound on full_len, and all runs of "reference" at one scale.
+FAST = {
+    "full_len": ("lantern_dynamic_k10_d0.2", "lantern_static_k10_d5.0"),
+    "reference": GENERATIONS["reference"]["p1/cfg3.0"],
+}
 RUNS = [
-    (name, scale, run)
+    pytest.param(name, scale, run, marks=[] if scale == 3.0 and run in FAST[name] else pytest.mark.slow)
     for name, scale in SCALES
     for run in sorted(GENERATIONS[name][f"p1/cfg{scale}"])
-    if run.startswith(("eagle", "lantern"))
+    if run.startswith("lantern" if name == "full_len" else ("eagle", "lantern"))  # `test_greedy_codes` runs the others
 ]
 
 
-@pytest.mark.parametrize(("reference", "scale", "run"), RUNS, indirect=["reference"])
+@pytest.mark.parametrize(("reference", "scale", "run"), RUNS, indirect=["reference"], scope="module")
 def test_greedy_codes_and_accepted_lengths(reference, scale, run):
     """EAGLE and LANTERN with an additive and a multiplicative bound, on a dynamic and a static tree."""
     decoder = make_decoder(reference.models, method_of(run), SamplingConfig(temperature=0.0, cfg_scale=scale))

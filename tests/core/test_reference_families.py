@@ -204,7 +204,7 @@ def test_greedy_codes(folder, family, scales, methods):
 
 
 @pytest.mark.parametrize("run", sorted(ACCEPTED["anole"]["p0/cfg3.0"]))
-@pytest.mark.parametrize("scale", [3.0, 5.0])
+@pytest.mark.parametrize("scale", [3.0, pytest.param(5.0, marks=pytest.mark.slow)])
 def test_greedy_codes_and_accepted_lengths_of_the_published_drafters_layout(folder, anole_prompts, scale, run):
     """The drafter sees the ids of each prompt, but not the padding before them."""
     target, table = read(folder, "anole"), STORED["anole.nearest_codes"].long()

@@ -170,7 +170,7 @@ def test_sizes_that_a_model_does_not_have_are_one_sentence(tiny):
     assert embedded.generate("a large red circle on grass", size=48).pixels.shape == (1, 48, 48, 3)
 
 
-@pytest.mark.parametrize(("height", "width"), [(1152, 768), (1024, 1152)])
+@pytest.mark.parametrize(("height", "width"), [(1152, 768), pytest.param(1024, 1152, marks=pytest.mark.slow)])
 def test_glm_image_draws_its_processors_default_and_its_cards_example(tiny, height, width):
     model, processor = tiny["glm_image"]
     sizes = {} if (height, width) == (1152, 768) else {"target_h": height, "target_w": width}

@@ -62,8 +62,17 @@ def constraint(model, processor, height, width):
     return allowed
 
 
-@pytest.mark.parametrize("negative", ["none", "short", "longer", "a row each", "one row"])
-@pytest.mark.parametrize("ratio", ["1:1", "2:1", "1:2"])
+NEGATIVES = ("none", "short", "longer", "a row each", "one row")
+
+
+@pytest.mark.parametrize(
+    ("negative", "ratio"),
+    [
+        *((negative, "2:1") for negative in NEGATIVES),
+        *(("none", ratio) for ratio in ("1:1", "1:2")),
+        *(pytest.param(name, ratio, marks=pytest.mark.slow) for name in NEGATIVES[1:] for ratio in ("1:1", "1:2")),
+    ],
+)
 def test_emu3_draws_the_tokens_of_its_own_generate(emu3, negative, ratio):
     """The call of its documentation, with prompts of two lengths, and the next line, which makes pixels."""
     model, processor = emu3
@@ -104,7 +113,10 @@ def test_emu3_draws_with_what_its_processor_gives_as_it_stands(emu3):
     assert len(several) == 4 and not torch.equal(several[0], several[1])
 
 
-@pytest.mark.parametrize(("height", "width"), [(96, 96), (96, 160), (160, 96)])
+@pytest.mark.parametrize(
+    ("height", "width"),
+    [(96, 160), pytest.param(96, 96, marks=pytest.mark.slow), pytest.param(160, 96, marks=pytest.mark.slow)],
+)
 def test_glm_image_draws_the_tokens_of_its_own_generate(glm, height, width):
     model, processor = glm
     inputs = processor(text=PROMPTS, padding=True, return_tensors="pt", target_h=height, target_w=width)

@@ -10,11 +10,16 @@ from lantern.decoding import Decoder
 from lantern.stepping import StepRunner
 
 
+def storages(parts: list) -> set[int]:
+    """Return the addresses of the memory of all tensors among objects."""
+    return {part.untyped_storage().data_ptr() for part in parts if isinstance(part, torch.Tensor)}
+
+
 class Tape(TorchDispatchMode):
     """Recorder of tensor operations, which acts as a CUDA graph on a CPU.
 
     While it is active, it records each operation with its arguments and results. `replay` runs the operations again and
-    writes the results into the same tensors.
+    writes the results into the same tensors. Views share the memory of their argument, so they are not recorded.
     """
 
     def __init__(self):
@@ -23,16 +28,18 @@ class Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        self.calls.append((func, args, kwargs or {}, result))
+        places = tree_leaves(result)
+        if not (func.is_view and storages(places) <= storages(tree_leaves(args))):
+            self.calls.append((func, args, kwargs or {}, places))
         return result
 
     def replay(self):
         self.num_replays += 1
         assert self.num_replays < 100, "replayed steps do not come to an end"
-        for func, args, kwargs, result in self.calls:
-            for place, value in zip(tree_leaves(result), tree_leaves(func(*args, **kwargs)), strict=True):
+        for func, args, kwargs, places in self.calls:
+            for place, value in zip(places, tree_leaves(func(*args, **kwargs)), strict=True):
                 is_copy = isinstance(place, torch.Tensor) and place.data_ptr() != value.data_ptr()
-                if is_copy:  # the operation returns new memory: it is neither a view nor in place
+                if is_copy:  # the operation returns new memory: it is not in place
                     place.copy_(value)
 
 

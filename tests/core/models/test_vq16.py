@@ -23,7 +23,8 @@ CHAMELEON = {
     "chameleon_small": (VQ16Config(6, 64, 16, 32, (1, 2), 1, 16, has_attention=False, is_normalised=False), 1234),
     "chameleon_fullsize": (VQ16Config(3, 8192, 256, has_attention=False, is_normalised=False), 4321),
 }
-SETS = ["vq_small", "vq_ds16_ch32", "vq16_fullsize", *CHAMELEON]
+SETS = ["vq_small", "vq_ds16_ch32", "chameleon_small"]
+SETS += [pytest.param(name, marks=pytest.mark.slow) for name in ("vq16_fullsize", "chameleon_fullsize")]
 
 
 def recipe_config(name: str) -> tuple[VQ16Config, int]:

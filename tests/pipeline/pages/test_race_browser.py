@@ -88,13 +88,16 @@ def test_the_page_opens_on_finished_images_which_stay_so_with_another_prompt_or_
     page.close()
 
 
-def test_a_method_is_named_in_full_however_long_its_name(visit):
+def test_methods_are_named_in_full_and_images_stand_in_one_line_however_long_the_texts_above_them(visit):
     page = visit(viewport={"width": 1110, "height": 900})
     names = page.locator(".lane .name span")
     assert names.all_inner_texts()[2] == "near (chain3, coupled, additive, l2) k 20, δ 0.1"
     assert names.evaluate_all("all => all.every((name) => name.scrollWidth <= name.clientWidth)")
     page.get_by_label("Method 2", exact=True).select_option(label="sampled (chain3, sampled)")
     assert names.all_inner_texts()[1] == "sampled (chain3, sampled)"
+    assert len({text.bounding_box()["height"] for text in page.locator(".about").all()}) == 1
+    page.evaluate("race.lanes[1].about.textContent = 'long '.repeat(40)")
+    assert len({image.bounding_box()["y"] for image in page.locator(".lane canvas").all()}) == 1
 
 
 def test_play_draws_the_images_at_the_recorded_pace_and_pause_holds_them(visit):
@@ -118,7 +121,7 @@ def test_play_draws_the_images_at_the_recorded_pace_and_pause_holds_them(visit):
     assert page.inner_text("#play") == "Play" and facts(page, "forwards") == ["16", "5", "4", "4"]
 
 
-def test_the_end_gives_time_speed_up_and_equality_to_readers_and_screen_readers(visit):
+def test_the_end_gives_time_speed_up_and_equality_and_steps_count_forwards_of_the_target(visit):
     page = visit()
     assert facts(page, "speed-up") == ["–"] * 4 and page.inner_text("#news") == ""
     page.evaluate("goTo(0.25)")
@@ -134,9 +137,7 @@ def test_the_end_gives_time_speed_up_and_equality_to_readers_and_screen_readers(
     near = "near (chain3, coupled, additive, l2) k 20, δ 0.1"
     assert page.get_by_role("img", name=f"{near}: 16 of 16 tokens shown").count() == 1
 
-
-def test_steps_count_forwards_of_the_target(visit):
-    page = visit()
+    page.evaluate(START)
     page.get_by_role("radio", name="Steps").check()
     assert page.locator("#speed").input_value() == "2" and page.inner_text("#clock") == "step 0 of 16"
     page.click("#next")
@@ -232,13 +233,6 @@ def test_reduced_motion_shows_the_end_or_single_steps(visit):
     assert facts(page, "forwards") == ["16", "5", "4", "4"] and "coupled: 5 forward passes" in page.inner_text("#news")
 
 
-def test_images_stand_in_one_line_however_long_the_texts_above_them_are(visit):
-    page = visit(viewport={"width": 1110, "height": 900})
-    assert len({text.bounding_box()["height"] for text in page.locator(".about").all()}) == 1
-    page.evaluate("race.lanes[1].about.textContent = 'long '.repeat(40)")
-    assert len({image.bounding_box()["y"] for image in page.locator(".lane canvas").all()}) == 1
-
-
 def test_a_phone_shows_two_lanes_side_by_side_without_scrolling_sideways(visit):
     page = visit(viewport={"width": 360, "height": 844}, has_touch=True, is_mobile=True)
     left, right = (lane.bounding_box() for lane in page.locator(".lane canvas").all())
@@ -255,6 +249,7 @@ def test_a_phone_shows_two_lanes_side_by_side_without_scrolling_sideways(visit):
     assert min(min(box["width"], box["height"]) for box in boxes) >= 24  # WCAG 2.2, target size
 
 
+@pytest.mark.slow
 def test_a_page_of_the_largest_size_plays_within_snakemakes_report(browser):
     html = build_race()
     html += " " * (MAX_BYTES - len(html))
