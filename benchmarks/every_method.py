@@ -44,9 +44,9 @@ def spec_of(name: str) -> MethodSpec:
     return make_method(preset, method_id=name, **values, **parts)
 
 
-def with_heads(models: DecodingModels, name: str) -> DecodingModels:
-    """Return models for a method of METHODS. If it needs a state head, an untrained one replaces the shift heads."""
-    if not spec_of(name).drafts_row.has_state_head:
+def with_heads(models: DecodingModels, spec: MethodSpec) -> DecodingModels:
+    """Return models for a method. If it needs a state head, an untrained one replaces the shift heads."""
+    if not spec.drafts_row.has_state_head:
         return models
     head = StateHead.from_target(models.target.config, seed=0).eval().to(models.target.device)
     return replace(models, heads=head.prepare_for_decoding())

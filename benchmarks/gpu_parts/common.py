@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from every_method import with_heads
 from kernels import TABLE_COLUMNS, XL
 from report import ROOT, rounded
 
@@ -165,7 +166,8 @@ def make_models(config: TargetConfig, device: torch.device, dtype: torch.dtype) 
 
 
 def models_for(models: DecodingModels, spec: MethodSpec) -> DecodingModels:
-    """Return the models without the table of nearest codes if the method does not need it."""
+    """Return the models with the heads that a method needs, and without nearest codes if it does not need them."""
+    models = with_heads(models, spec)
     return models if spec.needs_nearest_codes else replace(models, nearest_codes=None)
 
 

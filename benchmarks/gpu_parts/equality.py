@@ -20,7 +20,7 @@ from itertools import product
 from typing import Any
 
 import torch
-from every_method import METHODS, spec_of, with_heads
+from every_method import METHODS, spec_of
 
 import lantern
 from gpu_parts.common import Check, load_embedded, models_for
@@ -65,7 +65,7 @@ def measure(check: Check) -> None:
         for name, temperature in cases:
             with check.attempt("images", f"{name}, T {temperature:g}"):
                 spec = spec_of(name)
-                decoder = make_decoder(models_for(with_heads(models, name), spec), spec, _sampling(temperature))
+                decoder = make_decoder(models_for(models, spec), spec, _sampling(temperature))
                 num_equal += _compare(check, decoder, captions, expected[name, temperature]())
                 num_images += len(captions)
     if num_images:
@@ -104,7 +104,7 @@ def generate_on_cpu(name: str, temperature: float, captions: list[str]) -> dict[
         Codes, number of tokens per step, and margins (differences of the two best scores), as lists, which can be sent
         between processes.
     """
-    spec, models = spec_of(name), with_heads(_reference_models(), name)
+    spec, models = spec_of(name), _reference_models()
     decoder = make_decoder(models_for(models, spec), spec, _sampling(temperature), records_margins=True)
     images = _generate(decoder, captions)
     return {field: getattr(images, field).tolist() for field in ("codes", "step_lengths", "margins")}

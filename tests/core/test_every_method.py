@@ -210,7 +210,9 @@ def test_images_do_not_depend_on_the_order_of_methods(models):
 
     def draw(names: list[str]) -> dict[str, torch.Tensor]:
         noise = [ImageNoise(7, i, streams, 16, 12) for i in "abc"]
-        decoders = {name: make_decoder(with_heads(models, name), spec_of(name), SamplingConfig()) for name in names}
+        decoders = {
+            name: make_decoder(with_heads(models, spec_of(name)), spec_of(name), SamplingConfig()) for name in names
+        }
         return {name: decoder.generate(features, mask, noise).codes for name, decoder in decoders.items()}
 
     forth, back = draw(METHODS), draw(METHODS[::-1])
@@ -281,6 +283,7 @@ def test_captured_steps_draw_the_same_images(name, temperature):
         models.target.cuda().prepare_for_decoding(),
         models.draft.cuda().prepare_for_decoding(),
         models.nearest_codes.cuda(),
+        models.heads.cuda().prepare_for_decoding(),
     )
     decoder = decoder_of(models, name, temperature)
     assert decoder.runner.mode == "graph"

@@ -31,7 +31,7 @@ def decoder_of(models: DecodingModels, name: str, temperature: float = 1.0, **op
         options: options of `make_decoder`.
     """
     return make_decoder(
-        with_heads(models, name), spec_of(name), SamplingConfig(temperature, top_k=8, cfg_scale=2.0), **options
+        with_heads(models, spec_of(name)), spec_of(name), SamplingConfig(temperature, top_k=8, cfg_scale=2.0), **options
     )
 
 
