@@ -101,10 +101,9 @@ class PoolMixture:
     drafted: DraftedCoefficients
 
     def table(self) -> torch.Tensor:
-        """Compute the three linear functions for every kind of result, float32 (kinds, 3).
+        """Return the numbers by which the results of the pool are mixed, for every kind of result, float32 (kinds, 3).
 
-        The columns are `weight`, the factor f, which is the exponential of `sharpness`, and `other`. The class
-        describes them.
+        The class describes the three columns: `weight`, the factor f = exp(`sharpness`), and `other`.
 
         The kind of a result is an index of the first axis. The index is the sum of these numbers:
 

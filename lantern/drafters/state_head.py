@@ -30,14 +30,16 @@ NUM_DEPTHS = 2  # number of depths whose drafts are also ranked by the state hea
 
 @dataclass
 class StateHeadState:
-    """The state of a `StateHeadDrafter`: the newest hidden states and tokens of every position.
+    """The state of a `StateHeadDrafter`: what its state head reads of every position.
 
-    `positions` is the number of image tokens, and some more, since the last step may go past the end of the image.
+    In the shapes below, `positions` is the number of image tokens plus a few, since the last step may go past the end
+    of the image.
 
     Attributes:
         noise: random numbers of the images, with which drafts are sampled.
         previous: the target's hidden state from which the last emitted token was sampled, float32 (batch, dim).
-        outdated: the newest hidden state of each position, float32 (batch, positions, dim). 0 if there is none yet.
+        outdated: the hidden state that the target last computed for each position, float32 (batch, positions, dim). The
+            tokens before the position may have changed since. 0 if there is none yet.
         before: the token before each position when `outdated` was computed, int64 (batch, positions). -1 if there is no
             hidden state yet.
         tokens: the emitted tokens, int64 (batch, positions).

@@ -21,7 +21,7 @@ _PIXELS = 8 * 256 * 256  # number of pixels that run together; more would need g
 
 
 class ImageSizes(ABC):
-    """Base class of the configs of image tokenizers, with properties that all derive from their fields.
+    """Base class of the configs of image tokenizers, which computes the sizes of images in codes and in pixels.
 
     Attributes:
         grid: height and width of an image in codes, or the side of a square.

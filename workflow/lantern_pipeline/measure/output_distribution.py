@@ -322,8 +322,9 @@ def distribution_of_sampled_siblings(
     gives the target's distribution on average over all drafts. The estimate also has little noise. If the method itself
     is exact, the difference is 0 in every sample.
 
-    Monte Carlo noise makes the estimated total variation too large by about `error` of the result. The error is half
-    the total variation between two estimates, each from half of the samples.
+    Monte Carlo noise makes the estimated total variation too large. The field `error` of the returned
+    `OutputDistribution` states by about how much. It is half the total variation between two estimates, each from half
+    of the samples.
 
     Args:
         nodes: nodes at which the method verified drafts.
