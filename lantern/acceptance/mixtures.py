@@ -88,7 +88,7 @@ class Mixing(Mixture):
     budget: float
 
     def share(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
-        """Return the weight of the target distribution, 1 - min(1, budget / TV(t, p)), (..., 1).
+        """Return the weight of the target distribution in the mixture, 1 - min(1, budget / TV(t, p)), (..., 1).
 
         TV(t, p) is the total variation of the target and the draft distribution. For the arguments see `Mixture.share`.
         """

@@ -470,9 +470,9 @@ class GreedyWithinBound(Verifier):
 
     Args:
         sets: the acceptance that computes s(x).
-        takes_first_leaf: which of several accepted paths of the same length wins. An accepted path may end above a
-            leaf. If True, the path above the lowest-numbered leaf wins. If False, the path whose last accepted node has
-            the lowest number wins.
+        takes_first_leaf: which of several accepted paths of the same length wins. If False, the path whose last node
+            has the lowest number wins. If True, it is the path whose last node has the lowest-numbered leaf among its
+            descendants, or is this leaf.
 
     Source: jadohu/LANTERN models/kv_variants/utils.py (evaluate_posterior, greedy branch).
     """

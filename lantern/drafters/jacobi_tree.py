@@ -101,17 +101,12 @@ class PoolMixture:
     drafted: DraftedCoefficients
 
     def table(self) -> torch.Tensor:
-        """Return the numbers by which the results of the pool are mixed, for every kind of result, float32 (kinds, 3).
+        """Return three numbers per kind of result, float32 (kinds, 3): `weight`, f = exp(`sharpness`) and `other`.
 
-        The class describes the three columns: `weight`, the factor f = exp(`sharpness`), and `other`.
-
-        The kind of a result is an index of the first axis. The index is the sum of these numbers:
-
-        - the age of the result in steps, at most OLDEST
-        - OLDEST + 1 if the result is the newest of its position
-        - 2 (OLDEST + 1) if its preceding token equals the token of the draft's parent
-
-        The last index, DRAFTED, is the kind of a draft model's codes.
+        The class describes how they make a mixture of results. The kind of a result combines three facts: its age in
+        steps, whether it is the newest of its position, and whether its preceding token equals the token of the draft's
+        parent. Kinds are numbered min(age, OLDEST) + (OLDEST + 1) is_newest + 2 (OLDEST + 1) is_equal. The last kind,
+        DRAFTED, is that of a draft model's codes.
         """
         age = torch.arange(OLDEST + 1)
         fits, is_newest = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]]).repeat_interleave(OLDEST + 1, dim=0).unbind(1)
@@ -172,7 +167,7 @@ class Results:
     keys: torch.Tensor
 
     def after(self, num_depths: int) -> Results:
-        """Return only the results for drafts below the first `num_depths` depths of the tree."""
+        """Return the results for drafts deeper than `num_depths`, if those of the first depths have been drafted."""
         return Results(*(part[:, num_depths:] for part in (self.left, self.ages, self.codes, self.keys)))
 
     def at(self, depth: int, num_parents: int) -> Results:

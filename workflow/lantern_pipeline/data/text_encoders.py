@@ -42,7 +42,7 @@ def scene_prompts(text: PromptReading, data_source: str) -> PromptSettings:
     """Return the settings of prompt encoding that a run writes into its model card, a description of its model.
 
     If the captions of the dataset have a fixed form, as those of shapes and Fashion-MNIST, the settings contain their
-    words and a regular expression of them.
+    words and a regular expression that every caption matches.
 
     Args:
         text: config section `text`.
