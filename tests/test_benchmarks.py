@@ -50,6 +50,7 @@ def run(monkeypatch, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_decoding_is_measured_beside_another_checkout(run, monkeypatch, tmp_path):
     monkeypatch.setitem(decode.RANDOM_CASES, "large", {"sizes": TINY_SIZES, "images": 2, "steps": 2})
     monkeypatch.setattr(decode, "MIN_IMAGES", 3)

@@ -95,6 +95,7 @@ def test_a_job_that_a_killed_run_left_behind_is_waited_for_and_a_changed_key_re_
     check_table(run, finished)
 
 
+@pytest.mark.slow
 def test_resume_unlocks_and_makes_files_without_a_record_again_for_which_no_change_would_be_noticed(copy_of_finished):
     run, table = copy_of_finished, "results/tiny/latency/s0n1.csv"
     code, output = run.run("--cleanup-metadata", table)  # files of a job that Slurm ended after a kill -9
@@ -178,6 +179,7 @@ def on_a_full_disk(folder, command):
     return result.returncode, result.stdout
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_sentence_and_once_there_is_room_the_run_goes_on(run, finished):
     folder = run.result(SHARD).parent
     if shutil.which("unshare") is None or on_a_full_disk(folder, ["true"])[0] != 0:
