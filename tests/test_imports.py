@@ -4,6 +4,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from helpers.paths import ROOT
 
 # Imports every module, and prints the work that their top-level lines did meanwhile.
@@ -43,6 +45,7 @@ def python(*arguments):
     return result.stdout.strip()
 
 
+@pytest.mark.slow
 def test_no_module_starts_a_thread_a_process_or_writes_a_file_when_it_is_imported():
     number, _, done = python("-c", AUDIT, str(ROOT)).partition(" ")
     assert int(number) > 90 and done == "[]"

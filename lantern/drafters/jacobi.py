@@ -134,9 +134,9 @@ class JacobiDrafter(Drafter[JacobiState]):
         """Return drafts from the pool for the positions after the root, see `Drafter.propose`.
 
         The pool holds several results per position, each a preceding token and the target's best codes after it. A
-        node's draft should come from a result whose preceding token is the parent's token. However, all drafts are
-        looked up at once, before the parents have tokens. In place of a parent's token, the newest draft of the
-        parent's position is therefore compared with the preceding tokens.
+        node's draft should come from a result whose preceding token is the draft of the node's parent. However, all
+        drafts are chosen at once, so that the parent's draft is not known yet. The code of the newest result of the
+        parent's position is used in its place.
         """
         index = lengths[:, None] * self.num_kept + self._read.flatten()
         left, drafts = state.pool.flatten(1).gather(1, index).view(-1, *self._read.shape).unbind(1)

@@ -22,8 +22,9 @@ class WordEmbeddingEncoder:
     S[position] * (E[the word] + E[the last two words] + ...) / sqrt(number of terms). It has a term for every phrase of
     at most `phrase_words` words that ends with the word. These terms encode which words belong together.
 
-    LlamaGen's attention is uniform over prompt tokens, so that it sees only the mean of their features. Without the
-    signs, "red left of blue" and "blue left of red" would have almost the same mean.
+    Prompt tokens have no positions in LlamaGen's attention, and an untrained one weights them about equally. It then
+    sees only the mean of their features. Without the signs, "red left of blue" and "blue left of red" would have almost
+    the same mean.
 
     Args:
         vocabulary: known words. None allows any word.

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from helpers.paths import ROOT
 
 SNAKEFILE = f"""
@@ -26,6 +28,7 @@ def start(folder, text, *arguments):
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_module_finds_its_defaults_weights_and_scripts(tmp_path):
     quick = (ROOT / "experiments" / "quick.yaml").read_text()
     code, output = start(tmp_path, quick, "--dry-run")

@@ -78,6 +78,7 @@ def elsewhere(finished, folder):
     return Workflow(folder)
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_results_gives_the_same_figures_and_generates_nothing(finished, tmp_path):
     workflow = elsewhere(finished, tmp_path)
     an_ablation_off = with_overlay(workflow, tmp_path, ablations={"grids": {"neighbours": None}})

@@ -185,16 +185,17 @@ def _stack(rows: pd.DataFrame) -> tuple[np.ndarray, ...]:
 def _read_off(
     curves: Sequence[tuple[np.ndarray, ...]], prompts: slice | np.ndarray
 ) -> tuple[float, float, float, float]:
-    """Compute the mean NLL of two families of methods over the tokens per forward pass (lengths) that both reach.
+    """Average the NLL of two families of methods over the range of lengths that both families reach.
 
-    `compare_at_equal_length` explains the curves of length and NLL.
+    A length is a number of tokens per forward pass. The curve of a family states the NLL at each length, see
+    `compare_at_equal_length`. Lengths and NLLs are first averaged over prompts.
 
     Args:
         curves: for each of the two families, the arrays that `_stack` returns.
-        prompts: indices of the prompts over which lengths and NLLs are averaged.
+        prompts: indices of the prompts.
 
     Returns:
-        (shortest common length, longest common length, mean NLL of the first curve, mean NLL of the second curve).
+        (shortest common length, longest common length, mean NLL of the first family, mean NLL of the second family).
     """
     lengths = [tokens[:, prompts].sum(1) / forwards[:, prompts].sum(1) for tokens, forwards, _ in curves]
     shortest, longest = max(values.min() for values in lengths), min(values.max() for values in lengths)
