@@ -22,9 +22,9 @@ class WordEmbeddingEncoder:
     S[position] * (E[the word] + E[the last two words] + ...) / sqrt(number of terms). It has a term for every phrase of
     at most `phrase_words` words that ends with the word. These terms encode which words belong together.
 
-    Prompt tokens have no positions in LlamaGen's attention, and an untrained one weights them about equally. It then
-    sees only the mean of their features. Without the signs, "red left of blue" and "blue left of red" would have almost
-    the same mean.
+    LlamaGen's rotary table sets queries and keys of prompt tokens to 0 (see `rotary_table`). Attention is therefore
+    uniform over prompt tokens, and sees only the mean of their features. Without the signs, "red left of blue" and
+    "blue left of red" would have almost the same mean.
 
     Args:
         vocabulary: known words. None allows any word.
