@@ -122,6 +122,25 @@ class StaticTree(DraftTree):
     inner_ordinal: torch.Tensor
 
 
+def level_indices(tree: StaticTree, level: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return where a model that drafts a tree level by level finds the inputs of one level.
+
+    Args:
+        tree: the static tree.
+        level: number of the level.
+
+    Returns:
+        Two int64 tensors (inner nodes of the level,). The first is the index of each inner node among all nodes of its
+        depth, which selects its token. The second is the index of its parent among the inner nodes of the level above,
+        which selects the parent's hidden state. At the root, both are 0.
+    """
+    nodes = tree.levels[level]
+    if level == 0:
+        return nodes, torch.zeros_like(nodes)
+    num_above = int((tree.depths[0] < level).sum())
+    return nodes - num_above, torch.searchsorted(tree.levels[level - 1], tree.parents[0, nodes])
+
+
 def static_structure(parents: Sequence[int], device: torch.device | str = "cpu") -> DraftTree:
     """Compute the structure of a static tree, which all images share.
 

@@ -152,7 +152,7 @@ class Cells:
 
 @dataclass
 class Verdict:
-    """What a step decides for every cell, that is, for every token that was fed to the target, see `Cells`.
+    """The decisions of a step about every cell, that is, for every token that was fed to the target, see `Cells`.
 
     The *predicted position* of a cell is the position after that of its token. Its draft is verified as if all drafts
     before it in the line were accepted.

@@ -18,7 +18,7 @@ import torch
 
 from lantern.attention_mask import window_table
 from lantern.decoding_state import DecodingModels
-from lantern.draft_tree import StaticTree, static_tree, tree_from_parents
+from lantern.draft_tree import StaticTree, level_indices, static_tree, tree_from_parents
 from lantern.drafters.base import Drafter, best_codes
 from lantern.kv_cache import KVCache, round_slots
 from lantern.methods import MethodSpec
@@ -446,11 +446,7 @@ class _LevelPlan:
 def _plan_levels(tree: StaticTree, make_window: Callable[[torch.Tensor], torch.Tensor]) -> list[_LevelPlan]:
     plans = [_LevelPlan(*part) for part in zip(tree.level_children, tree.drafted, strict=True)]
     for depth, (plan, nodes) in enumerate(zip(plans[1:], tree.levels[1:], strict=True), start=1):
-        num_above = int((tree.depths[0] < depth).sum())
+        tokens, parents = level_indices(tree, depth)
         window = make_window(tree.ancestors[:, nodes][:, :, tree.parent_nodes[1:]])
-        plan.run = _LevelRun(
-            tokens=nodes - num_above,
-            parents=torch.searchsorted(tree.levels[depth - 1], tree.parents[0, nodes]),
-            layout=_Layout(tree.inner_ordinal[nodes], depth - 1, window),
-        )
+        plan.run = _LevelRun(tokens, parents, _Layout(tree.inner_ordinal[nodes], depth - 1, window))
     return plans

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from lantern.decoding_state import DecodingModels
-from lantern.draft_tree import StaticTree, first_ranks, static_tree
+from lantern.draft_tree import StaticTree, first_ranks, level_indices, static_tree
 from lantern.drafters.base import Drafter, best_codes
 from lantern.drafters.eagle import Choose
 from lantern.drafters.hybrid_tree import HybridTreeDrafter
@@ -96,9 +96,10 @@ class StateHeadDrafter(Drafter[StateHeadState]):
         device = target.device
         self._spine = first_ranks(tree)  # one node of each depth
         self._steps = torch.arange(tree.max_depth + 1, device=device)
-        width = head.config.line_width
-        self._above = torch.tensor([-width, -width + 1, -width - 1], device=device)
-        self._levels = [_level(tree, depth) for depth in range(min(num_depths, tree.max_depth))]
+        self._levels = [
+            _Level(*level_indices(tree, depth), tree.level_children[depth], tree.drafted[depth])
+            for depth in range(min(num_depths, tree.max_depth))
+        ]
 
     def allocate(self, num_rows: int, noise: NoiseField) -> StateHeadState:
         """Make an empty state for `num_rows` images, see `Drafter.allocate`."""
@@ -159,8 +160,7 @@ class StateHeadDrafter(Drafter[StateHeadState]):
         index = positions[:, None, None].expand(-1, 1, previous.shape[2])
         outdated = state.outdated.gather(1, index).expand_as(previous)
         before = state.before.gather(1, positions[:, None])
-        above = positions[:, None] + self._above
-        above = state.tokens.gather(1, above.clamp(min=0)).masked_fill(above < 0, -1)
+        above = self.head.tokens_above(state.tokens, positions)
         around = torch.cat([before, above], dim=1)[:, None].expand(-1, tokens.shape[1], -1)
         embedded = embed_tokens(self.target, torch.cat([tokens[:, :, None], around], dim=2))
         return self.head(previous, outdated, embedded)
@@ -221,13 +221,3 @@ def embed_tokens(target: Target, tokens: torch.Tensor) -> torch.Tensor:
     """
     embedded = target.token_embedding(tokens.clamp(min=0))
     return embedded.masked_fill((tokens < 0)[..., None], 0.0)
-
-
-def _level(tree: StaticTree, depth: int) -> _Level:
-    nodes = tree.levels[depth]
-    num_above = int((tree.depths[0] < depth).sum())
-    if depth == 0:
-        parents = torch.zeros_like(nodes)
-    else:
-        parents = torch.searchsorted(tree.levels[depth - 1], tree.parents[0, nodes])
-    return _Level(nodes - num_above, parents, tree.level_children[depth], tree.drafted[depth])

@@ -63,6 +63,7 @@ class StateHead(StoredModel):
     Attributes:
         state_scale: root mean square of the target's hidden states, by which the input is divided.
         token_scale: root mean square of the target's token embeddings, by which the input is divided.
+        above: distances from a position to the three tokens above that the head reads, int64 (3,).
     """
 
     kind = "state_head"
@@ -71,6 +72,7 @@ class StateHead(StoredModel):
     config: StateHeadConfig
     state_scale: torch.Tensor
     token_scale: torch.Tensor
+    above: torch.Tensor
 
     def __init__(self, config: StateHeadConfig) -> None:
         super().__init__()
@@ -81,6 +83,8 @@ class StateHead(StoredModel):
         self.down = nn.Linear(config.ffn_hidden, config.dim, bias=False)
         self.register_buffer("state_scale", torch.ones(()))
         self.register_buffer("token_scale", torch.ones(()))
+        width = config.line_width
+        self.register_buffer("above", torch.tensor([-width, -width + 1, -width - 1]), persistent=False)
 
     @classmethod
     def from_target(cls, target: TargetConfig, seed: int) -> StateHead:
@@ -99,6 +103,19 @@ class StateHead(StoredModel):
             nn.init.eye_(head.combine.weight[:, dim : 2 * dim])
             nn.init.zeros_(head.down.weight)
         return head
+
+    def tokens_above(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the tokens above, above to the right and above to the left of some positions, int64 (n, 3).
+
+        Args:
+            tokens: tokens of an image for each position, int64 (n, tokens).
+            positions: the positions, int64 (n,).
+
+        Returns:
+            -1 marks a token before the first of the image.
+        """
+        index = positions[:, None] + self.above
+        return tokens.gather(1, index.clamp(min=0)).masked_fill(index < 0, -1)
 
     def forward(self, previous: torch.Tensor, outdated: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """Predict hidden states of some positions, float32 (..., dim).

@@ -51,7 +51,7 @@ def test_an_untrained_head_returns_the_outdated_state():
 
 
 def test_a_head_reads_the_states_and_tokens_around_a_position():
-    """What the head reads for the children of the root, in each step, against the finished image and earlier steps."""
+    """Its inputs for the children of the root, in each step, against the finished image and earlier steps."""
     models = with_state_head()
     decoder = make_decoder(models, SPEC, SamplingConfig(cfg_scale=2.0))
     drafter = decoder.drafter.learned

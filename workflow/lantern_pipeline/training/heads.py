@@ -141,10 +141,22 @@ class HeadsValidation:
         pairs = self.trainer.predict(self.dataset, torch.arange(min(NUM_EVAL, len(self.dataset))))
         values = {"val_loss": float(heads_loss(pairs))}
         for shift, (predicted, wanted) in zip(self.trainer.model.config.shifts, pairs, strict=True):
-            overlap = torch.minimum(self._probs(predicted), self._probs(wanted)).sum(-1)
-            values[f"val_overlap_{shift}"] = float(overlap.mean())
+            values[f"val_overlap_{shift}"] = mean_overlap(self.trainer.target, predicted, wanted, self.sampling)
         return values
 
-    def _probs(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self.trainer.target.guided_logits(hidden, self.sampling.cfg_scale)
-        return filter_logits(logits, self.sampling).softmax(-1)
+
+def mean_overlap(target: Target, predicted: torch.Tensor, wanted: torch.Tensor, sampling: SamplingConfig) -> float:
+    """Return the mean over positions of sum_x min(t(x), p(x)), with distributions read from hidden states.
+
+    Args:
+        target: the target, for its output head.
+        predicted: hidden states that define p, (branches, ..., dim). There are two branches with guidance that is not
+            applied yet, else one.
+        wanted: hidden states that define t, shaped like `predicted`.
+        sampling: temperature, filters and guidance.
+    """
+    p, t = (
+        filter_logits(target.guided_logits(hidden, sampling.cfg_scale), sampling).softmax(-1)
+        for hidden in (predicted, wanted)
+    )
+    return float(torch.minimum(p, t).sum(-1).mean())

@@ -22,13 +22,13 @@ from lantern.models.state_head import StateHead
 from lantern.models.target import Target
 from lantern.noise import NoiseField
 from lantern.prompts import Prompt
-from lantern.sampling import SamplingConfig, filter_logits
+from lantern.sampling import SamplingConfig
 from lantern.step import Outcome, Prefill, Proposal
 from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.data.code_dataset import step_indices
 from lantern_pipeline.training.drafter import freeze
-from lantern_pipeline.training.heads import HeadsTraining
-from lantern_pipeline.training.loop import Trainer, cosine_rate
+from lantern_pipeline.training.heads import HeadsTraining, mean_overlap
+from lantern_pipeline.training.loop import Trainer, cosine_rate, step_generator
 from lantern_pipeline.training.optimisers import make_adamw
 
 RECORDED = MethodSpec.of("recorded", tree="chain9k2d1", drafts="hybrid_head")
@@ -126,10 +126,10 @@ def record_steps(
             codes = decoder.generate(features, mask, noise).codes
         for position, outdated, before in recorder.steps:
             rows = (position + NUM_DEPTHS <= num_tokens).nonzero().squeeze(1)
-            parts.append((rows + first, position[rows], outdated[rows], before[rows]))
-        images.append((codes, recorder.states[:, :num_tokens].clone()))
-    steps = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
-    return DecodingSteps(*(torch.cat(part).cpu() for part in zip(*images, strict=True)), *steps)
+            step = (rows + first, position[rows], outdated[rows], before[rows])
+            parts.append([part.cpu() for part in step])
+        images.append((codes.cpu(), recorder.states[:, :num_tokens].to("cpu", copy=True)))
+    return DecodingSteps(*(torch.cat(part) for kind in (images, parts) for part in zip(*kind, strict=True)))
 
 
 class StateHeadTrainer(Trainer[StateHead]):
@@ -164,7 +164,7 @@ class StateHeadTrainer(Trainer[StateHead]):
         """Run optimiser step i, and return the loss and the norm of its gradient."""
         t = self.training
         images = step_indices(len(self.data.codes), t.batch_size, self.seed, i)
-        torch.manual_seed(self.seed * 1_000_003 + i)  # dropout
+        torch.manual_seed(step_generator(self.seed, i).initial_seed())  # dropout
         loss = self.loss(self.predict(self.data, torch.isin(self.data.image, images).nonzero().squeeze(1)))
         norm = self.optimiser.step(loss, cosine_rate(i, t.num_steps, warmup=t.warmup))
         return {"loss": float(loss.detach()), "gradient_norm": norm}
@@ -183,15 +183,14 @@ class StateHeadTrainer(Trainer[StateHead]):
         device = self.target.device
         image = data.image[chosen]
         first = data.position[chosen]
-        width = self.model.config.line_width
+        codes = data.codes[image].to(device)
         predicted = data.states[image, first - 1].to(device)
         pairs = []
         for depth in range(NUM_DEPTHS):
             position = first + depth
-            above = position[:, None] + torch.tensor([-width, -width + 1, -width - 1])
-            above = data.codes[image[:, None], above.clamp(min=0)].masked_fill(above < 0, -1)
+            above = self.model.tokens_above(codes, position.to(device))
             before = torch.stack([data.codes[image, position - 1], data.before[chosen, depth]], dim=1)
-            embedded = embed_tokens(self.target, torch.cat([before, above], dim=1).to(device))
+            embedded = embed_tokens(self.target, torch.cat([before.to(device), above], dim=1))
             predicted = self.model(predicted, data.outdated[chosen, depth].to(device), embedded)
             pairs.append((predicted, data.states[image, position].to(device)))
         return pairs
@@ -239,9 +238,6 @@ class StateHeadValidation:
         self.trainer.model.train()
         values = {"val_loss": float(self.trainer.loss(pairs))}
         for depth, (predicted, wanted) in enumerate(pairs, 1):
-            overlap = torch.minimum(self._probs(predicted), self._probs(wanted)).sum(-1)
-            values[f"val_overlap_{depth}"] = float(overlap.mean())
+            overlap = mean_overlap(self.trainer.target, predicted[None], wanted[None], self.sampling)
+            values[f"val_overlap_{depth}"] = overlap
         return values
-
-    def _probs(self, hidden: torch.Tensor) -> torch.Tensor:
-        return filter_logits(self.trainer.target.read_logits(hidden), self.sampling).softmax(-1)
