@@ -32,7 +32,16 @@ from lantern.method_tables import (
     preset_of,
 )
 from lantern.parameters import PARAMETERS, Parameter, ParameterValue
-from lantern.tree_shapes import Choices, DynamicTreeOptions, JointTree, TreeShape, joint_choices, tree_choices
+from lantern.tree_shapes import (
+    Choices,
+    DynamicTreeOptions,
+    JointTree,
+    TreeShape,
+    dynamic_options,
+    is_dynamic,
+    joint_choices,
+    tree_choices,
+)
 
 # The names that code outside Lantern imports from here. The tables and parameters are defined in the modules above.
 __all__ = [
@@ -62,8 +71,9 @@ class MethodSpec:
 
     Attributes:
         name: name of a preset, or any other name.
-        tree: "dynamic", or the name of a static tree. For hybrid drafts two names, first of the tree for Jacobi drafts,
-            then of the tree for the draft model, as in "chain9+chain3". None if there are no drafts.
+        tree: the name of a static tree, or of a dynamic one: "dynamic", or with its size "dynamic58k10d4". For hybrid
+            drafts two names, first of the tree for Jacobi drafts, then of the tree for the draft model, as in
+            "chain9+chain3". None if there are no drafts.
         drafts: key of DRAFTS, or "module:Class". None for autoregressive decoding.
         acceptance: key of ACCEPTANCE, or "module:Class".
         residual: distribution that replaces the target's after a draft is rejected. "paper" is the one in the papers.
@@ -287,8 +297,8 @@ _TREES_FOR = {
 
 
 def _kind_of(tree: str) -> str:
-    if tree == "dynamic":
-        return tree
+    if is_dynamic(tree):
+        return "dynamic"
     if "+" in tree:
         return "joint"
     return "chains" if re.fullmatch(r"chain\d+x\d+", tree) else "static"
@@ -348,12 +358,13 @@ def _shape_of(spec: MethodSpec) -> TreeShape | None:
     if isinstance(shape, DynamicTreeOptions | JointTree):
         return shape
     try:
-        if spec.tree != "dynamic" and isinstance(shape, Mapping):
+        if not is_dynamic(spec.tree) and isinstance(shape, Mapping):
             return JointTree(**{part: _as_choices(choices) for part, choices in shape.items()})
         if shape is None and "+" in spec.tree:
             return joint_choices(spec.tree)
-        if spec.tree == "dynamic":
-            return DynamicTreeOptions(**cast("Mapping[str, Any]", shape or {}))
+        if is_dynamic(spec.tree):
+            options = cast("Mapping[str, Any]", shape)
+            return DynamicTreeOptions(**options) if options else dynamic_options(spec.tree)
         return tree_choices(spec.tree) if shape is None else _as_choices(cast("Sequence[Sequence[int]]", shape))
     except TypeError as error:
         raise ValueError(

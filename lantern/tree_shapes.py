@@ -86,6 +86,31 @@ class DynamicTreeOptions:
             )
 
 
+_DYNAMIC = re.compile(r"dynamic([1-9]\d*)k([1-9]\d*)d([1-9]\d*)")
+
+
+def is_dynamic(tree: str) -> bool:
+    """Return whether a tree is dynamic: "dynamic" (of a default size), or a name with its size, as dynamic58k10d4."""
+    return tree == "dynamic" or _DYNAMIC.fullmatch(tree) is not None
+
+
+def dynamic_options(tree: str) -> DynamicTreeOptions:
+    """Return the options of a dynamic tree: dynamic58k10d4 keeps 58 drafts, with 10 children per node and depth 4.
+
+    "dynamic" has the size of EAGLE-2's and LANTERN's code, which is that of dynamic58k10d4.
+    """
+    match = _DYNAMIC.fullmatch(tree)
+    if match is None:
+        return DynamicTreeOptions()
+    num_nodes, top_k, depth = map(int, match.groups())
+    return DynamicTreeOptions(num_nodes, depth, top_k)
+
+
+def name_dynamic(options: DynamicTreeOptions) -> str:
+    """Return the name of a dynamic tree with its size, as dynamic58k10d4."""
+    return f"dynamic{options.num_nodes}k{options.top_k}d{options.depth}"
+
+
 Choices = tuple[tuple[int, ...], ...]
 
 
@@ -154,6 +179,7 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
     if tree not in _LISTED:
         known = [
             "dynamic",
+            "dynamic58k10d4, ...",
             "chain1, chain2, ...",
             "chain9k3d2, ...",
             "chain11x2, ...",

@@ -26,6 +26,7 @@ from lantern.methods import MethodSpec
 from lantern.parameters import ParameterValue
 from lantern.sampling import SamplingConfig
 from lantern.step import Proposal, Scores
+from lantern.tree_shapes import DynamicTreeOptions
 
 MASSES_AT_ONCE = 2**22  # number of nearest codes that are in memory at the same time, 32 MiB of integers
 
@@ -259,7 +260,7 @@ class RelaxedSets(Acceptance):
             sampling: temperature and filters.
         """
         if sampling.is_greedy:
-            return GreedyWithinBound(self, spec.residual != "paper" and spec.tree == "dynamic")
+            return GreedyWithinBound(self, spec.residual != "paper" and isinstance(spec.tree_shape, DynamicTreeOptions))
         return WithinBound(self)
 
 

@@ -5,6 +5,8 @@ from lantern_pipeline.config.paths import answer_files
 PUBLISHED_FIGURES = {
     "results": "abl",
     "fashion": "",
+    "papers": "",
+    "fashion_papers": "",
     "peers": "q",
     "fashion_peers": "",
     "mixing": "",

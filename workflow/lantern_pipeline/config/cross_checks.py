@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from lantern.method_tables import OFFICIAL_RESIDUALS
 from lantern.models.config import OVERSHOOT, shape_of
 from lantern.models.families import FAMILIES
-from lantern.tree_shapes import DynamicTreeOptions, JointTree, check_choices, tree_choices
+from lantern.tree_shapes import DynamicTreeOptions, JointTree, check_choices, is_dynamic, tree_choices
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.prompt_counts import check_prompt_count
 from lantern_pipeline.data.model_cards import ENCODERS, FROM_FILES, target_fields
@@ -272,7 +272,7 @@ def _is_known_tree(name: str) -> bool:
     try:
         tree_choices(name)
     except ValueError:
-        return name in ("static", "dynamic")
+        return name == "static" or is_dynamic(name)
     return True
 
 

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 from lantern.method_tables import PRESETS, acceptance_of
 from lantern.methods import MethodSpec
 from lantern.parameters import PARAMETERS
-from lantern.tree_shapes import DynamicTreeOptions, TreeShape, joint_choices, tree_choices
+from lantern.tree_shapes import (
+    DynamicTreeOptions,
+    TreeShape,
+    dynamic_options,
+    is_dynamic,
+    joint_choices,
+    name_dynamic,
+    tree_choices,
+)
 from lantern_pipeline.measure.ablation_point import AblationPoint
 from lantern_pipeline.measure.registry import CEILINGS
 
@@ -117,6 +125,8 @@ def _expand_entry(entry: dict[str, Any], config: RunConfig) -> Iterator[MethodRu
             parts.setdefault("neighbours", config.codebook.neighbours)
         if parts.get("tree") == "static":
             parts["tree"] = config.draft_tree.static
+        if parts.get("tree") == "dynamic":
+            parts["tree"] = name_dynamic(DynamicTreeOptions(**config.draft_tree.dynamic.model_dump()))
         shape = _tree_shape(parts.get("tree"), config)
         spec = MethodSpec.of(method_name, tree_shape=shape, **parts)
         _check_name(spec)
@@ -146,14 +156,14 @@ def _tree_shape(tree: str | None, config: RunConfig) -> TreeShape | None:
 
     Args:
         tree: name of the tree; None returns None. Names of two trees are joined by "+", as in "chain9+chain3".
-        config: the checked config. It defines the tree "dynamic" and custom trees.
+        config: the checked config. It defines custom trees.
     """
     if tree is None:
         return None
     if "+" in tree:
         return joint_choices(tree, config.trees)
-    if tree == "dynamic":
-        return DynamicTreeOptions(**config.draft_tree.dynamic.model_dump())
+    if is_dynamic(tree):
+        return dynamic_options(tree)
     return tree_choices(tree, config.trees)
 
 

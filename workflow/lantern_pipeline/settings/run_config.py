@@ -498,6 +498,8 @@ class RunConfig(Section):
     publish: Literal[
         "results",
         "fashion",
+        "papers",
+        "fashion_papers",
         "peers",
         "fashion_peers",
         "mixing",

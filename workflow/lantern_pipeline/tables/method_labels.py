@@ -1,8 +1,9 @@
 """Labels, colours and markers of methods, which are the same in every table, figure and page.
 
 A label depends on the method only, not on other methods in the same table. The name of the preset comes first. Tree,
-drafts and acceptance follow in brackets if they differ from the preset. The parameters come last. An example is
-"LANTERN (chain9, sjd) k 20, δ 0.1".
+drafts and acceptance follow in brackets if they differ from the preset. If the preset leaves the size of its tree to
+the config, the tree is always told: "EAGLE-1 (naive_extend_57)", "LANTERN (dynamic 58)". The parameters come last. An
+example is "LANTERN (chain9, sjd) k 20, δ 0.1".
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pandas as pd
 from lantern.import_paths import load_class
 from lantern.method_tables import PRESET_ROWS, PRESETS, PresetRow
 from lantern.parameters import PARAMETERS
+from lantern.tree_shapes import dynamic_options, is_dynamic
 from lantern_pipeline.data.tables import method_columns
 
 # Labels and colours of the presets and of "LANTERN chain", which applies the formula of LANTERN's paper to a chain of
@@ -31,7 +33,6 @@ CEILING_NAMES = {"real": "real images", "reconstruction": "reconstructions"}
 WORDS = tuple(name for name, parameter in PARAMETERS.items() if parameter.choices)
 PARTS = ("tree", "drafts", "acceptance", "residual", "neighbours", *WORDS)
 SYMBOLS = {name: parameter.symbol for name, parameter in PARAMETERS.items() if name not in WORDS}
-STATIC_TREE = "chain3"  # tree that "static" in a preset means: draft_tree.static in config.yaml
 # Values that labels leave out because they are usual: for all methods, and in addition for methods with SJD drafts.
 _USUAL = {"residual": "paper", "neighbours": "l2_normalised"}
 _USUAL_SJD = {"coupling": "none", "labels": "point"}
@@ -73,8 +74,13 @@ def label_family(method: Mapping[str, object]) -> str:
         method: a row of a table.
     """
     base, usual = _base_of(method)
-    parts = [str(method[name]) for name in PARTS if _is_told(method, name, usual)]
+    parts = [_part_in_words(str(method[name])) for name in PARTS if _is_told(method, name, usual)]
     return method_name(base) + (f" ({', '.join(parts)})" if parts else "")
+
+
+def _part_in_words(part: str) -> str:
+    is_sized = is_dynamic(part) and part != "dynamic"
+    return f"dynamic {dynamic_options(part).num_nodes}" if is_sized else part
 
 
 def describe_parameters(method: Mapping[str, object]) -> str:
@@ -141,8 +147,6 @@ def _base_of(method: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
         usual |= _USUAL_SJD
     if base in _ROWS:
         usual |= dict(_ROWS[base].parts)
-    if usual.get("tree") == "static":
-        usual["tree"] = STATIC_TREE
     return base, usual
 
 
