@@ -14,6 +14,7 @@ rule summarise:
         latency=PLAN.latency_tables("csv"),
         total_variation=rules.measure_total_variation.output.methods,
         curves=rules.measure_total_variation.output.curves,
+        ambiguity=rules.measure_ambiguity.output[0],
         tokenizer="<results>/tokenizer/report.json",
         target=[f"<results>/target/s{seed}/report.json" for seed in CONFIG.repeats.training_seeds],
     output:

@@ -3,12 +3,15 @@
 import shutil
 from pathlib import Path
 
+import pandas as pd
+
 from lantern.io import atomic_path, read_json, write_json
 from lantern_pipeline.data.tables import read_table, write_table
 from lantern_pipeline.runtime.job import job_log
 from lantern_pipeline.tables.documents import publish
 from lantern_pipeline.tables.generality import find_generality_claims
 from lantern_pipeline.tables.markdown import results_table
+from lantern_pipeline.tables.summary import select_headline
 
 with job_log(snakemake) as log:
     files, section, docs = snakemake.input, snakemake.params.section, Path(snakemake.params.root, "docs")
@@ -16,7 +19,11 @@ with job_log(snakemake) as log:
     if "differs" in table:  # a table of several targets
         claims = find_generality_claims(table)
     else:
-        table, claims = results_table(table, snakemake.params.settings), read_json(files.claims)
+        settings, claims = snakemake.params.settings, read_json(files.claims)
+        parts = [results_table(table, settings)]
+        if section.endswith("papers"):
+            parts.append(select_headline(table, {**settings, "headline_temperature": 0.0}))
+        table = pd.concat(parts, ignore_index=True)
     write_table(docs / f"{section}.csv", table)
     write_json(docs / "claims.json", {**read_json(docs / "claims.json"), section: claims})
     for picture in map(Path, files.pictures):

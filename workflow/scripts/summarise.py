@@ -10,7 +10,15 @@ from lantern_pipeline.data.tables import read_table, read_tables, write_table
 from lantern_pipeline.runtime.job import job_log
 from lantern_pipeline.tables.claims import describe_run, find_claims
 from lantern_pipeline.tables.comparisons import build_paired
-from lantern_pipeline.tables.markdown import best_cells, claim_cells, html_page, method_cells, results_table
+from lantern_pipeline.tables.markdown import (
+    best_cells,
+    claim_cells,
+    html_page,
+    method_cells,
+    results_table,
+    verdict_cells,
+)
+from lantern_pipeline.tables.paper_claims import judge_papers
 from lantern_pipeline.tables.summary import build_summary
 
 with job_log(snakemake):
@@ -27,9 +35,12 @@ with job_log(snakemake):
     reports = {name: read_json(files[name]) for name in ("tokenizer", *params.trained)}
     reports["target"] = targets[0] if len(targets) == 1 else {"val_cross_entropy": sum(entropies) / len(entropies)}
     claims = find_claims(summary, read_table(files.curves), images, reports, **options)
+    claims["papers"] = judge_papers(summary, images, read_table(files.ambiguity), **options)
     write_json(snakemake.output.claims, claims)
     table = results_table(summary, params.settings)
     folded = {"All claims in numbers (claims.json)": claim_cells(claims)}
-    blocks = (describe_run(claims["setting"]), best_cells(claims), method_cells(table))
+    blocks = [describe_run(claims["setting"]), best_cells(claims), method_cells(table)]
+    if claims["papers"]:
+        blocks += ["The papers' claims, here", verdict_cells(claims["papers"])]
     page = html_page("Main results", *blocks, folded=folded)
     write_text(snakemake.output.page, page)

@@ -13,10 +13,11 @@ from lantern.methods import make_method
 from lantern_pipeline.measure.registry import METRICS
 from lantern_pipeline.tables.claims import claims_of_rows
 from lantern_pipeline.tables.markdown import (
-    README_COLUMNS,
+    FIRST,
     README_PLAIN,
     best_cells,
     claim_cells,
+    describe_speed,
     html_page,
     markdown_table,
     method_cells,
@@ -40,17 +41,15 @@ def table():
 def test_the_full_table(table):
     titles, *rows = method_cells(table)
     assert titles == [
-        *("method", "tokens / forward", "relative step cost", "speed-up", "speed-up on GPUs (predicted)"),
-        *("substitutions / image", "NLL (nats / token)", "Fréchet distance (classifier features)", "CLIP score"),
-        *("prompt accuracy (%)", "tokens equal to autoregressive (%)", "TV from the target"),
+        *("method", "tokens / forward", "NLL (nats / token)", "TV from the target", "prompt accuracy (%)"),
+        *("substitutions / image", "Fréchet distance (classifier features)", "CLIP score"),
+        *("tokens equal to autoregressive (%)", "relative step cost", "speed-up"),
     ]
     assert len(rows) == len(METHODS) + 1 and len({len(row) for row in rows}) == 1
-    assert rows[0][:6] == ["autoregressive", "1.00", "1.00", "1.00", "–", "2.0"]
-    assert rows[-1] == ["real images", "–", "–", "–", "–", "–", "–", "9.0", "0.950", "97.0", "–", "–"]
+    assert [rows[0][place] for place in (0, 1, 5, 9, 10)] == ["autoregressive", "1.00", "2.0", "1.00", "1.00"]
+    assert rows[-1] == ["real images", "–", "–", "–", "97.0", "–", "9.0", "0.950", "–", "–", "–"]
     lantern = next(row for row in rows if row[0] == "LANTERN chain k 20, δ 0.1")
-    assert lantern[-2:] == ["0", "0.200 [0.100, 0.300]"]
-    # 3.2 tokens per forward, a draft model: a GPU's step costs 1.19 to 1.45 steps of autoregressive decoding.
-    assert lantern[1:5] == ["3.20", "1.92", "1.67", "2.2 to 2.7"]
+    assert [lantern[place] for place in (1, 3, 8, 9, 10)] == ["3.20", "0.200 [0.100, 0.300]", "0", "1.92", "1.67"]
     free = method_cells(table.assign(prompt_accuracy=np.nan, hps=0.28, hps_low=0.27, hps_high=0.29))[0]
     assert "HPS" in free and "prompt accuracy (%)" not in free  # a metric that was not measured has no column
     pooled = shown(join(make_tables(), make_tables(repeat="s1n0")))
@@ -61,7 +60,7 @@ def test_the_full_table(table):
     bounded = table.copy()
     bounded.loc[table["method_id"] == "coupled", names] = 0.03, 0.02, 0.04
     for plain, expected in (((), "≤ 0.030 [0.020, 0.040]"), (README_PLAIN, "≤ 0.030")):
-        assert next(row for row in method_cells(bounded, plain=plain) if row[0] == "coupled")[-1] == expected
+        assert next(row for row in method_cells(bounded, plain=plain) if row[0] == "coupled (chain3)")[3] == expected
 
 
 def best(*changes, **columns):
@@ -79,7 +78,7 @@ def best(*changes, **columns):
 def test_the_best_methods_are_shown_with_their_cost():
     exact, relaxed = best()
     both = "most tokens / forward and highest speed-up"
-    assert exact == [f"exact: {both}", "coupled", "2.06", "1.43", "none: the tokens of autoregressive decoding"]
+    assert exact == [f"exact: {both}", "coupled (chain3)", "2.06", "1.43", "none: the tokens of autoregressive decoding"]
     assert relaxed[:3] == [f"relaxed: {both}", "LANTERN chain k 20, δ 0.1", "3.20"]
     assert relaxed[4].startswith("TV 0.20 [0.10, 0.30]; NLL 3.") and " → " in relaxed[4]
     assert "; prompt accuracy -1.0 [" in relaxed[4] and relaxed[4].endswith("] points")
@@ -90,7 +89,7 @@ def test_the_best_methods_are_shown_with_their_cost():
 def test_a_method_that_is_faster_with_fewer_tokens_has_its_own_row():
     longest, fastest, _ = best(("eagle1", (30, 0, 0, 0.8)))
     assert longest[:4] == ["exact: most tokens / forward", "EAGLE-1 (chain5)", "2.13", "1.25"]
-    assert fastest[:4] == ["exact: highest speed-up", "coupled", "2.06", "1.43"]
+    assert fastest[:4] == ["exact: highest speed-up", "coupled (chain3)", "2.06", "1.43"]
 
 
 def test_the_best_methods_say_what_is_missing():
@@ -125,42 +124,29 @@ def test_every_metric_is_shown_with_its_digits_and_shares_in_percent():
         assert {name for name in titles if shown[name] == text} == set(names.split(", ")), text
 
 
-def test_the_readme_has_few_rows_and_columns():
-    """Each preset has its row with most tokens per forward. One preset has two names; one method is custom."""
-    chain, few = {"tree": "chain5", "drafts": "sampled"}, {"k": 20, "delta": 0.1}
-    relaxed = [
-        make_method("lantern", method_id="tree", **few),
-        make_method("lantern", method_id="chain", **chain, **few),
-        make_method("lantern_pp", method_id="pp", tree="chain3", k=10, lambda_=2.0),
-        make_method("proximity", method_id="proximity", tree="chain3", k=20),
-        make_method("bounded", method_id="bounded", k=20, delta=0.4),
-        replace(make_method("bounded", method_id="mine", k=5, delta=0.1), name="mine"),
-    ]
-    methods = {name: METHODS[name] for name in ("autoregressive", "eagle1", "coupled")}
-    methods["eagle2"] = (make_method("eagle2", method_id="eagle2"), 32, 0.0, 0.0, 1.5)
-    methods |= {spec.method_id: (spec, 20 - number, 0.5, 0.0, 0.5) for number, spec in enumerate(relaxed)}
-    table = shown(make_tables(methods))
-    titles, *rows = method_cells(select_few(table), README_COLUMNS, README_PLAIN)
-    assert [row[0] for row in rows] == [
-        *("autoregressive", "EAGLE-1 (chain5)", "coupled", "LANTERN chain k 20, δ 0.1", "LANTERN++ k 10, λ 2"),
-        *("proximity k 20", "bounded k 20, δ 0.4", "real images"),
-    ]
-    assert [title.partition(" (")[0] for title in titles[1:]] == [
-        *("tokens / forward", "relative step cost", "speed-up", "speed-up on GPUs", "NLL", "prompt accuracy"),
-        "TV from the target",
-    ]
-
-    # Of exact methods, the best two with a draft model and the best without one.
-    trees = {"eagle1": "chain6", "coupled": "chain6", "jacobi": "chain6", "hybrid": "chain6+chain3"}
+def test_the_readme_shows_the_authors_trees_and_ours_of_as_many_nodes():
+    trees = {
+        "eagle1": ("naive_extend_57", "chain5"),
+        "eagle2": ("dynamic58k10d4", "dynamic6k4d1"),
+        "hybrid": ("hybrid_50", "chain9+chain3"),
+        "jacobi": ("chain9", "chain5"),
+    }
     methods = {"autoregressive": METHODS["autoregressive"]}
-    for number, (name, tree) in enumerate(trees.items()):
-        methods[name] = (make_method(name, tree=tree, method_id=name), 32 - number, 0.0, 0.0, 0.8)
-    methods["shorter"] = (make_method("jacobi", tree="chain9", method_id="shorter"), 33, 0.0, 0.0, 0.9)
-    few = select_few(shown(make_tables(methods)))
-    assert few["method_id"].tolist() == ["autoregressive", "coupled", "jacobi", "hybrid", "real"]
-    methods["sjd"] = (make_method("sjd"), 25, 0.0, 0.0, 0.3)  # needs no draft model either
-    few = select_few(shown(make_tables(methods)))
-    assert few["method_id"].tolist() == ["autoregressive", "coupled", "hybrid", "sjd", "real"]
+    for name, tree in ((name, tree) for name, pair in trees.items() for tree in pair):
+        id_ = f"{name}-{tree}"
+        seconds = 0.5 if tree == "chain9" else 2.0
+        methods[id_] = (make_method(name, tree=tree, method_id=id_), 32, 0.0, 0.0, seconds)
+    table = shown(make_tables(methods))
+    titles, *rows = method_cells(select_few(table), FIRST, README_PLAIN)
+    assert [row[0] for row in rows] == [
+        *("autoregressive", "EAGLE-1 (naive_extend_57)", "EAGLE-2 (dynamic 58)", "hybrid (hybrid_50)", "Jacobi"),
+        "real images",
+    ]
+    assert [title.partition(" (")[0] for title in titles] == [
+        *("method", "tokens / forward", "NLL", "prompt accuracy")  # the table has no total variation
+    ]
+    speed = describe_speed(table)
+    assert "CPU: Jacobi 2.00, trees of 50 to 58 drafts 0.50 to 0.50" in speed and "as 4.00 to 4.00 steps" in speed
 
 
 def test_a_page_stands_alone_and_escapes_texts():

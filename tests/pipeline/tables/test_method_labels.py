@@ -18,7 +18,6 @@ from lantern_pipeline.tables import method_labels
 from lantern_pipeline.tables.method_labels import (
     PARTS,
     SPARE_COLOURS,
-    STATIC_TREE,
     SYMBOLS,
     custom_parameters,
     label_family,
@@ -68,7 +67,9 @@ CASES = [
     ("LANTERN chain (chain3) k 20, δ 0.1", "lantern", {**LANTERN, "tree": "chain3", "drafts": "sampled"}),
     ("LANTERN (chain9, jacobi) k 20, δ 0.1", "lantern", {**LANTERN, "tree": "chain9", "drafts": "jacobi"}),
     ("LANTERN (random) k 20, δ 0.1", "lantern", {**LANTERN, "neighbours": "random"}),
-    ("EAGLE-1", "eagle1", {"tree": STATIC_TREE}),
+    ("EAGLE-1 (chain3)", "eagle1", {"tree": "chain3"}),
+    ("EAGLE-2 (dynamic 58)", "eagle2", {"tree": "dynamic58k10d4"}),
+    ("LANTERN (dynamic 6) k 20, δ 0.1", "lantern", {**LANTERN, "tree": "dynamic6k4d1"}),
     ("EAGLE-1 (naive_extend_57)", "eagle1", {}),
     ("EAGLE-1 (chain5)", "eagle1", {"tree": "chain5"}),
     ("Jacobi", "jacobi", {"tree": "chain9"}),
@@ -116,7 +117,7 @@ def test_rows_of_a_table_have_the_labels_of_their_methods():
 
 def test_what_is_unsaid_is_the_default():
     config = load_yaml(ROOT / "config.yaml")
-    assert (config["draft_tree"]["static"], config["codebook"]["neighbours"]) == (STATIC_TREE, "l2_normalised")
+    assert config["codebook"]["neighbours"] == "l2_normalised"
 
 
 def test_own_parameters_are_those_that_users_classes_add(tmp_path, monkeypatch):

@@ -19,11 +19,12 @@ from lantern_pipeline.tables.comparisons import read_published
 from lantern_pipeline.tables.generality import LENGTH
 from lantern_pipeline.tables.markdown import (
     EMPTY,
-    README_COLUMNS,
+    FIRST,
     README_PLAIN,
     Cells,
     markdown_table,
     method_cells,
+    describe_speed,
     select_few,
     target_cells,
     update_marked_block,
@@ -39,6 +40,7 @@ _RULES = {
     "top_children": "LANTERN's bound for each of several top drafts",
     "top_official": "the authors' code",
 }
+_WORLDS = {"papers": "shapes", "fashion_papers": "clothes"}  # sections with the papers' claims -> the images
 # Title of a line -> (section of docs/results.md and label of this project's row, or (None, ""); then source, method and
 # the beginnings of other columns that select the published row).
 _PAPERS: dict[str, tuple[str | None, str, str, str, dict[str, str]]] = {
@@ -66,7 +68,7 @@ def publish(root: Path) -> list[str]:
     Returns:
         Paths of those pages that changed, relative to `root`.
     """
-    sections = ("results", "fashion", "peers", "fashion_peers", "generality", "nodes", "grid_sizes")
+    sections = ("results", "fashion", *_WORLDS, "peers", "fashion_peers", "generality", "nodes", "grid_sizes")
     tables = {name: read_table(root / "docs" / f"{name}.csv") for name in sections}
     claims = read_json(root / "docs" / "claims.json")
     blocks = []
@@ -82,8 +84,9 @@ def publish(root: Path) -> list[str]:
         parts = [method_cells(table), *claim_tables(claims[name], shown)]
         blocks.append((RESULTS, name, _join(run, *parts)))
         if name == "results":
-            few = method_cells(select_few(table), README_COLUMNS, README_PLAIN)
-            blocks.append(("README.md", name, _join(run, few)))
+            few = method_cells(select_few(table), FIRST, README_PLAIN)
+            speed = textwrap.fill(describe_speed(table), 120)
+            blocks.append(("README.md", name, _join(few, speed)))
     for name in ("mixing", "fashion_mixing"):
         blocks.append((RESULTS, name, _join(curve_cells(claims[name]["equal_length"]))))
     trends = trend_cells(claims["generality"])
@@ -92,6 +95,8 @@ def publish(root: Path) -> list[str]:
     run = textwrap.fill(describe_run(describe_setting(nodes[nodes["acceptance"].notna()])), 120)
     blocks.append((RESULTS, "nodes", _join(run, node_cells(nodes))))
     blocks.append((RESULTS, "grid_sizes", _join(grid_cells(tables["grid_sizes"]))))
+    worlds = {world: (tables[name], claims[name]["papers"]) for name, world in _WORLDS.items()}
+    blocks.append((RESULTS, "as_published", _join(setting_cells(worlds), world_cells(worlds))))
     blocks.append((RESULTS, "batches", _join(batch_cells(read_json(root / BATCHES)["cases"]["embedded"]))))
     blocks.append((RESULTS, "papers", _join(paper_cells(tables, read_published()))))
     changed = [page for page, name, text in blocks if update_marked_block(root / page, text, name)]
@@ -220,6 +225,38 @@ def batch_cells(cases: Mapping[str, Any]) -> Cells:
         cells = [f"{side['images_per_s']:.2f}" for side in sides] + [f"{sides[-1]['mean_accepted_length']:.2f}"]
         rows.append([method, *cells, ", ".join(f"{side['steps_without_refill']:.2f}" for side in sides[1:])])
     return [titles, *rows]
+
+
+Worlds = Mapping[str, tuple[pd.DataFrame, Sequence[Mapping[str, str]]]]  # images -> (table, verdicts) of their run
+
+
+def setting_cells(worlds: Worlds) -> Cells:
+    """Make the table of the methods at their authors' settings: tokens per forward pass and NLL in every world."""
+    measures = [(1.0, LENGTH, "tokens / forward"), (1.0, "nll", "NLL"), (0.0, LENGTH, "tokens / forward at T 0")]
+    labels = list(dict.fromkeys(label for table, _ in worlds.values() for label in table["label"]))
+    cells = [["method", *(f"{world}: {title}" for *_, title in measures for world in worlds)]]
+    for label in labels:
+        line = [label]
+        for temperature, column, _ in measures:
+            for table, _ in worlds.values():
+                found = table[(table["label"] == label) & (table["temperature"] == temperature)]
+                line.append(with_interval(found.iloc[0], column) if len(found) else EMPTY)
+        if set(line[1:]) != {EMPTY}:
+            cells.append(line)
+    return cells
+
+
+def world_cells(worlds: Worlds) -> Cells:
+    """Make the table of the papers' claims, from the verdicts of `judge_papers` in every world."""
+    judged = {world: {row["claim"]: row for row in rows} for world, (_, rows) in worlds.items()}
+    claims = {claim: row for rows in judged.values() for claim, row in rows.items()}
+    titles = [title for world in worlds for title in (world, "verdict")]
+    missing = {"here": EMPTY, "verdict": EMPTY}
+    cells = [["claim", "published", *titles]]
+    for claim, row in claims.items():
+        found = [rows.get(claim, missing) for rows in judged.values()]
+        cells.append([claim, row["published"], *(part[key] for part in found for key in ("here", "verdict"))])
+    return cells
 
 
 def paper_cells(tables: Mapping[str, pd.DataFrame], published: pd.DataFrame) -> Cells:

@@ -11,13 +11,11 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from lantern.io import write_text
-from lantern.method_tables import drafts_of
 from lantern_pipeline.measure.registry import METRICS, REAL, Metric
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.claims import MIN_TIMED, needs_draft_model, num_timed
 from lantern_pipeline.tables.generality import LENGTH
 from lantern_pipeline.tables.method_labels import label_method, preset_of
-from lantern_pipeline.tables.predict import EAGER, predict_speedup
 from lantern_pipeline.tables.summary import MetricsSection, select_ceilings, select_headline
 
 EMPTY = "–"
@@ -26,14 +24,15 @@ LEFT_OUT = (
     *("latency_s", "kid", "kernel_distance", "precision", "recall", "all_correct"),
     *("efficientnet_kernel_distance", "efficientnet_precision", "efficientnet_recall"),
 )
-COLUMNS = tuple(metric.column for metric in METRICS if not metric.is_distance and metric.column not in LEFT_OUT)
-# Columns in the README. Those in README_PLAIN are shown without intervals, so that a line stays short.
-README_COLUMNS = ("mean_accepted_length", "relative_step_cost", "speedup", "nll", "prompt_accuracy", "tv_mean")
-README_PLAIN = ("mean_accepted_length", "relative_step_cost", "tv_mean")
-PREDICTED = "speed-up on GPUs (predicted)"  # title of the column after the measured speed-up
+FIRST = ("mean_accepted_length", "nll", "tv_mean", "prompt_accuracy")
+LAST = ("relative_step_cost", "speedup")  # of one machine
+_OTHERS = [metric.column for metric in METRICS if not metric.is_distance and metric.column not in LEFT_OUT]
+COLUMNS = (*FIRST, *(name for name in _OTHERS if name not in (*FIRST, *LAST)), *LAST)
+README_PLAIN = ("mean_accepted_length", "tv_mean")  # columns of the README without intervals, so that a line stays short
+# Trees of the README: the authors', ours of as many nodes, and that of the fastest exact method on a CPU.
+LARGE_TREES = ("naive_extend_57", "dynamic58k10d4", "jacobi_50", "hybrid_50")
+README_TREES = (*LARGE_TREES, "chain9")
 PLAIN = ("substitutions", "tokens_equal_autoregressive")  # metrics that are shown without intervals everywhere
-# Largest numbers of exact methods with a draft model and of relaxed methods in the README.
-NUM_EXACT, NUM_RELAXED = 2, 4
 # Table of targets: column -> (title, format, factor). OF_TARGET describes the target, OF_METHOD each method on it.
 OF_TARGET = {
     "target_cross_entropy": ("cross-entropy (nats / token)", ".2f", 1),
@@ -97,30 +96,25 @@ def results_table(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFra
 
 
 def select_few(table: pd.DataFrame) -> pd.DataFrame:
-    """Select at most nine rows of `results_table` for the README.
+    """Select the rows of `results_table` for the README: README_TREES, autoregressive decoding and real images."""
+    return table[table["tree"].isin(README_TREES) | table["method"].isin((BASELINE, REAL))]
 
-    The best method of each preset is the one with the most tokens per forward pass. The selected rows are:
 
-    - autoregressive decoding and real images,
-    - the best two exact methods with a draft model, and the best exact method without one,
-    - the best methods of the first four relaxed presets, in the order of `table`.
-    """
-    is_end = table["method"].isin((BASELINE, REAL))
-    decoded = table[table["acceptance"].notna() & ~is_end]
-    preset = decoded["method"].map(preset_of)
-    best = decoded.loc[decoded["mean_accepted_length"].groupby(preset, sort=False).idxmax()]
-    exact, relaxed = (best[best["is_exact"].eq(True) == is_exact] for is_exact in (True, False))
-    has_model = needs_draft_model(exact)
-    kept = [*exact[~has_model].nlargest(1, "mean_accepted_length").index]
-    kept += list(exact[has_model].nlargest(NUM_EXACT, "mean_accepted_length").index)
-    kept += list(relaxed.index[:NUM_RELAXED])
-    return table[is_end | table.index.isin(kept)]
+def describe_speed(table: pd.DataFrame) -> str:
+    """Write what a CPU gains: the fastest exact method, and the range of the methods with large trees."""
+    fastest = table[table["is_exact"].eq(True)].nlargest(1, "speedup").iloc[0]
+    large = table[table["tree"].isin(LARGE_TREES)]
+    spans = [f"{large[name].min():.2f} to {large[name].max():.2f}" for name in ("speedup", "relative_step_cost")]
+    return (
+        f"Speed-up on this CPU: {fastest['label']} {with_interval(fastest, 'speedup')}, trees of 50 to 58 drafts "
+        f"{spans[0]}. A CPU pays for every draft, so that a step of such a tree takes as long as {spans[1]} steps of "
+        "autoregressive decoding. On a GPU a step costs little more than one of autoregressive decoding, but nothing of "
+        "this was run on one."
+    )
 
 
 def method_cells(table: pd.DataFrame, columns: Sequence[str] = COLUMNS, plain: Sequence[str] = ()) -> Cells:
     """Make a table with one line per method and one column per metric.
-
-    The column after the measured speed-up is the speed-up that is predicted for GPUs, see `predicted_cell`.
 
     Args:
         table: main results of a run and the rows of real images, from `results_table`.
@@ -129,12 +123,10 @@ def method_cells(table: pd.DataFrame, columns: Sequence[str] = COLUMNS, plain: S
     """
     rows = [row for _, row in table.iterrows()]
     shown = {"method": [row["label"] for row in rows]}
-    for metric in METRICS:
-        name = metric.column
-        if name in columns and name in table and table[name].notna().any():
-            shown[metric.title] = [_cell(row, metric, name in (*plain, *PLAIN)) for row in rows]
-            if name == "speedup":
-                shown[PREDICTED] = [predicted_cell(row) for row in rows]
+    metrics = {metric.column: metric for metric in METRICS}
+    for name in columns:
+        if name in table and table[name].notna().any():
+            shown[metrics[name].title] = [_cell(row, metrics[name], name in (*plain, *PLAIN)) for row in rows]
     return [list(shown), *(list(row) for row in zip(*shown.values(), strict=True))]
 
 
@@ -231,7 +223,12 @@ def claim_cells(claims: Mapping[str, object]) -> Cells:
     Args:
         claims: claims of a run, name -> numbers, from `find_claims`.
     """
-    return [["claim", "value"], *_flatten(claims, "")]
+    return [["claim", "value"], *_flatten({name: part for name, part in claims.items() if name != "papers"}, "")]
+
+
+def verdict_cells(judged: Sequence[Mapping[str, str]]) -> Cells:
+    """Make the table of the papers' claims, from `judge_papers`."""
+    return [list(judged[0]), *(list(row.values()) for row in judged)]
 
 
 def with_interval(row: Mapping[str, Any], name: str, spec: str = ".2f", factor: float = 1.0) -> str:
@@ -324,21 +321,6 @@ def _cell(row: pd.Series, metric: Metric, is_plain: bool) -> str:
         name, bound = "substitution_rate", "≤ "
     text = with_interval(row, name, f".{metric.digits}f", metric.factor)
     return text if text == EMPTY else bound + (text.partition(" ")[0] if is_plain else text)
-
-
-def predicted_cell(row: pd.Series) -> str:
-    """Write the range of speed-ups that is predicted for a GPU.
-
-    The prediction divides the row's tokens per forward pass by published relative step costs. These are times of a
-    decoding step on GPUs without CUDA graphs, in steps of autoregressive decoding.
-
-    Args:
-        row: row of a method, or of real images or reconstructions, which have no prediction.
-    """
-    if not isinstance(row["drafts"], str):  # autoregressive decoding, or a ceiling
-        return EMPTY
-    low, high = predict_speedup(row["mean_accepted_length"], drafts_of(row["drafts"]).is_trained, EAGER)
-    return f"{low:.1f} to {high:.1f}"
 
 
 def _flatten(claims: Mapping[str, object], path: str) -> Iterator[list[str]]:

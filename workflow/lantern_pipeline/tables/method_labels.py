@@ -8,6 +8,7 @@ example is "LANTERN (chain9, sjd) k 20, δ 0.1".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import pandas as pd
@@ -74,8 +75,13 @@ def label_family(method: Mapping[str, object]) -> str:
         method: a row of a table.
     """
     base, usual = _base_of(method)
+    if grown := re.fullmatch(rf"{base}_(\d+)", str(method.get("tree"))):  # a grown tree of these drafts, as hybrid_50
+        name = f"{method_name(base)}, {grown[1]} nodes"
+        usual = {**usual, "tree": method["tree"]}
+    else:
+        name = method_name(base)
     parts = [_part_in_words(str(method[name])) for name in PARTS if _is_told(method, name, usual)]
-    return method_name(base) + (f" ({', '.join(parts)})" if parts else "")
+    return name + (f" ({', '.join(parts)})" if parts else "")
 
 
 def _part_in_words(part: str) -> str:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from lantern.tree_shapes import tree_choices
 from lantern_pipeline.tables.claims import needs_draft_model
-from lantern_pipeline.tables.markdown import Cells, predicted_cell, with_interval
+from lantern_pipeline.tables.markdown import Cells, with_interval
 from lantern_pipeline.tables.predict import EAGER, predict_speedup
 
 Trees = Mapping[str, Sequence[Sequence[int]]]  # name of a static tree -> paths of its nodes
@@ -63,7 +63,7 @@ def node_cells(table: pd.DataFrame) -> Cells:
     Args:
         table: table with one row per method, from `markdown.results_table`.
     """
-    cells = [["drafts", "tree", "nodes", "tokens / forward", "speed-up on GPUs (predicted)", "equal to autoregressive"]]
+    cells = [["drafts", "tree", "nodes", "tokens / forward", "equal to autoregressive"]]
     for _, row in node_rows(table).iterrows():
         num_equal = round(row["num_images"] * row["tokens_equal_autoregressive"])
         cells.append(
@@ -72,7 +72,6 @@ def node_cells(table: pd.DataFrame) -> Cells:
                 f"`{row['tree']}`",
                 str(row["nodes"]),
                 with_interval(row, LENGTH),
-                predicted_cell(row),
                 f"{num_equal} of {row['num_images']:.0f}",
             ]
         )

@@ -1,0 +1,347 @@
+"""The papers' claims, here: what LANTERN and LANTERN++ claim, and whether a run at their authors' settings shows it.
+
+*Length* is tokens per forward pass of the target. Methods are compared prompt by prompt, with the same noise. A claim
+that one number is larger than another *holds* if the whole 95 % interval of their ratio or difference says so, and *does
+not* if the whole interval says the opposite. It holds *in part* if neither is the case, or if some of several settings
+or measures say so and others do not. Times of the papers' GPUs are out of reach of tokens per forward pass: such claims
+are marked.
+
+Sources of the published numbers: published_results.csv.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from lantern_pipeline.measure.columns import with_ends
+from lantern_pipeline.measure.intervals import bootstrap_interval, mean_statistic
+from lantern_pipeline.measure.repeats import POOLED, stack_prompts
+from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.tables.comparisons import compare_at_equal_length
+from lantern_pipeline.tables.summary import MetricsSection
+
+HOLDS, IN_PART, NOT, ON_A_GPU = "holds", "in part", "does not", "needs a GPU"
+STATIC, DYNAMIC = "naive_extend_57", "dynamic58k10d4"  # the authors' trees
+TITLES = ("claim", "published", "here", "verdict")
+
+# Methods of experiments/papers.yaml, by columns of the table of results.
+EAGLE_2 = {"method": "eagle2", "tree": DYNAMIC}
+LANTERN = {"method": "lantern", "tree": DYNAMIC, "acceptance": "additive"}
+EAGLE_1 = {"method": "eagle1", "tree": STATIC}
+LANTERN_PP = {"method": "lantern_pp", "tree": STATIC}
+RELEASED = {"k": 10, "lambda_": 5}  # of (k, lambda_) in the authors' scripts, the first
+HYBRID = {"method": "hybrid", "tree": "hybrid_50"}
+JACOBI = {"method": "jacobi_50"}
+
+Interval = tuple[float, float, float]  # value, low, high
+
+
+def judge_papers(
+    summary: pd.DataFrame, images: pd.DataFrame, ambiguity: pd.DataFrame, *, settings: MetricsSection, seed: int
+) -> list[dict[str, str]]:
+    """Compare the claims of the two papers, and ours about them, with a run.
+
+    Args:
+        summary: table of results, from `build_summary`.
+        images: one row per method and image.
+        ambiguity: top-1 probability of the target at every position of some images, from `measure_ambiguity`.
+        settings: keys of config section `metrics`.
+        seed: random seed of the bootstrap.
+
+    Returns:
+        One dict of texts with keys TITLES per claim. Claims about methods that did not run are left out.
+    """
+    run = _Run.of(summary, images, settings, seed)
+    rows = []
+    for judge in (_papers, _quality, _ours):
+        rows += [dict(zip(TITLES, row, strict=True)) for row in judge(run) if row]
+    if not rows:
+        return []
+    return [*_ambiguous(run, ambiguity), *rows, dict(zip(TITLES, _TIMES, strict=True))]
+
+
+_TIMES = (
+    "the speed-up in time: what a step of 57 drafts costs",
+    "2.26x greedy, 1.69x sampled (LANTERN); up to 2.56x (LANTERN++)",
+    "on a CPU a step pays for every draft: see the speed-ups of the default run",
+    ON_A_GPU,
+)
+Row = tuple[str, str, str, str] | None
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Rows of one prompt set, of one repeat or pooled, and the images of the same prompts."""
+
+    rows: pd.DataFrame
+    images: pd.DataFrame
+    options: Mapping[str, int]
+
+    @classmethod
+    def of(cls, summary: pd.DataFrame, images: pd.DataFrame, settings: MetricsSection, seed: int) -> _Run:
+        place = settings["headline_prompt_set"]
+        rows = summary[summary["prompt_set"] == place]
+        if (is_pooled := rows["repeat"] == POOLED).any():
+            rows = rows[is_pooled]
+        options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
+        return cls(rows, images[images["prompt_set"] == place], options)
+
+    def find(self, parts: Mapping[str, object], temperature: float = 1.0) -> pd.DataFrame:
+        """Return the rows with these parts. Random codes are asked for, or left out."""
+        rows = self.rows[self.rows["temperature"] == temperature]
+        for name, value in parts.items():
+            rows = rows[rows[name] == value]
+        return rows if "neighbours" in parts else rows[~rows["neighbours"].isin(["random", "l2"])]
+
+    def ratio(self, first: pd.Series, second: pd.Series) -> Interval:
+        """Return the ratio of the lengths of two rows, which may differ in temperature."""
+        columns = [stack_prompts(self._of(row), name) for row in (first, second) for name in _COUNTS]
+        value = _ratio(*(column.reshape(1, -1) for column in columns))[0]
+        return value, *bootstrap_interval(_ratio, *columns, **self.options)
+
+    def change(self, first: pd.Series, second: pd.Series, column: str) -> Interval:
+        """Return the mean difference of a column of the images, first minus second."""
+        values = stack_prompts(self._of(first), column) - stack_prompts(self._of(second), column)
+        values = values[:, np.isfinite(values).all(axis=0)]
+        return float(values.mean()), *bootstrap_interval(mean_statistic, values, **self.options)
+
+    def has(self, column: str) -> bool:
+        return column in self.images and self.images[column].notna().any()
+
+    def _of(self, row: pd.Series) -> pd.DataFrame:
+        is_same = (self.images["method_id"] == row["method_id"]) & (self.images["temperature"] == row["temperature"])
+        return self.images[is_same]
+
+
+_COUNTS = ("num_tokens", "target_forwards")
+
+
+def _ratio(tokens: np.ndarray, forwards: np.ndarray, other_tokens: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return tokens.sum(-1) / forwards.sum(-1) * other.sum(-1) / other_tokens.sum(-1)
+
+
+def _ambiguous(run: _Run, ambiguity: pd.DataFrame) -> Iterator[dict[str, str]]:
+    guided = ambiguity[ambiguity["cfg_scale"] == ambiguity["cfg_scale"].max()]
+    per_image = guided.groupby("image")["top1"].mean().to_numpy()
+    top1 = (float(per_image.mean()), *bootstrap_interval(mean_statistic, per_image, **run.options))
+    here = [f"top-1 probability {_text(top1)}"]
+    verdict = HOLDS if top1[2] < 0.5 else IN_PART
+    for _, row in run.find({"method": "eagle2_one"}).iterrows():
+        accepted = tuple(row[name] - 1 for name in with_ends("mean_accepted_length"))
+        here.append(f"the draft model's best token is accepted in {_text(accepted, '.1f', 100)} % of steps")
+        verdict = HOLDS if accepted[2] < 0.5 else NOT  # most drafts are rejected
+    published = "about 4 % of drafts accepted (LANTERN)"
+    claim = "the target is unsure of the next token, so that exact decoding rejects most drafts"
+    yield dict(zip(TITLES, (claim, published, "; ".join(here), verdict), strict=True))
+
+
+def _papers(run: _Run) -> Iterator[Row]:
+    greedy, sampled = run.find(EAGLE_2, 0.0), run.find(EAGLE_2)
+    yield _larger(
+        run,
+        "EAGLE-2 gains less when tokens are sampled than at temperature 0",
+        "0.93x and 1.29x in time (LANTERN); 1.20 to 1.22 tokens / forward sampled (VVS)",
+        [(*pair, f"{_length(pair[1])} sampled, {_length(pair[0])} at 0: ratio") for pair in _pairs(greedy, sampled)],
+    )
+    for temperature, published, name in ((0.0, "1.75x", "at temperature 0"), (1.0, "1.82x", "sampled")):
+        lantern = _most_codes(run.find(LANTERN, temperature))
+        yield _larger(
+            run,
+            f"LANTERN emits more than EAGLE-2 in the same tree, {name}",
+            f"{published} in time (LANTERN)",
+            [(*pair, f"δ {pair[0]['delta']:g}") for pair in _pairs(lantern, run.find(EAGLE_2, temperature))],
+        )
+    by_delta, by_k = _ends_of(run, "delta"), _ends_of(run, "k")
+    yield _larger(
+        run,
+        "LANTERN emits more as δ and k grow",
+        "yes (LANTERN)",
+        [(*pair, f"{name} {pair[1][column]:g} to {pair[0][column]:g}") for name, column, pair in (*by_delta, *by_k)],
+    )
+    yield _larger(
+        run,
+        "dynamic trees stay shallow, static ones deepen: EAGLE-1 emits more than EAGLE-2",
+        "2.42 and 1.22 tokens / forward (COOL-SD, VVS)",
+        [
+            (*pair, f"{_length(pair[0])} and {_length(pair[1])}: ratio")
+            for pair in _pairs(run.find(EAGLE_1), run.find(EAGLE_2))
+        ],
+    )
+    yield _larger(
+        run,
+        "LANTERN++ emits more than EAGLE-1 in the same tree",
+        "1.10x: 2.67 and 2.42 tokens / forward (COOL-SD)",
+        [(*pair, f"k {pair[0]['k']:g}, λ {pair[0]['lambda_']:g}") for pair in _pairs(run.find(LANTERN_PP), run.find(EAGLE_1))],
+    )
+    for temperature, name in ((0.0, "at temperature 0"), (1.0, "sampled")):
+        rows = run.find(LANTERN_PP, temperature)
+        if len(rows):
+            best = rows.loc[rows["mean_accepted_length"].idxmax()]
+            verdict = HOLDS if best["mean_accepted_length_high"] >= 3.63 else IN_PART
+            here = f"{_length(best)} tokens / forward at k {best['k']:g}, λ {best['lambda_']:g}"
+            yield f"LANTERN++ takes up to 3.63 times fewer steps, {name}", "3.63 (LANTERN++)", here, verdict
+
+
+def _quality(run: _Run) -> Iterator[Row]:
+    grown = [*_ends_of(run, "delta"), *_ends_of(run, "k")]
+    if grown:
+        parts, verdicts = [], []
+        for name, column, (high, low) in grown:
+            tv = [_text(tuple(row[end] for end in with_ends("tv_mean")), ".2f") for row in (low, high)]
+            is_apart = high["tv_mean_low"] > low["tv_mean_high"]
+            losses = {title: _loss(run, high, low, measure) for measure, title in _SHOWN.items() if run.has(measure)}
+            verdicts += [is_apart, *(verdict for _, verdict in losses.values())]
+            told = ", ".join(f"{title} {text}" for title, (text, _) in losses.items())
+            parts.append(f"{name} {low[column]:g} to {high[column]:g}: TV {tv[0]} to {tv[1]}, {told}")
+        verdict = HOLDS if all(verdicts) else IN_PART if any(verdicts) else NOT
+        yield "quality falls as δ and k grow", "yes (LANTERN)", "; ".join(parts), verdict
+    yield _same_order(run)
+    yield _nearest_or_random(run)
+    yield _divergences(run)
+    yield _no_loss(run, LANTERN, "LANTERN at δ 0.1", "FID 24.88 to 24.97 and CLIP .3220 to .3223 at δ 0.3 (VVS)", {"delta": 0.1})
+    yield _no_loss(run, LANTERN_PP, "LANTERN++ at k 10, λ 5", "FID 20.97 to 21.17 over EAGLE-1, CLIP equal (COOL-SD)", RELEASED)
+
+
+# Measures of images that a person would notice: column -> title. More is better.
+_SHOWN = {"prompt_accuracy": "prompt accuracy", "clip_score": "CLIP score"}
+
+
+def _loss(run: _Run, first: pd.Series, second: pd.Series, column: str) -> tuple[str, bool]:
+    """Return the change of a measure as text, and whether it is a loss."""
+    change = run.change(first, second, column)
+    factor, spec = (100, "+.1f") if column == "prompt_accuracy" else (1, "+.3f")
+    return _text(change, spec, factor) + (" points" if factor == 100 else ""), change[2] < 0
+
+
+def _no_loss(run: _Run, parts: Mapping[str, object], name: str, published: str, setting: Mapping[str, float]) -> Row:
+    baseline, rows = run.find({"method": BASELINE}), _most_codes(run.find({**parts, **setting}))
+    measures = [column for column in _SHOWN if run.has(column)]
+    if rows.empty or baseline.empty or not measures:
+        return None
+    row, baseline = rows.iloc[0], baseline.iloc[0]
+    losses = {_SHOWN[column]: _loss(run, row, baseline, column) for column in measures}
+    told = [f"{title} {text}" for title, (text, _) in losses.items()]
+    if not pd.isna(row["frechet_distance"]):
+        told.append(f"Fréchet distance {baseline['frechet_distance']:.1f} to {row['frechet_distance']:.1f}")
+    found = [is_loss for _, is_loss in losses.values()]
+    verdict = HOLDS if not any(found) else NOT if all(found) else IN_PART
+    return f"{name} loses no quality that is significant", published, ", ".join(told), verdict
+
+
+def _same_order(run: _Run) -> Row:
+    usual, other = _most_codes(run.find(LANTERN)), run.find({**LANTERN, "neighbours": "l2"})
+    pairs = [pair for pair in _pairs(other, usual) if pair[0]["delta"] == pair[1]["delta"] and pair[0]["k"] == pair[1]["k"]]
+    if not pairs:
+        return None
+    changes = [run.change(*pair, "target_forwards") for pair in pairs]
+    is_equal = all(change == (0, 0, 0) for change in changes)
+    here = "the same images" if is_equal else "steps per image " + ", ".join(_text(change, "+.2f") for change in changes)
+    here += ": this codebook has unit vectors, so that both order codes alike" if is_equal else ""
+    return "nearest codes by l2 and by cosine do the same", "yes (LANTERN)", here, HOLDS if is_equal else IN_PART
+
+
+def _nearest_or_random(run: _Run) -> Row:
+    pairs = [
+        (random, nearest)
+        for random, nearest in _pairs(run.find({**LANTERN, "neighbours": "random"}), _most_codes(run.find(LANTERN)))
+        if random["delta"] == nearest["delta"]
+    ]
+    if not pairs:
+        return None
+    parts, verdicts = [], []
+    for random, nearest in pairs:
+        nll, ratio = run.change(random, nearest, "nll"), run.ratio(random, nearest)
+        verdicts += [nll[1] > 0]
+        told = [f"NLL {_text(nll, '+.2f')}", f"length {_text(ratio)}x"]
+        for column in _SHOWN:
+            if run.has(column):
+                change, is_loss = _loss(run, random, nearest, column)
+                told.append(f"{_SHOWN[column]} {change}")
+                verdicts.append(is_loss)
+        parts.append(f"random at δ {random['delta']:g}: {', '.join(told)}")
+    verdict = HOLDS if all(verdicts) else IN_PART if any(verdicts) else NOT
+    return "nearest codes are better than random ones", "yes (LANTERN)", "; ".join(parts), verdict
+
+
+def _divergences(run: _Run) -> Row:
+    """Compare the two bounds at equal length, over the curve of their deltas."""
+    other = run.find({"acceptance": "jensen_shannon", "tree": DYNAMIC})
+    usual = _most_codes(run.find(LANTERN))
+    if len(other) < 2 or len(usual) < 2:
+        return None
+    curves = [run.images[run.images["method_id"].isin(rows["method_id"]) & (run.images["temperature"] == 1)] for rows in (other, usual)]
+    found = compare_at_equal_length(*curves, **run.options)
+    if found is None:
+        return None
+    change = (found["difference"], found["low"], found["high"])
+    lengths = f"{found['shortest']:.2f} to {found['longest']:.2f} tokens / forward"
+    verdict = HOLDS if change[1] <= 0 <= change[2] else IN_PART
+    here = f"NLL {_text(change, '+.3f')} nats with JSD, at the same {lengths}"
+    return "total variation and Jensen-Shannon divergence as bounds do the same", "yes (LANTERN)", here, verdict
+
+
+def _ours(run: _Run) -> Iterator[Row]:
+    for temperature, name in ((1.0, "sampled"), (0.0, "at temperature 0")):
+        for parts, drafts in ((HYBRID, "hybrid_50"), (JACOBI, "jacobi_50, without a draft model,")):
+            rows = run.find({**LANTERN_PP, **RELEASED}, temperature)
+            yield _larger(
+                run,
+                f"ours: exact drafts of {drafts} emit more than LANTERN++ with 57, {name}",
+                "–",
+                [
+                    (*pair, f"{_length(pair[0])} and {_length(pair[1])}: ratio")
+                    for pair in _pairs(run.find(parts, temperature), rows)
+                ],
+            )
+    relaxed = run.find({"tree": "hybrid_50", "drafts": "hybrid"})
+    relaxed = relaxed[relaxed["acceptance"] != "exact"]
+    found = [(run.ratio(*pair), pair[0]) for pair in _pairs(relaxed, run.find(HYBRID))]
+    if found:
+        names = {"multiplicative": "LANTERN++", "additive": "LANTERN"}
+        parts = [f"{names[row['acceptance']]}: {_text(ratio)}x" for ratio, row in found]
+        is_gain = [ratio[1] > 1 for ratio, _ in found]
+        verdict = NOT if all(is_gain) else IN_PART if any(is_gain) else HOLDS
+        yield "ours: relaxing the drafts of hybrid_50 gains nothing more", "–", "; ".join(parts), verdict
+
+
+def _larger(run: _Run, claim: str, published: str, cases: Sequence[tuple[pd.Series, pd.Series, str]]) -> Row:
+    """Judge whether the first row of every case has the larger length. A case ends with the words before its ratio."""
+    if not cases:
+        return None
+    ratios = [run.ratio(first, second) for first, second, _ in cases]
+    here = "; ".join(f"{words} {_text(ratio)}x" for (*_, words), ratio in zip(cases, ratios, strict=True))
+    if all(low > 1 for _, low, _ in ratios):
+        return claim, published, here, HOLDS
+    return claim, published, here, NOT if all(high < 1 for *_, high in ratios) else IN_PART
+
+
+def _pairs(first: pd.DataFrame, second: pd.DataFrame) -> list[tuple[pd.Series, pd.Series]]:
+    return [(row, other) for _, row in first.iterrows() for _, other in second.iterrows()]
+
+
+def _most_codes(rows: pd.DataFrame) -> pd.DataFrame:
+    """Select the rows with the largest k, by delta."""
+    return rows[rows["k"] == rows["k"].max()].sort_values("delta")
+
+
+def _ends_of(run: _Run, column: str) -> list[tuple[str, str, tuple[pd.Series, pd.Series]]]:
+    """Return (symbol, column, (row of the largest value, row of the smallest)), the other parameter at its largest."""
+    rows, other = run.find(LANTERN), {"delta": "k", "k": "delta"}[column]
+    rows = rows[rows[other] == rows[other].max()].sort_values(column)
+    if rows[column].nunique() < 2:
+        return []
+    return [({"delta": "δ", "k": "k"}[column], column, (rows.iloc[-1], rows.iloc[0]))]
+
+
+def _length(row: pd.Series) -> str:
+    return _text([row[name] for name in with_ends("mean_accepted_length")])
+
+
+def _text(interval: Iterable[float], spec: str = ".2f", factor: float = 1) -> str:
+    value, low, high = (f"{factor * number:{spec}}" for number in interval)
+    return f"{value} [{low}, {high}]"
+
