@@ -5,8 +5,8 @@ and what this costs. Tokens per forward pass are the same on other machines, but
 about the run's main results: one row per method, at the prompt set and temperature that the config names for
 conclusions (`select_headline`).
 
-Sentences in README.md and docs/results.md that state these numbers are written by hand. A test compares them with the
-claims.
+Sentences in README.md and docs/results.md that rest on these numbers are written by hand. Read them again when a run is
+published.
 """
 
 from __future__ import annotations
