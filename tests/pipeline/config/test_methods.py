@@ -67,7 +67,10 @@ def test_a_method_of_its_own_parts_has_its_own_name():
     ("entry", "message"),
     [
         ({"preset": "lanturn"}, r"methods\[0\]: preset must be one of autoregressive, .*got 'lanturn'"),
-        ({"preset": "eagle1", "tree": "bush"}, r"methods\[0\]: tree must be one of dynamic, .*chain1.*mine.*got 'bush'"),
+        (
+            {"preset": "eagle1", "tree": "bush"},
+            r"methods\[0\]: tree must be one of dynamic, .*chain1.*mine.*got 'bush'",
+        ),
         ({"preset": "lantern", "k": 5, "delta": 1.5}, r"methods\[0\]: delta of lantern must be in \[0, 1\], got 1.5"),
         ({"tree": "chain3", "drafts": "top"}, r"without a preset needs a name"),
     ],

@@ -64,7 +64,10 @@ def test_the_rows_of_most_tokens_per_forward(table):
     assert (found["exact"]["label"], found["exact"]["speedup"]) == ("EAGLE-1 (chain5)", pytest.approx(1 / 0.8))
     assert found["exact"]["relative_step_cost"] == pytest.approx(0.8 * 64 / 32)
     longer = find(change(table, "coupled", mean_accepted_length=2.1, speedup=0.9))
-    assert (longer["exact"]["label"], longer["exact"]["speedup"]) == ("coupled (chain3)", 0.9)  # chosen by tokens, not by speed
+    assert (longer["exact"]["label"], longer["exact"]["speedup"]) == (
+        "coupled (chain3)",
+        0.9,
+    )  # chosen by tokens, not by speed
     assert longer["exact_fastest"]["label"] == "EAGLE-1 (chain5)"
     # lantern-b emits more but loses 5 points of accuracy; lantern-a loses one
     assert (found["relaxed"]["method_id"], found["relaxed"]["speedup"]) == ("lantern-a", pytest.approx(1 / 0.6))
@@ -76,7 +79,9 @@ def test_the_rows_of_most_tokens_per_forward(table):
     assert find(unequal)["tokens"]["num_equal"] == 0 and find(unequal)["exact"]["label"] == "EAGLE-1 (chain5)"
     bfloat16 = find(rounded)
     expected = {"num_rows": 0, "num_equal": 0, "num_near_ties": 0, "share_equal_bfloat16": 0.75}
-    assert bfloat16["tokens"] == expected and bfloat16["exact"]["label"] == "coupled (chain3)"  # reported and not demanded
+    assert (
+        bfloat16["tokens"] == expected and bfloat16["exact"]["label"] == "coupled (chain3)"
+    )  # reported and not demanded
 
 
 def test_rows_of_single_repeats_are_counted_once_each_and_methods_without_a_draft_model_apart():

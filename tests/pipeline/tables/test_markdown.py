@@ -78,7 +78,13 @@ def best(*changes, **columns):
 def test_the_best_methods_are_shown_with_their_cost():
     exact, relaxed = best()
     both = "most tokens / forward and highest speed-up"
-    assert exact == [f"exact: {both}", "coupled (chain3)", "2.06", "1.43", "none: the tokens of autoregressive decoding"]
+    assert exact == [
+        f"exact: {both}",
+        "coupled (chain3)",
+        "2.06",
+        "1.43",
+        "none: the tokens of autoregressive decoding",
+    ]
     assert relaxed[:3] == [f"relaxed: {both}", "LANTERN chain k 20, δ 0.1", "3.20"]
     assert relaxed[4].startswith("TV 0.20 [0.10, 0.30]; NLL 3.") and " → " in relaxed[4]
     assert "; prompt accuracy -1.0 [" in relaxed[4] and relaxed[4].endswith("] points")

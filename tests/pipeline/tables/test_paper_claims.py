@@ -91,7 +91,7 @@ def test_exact_drafts_are_compared_with_lantern_pp_at_both_temperatures():
     for name in ("sampled", "at temperature 0"):
         assert verdict(found, f"ours: exact drafts of hybrid_50 emit more than LANTERN++ with 57, {name}") == "holds"
     assert verdict(found, "LANTERN++ emits more than EAGLE-1") == "holds"
-    assert verdict(found, "ours: relaxing") == "holds"
+    assert verdict(found, "ours: relaxing the drafts of hybrid_50 emits more, sampled") == "in part"
     assert verdict(found, "LANTERN++ takes up to 3.63 times fewer steps, sampled") == "in part"
     slower = judge(methods[0], method("hybrid", {"tree": "hybrid_50"}, 30))
     assert verdict(slower, "ours: exact drafts of hybrid_50") == "does not"
