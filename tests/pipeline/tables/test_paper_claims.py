@@ -1,4 +1,4 @@
-"""Tests of the papers' claims: verdicts follow the numbers in either direction, and methods that did not run are left out."""
+"""Tests of the papers' claims: verdicts follow the numbers in either direction, for the methods that ran."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from markupsafe import Markup, escape
 from lantern.io import write_text
 from lantern_pipeline.measure.registry import METRICS, REAL, Metric
 from lantern_pipeline.measure.speed import BASELINE
-from lantern_pipeline.tables.claims import MIN_TIMED, needs_draft_model, num_timed
+from lantern_pipeline.tables.claims import MIN_TIMED, num_timed
 from lantern_pipeline.tables.generality import LENGTH
-from lantern_pipeline.tables.method_labels import label_method, preset_of
+from lantern_pipeline.tables.method_labels import label_method
 from lantern_pipeline.tables.summary import MetricsSection, select_ceilings, select_headline
 
 EMPTY = "–"
@@ -111,8 +111,7 @@ def describe_speed(table: pd.DataFrame) -> str:
     return (
         f"Speed-up on this CPU: {fastest['label']} {with_interval(fastest, 'speedup')}, trees of 50 to 58 drafts "
         f"{spans[0]}. A CPU pays for every draft, so that a step of such a tree takes as long as {spans[1]} steps of "
-        "autoregressive decoding. On a GPU a step costs little more than one of autoregressive decoding, but nothing of "
-        "this was run on one."
+        "autoregressive decoding. On a GPU it should cost little more than one ([step costs of papers](docs/gpu.md))."
     )
 
 

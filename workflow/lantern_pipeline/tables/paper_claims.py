@@ -1,10 +1,9 @@
 """The papers' claims, here: what LANTERN and LANTERN++ claim, and whether a run at their authors' settings shows it.
 
 *Length* is tokens per forward pass of the target. Methods are compared prompt by prompt, with the same noise. A claim
-that one number is larger than another *holds* if the whole 95 % interval of their ratio or difference says so, and *does
-not* if the whole interval says the opposite. It holds *in part* if neither is the case, or if some of several settings
-or measures say so and others do not. Times of the papers' GPUs are out of reach of tokens per forward pass: such claims
-are marked.
+that one number is larger than another *holds* if the whole 95 % interval of their ratio or difference says so, and
+*does not* if the whole interval says the opposite. It holds *in part* if neither is the case, or if some of several
+settings or measures say so and others do not. Claims about time are marked: they need a GPU.
 
 Sources of the published numbers: published_results.csv.
 """
