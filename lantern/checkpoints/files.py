@@ -135,7 +135,7 @@ def read_weights(path: Path) -> WeightFile:
     result.tensors = {name: tensor for name, tensor in tensors.items() if name not in tables}
     check_finite(file, result.tensors)
     if result.settings_path.is_file():
-        result.settings = _read_object(result.settings_path)
+        result.settings = read_object(result.settings_path)
     return result
 
 
@@ -262,7 +262,12 @@ def _check_members(path: Path) -> None:
         )
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds keys and values.
+
+    Raises:
+        ValueError: the file is not JSON, or holds something else.
+    """
     value = read_json(path)
     if not isinstance(value, dict):
         raise ValueError(f"{path} should hold keys and values, found {type(value).__name__}; fetch it again")
@@ -270,7 +275,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _read_shards(index: Path) -> dict[str, torch.Tensor]:
-    shards = _read_object(index).get("weight_map")  # tensor name -> file name
+    shards = read_object(index).get("weight_map")  # tensor name -> file name
     if not isinstance(shards, dict) or not shards:
         raise ValueError(f"{index} should hold the key weight_map, tensor by file; fetch it again")
     tensors: dict[str, torch.Tensor] = {}
