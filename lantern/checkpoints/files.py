@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from lantern.checkpoints.names import remove_wrappers
 from lantern.io import check_finite, open_tensors, read_json
 
 T = TypeVar("T", int, float, str)
@@ -109,8 +110,8 @@ class WeightFile:
 def read_weights(path: Path) -> WeightFile:
     """Read the weights in a file or folder, and the config.json in the same folder.
 
-    If all names begin with "module.", which DistributedDataParallel adds, this prefix is removed. Tables of the rotary
-    embedding are left out, since the models compute them.
+    What wrappers such as torch.compile add to names is removed, see `remove_wrappers`. Tables of the rotary embedding
+    are left out, since the models compute them.
 
     Args:
         path: a pickle (`.pt`, `.pth`, `.bin`), a safetensors file, the index of several files (`.index.json`), or a
@@ -128,8 +129,7 @@ def read_weights(path: Path) -> WeightFile:
         tensors = _read_shards(file)
     else:
         tensors, result.args = _read_file(file)
-    if all(name.startswith("module.") for name in tensors):
-        tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+    tensors = remove_wrappers(tensors, file)
     if tables := [name for name in tensors if _POSITION_TABLE.fullmatch(name)]:
         log.info("%s: left out %d tables of positions, such as %s; they are computed", file, len(tables), tables[0])
     result.tensors = {name: tensor for name, tensor in tensors.items() if name not in tables}
