@@ -398,8 +398,8 @@ def _pictures_of(images: Sequence[Any], num_prompts: int) -> list[Sequence[Any]]
     if any(is_list) and (not all(is_list) or len(images) != num_prompts or not all(images)):
         parts = [len(part) if isinstance(part, list | tuple) else "no list" for part in images]
         raise ValueError(
-            f"images must be a list of source pictures, or {num_prompts} lists of one or more, one for each prompt, got "
-            f"{len(images)} entries of lengths {parts}"
+            f"images must be a list of source pictures, or {num_prompts} lists of one or more, one for each prompt, "
+            f"got {len(images)} entries of lengths {parts}"
         )
     for picture in (picture for row in rows for picture in row):
         if isinstance(picture, list | tuple) or getattr(picture, "ndim", 3) > 3:

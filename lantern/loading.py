@@ -136,7 +136,7 @@ def from_transformers(
         raise ValueError(f"processor must be the model's, or its fast tokenizer, got {type(processor).__name__}")
     names = {name: value for name, value in vars(tokenizer).items() if name.endswith("_token")}
     names |= {name: str(value) for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
-    shape = given or published_shape(family)
+    shape = published_shape(family) if given is None else given
     small_shape = row.small_shape(shape)
     words = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())  # a copy
     state = {f"model.vqmodel.{name}": value for name, value in _tokenizer_state(model).items()}

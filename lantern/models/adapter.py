@@ -127,7 +127,8 @@ class TransformersTarget(Target):
     def cache_shape(self) -> tuple[int, int, int]:
         """Numbers of layers and of key/value heads, and channels of a head, see `Target.cache_shape`."""
         text = self.layers.config
-        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        head_dim = getattr(text, "head_dim", None)
+        head_dim = text.hidden_size // text.num_attention_heads if head_dim is None else head_dim
         return text.num_hidden_layers, text.num_key_value_heads, head_dim
 
     def forward(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:

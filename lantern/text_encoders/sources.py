@@ -13,7 +13,7 @@ from lantern.models.sources import place_sources
 
 
 class SourceEncoder:
-    """The encoder of prompts that describe edits of source pictures. It is a `TextEncoder` that takes prompts by number.
+    """The encoder of prompts that describe edits of source pictures. It is a `TextEncoder` that takes their numbers.
 
     A prompt begins with the codes of its pictures, each between two tokens of the model. The text and the size of the
     image follow. Each picture may have any height and width that the processor supports.

@@ -15,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Watermarking
 import lantern
 from helpers.families import SPECIALS, save_tokenizer, settings_of
 from helpers.paths import ROOT
+from helpers.tiny_processors import make_emu3_processor, make_glm_processor, make_janus_processor
 from helpers.tiny_transformers import GRIDS, NUM_CODES, make_tiny
 from lantern.cards.published import CARDS
 from lantern.checkpoints.target import read_target
@@ -22,6 +23,7 @@ from lantern.models.config import TargetConfig
 from lantern.models.families import FAMILIES
 from lantern.sampling import SamplingConfig
 
+PROCESSORS = {"janus": make_janus_processor, "emu3": make_emu3_processor, "glm_image": lambda: make_glm_processor(20)}
 WORDS = ["a", "red", "cat", ":", "2", "3", "4", "*"]
 
 
@@ -103,6 +105,20 @@ def test_a_folder_is_the_model_in_it(tmp_path, small_grids, name):
     (folder / "generation_config.json").unlink()
     with pytest.raises(ValueError, match=r"lacks generation_config.json, which states temperature"):
         lantern.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["janus", "emu3", "glm_image"])
+@pytest.mark.parametrize("more", [["<more>"], []])
+def test_a_folder_whose_tokenizer_transformers_saved_is_the_model_in_it(tmp_path, small_grids, name, more):
+    processor = PROCESSORS[name]()
+    processor.tokenizer.add_special_tokens({"extra_special_tokens": more})
+    model, grids = make_tiny(name)
+    model.generation_config.do_sample = True
+    for part in (model, processor):
+        part.save_pretrained(tmp_path)
+    processor.tokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)  # twice
+    expected = lantern.from_transformers(model, processor, grid=grids["grid"]).generate("a red fox", temperature=0.0)
+    assert torch.equal(lantern.load(tmp_path).generate("a red fox", temperature=0.0).codes, expected.codes)
 
 
 def test_generate_itself_draws_by_jacobi_decoding(tmp_path):
@@ -211,10 +227,12 @@ def test_a_setting_of_zero_is_a_value(emu3, monkeypatch):
     known.top_k, known.top_p = 0, 0.0  # transformers keeps the most probable token
     assert wrap().sampling == SamplingConfig(temperature=0.0)
     known.top_p, known.temperature = None, 0.0
-    with pytest.raises(ValueError, match=r"refuses .* generation_config: `temperature` \(=0.0\) has to be a strictly pos"):
+    with pytest.raises(
+        ValueError, match=r"refuses .* generation_config: `temperature` \(=0.0\) has to be a strictly pos"
+    ):
         wrap()
     known.temperature, known.guidance_scale = 1.0, 0.0
-    with pytest.raises(ValueError, match="cfg_scale must be >= 1, got 0.0"):
+    with pytest.raises(ValueError, match=r"cfg_scale must be >= 1, got 0\.0"):
         wrap()
 
 

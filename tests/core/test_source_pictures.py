@@ -232,7 +232,10 @@ ARRAY = np.asarray(WIDE)
         ([np.stack([ARRAY, ARRAY])], "must be one picture, got ndarray of several; list them in images"),
         (np.stack([ARRAY] * 3), "images must be a list of one or more source pictures, got"),
         ({"image": WIDE}, "images must be a list of one or more source pictures, got"),
-        ([WIDE, make_picture(64, 400)], r"^source picture 1 of the prompt 'a red .* size=400x64.*ratio must be smaller"),
+        (
+            [WIDE, make_picture(64, 400)],
+            r"^source picture 1 of the prompt 'a red .* size=400x64.*ratio must be smaller",
+        ),
         ([WIDE, None], "^source picture 1 of the prompt 'a red fox in the snow' must be a picture .* got None: "),
         ([WIDE, "nowhere.png"], "^source picture 1 of the prompt .* got 'nowhere.png': "),
         ([[WIDE], [OTHER], [TALL, 5]], "^source picture 1 of the prompt 'the low snow' must be .* got 5: "),

@@ -75,7 +75,9 @@ def test_names_of_a_parallel_wrapper_and_tables_of_positions(tmp_path, caplog):
         "_fsdp_wrapped_module._orig_mod.{}",
     ],
 )
-@pytest.mark.parametrize("inner", ["{}", "model._orig_mod.{}", "model.module._orig_mod.{}", "model._orig_mod.module.{}"])
+@pytest.mark.parametrize(
+    "inner", ["{}", "model._orig_mod.{}", "model.module._orig_mod.{}", "model._orig_mod.module.{}"]
+)
 def test_names_of_compiled_models_and_of_compiled_parts(tmp_path, wrap, inner):
     prefix = "" if inner == "{}" else "model."
     torch.save({wrap.format(inner.format(name)): tensor for name, tensor in STATE.items()}, tmp_path / "weights.pt")

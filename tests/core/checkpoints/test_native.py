@@ -54,7 +54,9 @@ def test_the_names_of_a_compiled_model_are_removed_in_writing_and_in_reading(tmp
     save_model(path, torch.compile(model))
     tensors, metadata = load_tensors(path)
     assert tensors.keys() == model.state_dict().keys()
-    wrapped = {f"module._orig_mod.{name}".replace("layers.", "layers._orig_mod."): part for name, part in tensors.items()}
+    wrapped = {
+        f"module._orig_mod.{name}".replace("layers.", "layers._orig_mod."): part for name, part in tensors.items()
+    }
     save_tensors(path, wrapped, metadata)
     found = load_target(path).state_dict()
     assert all(torch.equal(found[name], part) for name, part in tensors.items()) and found.keys() == tensors.keys()
