@@ -53,7 +53,7 @@ def test_counters_of_batches_may_be_missing(file, tmp_path):
     sizes, codes = ImageSettings(size=8, grid=4, codebook_size=64, code_dim=4), torch.arange(32).view(2, 16)
     found, expected = (read_tokenizer(path, sizes) for path in (tmp_path / "model.safetensors", file))
     assert torch.equal(found.decode(codes), expected.decode(codes))
-    state.pop("decoder.conv_out.bias")
+    state.pop(next(name for name in state if name.endswith("decoder.conv_out.bias")))
     save_file(state, tmp_path / "model.safetensors")
     assert "lacks the tensor vqvae.decoder.conv_out.bias" in refusal(lambda: read_tokenizer(tmp_path, sizes))
 

@@ -166,5 +166,5 @@ def test_an_image_of_one_code_has_the_pixels_that_it_has_in_a_batch():
     model = VQ16(VQ16Config(1, 8, 4, 32, (1, 1), 1, 32)).eval()
     codes = torch.arange(2).view(2, 1)
     one, both = model.decode(codes[:1]), model.decode(codes)
-    torch.testing.assert_close(one, both[:1])
+    torch.testing.assert_close(one, both[:1], atol=1e-4, rtol=0)  # kernels depend on the batch
     assert torch.equal(model.encode(one), model.encode(both)[:1])
