@@ -431,14 +431,19 @@ def main() -> None:
         if options.batch:
             case["methods"] = JOB_METHODS
         with open_sides(case, options.against, options.threads) as sides:
-            found: dict[str, Any] = {"steps": case["steps"], "images": options.images or case["images"]}
+            found: dict[str, Any] = {
+                "steps": case["steps"],
+                "images": case["images"] if options.images is None else options.images,
+            }
             found["peak_mib"] = {side.name: side.peak_mib for side in sides}
             if not options.batch:
                 found["methods"] = summarise(measure(sides, found["images"], "decode", steps=case["steps"]))
                 show(name, found["methods"])
             for batch in options.batch:
                 job = {"batch": batch, "images": max(MIN_IMAGES, 4 * batch)}
-                rows = found[f"batch {batch}"] = summarise(measure(sides, options.images or 3, "job", **job))
+                rows = found[f"batch {batch}"] = summarise(
+                    measure(sides, 3 if options.images is None else options.images, "job", **job)
+                )
                 show_jobs(batch, rows)
         report["cases"][name] = found
     write_report(report, options.output)

@@ -121,8 +121,8 @@ class Model:
             tree), and "neighbours" (measure of distance by which nearest codes are found).
         family: key of `lantern.models.families.FAMILIES` for a transformers model. None for others, such as LlamaGen.
         make_source_encoder: function that makes the text encoder of prompts that edit pictures. Its arguments are the
-            prompts, the pictures to edit, and the height and width of an image in codes. None if the model cannot edit
-            pictures.
+            texts of the prompts, the pictures that each of them edits, and the height and width of an image in codes.
+            None if the model cannot edit pictures.
     """
 
     models: DecodingModels
@@ -160,8 +160,8 @@ class Model:
         Args:
             prompts: one text or several.
             method: name of a preset in `lantern.method_tables`, such as "lantern" or "jacobi".
-            images: source pictures to edit. Every prompt describes one edit of these pictures. They may have any type
-                that the model's processor supports, such as Pillow's. Only GLM-Image supports source pictures.
+            images: source pictures to edit: a list that all prompts share, or one list per prompt. They may have any
+                type that the model's processor supports, such as Pillow's. Only GLM-Image supports source pictures.
             seed: seed of the noise.
             size: height and width of the images in pixels, or the side of square ones, instead of the model's own size.
                 Models whose prompts state the size allow others: Emu3 allows multiples of 8, GLM-Image multiples of 32.
@@ -183,6 +183,7 @@ class Model:
         models, encoder = (self.models, self.encoder) if size is None else self._of_size(size)
         if images is not None:
             models, encoder = self._with_sources(cast("TransformersTarget", models.target), texts, images)
+            texts = [str(number) for number in range(len(texts))]  # by which `SourceEncoder` knows its prompts
         chosen = self._choose(models, method, parts, temperature=temperature, cfg_scale=cfg_scale)
         with _threads.limited(models.target.config):
             decoder = self._take_decoder(*chosen) or make_decoder(*chosen)
@@ -241,20 +242,18 @@ class Model:
         Args:
             target: the target for images of the wanted size.
             texts: the prompts.
-            pictures: the source pictures. Every prompt describes an edit of them.
+            pictures: the source pictures, see `generate`.
 
         Raises:
-            ValueError: the model cannot edit pictures, `pictures` is no list or is empty, or the processor does not
-                support a picture.
+            ValueError: the model cannot edit pictures, `pictures` has another form, or the processor does not support
+                a picture.
         """
         if self.make_source_encoder is None:
             raise ValueError(
                 "images, source pictures, need GLM-Image from lantern.from_transformers with the model's processor, "
                 f"got a model of family {self.family}; leave images out"
             )
-        if not isinstance(pictures, list | tuple) or not pictures:
-            raise ValueError(f"images must be a list of one or more source pictures, got {pictures!r:.60}")
-        encoder = self.make_source_encoder(texts, pictures, target.config.shape)
+        encoder = self.make_source_encoder(texts, _pictures_of(pictures, len(texts)), target.config.shape)
         sizes = {"small_grid": 0, "small_columns": 0, "num_text_tokens": encoder.max_tokens}
         return DecodingModels(target.with_sizes(**sizes)), encoder
 
@@ -388,6 +387,26 @@ def _texts_of(prompts: str | Sequence[str]) -> list[str]:
     if not texts or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"prompts must be a text or a list of one or more, got {prompts!r:.60}")
     return texts
+
+
+def _pictures_of(images: Sequence[Any], num_prompts: int) -> list[Sequence[Any]]:
+    """Return the source pictures of each prompt, given as a list for all prompts or as one list per prompt."""
+    if not isinstance(images, list | tuple) or not images:
+        raise ValueError(f"images must be a list of one or more source pictures, got {images!r:.60}")
+    is_list = [isinstance(part, list | tuple) for part in images]
+    rows = list(images) if all(is_list) else [images] * num_prompts
+    if any(is_list) and (not all(is_list) or len(images) != num_prompts or not all(images)):
+        parts = [len(part) if isinstance(part, list | tuple) else "no list" for part in images]
+        raise ValueError(
+            f"images must be a list of source pictures, or {num_prompts} lists of one or more, one for each prompt, "
+            f"got {len(images)} entries of lengths {parts}"
+        )
+    for picture in (picture for row in rows for picture in row):
+        if isinstance(picture, list | tuple) or getattr(picture, "ndim", 3) > 3:
+            raise ValueError(
+                f"a source picture must be one picture, got {type(picture).__name__} of several; list them in images"
+            )
+    return rows
 
 
 def _prompts_of(texts: Sequence[str], num_images: int) -> list[Prompt]:

@@ -33,9 +33,10 @@ from lantern.parameters import Parameter, check_sides
 from lantern.sampling import SamplingConfig
 from lantern.text_encoders.encoders import compare_features, make_text_encoder
 from lantern.text_encoders.sources import SourceEncoder
+from lantern.within_generate import sampling_of
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
     from lantern.text_encoders.tokens import TokenPromptEncoder
 
@@ -44,9 +45,6 @@ MAX_TOKENS = 128  # default length of the longest prompt of a transformers model
 SHIPPED = ("embedded", "fashion")  # models whose weights are shipped, in models/
 # Folders in which the shipped files may be: the clone, and the folder of a wheel's data files.
 HOMES = (Path(__file__).resolve().parents[1], Path(sys.prefix, "share", "lantern"))
-# Settings of a GenerationConfig that Lantern does not apply, with the value at which they change no token.
-_NOT_APPLIED = {"num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_p": None, "typical_p": 1.0}
-_NOT_APPLIED |= {"epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "suppress_tokens": None}
 _COUNT = Parameter("", "a number", 1, is_integer=True)
 
 log = logging.getLogger(__name__)
@@ -124,7 +122,7 @@ def from_transformers(
     Raises:
         ValueError: the class is unknown (the message lists the known ones), the tokenizer belongs to another model, or
             the model is in training mode or runs on several devices. Also if its image tokenizer is quantised or has an
-            adapter such as LoRA.
+            adapter such as LoRA, or its generation_config has a setting that changes tokens and is not supported.
     """
     _COUNT.check("max_tokens", max_tokens, "from_transformers")
     given = None if grid is None else check_sides("grid", grid)
@@ -138,7 +136,7 @@ def from_transformers(
         raise ValueError(f"processor must be the model's, or its fast tokenizer, got {type(processor).__name__}")
     names = {name: value for name, value in vars(tokenizer).items() if name.endswith("_token")}
     names |= {name: str(value) for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
-    shape = given or published_shape(family)
+    shape = published_shape(family) if given is None else given
     small_shape = row.small_shape(shape)
     words = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())  # a copy
     state = {f"model.vqmodel.{name}": value for name, value in _tokenizer_state(model).items()}
@@ -184,28 +182,6 @@ def _tokenizer_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
         return get_state_dict_offloaded_model(tokenizer)
     return tokenizer.state_dict()
-
-
-def sampling_of(known: GenerationConfig) -> SamplingConfig:
-    """Return the sampling settings of a transformers `GenerationConfig`.
-
-    top_k is 50 if it is not set, as in transformers' `generate`.
-
-    Raises:
-        ValueError: the config has a setting that changes tokens and that Lantern does not support, such as beam search.
-    """
-    for name, neutral in _NOT_APPLIED.items():
-        if (value := getattr(known, name, None)) not in (None, neutral):
-            raise ValueError(
-                f"{name} of the model's generation_config must be {neutral}, got {value!r}: it is not applied; set "
-                f"model.generation_config.{name} to {neutral}"
-            )
-    return SamplingConfig(
-        temperature=(known.temperature or 1.0) if known.do_sample else 0.0,
-        top_k=50 if known.top_k is None else known.top_k,
-        top_p=known.top_p or 1.0,
-        cfg_scale=known.guidance_scale or 1.0,
-    )
 
 
 def find_shipped(name: str | Path) -> Path | None:
@@ -410,9 +386,11 @@ def _adopt(
         shape: height and width of an image in codes.
     """
     card = card_of_family(family)
-    sampling = sampling_of(model.generation_config)
     if model.generation_config.do_sample is None and card is not None:
+        sampling_of(model, do_sample=True)  # refuses filters that are not supported
         sampling = SamplingConfig(**card.sampling)
+    else:
+        sampling = sampling_of(model)
     encoder.refuses_long = True
     sizes = shape_fields(shape, FAMILIES[family].small_shape(shape))
     target = adapt(model, family, num_text_tokens=encoder.max_tokens, **encoder.null_prompt, **sizes)

@@ -169,7 +169,8 @@ class ImageNoise:
     ) -> None:
         self.run_seed, self.prompt_id, self.device = run_seed, prompt_id, device
         self._sizes = _stream_sizes(streams, vocab_size)
-        num_made = 0 if is_made_by(device) else window or choose_window(num_positions, vocab_size)
+        window = choose_window(num_positions, vocab_size) if window is None else window
+        num_made = 0 if is_made_by(device) else window
         self._made = {stream: self._make(stream, 0, num_made) for stream in streams if num_made}
 
     def read(self, stream: str, begin: int, end: int) -> torch.Tensor:
@@ -225,7 +226,8 @@ class NoiseField:
         device: torch.device | str = "cpu",
         window: int | None = None,
     ) -> None:
-        self.num_positions, self.window = num_positions, window or choose_window(num_positions, vocab_size, device)
+        self.num_positions = num_positions
+        self.window = choose_window(num_positions, vocab_size, device) if window is None else window
         self.prompt_ids: list[str | None] = [None] * num_rows
         self._images: list[ImageNoise | None] = [None] * num_rows
         self._ends = [0] * num_rows  # positions before it are in memory, or no longer needed

@@ -1,12 +1,15 @@
 """A function for the argument `custom_generate` of a transformers model's `generate`, which then decodes with Lantern.
 
-Every argument of `generate` is either applied, or refused by an error that names it, before a token is sampled.
+Every argument of `generate`, and every setting of a model's `generation_config`, is either applied, or refused by an
+error that names it, before a token is sampled. What changes tokens is decided by the logits processors and stopping
+criteria that transformers itself makes of them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy, deepcopy
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -17,7 +20,7 @@ from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.methods import MethodSpec, make_method
-from lantern.models.adapter import TransformersTarget, adapt
+from lantern.models.adapter import CACHE_NAMES, TransformersTarget, adapt
 from lantern.models.config import shape_fields
 from lantern.models.families import FAMILIES, embed, family_named
 from lantern.models.sources import place_sources
@@ -44,6 +47,7 @@ _ORDER = (_GUIDANCE, _PREFIX, "TemperatureLogitsWarper", "TopKLogitsWarper", "To
 # These change no token: the end of a text is not a code, and no filter depends on the scale of the logits.
 _HARMLESS = ("MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor", "LogitNormalization")
 _STOPPING = ("MaxLengthCriteria", "EosTokenCriteria")
+_MODES = ("greedy_search", "sample")
 _UNSUPPORTED_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -138,7 +142,7 @@ def _refuse_what_is_not_done(
     model_kwargs: Mapping[str, Any],
 ) -> None:
     mode = config.get_generation_mode().value
-    if config.num_beams not in (None, 1) or mode not in ("greedy_search", "sample"):
+    if config.num_beams not in (None, 1) or mode not in _MODES:
         raise ValueError(
             f"generate must search greedily or sample with num_beams=1 to draw by lantern.custom_generate, got {mode} "
             f"with num_beams={config.num_beams}"
@@ -147,8 +151,7 @@ def _refuse_what_is_not_done(
     if asked:
         raise ValueError(f"{asked[0]} is not returned by lantern.custom_generate, got True; leave it out")
     known = [name for part in processors if (name := type(part).__name__) in _ORDER]
-    strange = [type(part).__name__ for part in processors if type(part).__name__ not in (*_ORDER, *_HARMLESS)]
-    if strange:
+    if strange := _unsupported_processors(processors):
         raise ValueError(
             f"lantern.custom_generate applies guidance_scale, temperature, top_k and top_p, got {', '.join(strange)} "
             "too (of an argument of generate or of generation_config); leave it out"
@@ -159,12 +162,90 @@ def _refuse_what_is_not_done(
         )
     if any(getattr(part, "min_tokens_to_keep", 1) > 1 for part in processors):
         raise ValueError("min_tokens_to_keep must be 1 in lantern.custom_generate; leave it out")
-    strange = [type(part).__name__ for part in stopping if type(part).__name__ not in _STOPPING]
-    if strange:
+    if strange := _unsupported_criteria(stopping):
         raise ValueError(f"an image is generated to its end, got the stopping criterion {strange[0]}; leave it out")
-    past = model_kwargs.get("past_key_values")
-    if past is not None and past.get_seq_length():
-        raise ValueError("past_key_values must be empty to draw by lantern.custom_generate; leave them out")
+    for name in CACHE_NAMES:
+        if (past := model_kwargs.get(name)) is not None and past.get_seq_length():
+            raise ValueError(f"the cache in {name} must be empty to draw by lantern.custom_generate; leave it out")
+
+
+def _unsupported_processors(processors: Sequence[LogitsProcessor]) -> list[str]:
+    return [
+        name
+        for part in processors
+        if (name := type(part).__name__) not in (*_ORDER, *_HARMLESS) and not _is_neutral(part)
+    ]
+
+
+def _is_neutral(part: LogitsProcessor) -> bool:
+    """Return whether a logits processor changes nothing: it suppresses no token, or its min_p is 0."""
+    tokens = (getattr(part, name, None) for name in ("suppress_tokens", "begin_suppress_tokens"))
+    return getattr(part, "min_p", None) == 0 or any(ids is not None and len(ids) == 0 for ids in tokens)
+
+
+def _unsupported_criteria(stopping: Sequence[StoppingCriteria]) -> list[str]:
+    return [name for part in stopping if (name := type(part).__name__) not in _STOPPING]
+
+
+def sampling_of(model: PreTrainedModel, do_sample: bool | None = None) -> SamplingConfig:
+    """Return the sampling settings of a transformers model's `generation_config`.
+
+    Settings that it lacks have the defaults of transformers' `generate`, such as a top_k of 50.
+
+    Args:
+        model: the model.
+        do_sample: value in place of the config's, if it is not None. Greedy decoding ignores filters.
+
+    Raises:
+        ValueError: a setting changes tokens and Lantern does not support it, such as beam search, or transformers
+            refuses it.
+    """
+    config = deepcopy(model.generation_config)
+    config.do_sample = config.do_sample if do_sample is None else do_sample
+    defaults = config._get_default_generation_params()
+    for name in {*defaults, *vars(config)}:
+        value = getattr(config, name, None)
+        if value is None or (isinstance(value, list | tuple | dict) and not value):
+            setattr(config, name, defaults.get(name))  # an empty list changes no token, but transformers may refuse it
+    if unsupported := _unsupported_settings(model, config):
+        for name, value in vars(config).items():
+            if name == "do_sample":  # without it, filters would not be asked for
+                continue
+            other = copy(config)
+            setattr(other, name, neutral := defaults.get(name))
+            if value != neutral and len(_unsupported_settings(model, other)) < len(unsupported):
+                raise ValueError(
+                    f"{name} of the model's generation_config must be {neutral}, got {value!r}: it is not applied; set "
+                    f"model.generation_config.{name} to {neutral}"
+                )
+        raise ValueError(f"the model's generation_config makes {unsupported[0]}, which is not supported; reset it")
+    processors, _ = _made_by(model, config)
+    return _sampling_of({type(part).__name__: part for part in processors}, config.do_sample)
+
+
+def _unsupported_settings(model: PreTrainedModel, config: GenerationConfig) -> list[str]:
+    """Return the names of all that `generate` would do with a config and Lantern does not."""
+    processors, stopping = _made_by(model, config)
+    found = [*_unsupported_processors(processors), *_unsupported_criteria(stopping)]
+    mode = config.get_generation_mode().value
+    found += [mode] if mode not in _MODES else []
+    found += [] if config.num_return_sequences == 1 else ["several images of a prompt"]
+    return found + (["other prompts"] if config.token_healing else [])
+
+
+def _made_by(
+    model: PreTrainedModel, config: GenerationConfig
+) -> tuple[Sequence[LogitsProcessor], Sequence[StoppingCriteria]]:
+    """Return the logits processors and stopping criteria that `generate` makes of a complete config."""
+    config = deepcopy(config)
+    generator: Any = model
+    generator._prepare_special_tokens(config, device="cpu")  # changes the config
+    ids = torch.zeros(1, 1, dtype=torch.int64)
+    try:
+        processors = generator._get_logits_processor(config, 1, ids, logits_processor=[], device="cpu")
+        return processors, generator._get_stopping_criteria(config, stopping_criteria=[])
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"transformers refuses a setting of the model's generation_config: {error}") from error
 
 
 def _source_pictures(model_kwargs: Mapping[str, Any], family: str) -> list[torch.Tensor] | None:
@@ -228,10 +309,12 @@ def _sampling_of(processors: Mapping[str, LogitsProcessor], do_sample: bool) -> 
     def read(kind: str, name: str, otherwise: T) -> T:
         return getattr(processors[kind], name) if kind in processors else otherwise
 
+    top_p = read("TopPLogitsWarper", "top_p", 1.0)
+    is_greedy = not do_sample or top_p == 0  # a top_p of 0 keeps the most probable token
     return SamplingConfig(
-        temperature=read("TemperatureLogitsWarper", "temperature", 1.0) if do_sample else 0.0,
-        top_k=read("TopKLogitsWarper", "top_k", 0) if do_sample else 0,
-        top_p=read("TopPLogitsWarper", "top_p", 1.0) if do_sample else 1.0,
+        temperature=0.0 if is_greedy else read("TemperatureLogitsWarper", "temperature", 1.0),
+        top_k=0 if is_greedy else read("TopKLogitsWarper", "top_k", 0),
+        top_p=1.0 if is_greedy else top_p,
         cfg_scale=read(_GUIDANCE, "guidance_scale", 1.0),
     )
 

@@ -99,7 +99,7 @@ def _measure_slots(check: Check) -> None:
             with check.attempt("slots", row):
                 decoder = make_decoder(models_for(models, spec), spec, SAMPLING, stepping="eager")
                 state = decoder.allocate(batch)
-                state.cache.limit(num_slots or decoder.num_slots)
+                state.cache.limit(decoder.num_slots if num_slots is None else num_slots)
                 if check.has_graphs:
                     decoder = decoder.stepped("graph")
                     with stepping.without_cudnn_attention():  # as in `Decoder.allocate`

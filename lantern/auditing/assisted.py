@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from lantern.auditing.world import World
-
-if TYPE_CHECKING:
-    from transformers import DynamicCache
+from lantern.models.adapter import CACHE_NAMES, cache_name
 
 
 def assisted_generation(world: World, prompts: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
@@ -69,6 +67,8 @@ def language_model(world: World, table: torch.Tensor) -> Any:
     from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
+    output_name = cache_name(CausalLMOutputWithPast)
+
     class TableLM(PreTrainedModel, GenerationMixin):
         """A language model without layers. The ids so far select a row of `table`. The logits are its logarithm."""
 
@@ -80,23 +80,21 @@ def language_model(world: World, table: torch.Tensor) -> Any:
             of_prompt = torch.tensor([len(table) // world.num_prompts])
             self.place_values = torch.cat([of_prompt, world.place_values])
 
-        def forward(
-            self, input_ids: torch.Tensor, past_key_values: DynamicCache | None = None, **ignored: Any
-        ) -> CausalLMOutputWithPast:
+        def forward(self, input_ids: torch.Tensor, **others: Any) -> CausalLMOutputWithPast:
             """Return the logits of the token after each of `input_ids`.
 
             Args:
                 input_ids: ids after those in the cache, int64 (batch, n).
-                past_key_values: cache of the earlier ids. None if there are none.
-                ignored: further arguments of `generate`, such as the attention mask.
+                others: further arguments of `generate`. Of these, the cache of the earlier ids is used.
             """
-            cache = DynamicCache() if past_key_values is None else past_key_values
+            given = next((others[name] for name in CACHE_NAMES if others.get(name) is not None), None)
+            cache = DynamicCache() if given is None else given
             begin = cache.get_seq_length()
             positions = torch.arange(begin, begin + input_ids.shape[1])
             values = self.place_values[positions] * (input_ids + (positions > 0))
             kept, _ = cache.update(values[:, None, :, None], values[:, None, :, None], 0)
             contexts = kept[:, 0, :, 0].cumsum(1)[:, begin:]
-            return CausalLMOutputWithPast(logits=self.log_probs[contexts], past_key_values=cache)
+            return CausalLMOutputWithPast(logits=self.log_probs[contexts], **{output_name: cache})
 
     sizes = {"vocab_size": world.vocab_size, "num_hidden_layers": 1}
     ids: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}

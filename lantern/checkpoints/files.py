@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from lantern.checkpoints.names import remove_wrappers
 from lantern.io import check_finite, open_tensors, read_json
 
 T = TypeVar("T", int, float, str)
@@ -109,8 +110,8 @@ class WeightFile:
 def read_weights(path: Path) -> WeightFile:
     """Read the weights in a file or folder, and the config.json in the same folder.
 
-    If all names begin with "module.", which DistributedDataParallel adds, this prefix is removed. Tables of the rotary
-    embedding are left out, since the models compute them.
+    What wrappers such as torch.compile add to names is removed, see `remove_wrappers`. Tables of the rotary embedding
+    are left out, since the models compute them.
 
     Args:
         path: a pickle (`.pt`, `.pth`, `.bin`), a safetensors file, the index of several files (`.index.json`), or a
@@ -128,14 +129,13 @@ def read_weights(path: Path) -> WeightFile:
         tensors = _read_shards(file)
     else:
         tensors, result.args = _read_file(file)
-    if all(name.startswith("module.") for name in tensors):
-        tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+    tensors = remove_wrappers(tensors, file)
     if tables := [name for name in tensors if _POSITION_TABLE.fullmatch(name)]:
         log.info("%s: left out %d tables of positions, such as %s; they are computed", file, len(tables), tables[0])
     result.tensors = {name: tensor for name, tensor in tensors.items() if name not in tables}
     check_finite(file, result.tensors)
     if result.settings_path.is_file():
-        result.settings = _read_object(result.settings_path)
+        result.settings = read_object(result.settings_path)
     return result
 
 
@@ -262,7 +262,12 @@ def _check_members(path: Path) -> None:
         )
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds keys and values.
+
+    Raises:
+        ValueError: the file is not JSON, or holds something else.
+    """
     value = read_json(path)
     if not isinstance(value, dict):
         raise ValueError(f"{path} should hold keys and values, found {type(value).__name__}; fetch it again")
@@ -270,7 +275,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _read_shards(index: Path) -> dict[str, torch.Tensor]:
-    shards = _read_object(index).get("weight_map")  # tensor name -> file name
+    shards = read_object(index).get("weight_map")  # tensor name -> file name
     if not isinstance(shards, dict) or not shards:
         raise ValueError(f"{index} should hold the key weight_map, tensor by file; fetch it again")
     tensors: dict[str, torch.Tensor] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
@@ -48,6 +49,35 @@ META_CHAMELEON = {
     r"\.feed_forward\.w2\.": ".mlp.down_proj.",
     r"\.feed_forward\.w3\.": ".mlp.up_proj.",
 }
+
+# What torch.compile, FSDP and activation checkpointing add to names, and DistributedDataParallel's "module." beside it.
+_WRAPPERS = re.compile(
+    r"(?:(?<=\.)|^)(?:module\.)*(?:(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.(?:module\.)*)+"
+)
+
+
+def remove_wrappers(tensors: Mapping[str, torch.Tensor], path: Path | str) -> dict[str, torch.Tensor]:
+    """Return tensors under the names that they have without the wrappers around a model or its parts.
+
+    "module." is removed beside the names of other wrappers, and where all names begin with it.
+
+    Args:
+        tensors: tensors by name.
+        path: their file, for the error message.
+
+    Raises:
+        ValueError: two tensors would have the same name.
+    """
+    names = {name: _WRAPPERS.sub("", name) for name in tensors}
+    while names and all(name.startswith("module.") for name in names.values()):
+        names = {old: name.removeprefix("module.") for old, name in names.items()}
+    found = {name: tensors[old] for old, name in names.items()}
+    if len(found) < len(tensors):
+        name, (first, second) = next(
+            (name, same[:2]) for name in found if len(same := [old for old in names if names[old] == name]) > 1
+        )
+        raise ValueError(f"{path} holds the tensor {name} twice, as {first} and {second}; keep one of them")
+    return found
 
 
 def vq16_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
+from lantern.checkpoints.names import remove_wrappers
 from lantern.io import CHECKSUM_KEY, METADATA_KEY, check_finite, load_tensors, save_tensors
 from lantern.models.stored import StoredModel
 
@@ -42,7 +43,8 @@ def save_model(path: Path | str, model: StoredModel, metadata: Mapping[str, obje
         model: the model.
         metadata: JSON values to store in the file besides the config, by name.
     """
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    state = remove_wrappers(model.state_dict(), path)  # the model may be compiled
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     save_tensors(path, state, {**(metadata or {}), "kind": model.kind, "config": asdict(model.config)})
 
 
@@ -66,6 +68,7 @@ def load_model(
             that do not fit its config.
     """
     state, metadata = load_tensors(path)
+    state = remove_wrappers(state, path)
     check_finite(path, state)
     found = metadata.get("kind", "no kind at all: not a Lantern checkpoint")
     if found != cls.kind:
@@ -196,6 +199,12 @@ def copy_tensors(state: Mapping[str, torch.Tensor], parameters: Mapping[str, tor
         ValueError: a tensor is missing, is unexpected, has another shape than its parameter, or holds no floating-point
             numbers.
     """
+    # A batch norm counts its batches in training only. Some programs leave the counter out.
+    parameters = {
+        name: parameter
+        for name, parameter in parameters.items()
+        if name in state or not name.endswith(".num_batches_tracked")
+    }
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     missing = [name for name in parameters if name not in state]
     unexpected = [name for name in state if name not in parameters]

@@ -130,7 +130,7 @@ def _grid_of(image_size: Sides | None, grid: Sides | None, pixels: int) -> Sides
     Raises:
         ValueError: both sizes are missing.
     """
-    if grid:
+    if grid is not None:
         return grid
     if image_size is None:
         raise ValueError("an image tokenizer needs image_size or grid, got neither; pass one of them")

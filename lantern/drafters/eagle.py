@@ -97,7 +97,7 @@ class EagleDrafter(Drafter[EagleState]):
             self.max_depth = tree.depth + 1
             num_inner = tree.depth * tree.top_k
             self._levels = []
-        self.most_pending = most_pending or self.max_depth + 1
+        self.most_pending = self.max_depth + 1 if most_pending is None else most_pending
         num_image_slots = target.config.num_image_tokens + max(self.most_pending, num_inner) + 1
         self.num_slots = round_slots(self.num_text_rows + num_image_slots)
         steps = torch.arange(self.most_pending, device=target.device)

@@ -5,7 +5,8 @@ The code of the model is not changed. Lantern supplies the key/value cache, draf
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from lantern.models.transformer import attend, group_mask
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
+CACHE_NAMES = ("cache", "past_key_values")  # of the key/value cache in transformers from 5.24 on, and before
 GROUPED_ATTENTION = "lantern_grouped"  # name under which transformers knows `_attend_grouped`
 
 
@@ -81,6 +83,7 @@ class TransformersTarget(Target):
         AttentionInterface.register(GROUPED_ATTENTION, _attend_grouped)
         parts = _empty_parts(config) if parts is None else parts
         self.layers, self.ids, self.ends, self.outputs = parts.layers, parts.ids, parts.ends, parts.outputs
+        self._cache_name = cache_name(type(self.layers).forward)
         self.copies_head = parts.copies_head
         self.head = deepcopy(parts.head).float() if parts.copies_head else parts.head
         self.negative: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -124,7 +127,8 @@ class TransformersTarget(Target):
     def cache_shape(self) -> tuple[int, int, int]:
         """Numbers of layers and of key/value heads, and channels of a head, see `Target.cache_shape`."""
         text = self.layers.config
-        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        head_dim = getattr(text, "head_dim", None)
+        head_dim = text.hidden_size // text.num_attention_heads if head_dim is None else head_dim
         return text.num_hidden_layers, text.num_key_value_heads, head_dim
 
     def forward(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
@@ -170,9 +174,15 @@ class TransformersTarget(Target):
         return rows if self.positions is None else self.positions[:, rows]
 
     def _call(self, x: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, past: _Slots | None) -> torch.Tensor:
-        known = {"inputs_embeds": x, "position_ids": positions, "past_key_values": past, "use_cache": past is not None}
+        known = {"inputs_embeds": x, "position_ids": positions, self._cache_name: past, "use_cache": past is not None}
         with _grouped_attention(self.layers.config) as groups:
             return self.layers(**known, attention_mask=group_mask(mask, groups)).last_hidden_state
+
+
+def cache_name(function: Callable[..., object]) -> str:
+    """Return the name under which a function of transformers takes the key/value cache."""
+    known = inspect.signature(function).parameters
+    return next((name for name in CACHE_NAMES if name in known), CACHE_NAMES[-1])  # new versions take the old name too
 
 
 def _split(features: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

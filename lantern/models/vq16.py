@@ -228,7 +228,7 @@ class Encoder(nn.Module):
         self.conv_in = nn.Conv2d(3, config.channels, 3, padding=1)
         self.conv_blocks = levels([config.channels, *widths], config.num_blocks, "down", config.has_attention)
         self.mid = middle(widths[-1])
-        self.norm_out = nn.GroupNorm(_GROUPS, widths[-1], eps=1e-6)
+        self.norm_out = GroupNorm(_GROUPS, widths[-1], eps=1e-6)
         self.conv_out = nn.Conv2d(widths[-1], config.latent_channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -248,7 +248,7 @@ class Decoder(nn.Module):
         self.conv_in = nn.Conv2d(config.latent_channels, widths[0], 3, padding=1)
         self.mid = middle(widths[0])
         self.conv_blocks = levels([widths[0], *widths], config.num_blocks + 1, "up", config.has_attention)
-        self.norm_out = nn.GroupNorm(_GROUPS, widths[-1], eps=1e-6)
+        self.norm_out = GroupNorm(_GROUPS, widths[-1], eps=1e-6)
         self.conv_out = nn.Conv2d(widths[-1], 3, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -313,6 +313,17 @@ class Level(nn.Module):
         return x
 
 
+class GroupNorm(nn.GroupNorm):
+    """A group norm that also takes one value per group, as the only code of an image has in a narrow model.
+
+    `nn.GroupNorm` takes it in a batch of several images only. The result is the bias.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise features (n, channels, side, side)."""
+        return torch.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+
 class ResidualBlock(nn.Module):
     """Residual block: x + conv(silu(norm(conv(silu(norm(x)))))).
 
@@ -325,9 +336,9 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, before: int, width: int) -> None:
         super().__init__()
-        self.norm1 = nn.GroupNorm(_GROUPS, before, eps=1e-6)
+        self.norm1 = GroupNorm(_GROUPS, before, eps=1e-6)
         self.conv1 = nn.Conv2d(before, width, 3, padding=1)
-        self.norm2 = nn.GroupNorm(_GROUPS, width, eps=1e-6)
+        self.norm2 = GroupNorm(_GROUPS, width, eps=1e-6)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1)
         self.nin_shortcut = nn.Conv2d(before, width, 1) if before != width else None
 
@@ -347,7 +358,7 @@ class AttentionBlock(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm = nn.GroupNorm(_GROUPS, width, eps=1e-6)
+        self.norm = GroupNorm(_GROUPS, width, eps=1e-6)
         self.q, self.k, self.v, self.proj_out = (nn.Conv2d(width, width, 1) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -13,16 +13,16 @@ from lantern.models.sources import place_sources
 
 
 class SourceEncoder:
-    """The encoder of texts that describe edits of the same source pictures. It is a `TextEncoder`.
+    """The encoder of prompts that describe edits of source pictures. It is a `TextEncoder` that takes their numbers.
 
-    A prompt begins with the codes of the pictures, each between two tokens of the model. The text and the size of the
+    A prompt begins with the codes of its pictures, each between two tokens of the model. The text and the size of the
     image follow. Each picture may have any height and width that the processor supports.
 
     Args:
         model: a `GlmImageForConditionalGeneration` of transformers, which computes the codes.
         processor: its `GlmImageProcessor`.
-        texts: all texts that will be encoded.
-        pictures: the source pictures, in any type that the processor supports.
+        texts: text of each prompt.
+        pictures: source pictures of each prompt, in any type that the processor supports.
         shape: height and width of the image in codes.
 
     Attributes:
@@ -38,44 +38,66 @@ class SourceEncoder:
         model: Any,
         processor: Any,
         texts: Sequence[str],
-        pictures: Sequence[Any],
+        pictures: Sequence[Sequence[Any]],
         shape: tuple[int, int],
     ) -> None:
-        self._model = model
+        self._model, self._processor = model, processor
+        self._sides = {"target_h": shape[0] * CodeColours.pixels, "target_w": shape[1] * CodeColours.pixels}
         ids = [model.config.image_start_token_id, model.config.image_end_token_id]
-        begin, end = processor.tokenizer.convert_ids_to_tokens(ids)
-        places = f"{begin}{processor.image_token}{end}" * len(pictures)
-        sides = {"target_h": shape[0] * CodeColours.pixels, "target_w": shape[1] * CodeColours.pixels}
-        inputs = {
-            text: processor(text=places + text, images=list(pictures), return_tensors="pt", **sides)
-            for text in dict.fromkeys(texts)
-        }
-        first = inputs[texts[0]]
-        self._grids = first["image_grid_thw"].to(model.device)
+        self._begin, self._end = processor.tokenizer.convert_ids_to_tokens(ids)
+        known: dict[tuple[str, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+        codes: dict[int, torch.Tensor] = {}
+        keys = [(text, id(row)) for text, row in zip(texts, pictures, strict=True)]  # prompts may share their pictures
+        for key, row in zip(keys, pictures, strict=True):
+            if key in known:
+                continue
+            inputs = self._process(key[0], row)
+            if key[1] not in codes:
+                codes[key[1]] = self._encode_pictures(inputs)
+            known[key] = inputs["input_ids"][0], inputs["image_grid_thw"].to(model.device), codes[key[1]]
+        self._prompts = [known[key] for key in keys]
+        self.max_tokens = max(len(ids) for ids, _, _ in self._prompts)
+
+    def _process(self, text: str, pictures: Sequence[Any]) -> Any:
+        places = f"{self._begin}{self._processor.image_token}{self._end}" * len(pictures)
+        try:
+            return self._processor(text=places + text, images=list(pictures), return_tensors="pt", **self._sides)
+        except Exception as error:  # of any type, since a picture may be anything
+            raise ValueError(self._find_cause(text, pictures, error)) from error
+
+    def _find_cause(self, text: str, pictures: Sequence[Any], error: Exception) -> str:
+        for number, picture in enumerate(pictures):
+            try:
+                self._processor.image_processor(images=[picture], return_tensors="pt")
+            except Exception as reason:
+                return (
+                    f"source picture {number} of the prompt {text!r:.60} must be a picture that the model's processor "
+                    f"takes, got {picture!r:.60}: {reason}"
+                )
+        return f"the model's processor refuses the prompt {text!r:.60} with {len(pictures)} source pictures: {error}"
+
+    def _encode_pictures(self, inputs: Any) -> torch.Tensor:
+        grids = inputs["image_grid_thw"].to(self._model.device)
         with torch.inference_mode():
-            pixels = first["pixel_values"].to(model.device)
-            features = model.get_image_features(pixels, self._grids[:-1], return_dict=True)
-            self._codes = model.get_image_tokens(features.pooler_output)
-        self._ids = {text: prompt["input_ids"][0] for text, prompt in inputs.items()}
-        self.max_tokens = max(len(ids) for ids in self._ids.values())
+            pixels = inputs["pixel_values"].to(self._model.device)
+            features = self._model.get_image_features(pixels, grids[:-1], return_dict=True)
+            return self._model.get_image_tokens(features.pooler_output)
 
     def encode(self, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return prompts, int64 (texts, max_tokens, 4), and their mask, bool (texts, max_tokens).
+        """Return prompts, int64 (prompts, max_tokens, 4), and their mask, bool (prompts, max_tokens).
 
         A token of a prompt has four numbers: its id, and its positions in time, row and column, see `place_sources`.
+
+        Args:
+            texts: the number of each prompt, such as "3": two prompts may have the same text and other pictures.
         """
-        rows = [self._ids[text] for text in texts]
+        rows, grids, codes = zip(*(self._prompts[int(text)] for text in texts), strict=True)
         ids = torch.stack([F.pad(row, (self.max_tokens - len(row), 0)) for row in rows])
         begins = torch.tensor([[self.max_tokens - len(row)] for row in rows])
         mask = torch.arange(self.max_tokens) >= begins
-        num_grids = torch.full((len(texts),), len(self._grids))
-        device = self._grids.device
+        device = grids[0].device
+        num_grids = torch.tensor([len(part) for part in grids])
         prompts = place_sources(
-            self._model,
-            ids.to(device),
-            mask.to(device),
-            self._grids.repeat(len(texts), 1),
-            num_grids,
-            self._codes.repeat(len(texts)),
+            self._model, ids.to(device), mask.to(device), torch.cat(grids), num_grids, torch.cat(codes)
         )
         return prompts, mask

@@ -7,17 +7,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from lantern.checkpoints.files import read_object
 from lantern.checkpoints.names import FIRST_CODE
-from lantern.io import read_json
 from lantern.models.families import FAMILIES, PromptForm
 
 _DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
+_USUAL = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 log = logging.getLogger(__name__)
 
@@ -101,14 +102,12 @@ class TokenPromptEncoder:
 
         Raises:
             FileNotFoundError: the file or folder does not exist.
-            ValueError: the folder does not hold exactly one tokenizer, or the tokenizer does not fit the family.
+            ValueError: the folder does not hold exactly one tokenizer, the tokenizer does not fit the family, or the
+                names of its special tokens cannot be read.
         """
         path = _find_file(Path(given))
-        settings = path.with_name("tokenizer_config.json")
-        names = read_json(settings) if settings.is_file() else {}
-        names = {**names, **names.get("extra_special_tokens", {})}
         tokenizer = Tokenizer.from_file(str(path))
-        return cls(FAMILIES[family].prompt, tokenizer, max_tokens, path, names=names, **shapes)
+        return cls(FAMILIES[family].prompt, tokenizer, max_tokens, path, names=read_names(path.parent), **shapes)
 
     def with_shape(self, shape: tuple[int, int], small_shape: tuple[int, int]) -> TokenPromptEncoder:
         """Return a copy of this encoder, whose prompts state the given size of an image.
@@ -218,6 +217,59 @@ def fill_form(
 
     parts = {name: tuple(fill(part) for part in getattr(form, name)) for name in ("start", "end", "null")}
     return replace(form, text=fill(form.text), **parts)
+
+
+def read_names(folder: Path) -> dict[str, str]:
+    """Return the names of a tokenizer's special tokens by role, such as "bos_token", as `AutoTokenizer` finds them.
+
+    A role that only some models have, such as "grid_bos_token", is at the top of tokenizer_config.json, or in a mapping
+    under extra_special_tokens or model_specific_special_tokens. A list of tokens gives them no role.
+
+    Args:
+        folder: folder of the tokenizer. Without tokenizer_config.json and special_tokens_map.json there are no names.
+
+    Raises:
+        ValueError: a value is neither a token nor one of these forms. The message states the file and the key.
+    """
+    path, old_path = folder / "tokenizer_config.json", folder / "special_tokens_map.json"
+    settings = read_object(path) if path.is_file() else {}
+    # transformers 4 wrote a second file. It counts only if the first lists no added tokens.
+    old = read_object(old_path) if old_path.is_file() and "added_tokens_decoder" not in settings else {}
+    extra = "extra_special_tokens" if settings.get("extra_special_tokens") else "additional_special_tokens"
+    named = _tokens_at_top(path, settings)
+    own = {role: name for role, name in named.items() if role not in _USUAL} | _tokens_under(path, settings, extra)
+    own = own or _tokens_under(path, settings, "model_specific_special_tokens", takes_list=False)
+    return named | _tokens_at_top(old_path, old) | own | _tokens_under(old_path, old, "extra_special_tokens")
+
+
+def _tokens_at_top(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for role, value in settings.items():
+        if role in _USUAL and value is not None:
+            found[role] = _token(path, role, value)
+        elif role.endswith("_token") and (isinstance(value, str) or (isinstance(value, dict) and "content" in value)):
+            found[role] = _token(path, role, value)  # others, such as add_bos_token, are switches
+    return found
+
+
+def _tokens_under(path: Path, settings: Mapping[str, Any], key: str, takes_list: bool = True) -> dict[str, str]:
+    value = settings.get(key) or {}
+    if isinstance(value, list) and takes_list:
+        for index, token in enumerate(value):
+            _token(path, f"{key}[{index}]", token)
+        return {}
+    if not isinstance(value, dict):
+        wanted = "a mapping or a list of tokens" if takes_list else "a mapping of tokens"
+        raise ValueError(f"{path}: {key} should be {wanted}, found {value!r:.60}; save the tokenizer again")
+    return {role: _token(path, f"{key}.{role}", token) for role, token in value.items()}
+
+
+def _token(path: Path, key: str, value: object) -> str:
+    """Return the name of a token, which is a text or, with its options, a mapping with the text under "content"."""
+    name = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(name, str):
+        raise ValueError(f"{path}: {key} should be a token, found {value!r:.60}; save the tokenizer again")
+    return name
 
 
 def _check_codes(path: Path, ids: Mapping[str, int]) -> None:

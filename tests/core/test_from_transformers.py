@@ -10,17 +10,20 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast, WatermarkingConfig
 
 import lantern
 from helpers.families import SPECIALS, save_tokenizer, settings_of
 from helpers.paths import ROOT
+from helpers.tiny_processors import make_emu3_processor, make_glm_processor, make_janus_processor
 from helpers.tiny_transformers import GRIDS, NUM_CODES, make_tiny
 from lantern.cards.published import CARDS
 from lantern.checkpoints.target import read_target
 from lantern.models.config import TargetConfig
 from lantern.models.families import FAMILIES
+from lantern.sampling import SamplingConfig
 
+PROCESSORS = {"janus": make_janus_processor, "emu3": make_emu3_processor, "glm_image": lambda: make_glm_processor(20)}
 WORDS = ["a", "red", "cat", ":", "2", "3", "4", "*"]
 
 
@@ -104,6 +107,20 @@ def test_a_folder_is_the_model_in_it(tmp_path, small_grids, name):
         lantern.load(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["janus", "emu3", "glm_image"])
+@pytest.mark.parametrize("more", [["<more>"], []])
+def test_a_folder_whose_tokenizer_transformers_saved_is_the_model_in_it(tmp_path, small_grids, name, more):
+    processor = PROCESSORS[name]()
+    processor.tokenizer.add_special_tokens({"extra_special_tokens": more})
+    model, grids = make_tiny(name)
+    model.generation_config.do_sample = True
+    for part in (model, processor):
+        part.save_pretrained(tmp_path)
+    processor.tokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)  # twice
+    expected = lantern.from_transformers(model, processor, grid=grids["grid"]).generate("a red fox", temperature=0.0)
+    assert torch.equal(lantern.load(tmp_path).generate("a red fox", temperature=0.0).codes, expected.codes)
+
+
 def test_generate_itself_draws_by_jacobi_decoding(tmp_path):
     """Tokens of Emu3 with its negative prompt, and of GLM-Image, equal those of transformers' loops."""
     ids = torch.tensor([[1, 11, 12, 13, 14, 7], [1, 31, 32, 33, 34, 7]])
@@ -151,13 +168,72 @@ def test_a_prompt_longer_than_max_tokens_is_refused_with_the_number_that_it_need
             wrap(**{name: value})
 
 
-def test_settings_of_the_model_that_are_not_applied_are_refused(tmp_path):
-    model, wrap = open_tiny(tmp_path, "janus")
-    model.generation_config.repetition_penalty = 1.1
-    with pytest.raises(ValueError, match=r"repetition_penalty of the model's generation_config must be 1\.0, got 1\.1"):
+CHANGES_TOKENS = {
+    "bad_words_ids": [[40], [41]],
+    "begin_suppress_tokens": [40],
+    "encoder_no_repeat_ngram_size": 2,
+    "encoder_repetition_penalty": 1.2,
+    "epsilon_cutoff": 0.01,
+    "eta_cutoff": 0.01,
+    "exponential_decay_length_penalty": (3, 1.1),
+    "forced_bos_token_id": 40,
+    "forced_eos_token_id": 40,
+    "max_time": 1.0,
+    "min_p": 0.1,
+    "no_repeat_ngram_size": 2,
+    "num_beams": 2,
+    "num_return_sequences": 4,
+    "prompt_lookup_num_tokens": 3,
+    "repetition_penalty": 1.1,
+    "sequence_bias": [[[43], 5.0]],
+    "suppress_tokens": [40],
+    "token_healing": True,
+    "top_h": 0.4,
+    "typical_p": 0.5,
+    "watermarking_config": WatermarkingConfig(),
+}
+
+
+@pytest.fixture(scope="module")
+def emu3(tmp_path_factory):
+    return open_tiny(tmp_path_factory.mktemp("emu3"), "emu3")
+
+
+@pytest.mark.parametrize("do_sample", [True, None])
+@pytest.mark.parametrize("name", CHANGES_TOKENS)
+def test_settings_of_the_model_that_are_not_applied_are_refused(emu3, monkeypatch, name, do_sample):
+    model, wrap = emu3
+    known = GenerationConfig(do_sample=do_sample, eos_token_id=2)
+    monkeypatch.setattr(model, "generation_config", known)
+    setattr(known, name, CHANGES_TOKENS[name])
+    with pytest.raises(ValueError, match=rf"^{name} of the model's generation_config must be .* got .*; set model\."):
         wrap()
-    model.generation_config.repetition_penalty = 1.0
-    assert wrap().sampling.top_k == 50
+
+
+@pytest.mark.parametrize("name", ["bad_words_ids", "begin_suppress_tokens", "sequence_bias", "suppress_tokens"])
+@pytest.mark.parametrize("value", [[], (), {}])
+def test_settings_that_change_nothing_are_accepted(emu3, monkeypatch, name, value):
+    model, wrap = emu3
+    known = GenerationConfig(do_sample=True, min_p=0.0, typical_p=1.0, repetition_penalty=1.0, min_length=3)
+    setattr(known, name, value)
+    monkeypatch.setattr(model, "generation_config", known)
+    assert wrap().sampling == SamplingConfig(top_k=50)
+
+
+def test_a_setting_of_zero_is_a_value(emu3, monkeypatch):
+    model, wrap = emu3
+    known = GenerationConfig(do_sample=True)
+    monkeypatch.setattr(model, "generation_config", known)
+    known.top_k, known.top_p = 0, 0.0  # transformers keeps the most probable token
+    assert wrap().sampling == SamplingConfig(temperature=0.0)
+    known.top_p, known.temperature = None, 0.0
+    with pytest.raises(
+        ValueError, match=r"refuses .* generation_config: `temperature` \(=0.0\) has to be a strictly pos"
+    ):
+        wrap()
+    known.temperature, known.guidance_scale = 1.0, 0.0
+    with pytest.raises(ValueError, match=r"cfg_scale must be >= 1, got 0\.0"):
+        wrap()
 
 
 def test_a_model_that_draws_no_images_is_one_sentence():

@@ -203,8 +203,47 @@ def test_models_that_take_no_source_pictures_are_one_sentence(glm):
     for wrong in ([], WIDE, "picture.png"):
         with pytest.raises(ValueError, match="images must be a list of one or more source pictures, got"):
             lantern.from_transformers(model, processor, grid=4).generate("cat", images=wrong)
-    with pytest.raises(ValueError, match="ratio must be smaller than 4"):
-        lantern.from_transformers(model, processor, grid=4).generate("cat", images=[make_picture(64, 400)])
+
+
+def test_each_prompt_may_have_its_own_source_pictures(glm):
+    """Also of different numbers, and for two prompts of one text."""
+    wrapped = lantern.from_transformers(*glm, grid=4)
+    prompts, pictures = [*PROMPTS, "cat"], [[WIDE], (TALL,), [OTHER, TALL], [OTHER]]
+    found = wrapped.generate(prompts, images=pictures, temperature=0.0, size=SIZE, batch_size=2)
+    for text, row, codes in zip(prompts, pictures, found.codes, strict=True):
+        assert torch.equal(wrapped.generate(text, images=row, temperature=0.0, size=SIZE).codes[0], codes)
+    assert torch.equal(wrapped.generate("cat", images=[[OTHER]], temperature=0.0, size=SIZE).codes, found.codes[3:])
+    several = {"seed": 1, "num_images": 2, "size": SIZE, "with_log_probs": True}
+    drawn = [wrapped.generate(prompts, name, images=pictures, **several) for name in ("autoregressive", "jacobi")]
+    assert torch.equal(drawn[0].codes, drawn[1].codes) and drawn[0].log_probs.shape == (8, 6)
+
+
+ARRAY = np.asarray(WIDE)
+
+
+@pytest.mark.parametrize(
+    ("images", "sentence"),
+    [
+        ([[WIDE]], r"or 3 lists of one or more, one for each prompt, got 1 entries of lengths \[1\]"),
+        ([[WIDE]] * 4, r"got 4 entries of lengths \[1, 1, 1, 1\]"),
+        ([[WIDE], [], [TALL]], r"got 3 entries of lengths \[1, 0, 1\]"),
+        ([WIDE, [TALL], OTHER], r"got 3 entries of lengths \['no list', 1, 'no list'\]"),
+        ([[[WIDE]], [[WIDE]], [[WIDE]]], "must be one picture, got list of several; list them in images"),
+        ([np.stack([ARRAY, ARRAY])], "must be one picture, got ndarray of several; list them in images"),
+        (np.stack([ARRAY] * 3), "images must be a list of one or more source pictures, got"),
+        ({"image": WIDE}, "images must be a list of one or more source pictures, got"),
+        (
+            [WIDE, make_picture(64, 400)],
+            r"^source picture 1 of the prompt 'a red .* size=400x64.*ratio must be smaller",
+        ),
+        ([WIDE, None], "^source picture 1 of the prompt 'a red fox in the snow' must be a picture .* got None: "),
+        ([WIDE, "nowhere.png"], "^source picture 1 of the prompt .* got 'nowhere.png': "),
+        ([[WIDE], [OTHER], [TALL, 5]], "^source picture 1 of the prompt 'the low snow' must be .* got 5: "),
+    ],
+)
+def test_source_pictures_of_another_form_are_one_sentence(glm, images, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        lantern.from_transformers(*glm, grid=4).generate(PROMPTS, images=images)
 
 
 def test_source_pictures_within_generate_that_do_not_fit_are_refused(glm):

@@ -12,7 +12,15 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from transformers import LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    DynamicCache,
+    Emu3ForConditionalGeneration,
+    LogitsProcessorList,
+    MaxTimeCriteria,
+    StoppingCriteriaList,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 import lantern
 from helpers.paths import ROOT
@@ -22,7 +30,7 @@ from lantern.cards.published import CARDS
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.methods import make_method
-from lantern.models.adapter import adapt
+from lantern.models.adapter import adapt, cache_name
 from lantern.sampling import SamplingConfig
 
 PROMPTS = ["a red fox in the snow", "cat"]
@@ -208,6 +216,33 @@ def test_what_would_change_the_tokens_is_refused_by_its_name(emu3, name):
     options, sentence = REFUSED[name]
     with pytest.raises(ValueError, match=sentence):
         model.generate(**emu3_inputs(processor), custom_generate=lantern.custom_generate(), **options)
+
+
+@pytest.mark.parametrize("options", [{"suppress_tokens": []}, {"begin_suppress_tokens": []}, {"min_p": 0.0}])
+def test_what_changes_no_token_is_accepted(emu3, options):
+    model, processor = emu3
+    decode = {"custom_generate": lantern.custom_generate(seed=0), "do_sample": True}
+    expected = model.generate(**emu3_inputs(processor), **decode)
+    assert torch.equal(model.generate(**emu3_inputs(processor), **decode, **options), expected)
+
+
+def test_a_top_p_of_zero_takes_the_most_probable_token(emu3):
+    model, processor = emu3
+    inputs, decode = emu3_inputs(processor), {"custom_generate": lantern.custom_generate()}
+    found = model.generate(**inputs, do_sample=True, top_p=0.0, **decode)
+    assert torch.equal(found, model.generate(**inputs, do_sample=False, **decode))
+
+
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")  # the caller, not Lantern, uses the old name
+@pytest.mark.parametrize("name", {"past_key_values", cache_name(Emu3ForConditionalGeneration.forward)})
+def test_a_filled_cache_is_refused_under_each_name(emu3, name):
+    model, inputs = emu3[0], emu3_inputs(emu3[1])
+    full, row = DynamicCache(), torch.zeros(2, 2, 3, 16)
+    full.update(row, row, 0)
+    with pytest.raises(
+        ValueError, match=r"the cache in \w+ must be empty to draw by lantern.custom_generate; leave it"
+    ):
+        model.generate(**inputs, custom_generate=lantern.custom_generate(), **{name: full})
 
 
 def test_sizes_and_prefixes_of_emu3_that_do_not_fit_are_refused(emu3):

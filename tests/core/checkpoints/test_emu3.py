@@ -46,6 +46,18 @@ def test_pixels_codes_and_our_own_layout(file, tmp_path):
     assert again.config.image_size == 8 and torch.equal(again.decoded_codebook, model.codebook)
 
 
+def test_counters_of_batches_may_be_missing(file, tmp_path):
+    state = {name: part for name, part in load_file(file).items() if not name.endswith("num_batches_tracked")}
+    assert len(state) < len(load_file(file))
+    save_file(state, tmp_path / "model.safetensors")
+    sizes, codes = ImageSettings(size=8, grid=4, codebook_size=64, code_dim=4), torch.arange(32).view(2, 16)
+    found, expected = (read_tokenizer(path, sizes) for path in (tmp_path / "model.safetensors", file))
+    assert torch.equal(found.decode(codes), expected.decode(codes))
+    state.pop(next(name for name in state if name.endswith("decoder.conv_out.bias")))
+    save_file(state, tmp_path / "model.safetensors")
+    assert "lacks the tensor vqvae.decoder.conv_out.bias" in refusal(lambda: read_tokenizer(tmp_path, sizes))
+
+
 def test_a_file_of_wide_images_keeps_their_shape(file, tmp_path):
     sizes = ImageSettings(size=(6, 8), grid=(3, 4), codebook_size=64, code_dim=4)
     model = read_tokenizer(file, sizes)

@@ -64,6 +64,35 @@ def test_names_of_a_parallel_wrapper_and_tables_of_positions(tmp_path, caplog):
     assert "module.c" in read_weights(tmp_path / "mixed.pt").tensors
 
 
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        "_orig_mod.{}",
+        "module._orig_mod.{}",
+        "_orig_mod.module.{}",
+        "_orig_mod._orig_mod.{}",
+        "module.module.{}",
+        "_fsdp_wrapped_module._orig_mod.{}",
+    ],
+)
+@pytest.mark.parametrize(
+    "inner", ["{}", "model._orig_mod.{}", "model.module._orig_mod.{}", "model._orig_mod.module.{}"]
+)
+def test_names_of_compiled_models_and_of_compiled_parts(tmp_path, wrap, inner):
+    prefix = "" if inner == "{}" else "model."
+    torch.save({wrap.format(inner.format(name)): tensor for name, tensor in STATE.items()}, tmp_path / "weights.pt")
+    found = read_weights(tmp_path / "weights.pt").tensors
+    assert same({name.removeprefix(prefix): tensor for name, tensor in found.items()})
+    assert all(name.startswith(prefix) for name in found)
+
+
+def test_a_tensor_with_and_without_a_wrapper_is_refused(tmp_path):
+    (name, value), *_ = STATE.items()
+    torch.save({name: value, f"_orig_mod.{name}": value}, tmp_path / "weights.pt")
+    with pytest.raises(ValueError, match=rf"holds the tensor {name} twice, as {name} and _orig_mod.{name}; keep one"):
+        read_weights(tmp_path / "weights.pt")
+
+
 def test_a_zip_without_checksums_is_read(tmp_path):
     torch.serialization.set_crc32_options(False)
     try:

@@ -19,6 +19,7 @@ from helpers.tiny_codes import CONFIG
 from lantern.checkpoints.native import load_model, load_weights, save_model
 from lantern.checkpoints.target import load_target, map_target_parameters, read_target
 from lantern.generation import load_decoding_models
+from lantern.io import load_tensors, save_tensors
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 
@@ -46,6 +47,19 @@ def test_wrong_files_and_weights_are_named(tmp_path):
     torch.nn.init.constant_(broken.final_norm.weight, torch.nan)
     save_model(path, broken)
     assert "final_norm.weight should hold finite numbers, found 32" in refusal(lambda: load_model(path, TargetModel))
+
+
+def test_the_names_of_a_compiled_model_are_removed_in_writing_and_in_reading(tmp_path):
+    path, model = tmp_path / "t.safetensors", TargetModel(CONFIG)
+    save_model(path, torch.compile(model))
+    tensors, metadata = load_tensors(path)
+    assert tensors.keys() == model.state_dict().keys()
+    wrapped = {
+        f"module._orig_mod.{name}".replace("layers.", "layers._orig_mod."): part for name, part in tensors.items()
+    }
+    save_tensors(path, wrapped, metadata)
+    found = load_target(path).state_dict()
+    assert all(torch.equal(found[name], part) for name, part in tensors.items()) and found.keys() == tensors.keys()
 
 
 def test_a_model_that_another_thread_makes_meanwhile_keeps_its_weights(tmp_path):

@@ -159,3 +159,12 @@ def test_a_tall_image_has_its_codes_line_by_line(small):
 def test_wrong_shapes_are_named(small, call, sentence):
     with pytest.raises(ValueError, match=sentence):
         call(small)
+
+
+def test_an_image_of_one_code_has_the_pixels_that_it_has_in_a_batch():
+    torch.manual_seed(0)
+    model = VQ16(VQ16Config(1, 8, 4, 32, (1, 1), 1, 32)).eval()
+    codes = torch.arange(2).view(2, 1)
+    one, both = model.decode(codes[:1]), model.decode(codes)
+    torch.testing.assert_close(one, both[:1], atol=1e-4, rtol=0)  # kernels depend on the batch
+    assert torch.equal(model.encode(one), model.encode(both)[:1])

@@ -7,9 +7,12 @@ import logging
 
 import pytest
 import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from helpers.families import SPECIALS, save_tokenizer
+from helpers.tiny_processors import make_emu3_processor, make_glm_processor, make_janus_processor
 from lantern.models.families import FAMILIES
+from lantern.text_encoders.tokens import read_names
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.settings.run_config import TextSettings
 
@@ -121,3 +124,77 @@ def test_errors_are_one_sentence(encoder_of, tmp_path):
         of_text("anole", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"there is no file resources/nothing\.json"):
         of_text("anole", "nothing")
+
+
+GRID = {"grid_bos_token": "<sop>", "grid_eos_token": "<eop>"}
+ADDED = {"__type": "AddedToken", "content": "<bos>", "lstrip": False, "normalized": False, "special": True}
+FORMS = {  # tokenizer_config.json, special_tokens_map.json -> names of GLM-Image's tokens
+    "top": ({"bos_token": "<bos>", **GRID}, {}),
+    "mapping": ({"bos_token": "<bos>", "extra_special_tokens": GRID}, {}),
+    "list beside the names": ({"bos_token": "<bos>", **GRID, "extra_special_tokens": ["<eoi>"]}, {}),
+    "published": (
+        {"bos_token": "<bos>", "extra_special_tokens": ["<sop>", "<eop>"], "model_specific_special_tokens": GRID},
+        {},
+    ),
+    "empty list": ({"bos_token": "<bos>", **GRID, "extra_special_tokens": []}, {}),
+    "null": ({"bos_token": "<bos>", **GRID, "extra_special_tokens": None, "pad_token": None}, {}),
+    "of transformers 4": (
+        {
+            "bos_token": ADDED,
+            "additional_special_tokens": [ADDED, "<eoi>"],
+            "added_tokens_decoder": {"20": {key: value for key, value in ADDED.items() if key != "__type"}},
+            "extra_special_tokens": GRID,
+            "add_bos_token": True,
+        },
+        {"bos_token": "<sop>"},
+    ),
+    "of two files": (
+        {"bos_token": "<sop>", "additional_special_tokens": ["<eoi>"]},
+        {"bos_token": {"content": "<bos>", "lstrip": False}, **GRID, "additional_special_tokens": ["<eoi>"]},
+    ),
+    "mapping in the second file": ({"bos_token": "<bos>"}, {"extra_special_tokens": GRID}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_names_of_special_tokens_are_those_that_transformers_finds(tmp_path, form):
+    save_tokenizer(tmp_path / "tokenizer.json", SPECIALS["glm_image"] | {"<eoi>": 21}, WORDS)
+    settings, second = FORMS[form]
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **settings}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    if second:
+        (tmp_path / "special_tokens_map.json").write_text(json.dumps(second))
+    assert read_names(tmp_path) == AutoTokenizer.from_pretrained(tmp_path).special_tokens_map
+    assert read_names(tmp_path) == {"bos_token": "<bos>", **GRID}
+    assert prompt(of_text("glm_image", tmp_path, 80), "a red cat")[-1] == 20
+
+
+@pytest.mark.parametrize("make", [make_janus_processor, make_emu3_processor, lambda: make_glm_processor(20)])
+@pytest.mark.parametrize("more", [None, ["<more>"], []])
+def test_names_in_a_folder_that_transformers_saved_once_or_twice(tmp_path, make, more):
+    tokenizer = make().tokenizer
+    if more is not None:
+        tokenizer.add_special_tokens({"extra_special_tokens": more})
+    for turn in ("once", "twice"):
+        tokenizer.save_pretrained(tmp_path / turn)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path / turn)
+        assert read_names(tmp_path / turn) == tokenizer.special_tokens_map
+        assert "image_token" in tokenizer.special_tokens_map
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"extra_special_tokens": 5}, "extra_special_tokens should be a mapping or a list of tokens, found 5; save"),
+        ({"extra_special_tokens": ["<a>", 5]}, r"extra_special_tokens\[1\] should be a token, found 5"),
+        ({"extra_special_tokens": {"a_token": 5}}, r"extra_special_tokens\.a_token should be a token, found 5"),
+        ({"model_specific_special_tokens": ["<a>"]}, "model_specific_special_tokens should be a mapping of tokens, fo"),
+        ({"additional_special_tokens": "<a>"}, "additional_special_tokens should be a mapping or a list of tokens, f"),
+        ({"bos_token": 5}, "bos_token should be a token, found 5"),
+        ([], "should hold keys and values, found list"),
+    ],
+)
+def test_special_tokens_of_another_form_are_one_sentence(tmp_path, settings, sentence):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=rf"tokenizer_config\.json:? {sentence}"):
+        read_names(tmp_path)

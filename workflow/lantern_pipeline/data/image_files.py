@@ -248,7 +248,7 @@ def decode_images(tokenizer: ImageModel, tokens: Tensor, num_at_once: int | None
     """
     device = next(tokenizer.parameters()).device
     positions = code_positions(tokenizer, tokens)
-    size = num_at_once or max(1, CODES_AT_ONCE // positions.numel())
+    size = max(1, CODES_AT_ONCE // positions.numel()) if num_at_once is None else num_at_once
     with torch.inference_mode():
         parts = tokens[:, positions.to(tokens.device)].split(size)
         return torch.cat([tokenizer.decode(part.long().to(device)).float().to(tokens.device) for part in parts])

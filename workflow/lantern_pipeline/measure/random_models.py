@@ -169,9 +169,8 @@ def target_config(
         settings: arguments of the config class of transformers. By default they follow from the sizes.
         sizes: fields of a `TargetConfig` that replace those of the card.
     """
-    images = replace(
-        card.images, grid=grid or card.images.grid, codebook_size=codebook_size or card.images.codebook_size
-    )
+    sizes_of_images = {"grid": grid, "codebook_size": codebook_size}
+    images = replace(card.images, **{name: size for name, size in sizes_of_images.items() if size is not None})
     row = FAMILIES.get(card.prompts.encoder)
     if row is None:
         return replace(card, images=images, target={**card.target, **sizes}).target_config()
