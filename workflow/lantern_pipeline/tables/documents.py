@@ -245,9 +245,9 @@ def _finding(tables: Mapping[str, pd.DataFrame]) -> str:
             mixed.append(f"{both:.2f}")
     return (
         "- **With as many nodes, exact drafts emit more tokens than LANTERN++ at its authors' settings**: `hybrid` "
-        f"with 50 drafts and LANTERN++ with 57 emit {parts[0]}, {parts[1]}. Relaxing the exact drafts adds {gains[0]} and "
-        f"{gains[1]} %. At temperature 0 LANTERN++ leads ({parts[2]}, {parts[3]}), and most of all with the drafts of "
-        f"`hybrid` ({mixed[2]}, {mixed[3]}; [claims](docs/results.md#as-published))."
+        f"with 50 drafts and LANTERN++ with 57 emit {parts[0]}, {parts[1]}. Relaxing the exact drafts adds "
+        f"{gains[0]} and {gains[1]} %. At temperature 0 LANTERN++ leads ({parts[2]}, {parts[3]}), "
+        f"and most of all with the drafts of `hybrid` ({mixed[2]}, {mixed[3]}; [claims](docs/results.md#as-published))."
     )
 
 
