@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
+from lantern.caller import shut_out_settings
 from lantern.checkpoints.tokenizers import ImageModel
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, make_decoder
@@ -136,6 +137,7 @@ class Model:
     _tables: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
     _decoders: list[Decoder] = field(default_factory=list)  # of earlier calls, with graphs and caches, latest last
 
+    @shut_out_settings()
     def generate(
         self,
         prompts: str | Sequence[str],
@@ -285,6 +287,7 @@ class Model:
         """Raise an error which says that this function was renamed to `generate`."""
         raise AttributeError("Model.draw is now called generate; its arguments are the same")
 
+    @shut_out_settings()
     def make_decoder(self, method: str, temperature: float | None = None, **parts: Any) -> Decoder:
         """Make the decoder that `generate` would use, for a caller that measures its steps.
 

@@ -24,6 +24,7 @@ import torch
 
 from lantern.acceptance.verifiers import make_verifier
 from lantern.attention_mask import window_table
+from lantern.caller import shut_out_settings
 from lantern.codebook import with_line_end
 from lantern.custom_parts import named, watch_drafter
 from lantern.decoding_state import DRAFT_FAULT, TARGET_FAULT, DecodingModels, DecodingState, Generation
@@ -191,6 +192,7 @@ class Decoder:
         self.run(state, len(fields))
         return state.collect(range(len(fields)))
 
+    @shut_out_settings()
     @without_cudnn_attention()
     def allocate(self, num_rows: int) -> DecodingState:
         """Make the state of `num_rows` images, without prompts. `fill` adds the prompts."""
@@ -221,6 +223,7 @@ class Decoder:
         )
 
     @torch.inference_mode()
+    @shut_out_settings()
     @without_cudnn_attention()
     def fill(
         self,
@@ -268,6 +271,7 @@ class Decoder:
         self.drafter.fill(state.drafter_state, index, Prefill(hidden, mask, first, ids, source))
 
     @torch.inference_mode()
+    @shut_out_settings()
     @without_cudnn_attention()
     def run(self, state: DecodingState, num_complete: int) -> None:
         """Run steps until `num_complete` images of the batch are complete. Rows without a prompt count as complete.

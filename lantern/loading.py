@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lantern.api import Model
+from lantern.caller import shut_out_settings
 from lantern.cards.card import FILE_NAME, HubFiles, ModelCard, read_card
 from lantern.cards.published import CARDS, HUB_FILES, card_of_family, published_shape
 from lantern.checkpoints.drafter import read_draft
@@ -52,6 +53,7 @@ _COUNT = Parameter("", "a number", 1, is_integer=True)
 log = logging.getLogger(__name__)
 
 
+@shut_out_settings()
 def load(
     source: str | Path = "embedded",
     *,
@@ -98,6 +100,7 @@ def load(
     return _build(card, _locate(str(source), card, files | given), torch_device, torch_dtype)
 
 
+@shut_out_settings()
 def from_transformers(
     model: PreTrainedModel,
     processor: Any,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.nn.functional as F
 
+from lantern.caller import shut_out_settings
 from lantern.cards.published import published_shape
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
@@ -84,6 +85,7 @@ def custom_generate(
     spec = make_method(method, **parts)
     given = None if grid is None else check_sides("grid", grid)
 
+    @shut_out_settings()
     def draw(
         model: PreTrainedModel,
         input_ids: torch.Tensor,

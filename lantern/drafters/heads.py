@@ -140,9 +140,7 @@ class HeadsDrafter(Drafter[HeadsState]):
         state.hidden.scatter_(2, positions[None, ..., None].expand_as(hidden), hidden)
         state.tokens.scatter_(1, positions, outcome.emitted)
 
-    def sample(
-        self, state: HeadsState, lengths: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def sample(self, state: HeadsState, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Sample a draft for each of the next positions, with noise that the target does not use.
 
         Args:
