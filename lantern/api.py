@@ -137,6 +137,9 @@ class Model:
     _tables: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
     _decoders: list[Decoder] = field(default_factory=list)  # of earlier calls, with graphs and caches, latest last
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_decoders": []}  # CUDA graphs belong to their process
+
     @shut_out_settings()
     def generate(
         self,
@@ -179,9 +182,9 @@ class Model:
                 cannot generate images of this size or edit source pictures, or a prompt or picture cannot be encoded.
         """
         texts = _texts_of(prompts)
-        _WHOLE.check("seed", seed, "generate")
-        _COUNT.check("batch_size", batch_size, "generate")
-        _COUNT.check("num_images", num_images, "generate")
+        seed = _WHOLE.check("seed", seed, "generate")
+        batch_size = _COUNT.check("batch_size", batch_size, "generate")
+        num_images = _COUNT.check("num_images", num_images, "generate")
         models, encoder = (self.models, self.encoder) if size is None else self._of_size(size)
         if images is not None:
             models, encoder = self._with_sources(cast("TransformersTarget", models.target), texts, images)

@@ -54,7 +54,7 @@ def load_decoding_models(
         draft: file of the draft model. None for methods that need none, such as Jacobi decoding.
         table: file with the tensor "nearest_codes", the table of nearest codes. None for exact methods.
         device: device of the models.
-        dtype: dtype of the weights, "float32" or "bfloat16".
+        dtype: dtype of the weights, "float32", "bfloat16" or "float16".
         heads: file of shift heads or a state head, small networks that predict the target's hidden states. None for
             methods that need none.
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from lantern.text_encoders.tokens import TokenPromptEncoder
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16", "float16")
 MAX_TOKENS = 128  # default length of the longest prompt of a transformers model
 SHIPPED = ("embedded", "fashion")  # models whose weights are shipped, in models/
 # Folders in which the shipped files may be: the clone, and the folder of a wheel's data files.
@@ -75,7 +75,8 @@ def load(
         tokenizer: file or folder that replaces the image tokenizer.
         text: folder of a T5, or a tokenizer.json, that replaces the model's text encoder.
         device: device on which to decode, "cpu" or "cuda".
-        dtype: dtype of the weights, "float32" or "bfloat16".
+        dtype: dtype of the weights, "float32", "bfloat16" or "float16". GPUs before Ampere, such as T4 and V100, have
+            no bfloat16. An overflow in float16 raises a FloatingPointError in `generate`.
 
     Raises:
         ValueError: the name is unknown (the message lists the known ones), the device does not exist, the dtype is
@@ -129,7 +130,7 @@ def from_transformers(
             the model is in training mode or runs on several devices. Also if its image tokenizer is quantised or has an
             adapter such as LoRA.
     """
-    _COUNT.check("max_tokens", max_tokens, "from_transformers")
+    max_tokens = _COUNT.check("max_tokens", max_tokens, "from_transformers")
     given = None if grid is None else check_sides("grid", grid)
     from lantern.text_encoders.tokens import TokenPromptEncoder
 

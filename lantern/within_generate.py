@@ -81,7 +81,7 @@ def custom_generate(
         ValueError: the method or a part is unknown.
     """
     if seed is not None:
-        Parameter("", "a seed", is_integer=True).check("seed", seed, "custom_generate")
+        seed = Parameter("", "a seed", is_integer=True).check("seed", seed, "custom_generate")
     spec = make_method(method, **parts)
     given = None if grid is None else check_sides("grid", grid)
 

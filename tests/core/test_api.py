@@ -271,8 +271,8 @@ def test_a_bad_argument_is_one_sentence_with_its_name_bound_and_value(model, opt
     [
         ({"source": 5}, "source must be a path, got 5"),
         ({"target": 5}, "target must be a path, got 5"),
-        ({"dtype": "float16"}, "dtype must be one of float32, bfloat16, got 'float16'"),
-        ({"dtype": torch.bfloat16}, "dtype must be one of float32, bfloat16, got torch.bfloat16"),
+        ({"dtype": "float64"}, "dtype must be one of float32, bfloat16, float16, got 'float64'"),
+        ({"dtype": torch.bfloat16}, "dtype must be one of float32, bfloat16, float16, got torch.bfloat16"),
         ({"device": "gpu"}, "GPUs that torch finds, got 'gpu'"),
         ({"device": "meta"}, "GPUs that torch finds, got 'meta'"),
         ({"device": "cuda:77"}, "GPUs that torch finds, got 'cuda:77'"),
