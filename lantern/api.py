@@ -172,6 +172,7 @@ class Model:
                 Models whose prompts state the size allow others: Emu3 allows multiples of 8, GLM-Image multiples of 32.
             num_images: number of images of each prompt. In the result, the images of a prompt follow one another.
             with_log_probs: whether the result has the attribute `log_probs`. This takes a forward pass over each image.
+                Temperature 0 counts as 1. A token that the filters removed, as a relaxed method may emit one, has -inf.
             temperature: temperature instead of the model's default. 0 is greedy decoding.
             cfg_scale: guidance scale instead of the model's default. 1 switches guidance off.
             batch_size: number of images that are generated together.

@@ -28,9 +28,9 @@ class PreparedLinear(nn.Module):
     twice as fast as row-major weights. The second is oneDNN's product on weights that are converted once to its packed
     layout.
 
-    The second kernel is only used on AMD's CPUs with AVX-512, where torch.mm runs MKL without it. Each call of the second
-    kernel costs about 8 microseconds more. It is therefore only used for weights of at least `LARGE` elements and
-    inputs of at least `MANY` rows. Weights of at least `HUGE` elements use it for any number of rows.
+    The second kernel is only used on AMD's CPUs with AVX-512, where torch.mm runs MKL without it. Each call of the
+    second kernel costs about 8 microseconds more. It is therefore only used for weights of at least `LARGE` elements
+    and inputs of at least `MANY` rows. Weights of at least `HUGE` elements use it for any number of rows.
 
     On other devices and in other dtypes, `torch.mm` runs on the original weights.
 
@@ -90,12 +90,8 @@ def can_pack() -> bool:
 
     This is so on AMD's CPUs with AVX-512, if the installed torch has that product.
     """
-    return (
-        is_amd()
-        and has_avx512()
-        and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
+    has_product = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return is_amd() and has_avx512() and has_product
 
 
 @cache

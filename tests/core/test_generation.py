@@ -223,17 +223,20 @@ def test_the_text_encoder_and_the_image_tokenizer_name_themselves():
     prompts = [Prompt("first", "a"), Prompt("second", "b")]
 
     class Encoder:
+        def __init__(self, value):
+            self.value = value
+
         def encode(self, texts):
             features = torch.randn(len(texts), 5, 16)
-            features[-1, 0, 0] = bad
+            features[-1, 0, 0] = self.value
             return features, torch.ones(len(texts), 5, dtype=torch.bool)
 
     def decode(codes):
         return torch.full((len(codes), 3, 4, 4), torch.nan)
 
-    for bad, message in ((torch.inf, "features of prompt second .* text encoder"), (0, "prompt first .* tokenizer")):
+    for value, message in ((torch.inf, "features of prompt second .* text encoder"), (0, "prompt first .* tokenizer")):
         with pytest.raises(FloatingPointError, match=message):
-            generate_images(decoder_of(spec), prompts, Encoder(), decode)
+            generate_images(decoder_of(spec), prompts, Encoder(value), decode)
 
 
 def test_pixels_are_clamped_and_each_image_is_decoded_by_itself():

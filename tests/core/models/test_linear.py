@@ -19,6 +19,7 @@ from lantern.models.transformer import DecodingLayer
 def on_amd(monkeypatch):
     """Use packed weights on every CPU."""
     monkeypatch.setattr(linear, "is_amd", lambda: True)
+    monkeypatch.setattr(linear, "has_avx512", lambda: True)
     assert linear.can_pack()
 
 
@@ -56,8 +57,9 @@ def test_the_kernel_follows_from_the_size_of_the_weight_and_the_number_of_rows(o
     assert huge.is_packed(1) and huge.columns is None  # stored once
 
 
-def test_on_other_makes_of_cpu_nothing_is_packed(monkeypatch):
-    monkeypatch.setattr(linear, "is_amd", lambda: False)
+@pytest.mark.parametrize("lacking", ["is_amd", "has_avx512"])
+def test_on_other_cpus_nothing_is_packed(on_amd, monkeypatch, lacking):
+    monkeypatch.setattr(linear, lacking, lambda: False)
     prepared = PreparedLinear(make_linear(1000, HUGE // 1000))
     assert not prepared.is_packed(10**6) and prepared.columns.shape == (1000, HUGE // 1000)
 
