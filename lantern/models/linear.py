@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -48,9 +49,17 @@ class PreparedLinear(nn.Module):
         self.packed = self.columns = None
         is_view = is_view or weight.device.type != "cpu" or weight.dtype != torch.float32
         if not is_view and self.size >= LARGE and can_pack():
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+            self.packed = pack(weight)
         if not self.is_packed(1):
             self.columns = weight.t() if is_view else weight.t().contiguous()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The packed layout can be neither copied nor pickled.
+        return {**vars(self), "packed": None if self.packed is None else self.packed.to_dense()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.packed = None if self.packed is None else pack(self.packed)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (..., inputs) to (..., outputs)."""
@@ -83,6 +92,11 @@ class PreparedLinear(nn.Module):
     def is_packed(self, num_rows: int) -> bool:
         """Return whether an input of `num_rows` rows is multiplied by the weight in oneDNN's packed layout."""
         return self.packed is not None and (num_rows >= MANY or self.size >= HUGE)
+
+
+def pack(weight: torch.Tensor) -> torch.Tensor:
+    """Convert a weight to oneDNN's packed layout."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
 
 
 def can_pack() -> bool:

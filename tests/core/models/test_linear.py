@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import weakref
 
 import pytest
@@ -55,6 +57,13 @@ def test_the_kernel_follows_from_the_size_of_the_weight_and_the_number_of_rows(o
     assert small.packed is None and not small.is_packed(10**6)
     assert not large.is_packed(MANY - 1) and large.is_packed(MANY) and large.columns is not None
     assert huge.is_packed(1) and huge.columns is None  # stored once
+
+
+@pytest.mark.parametrize("size", [LARGE, HUGE])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda part: pickle.loads(pickle.dumps(part))])
+def test_packed_weights_are_copied_and_pickled(on_amd, size, copied):
+    prepared, x = PreparedLinear(make_linear(1000, size // 1000, bias=True)), torch.randn(MANY, 1000)
+    assert torch.equal(copied(prepared)(x), prepared(x))
 
 
 @pytest.mark.parametrize("lacking", ["is_amd", "has_avx512"])
