@@ -6,23 +6,14 @@ Snakemake imports this module to plan the workflow, so it must not import torch.
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+from lantern.whole_numbers import as_whole
+
 ParameterValue = float | str  # an integer counts as a float
 LARGEST = 1e30  # of numbers that are no integers; products of larger ones overflow float32
-
-
-def as_whole(value: Any) -> int | None:
-    """Return a whole number as an int, also one of numpy or a torch scalar, or None for bool and all else."""
-    if isinstance(value, bool) or getattr(value, "ndim", 0) or str(getattr(value, "dtype", "")).endswith("bool"):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
 
 
 @dataclass(frozen=True)

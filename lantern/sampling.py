@@ -9,7 +9,7 @@ from numbers import Real
 import numpy as np
 import torch
 
-from lantern.parameters import as_whole
+from lantern.whole_numbers import as_whole
 
 FILTER_ORDERS = ("top_k_first", "top_p_first")
 TEMPERATURES = (1e-38, 1e38)  # above 0; float32 holds no smaller and no larger numbers

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from lantern.models.config import OVERSHOOT
-from lantern.parameters import as_whole
+from lantern.whole_numbers import as_whole
 
 MAX_SIBLINGS = 64  # largest number of children of a node; a position has noise for this number of decisions
 MAX_WIDTH = 256  # largest number of drafts at one depth of a chain with siblings
