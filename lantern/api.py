@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
+from lantern.caller import shut_out_settings
 from lantern.checkpoints.tokenizers import ImageModel
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, make_decoder
@@ -136,6 +137,10 @@ class Model:
     _tables: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
     _decoders: list[Decoder] = field(default_factory=list)  # of earlier calls, with graphs and caches, latest last
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_decoders": []}  # CUDA graphs belong to their process
+
+    @shut_out_settings()
     def generate(
         self,
         prompts: str | Sequence[str],
@@ -167,6 +172,7 @@ class Model:
                 Models whose prompts state the size allow others: Emu3 allows multiples of 8, GLM-Image multiples of 32.
             num_images: number of images of each prompt. In the result, the images of a prompt follow one another.
             with_log_probs: whether the result has the attribute `log_probs`. This takes a forward pass over each image.
+                Temperature 0 counts as 1. A token that the filters removed, as a relaxed method may emit one, has -inf.
             temperature: temperature instead of the model's default. 0 is greedy decoding.
             cfg_scale: guidance scale instead of the model's default. 1 switches guidance off.
             batch_size: number of images that are generated together.
@@ -177,9 +183,9 @@ class Model:
                 cannot generate images of this size or edit source pictures, or a prompt or picture cannot be encoded.
         """
         texts = _texts_of(prompts)
-        _WHOLE.check("seed", seed, "generate")
-        _COUNT.check("batch_size", batch_size, "generate")
-        _COUNT.check("num_images", num_images, "generate")
+        seed = _WHOLE.check("seed", seed, "generate")
+        batch_size = _COUNT.check("batch_size", batch_size, "generate")
+        num_images = _COUNT.check("num_images", num_images, "generate")
         models, encoder = (self.models, self.encoder) if size is None else self._of_size(size)
         if images is not None:
             models, encoder = self._with_sources(cast("TransformersTarget", models.target), texts, images)
@@ -284,6 +290,7 @@ class Model:
         """Raise an error which says that this function was renamed to `generate`."""
         raise AttributeError("Model.draw is now called generate; its arguments are the same")
 
+    @shut_out_settings()
     def make_decoder(self, method: str, temperature: float | None = None, **parts: Any) -> Decoder:
         """Make the decoder that `generate` would use, for a caller that measures its steps.
 

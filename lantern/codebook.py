@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from lantern.finite import check_finite
+
 DISTANCES = ("l2", "l2_normalised", "random")
 
 
@@ -63,11 +65,13 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
 
     Raises:
         ValueError: k is out of range, or `neighbours` is none of these three names.
+        FloatingPointError: the codebook is not finite.
 
     Source: jadohu/LANTERN entrypoints/generate_codebook.py for "l2" (it keeps all vocab - 1 columns).
     """
     vocab = codebook.shape[0]
     _check_k(k, vocab)
+    check_finite(codebook, [f"code {code}" for code in range(vocab)], "channels", "the image tokenizer's codebook")
     if neighbours not in DISTANCES:
         raise ValueError(f"neighbours must be one of {', '.join(DISTANCES)}, got {neighbours!r}")
     rows = codebook.double() if neighbours == "l2" else F.normalize(codebook.double(), dim=-1)

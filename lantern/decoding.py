@@ -24,9 +24,10 @@ import torch
 
 from lantern.acceptance.verifiers import make_verifier
 from lantern.attention_mask import window_table
+from lantern.caller import shut_out_settings
 from lantern.codebook import with_line_end
 from lantern.custom_parts import named, watch_drafter
-from lantern.decoding_state import DecodingModels, DecodingState, Generation
+from lantern.decoding_state import DRAFT_FAULT, TARGET_FAULT, DecodingModels, DecodingState, Generation
 from lantern.draft_tree import DraftTree
 from lantern.drafters.base import Drafter
 from lantern.import_paths import load_class
@@ -181,7 +182,8 @@ class Decoder:
             The tokens of the images, and how they were decoded.
 
         Raises:
-            FloatingPointError: the model's logits are not finite. The message names the prompt and the step.
+            FloatingPointError: logits of the target or of the draft model are not finite. The message names the model,
+                the prompt and the step.
         """
         if self.on_forward is not None:
             self.on_forward()
@@ -190,6 +192,7 @@ class Decoder:
         self.run(state, len(fields))
         return state.collect(range(len(fields)))
 
+    @shut_out_settings()
     @without_cudnn_attention()
     def allocate(self, num_rows: int) -> DecodingState:
         """Make the state of `num_rows` images, without prompts. `fill` adds the prompts."""
@@ -215,10 +218,12 @@ class Decoder:
             margins=torch.zeros(num_rows, width, device=device) if self.records_margins else None,
             num_steps=torch.zeros(num_rows, dtype=torch.int64, device=device),
             step_log=torch.zeros(num_rows, n, 3, dtype=torch.int64, device=device),
+            is_first_finite=torch.ones(num_rows, dtype=torch.bool, device=device),
             drafter_state=self.drafter.allocate(num_rows, noise),
         )
 
     @torch.inference_mode()
+    @shut_out_settings()
     @without_cudnn_attention()
     def fill(
         self,
@@ -257,7 +262,8 @@ class Decoder:
         if not self.sampling.is_greedy:
             noise = state.noise.gumbel("target", position).index_select(0, index)
             keys = filter_logits(keys, self.sampling) + noise
-        first = keys.argmax(-1)
+        best, first = keys.max(-1)
+        state.is_first_finite.index_copy_(0, index, best[:, 0].isfinite())
         state.tokens[:, :1].index_copy_(0, index, first)
         if state.margins is not None:
             state.margins[:, :1].index_copy_(0, index, margins_of(keys))
@@ -265,6 +271,7 @@ class Decoder:
         self.drafter.fill(state.drafter_state, index, Prefill(hidden, mask, first, ids, source))
 
     @torch.inference_mode()
+    @shut_out_settings()
     @without_cudnn_attention()
     def run(self, state: DecodingState, num_complete: int) -> None:
         """Run steps until `num_complete` images of the batch are complete. Rows without a prompt count as complete.
@@ -274,7 +281,8 @@ class Decoder:
             num_complete: number of complete images at which to stop.
 
         Raises:
-            FloatingPointError: the model's logits are not finite. The message names the prompt and the step.
+            FloatingPointError: logits of the target or of the draft model are not finite. The message names the model,
+                the prompt and the step.
         """
         observers = (self.observer, self.score_observer)
         is_watched = any(observer is not None for observer in observers) or self.timer is not nullcontext
@@ -331,7 +339,12 @@ class Decoder:
         return scores
 
     def _log_step(
-        self, state: DecodingState, num_accepted: torch.Tensor, node: torch.Tensor, is_finite: torch.Tensor
+        self,
+        state: DecodingState,
+        num_accepted: torch.Tensor,
+        node: torch.Tensor,
+        is_finite: torch.Tensor,
+        is_draft_finite: torch.Tensor | None = None,
     ) -> None:
         """Add the results of a step to the log `state.step_log`, and its number of tokens to `state.lengths`.
 
@@ -339,9 +352,12 @@ class Decoder:
             state: the state, changed in place.
             num_accepted: number of emitted tokens minus 1, int64 (batch,).
             node: index of the deepest accepted node, int64 (batch,).
-            is_finite: whether the logits at that node were finite, bool (batch,).
+            is_finite: whether the target's logits for the emitted tokens were finite, bool (batch,).
+            is_draft_finite: whether the logits of the drafts were finite, bool (batch,). None without a draft model.
         """
-        entry = torch.stack([num_accepted, node, is_finite.long()], dim=1)
+        of_drafts = is_finite if is_draft_finite is None else is_draft_finite
+        fault = torch.where(is_finite, (~of_drafts) * DRAFT_FAULT, TARGET_FAULT)
+        entry = torch.stack([num_accepted, node, fault], dim=1)
         state.step_log.scatter_(1, state.num_steps[:, None, None].expand(-1, 1, 3), entry[:, None])
         state.num_steps.add_(state.lengths < self.num_tokens)
         state.lengths.add_(num_accepted + 1).clamp_(max=self.num_tokens)
@@ -477,7 +493,7 @@ class TreeDecoder(Decoder):
             keys = outcome.scores.keys
             keys = keys.gather(1, path[..., None].expand(-1, -1, keys.shape[2]))
             state.margins.scatter_(1, positions, margins_of(keys))
-        self._log_step(state, outcome.num_accepted, path[:, -1], outcome.is_finite)
+        self._log_step(state, outcome.num_accepted, path[:, -1], outcome.is_finite, outcome.proposal.is_finite)
 
 
 def _make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter[Any]:

@@ -18,6 +18,7 @@ from lantern.noise import NoiseField
 
 Heads = TypeVar("Heads", ShiftHeads, StateHead)
 HEAD_NAMES = {ShiftHeads: ("shift heads", "shift"), StateHead: ("a state head", "state")}  # and keys of heads.kind
+TARGET_FAULT, DRAFT_FAULT = 1, 2  # in `DecodingState.step_log`
 
 
 @dataclass
@@ -115,8 +116,9 @@ class DecodingState:
         margins: as in `Generation`, float32, shaped like `tokens`. None unless margins are recorded.
         num_steps: number of steps of each image, int64 (batch,).
         step_log: three integers per step, int64 (batch, tokens, 3): number of accepted drafts, index of the deepest
-            accepted node, and whether the logits after that node were finite (1 or 0). Entries from `num_steps` on have
-            no meaning.
+            accepted node, and which model's logits were not finite: 0 for none, TARGET_FAULT or DRAFT_FAULT. Entries
+            from `num_steps` on have no meaning.
+        is_first_finite: whether the target's logits for the first token were finite, bool (batch,).
         drafter_state: the drafter's state, see `Drafter.allocate`. None without a drafter.
         graphs: CUDA graphs of a step on these tensors, see `StepRunner`. The key is the number of cache slots that
             attention reads in the graph. Empty unless a step was captured.
@@ -130,6 +132,7 @@ class DecodingState:
     margins: torch.Tensor | None
     num_steps: torch.Tensor
     step_log: torch.Tensor
+    is_first_finite: torch.Tensor
     drafter_state: object
     graphs: dict[int, torch.cuda.CUDAGraph] = field(default_factory=dict)
 
@@ -137,16 +140,22 @@ class DecodingState:
         """Check that the logits of all steps so far were finite.
 
         Raises:
-            FloatingPointError: some logits were nan or infinite. The message names the prompt and the step.
+            FloatingPointError: some logits were nan or infinite. The message names the model, the prompt and the step.
         """
         is_step = torch.arange(self.step_log.shape[1], device=self.lengths.device) < self.num_steps[:, None]
-        is_bad = (self.step_log[..., 2] == 0) & is_step
-        if is_bad.any():
-            row, step = is_bad.nonzero().tolist()[0]
-            raise FloatingPointError(
-                f"logits of prompt {self.noise.prompt_ids[row]} are not finite at step {step} "
-                f"({int(is_bad.any(1).sum())} prompts of the batch)"
-            )
+        faults = self.step_log[..., 2] * is_step
+        faults[:, 0].masked_fill_(~self.is_first_finite, TARGET_FAULT)
+        if not faults.any():
+            return
+        # A target's fault comes first, since it makes the drafts of the next step wrong as well.
+        is_target = bool((faults == TARGET_FAULT).any())
+        is_bad = faults == (TARGET_FAULT if is_target else DRAFT_FAULT)
+        row, step = is_bad.nonzero().tolist()[0]
+        model = "the target" if is_target else "the draft model or the heads"
+        raise FloatingPointError(
+            f"logits of prompt {self.noise.prompt_ids[row]} are not finite at step {step}, from {model} "
+            f"({int(is_bad.any(1).sum())} prompts of the batch); check its weights, or use float32"
+        )
 
     def collect(self, rows: Sequence[int]) -> Generation:
         """Return the images of complete batch rows.

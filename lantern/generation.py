@@ -22,6 +22,7 @@ from lantern.checkpoints.target import load_target
 from lantern.codebook import code_dtype
 from lantern.decoding import Decoder
 from lantern.decoding_state import DecodingModels, Generation
+from lantern.finite import check_finite
 from lantern.io import load_tensors
 from lantern.models.draft import DraftModel
 from lantern.models.stored import StoredModel
@@ -32,6 +33,10 @@ from lantern.records import GenerationRecords, concatenate_records, load_records
 from lantern.text_encoders.base import TextEncoder
 
 log = logging.getLogger(__name__)
+
+# A sound drafter has far more than this number of drafts accepted per step. Zero or foreign weights have fewer.
+FEW_ACCEPTED = 0.1
+LEAST_DRAFTS = 150  # fewer drafts are too few to tell
 
 
 def load_decoding_models(
@@ -49,7 +54,7 @@ def load_decoding_models(
         draft: file of the draft model. None for methods that need none, such as Jacobi decoding.
         table: file with the tensor "nearest_codes", the table of nearest codes. None for exact methods.
         device: device of the models.
-        dtype: dtype of the weights, "float32" or "bfloat16".
+        dtype: dtype of the weights, "float32", "bfloat16" or "float16".
         heads: file of shift heads or a state head, small networks that predict the target's hidden states. None for
             methods that need none.
 
@@ -136,11 +141,16 @@ def generate_images(
 
     Returns:
         (records; pixels, uint8 (images, height, width, 3) on the CPU).
+
+    Raises:
+        FloatingPointError: an output of the text encoder, of the target, of the draft model or of the image decoder is
+            not finite. The message names it and the prompt.
     """
     records = generate_records(decoder, prompts, encoder, run_seed=run_seed, batch_size=batch_size)
     codes = decoder.target.config.code_grids(records.codes.long()).to(decoder.device)
     with torch.inference_mode():
         images = torch.cat([image_decoder(image).float().cpu() for image in codes.split(1)])
+    check_finite(images, [f"prompt {id}" for id in records.prompt_ids], "pixels", "the image tokenizer")
     pixels = ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
     return records, pixels.permute(0, 2, 3, 1).contiguous()
 
@@ -194,7 +204,31 @@ def generate_records(
             if partial is not None and time.monotonic() - saved > partial_every_s:
                 save_records(partial, concatenate_records(parts))
                 saved = time.monotonic()
-    return concatenate_records(parts, [prompt.id for prompt in prompts])
+    records = concatenate_records(parts, [prompt.id for prompt in prompts])
+    warn_of_few_accepted(decoder, records.target_forwards)
+    return records
+
+
+def warn_of_few_accepted(decoder: Decoder, forwards: torch.Tensor) -> None:
+    """Log a warning if the target accepted nearly no draft of a draft model or of heads.
+
+    Args:
+        decoder: decoder of the method.
+        forwards: number of forward passes of the target, the prefill included, one per image.
+    """
+    spec = decoder.spec
+    num_steps = int(forwards.sum()) - len(forwards)
+    num_accepted = len(forwards) * decoder.num_tokens - int(forwards.sum())  # a step emits one token more
+    num_drafts = num_steps * decoder.max_depth
+    if spec.drafts_row.is_trained and num_drafts >= LEAST_DRAFTS and num_accepted < FEW_ACCEPTED * num_steps:
+        log.warning(
+            "%s: the target accepted %d of %d drafts in %d steps, nearly none; check that the draft model or the heads "
+            "are trained for this target",
+            spec.label,
+            num_accepted,
+            num_drafts,
+            num_steps,
+        )
 
 
 def _generate(
@@ -224,7 +258,7 @@ def _generate(
         while True:
             idle = [row for row in range(num_rows) if row not in running]
             taken = list(islice(coming, len(idle)))
-            encoded = encoder.encode([prompt.text for prompt, _ in taken]) if taken else None
+            encoded = encode_prompts(encoder, [prompt for prompt, _ in taken]) if taken else None
             synchronise(decoder.device)
             begun = time.perf_counter()
             for row, (prompt, _) in zip(idle, taken, strict=False):
@@ -248,6 +282,17 @@ def _generate(
             complete = [row for row in running if lengths[row] == decoder.num_tokens]
             finished = [running.pop(row) for row in complete]
             yield finished, state.collect(complete), [seconds[row] for row in complete]
+
+
+def encode_prompts(encoder: TextEncoder, prompts: Sequence[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return features and mask of prompts, see `TextEncoder.encode`.
+
+    Raises:
+        FloatingPointError: features of a prompt are not finite. A T5 in float16 may overflow.
+    """
+    features, mask = encoder.encode([prompt.text for prompt in prompts])
+    check_finite(features, [f"prompt {prompt.id}" for prompt in prompts], "features", "the text encoder")
+    return features, mask
 
 
 def _refills(num_prompts: int, device: torch.device) -> list[slice]:
@@ -354,7 +399,7 @@ def decode_timed(
     Returns:
         (images; seconds, without text encoding and making noise).
     """
-    features, mask = encoder.encode([prompt.text for prompt in prompts])
+    features, mask = encode_prompts(encoder, prompts)
     fields = [decoder.make_noise(run_seed, prompt.id) for prompt in prompts]
     synchronise(decoder.device)
     begun = time.perf_counter()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lantern.api import Model
+from lantern.caller import shut_out_settings
 from lantern.cards.card import FILE_NAME, HubFiles, ModelCard, read_card
 from lantern.cards.published import CARDS, HUB_FILES, card_of_family, published_shape
 from lantern.checkpoints.drafter import read_draft
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     from lantern.text_encoders.tokens import TokenPromptEncoder
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16", "float16")
 MAX_TOKENS = 128  # default length of the longest prompt of a transformers model
 SHIPPED = ("embedded", "fashion")  # models whose weights are shipped, in models/
 # Folders in which the shipped files may be: the clone, and the folder of a wheel's data files.
@@ -50,6 +51,7 @@ _COUNT = Parameter("", "a number", 1, is_integer=True)
 log = logging.getLogger(__name__)
 
 
+@shut_out_settings()
 def load(
     source: str | Path = "embedded",
     *,
@@ -71,7 +73,8 @@ def load(
         tokenizer: file or folder that replaces the image tokenizer.
         text: folder of a T5, or a tokenizer.json, that replaces the model's text encoder.
         device: device on which to decode, "cpu" or "cuda".
-        dtype: dtype of the weights, "float32" or "bfloat16".
+        dtype: dtype of the weights, "float32", "bfloat16" or "float16". GPUs before Ampere, such as T4 and V100, have
+            no bfloat16. An overflow in float16 raises a FloatingPointError in `generate`.
 
     Raises:
         ValueError: the name is unknown (the message lists the known ones), the device does not exist, the dtype is
@@ -96,6 +99,7 @@ def load(
     return _build(card, _locate(str(source), card, files | given), torch_device, torch_dtype)
 
 
+@shut_out_settings()
 def from_transformers(
     model: PreTrainedModel,
     processor: Any,
@@ -124,7 +128,7 @@ def from_transformers(
             the model is in training mode or runs on several devices. Also if its image tokenizer is quantised or has an
             adapter such as LoRA, or its generation_config has a setting that changes tokens and is not supported.
     """
-    _COUNT.check("max_tokens", max_tokens, "from_transformers")
+    max_tokens = _COUNT.check("max_tokens", max_tokens, "from_transformers")
     given = None if grid is None else check_sides("grid", grid)
     from lantern.text_encoders.tokens import TokenPromptEncoder
 

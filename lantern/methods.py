@@ -109,7 +109,7 @@ class MethodSpec:
             if not isinstance(getattr(self, part), str | None):
                 raise ValueError(f"{part} of {self.name} must be a name, got {getattr(self, part)!r}")
         _check_parts(self)
-        _check_parameters(self)
+        object.__setattr__(self, "parameters", {**self.parameters, **_checked_parameters(self)})
         object.__setattr__(self, "tree_shape", _shape_of(self))
         object.__setattr__(self, "code", _code_of(self))
         if self.acceptance_row.needs_chain and not is_chain(self.tree_shape):
@@ -323,7 +323,8 @@ def _check_residual(spec: MethodSpec) -> None:
         )
 
 
-def _check_parameters(spec: MethodSpec) -> None:
+def _checked_parameters(spec: MethodSpec) -> dict[str, ParameterValue]:
+    """Return the parameters that the parts of a method declare, whole numbers as int."""
     wanted = {**spec.drafts_row.parameters, **spec.acceptance_row.parameters}
     for name, value in spec.parameters.items():
         if name not in wanted and value is not None:
@@ -331,15 +332,17 @@ def _check_parameters(spec: MethodSpec) -> None:
                 f"method {spec.name} with drafts {spec.drafts} and acceptance {spec.acceptance} takes no {name}, got "
                 f"{value}; it takes {', '.join(wanted) or 'no parameters'}"
             )
+    found: dict[str, ParameterValue] = {}
     for name, parameter in wanted.items():
         if spec.parameters.get(name) is None:
             raise ValueError(
                 f"method {spec.name} with drafts {spec.drafts} and acceptance {spec.acceptance} needs {name}, "
                 f"{parameter.bound}: {parameter.meaning}"
             )
-        parameter.check(name, spec.parameters[name], spec.name)
+        found[name] = parameter.check(name, spec.parameters[name], spec.name)
     if spec.needs_nearest_codes and spec.neighbours not in NEIGHBOURS:
         raise ValueError(f"neighbours of {spec.name} must be one of {', '.join(NEIGHBOURS)}, got {spec.neighbours!r}")
+    return found
 
 
 def _shape_of(spec: MethodSpec) -> TreeShape | None:

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
+from typing import Any
+
+from lantern.whole_numbers import as_whole
 
 ParameterValue = float | str  # an integer counts as a float
+LARGEST = 1e30  # of numbers that are no integers; products of larger ones overflow float32
 
 
 @dataclass(frozen=True)
@@ -50,31 +54,35 @@ class Parameter:
             return f"an integer {interval}".strip()
         return interval or "a number"
 
-    def check(self, name: str, value: object, owner: str) -> None:
-        """Check that a value is allowed.
+    def check(self, name: str, value: object, owner: str) -> Any:
+        """Check that a value is allowed, and return it. A whole number is returned as an int.
 
         Args:
             name: name of the parameter.
             value: value of the parameter.
             owner: name of the method or function that takes the parameter.
 
+        Returns:
+            The value, of type int, float or str as the parameter demands.
+
         Raises:
             ValueError: the value is not allowed. The message states name, owner, bound, value and remedy.
         """
         if self._allows(value):
-            return
+            return as_whole(value) if self.is_integer else value
+        is_large = not self.is_integer and isinstance(value, Real) and LARGEST < value < math.inf
+        if is_large and self.high == math.inf:
+            raise ValueError(f"{name} of {owner} must be at most {LARGEST:g}, got {value!r}; choose a smaller one")
         remedy = f"; {self.remedy}" if self.remedy else ""
         raise ValueError(f"{name} of {owner} must be {self.bound}, got {value!r}{remedy}")
 
     def _allows(self, value: object) -> bool:
         if self.choices:
             return value in self.choices
-        if isinstance(value, bool) or not isinstance(value, Integral if self.is_integer else Real):
+        number = as_whole(value) if self.is_integer else value
+        if isinstance(number, bool) or not isinstance(number, Real) or (self.is_open and number == self.low):
             return False
-        number = float(value)
-        if self.is_open and number == self.low:
-            return False
-        return math.isfinite(number) and self.low <= number <= self.high
+        return self.low <= number <= self.high and (self.is_integer or abs(number) <= LARGEST)
 
 
 def check_sides(name: str, value: object) -> tuple[int, int]:
@@ -88,7 +96,7 @@ def check_sides(name: str, value: object) -> tuple[int, int]:
         ValueError: the value is neither a pair nor a side.
     """
     sides = value if isinstance(value, tuple | list) else (value, value)
-    whole = [side for side in sides if type(side) is int and side > 0]
+    whole = [side for side in map(as_whole, sides) if side is not None and side > 0]
     if len(sides) != 2 or len(whole) != 2:
         raise ValueError(f"{name} must be an integer >= 1, or a pair (height, width) of them, got {value!r}")
     return whole[0], whole[1]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 
 import numpy as np
 import torch
 
+from lantern.whole_numbers import as_whole
+
 FILTER_ORDERS = ("top_k_first", "top_p_first")
+TEMPERATURES = (1e-38, 1e38)  # above 0; float32 holds no smaller and no larger numbers
+MAX_CFG_SCALE = 1e30
 
 
 @dataclass(frozen=True)
@@ -17,13 +21,14 @@ class SamplingConfig:
     """Settings that turn logits into a distribution.
 
     Args:
-        temperature: divisor of the logits. 0 means greedy decoding, which takes the most probable token.
+        temperature: divisor of the logits, 0 or in [1e-38, 1e38]. 0 means greedy decoding, which takes the most
+            probable token.
         top_k: number of largest logits that are kept, including ties with the k-th. 0 keeps all.
         top_p: the most probable tokens are kept until their total probability exceeds this number. 1 keeps all.
         filter_order: "top_k_first" (LlamaGen) or "top_p_first" (LANTERN's public code). It matters if both filters are
             on.
         cfg_scale: guidance scale s in u + s (c - u), with the conditional logits c and the unconditional logits u. 1
-            switches guidance off.
+            switches guidance off, 1e30 is the largest.
 
     Raises:
         ValueError: a value is out of range.
@@ -36,20 +41,29 @@ class SamplingConfig:
     cfg_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_k", "top_p", "cfg_scale"):
+        for name in ("temperature", "top_p", "cfg_scale"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, Real) or not abs(value) < math.inf:
                 raise ValueError(f"{name} must be a finite number, got {value!r}")
         if self.temperature < 0:
             raise ValueError(f"temperature must be >= 0, got {self.temperature}; 0 is greedy decoding")
-        if not isinstance(self.top_k, Integral) or self.top_k < 0:
+        low, high = TEMPERATURES
+        if self.temperature != 0 and not low <= self.temperature <= high:
+            raise ValueError(
+                f"temperature must be 0 or in [{low:g}, {high:g}], got {self.temperature}; 0 is greedy decoding"
+            )
+        top_k = as_whole(self.top_k)
+        if top_k is None or top_k < 0:
             raise ValueError(f"top_k must be an integer >= 0, got {self.top_k}; 0 keeps every token")
+        object.__setattr__(self, "top_k", top_k)
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}; 1 keeps every token")
         if self.filter_order not in FILTER_ORDERS:
             raise ValueError(f"filter_order must be one of {', '.join(FILTER_ORDERS)}, got {self.filter_order!r}")
         if self.cfg_scale < 1:
             raise ValueError(f"cfg_scale must be >= 1, got {self.cfg_scale}; 1 switches guidance off")
+        if self.cfg_scale > MAX_CFG_SCALE:
+            raise ValueError(f"cfg_scale must be in [1, {MAX_CFG_SCALE:g}], got {self.cfg_scale}; choose a smaller one")
 
     @property
     def is_greedy(self) -> bool:
@@ -75,6 +89,8 @@ def filter_logits(logits: torch.Tensor, sampling: SamplingConfig) -> torch.Tenso
     Source: LlamaGen autoregressive/models/generate.py for the order "top_k_first", jadohu/LANTERN ea_model_llamagen.py
     for "top_p_first".
     """
+    if 0 < sampling.temperature < 1e-30 or sampling.cfg_scale > 1e8:  # so that no quotient overflows; rounding changes
+        logits = logits - logits.amax(-1, keepdim=True)
     if sampling.temperature not in (0, 1):
         logits = logits / sampling.temperature
     if sampling.filter_order == "top_k_first":

@@ -54,11 +54,14 @@ class Proposal:
         draft_probs: distributions from which the children of inner nodes were sampled, (batch, inner, vocab). Inner
             nodes are those that may have children. None unless the verifier or a measurement needs them. All 0 at a
             node whose children were not sampled.
+        is_finite: whether all logits of a trained model that drafted the tree were finite, bool (batch,). None if no
+            trained model did.
     """
 
     tokens: torch.Tensor
     tree: DraftTree
     draft_probs: torch.Tensor | None = None
+    is_finite: torch.Tensor | None = None
 
     @property
     def children(self) -> torch.Tensor:
@@ -143,7 +146,7 @@ class Outcome:
             meaning.
         is_substituted: whether a token differs from the target's sample, bool, shaped like `emitted`. False if the
             method takes no samples of the target.
-        is_finite: whether the logits after the last accepted node were finite, bool (batch,).
+        is_finite: whether the target's logits for all emitted tokens were finite, bool (batch,).
     """
 
     proposal: Proposal

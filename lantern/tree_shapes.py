@@ -8,12 +8,14 @@ Snakemake imports this module to plan the workflow, so it must not import torch.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import product
 
 from lantern.models.config import OVERSHOOT
+from lantern.whole_numbers import as_whole
 
 MAX_SIBLINGS = 64  # largest number of children of a node; a position has noise for this number of decisions
 MAX_WIDTH = 256  # largest number of drafts at one depth of a chain with siblings
@@ -72,9 +74,10 @@ class DynamicTreeOptions:
 
     def __post_init__(self) -> None:
         for name in ("num_nodes", "depth", "top_k"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} of a dynamic tree must be an integer >= 1, got {value!r}")
+            value = as_whole(getattr(self, name))
+            if value is None or value < 1:
+                raise ValueError(f"{name} of a dynamic tree must be an integer >= 1, got {getattr(self, name)!r}")
+            object.__setattr__(self, name, value)
         if self.depth >= OVERSHOOT:
             raise ValueError(f"depth of a dynamic tree must be < {OVERSHOOT}, got {self.depth}; choose less")
         if self.top_k > MAX_SIBLINGS:
@@ -254,9 +257,9 @@ def check_choices(choices: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
         ValueError: the list is empty, contains a path twice, or has a rank of MAX_SIBLINGS or more. Or a path is in it
             without its parent, or without a sibling of lower rank.
     """
-    paths = [tuple(path) for path in choices]
-    if strange := [rank for path in paths for rank in path if not isinstance(rank, int)]:
+    if strange := [rank for path in choices for rank in path if as_whole(rank) is None]:
         raise ValueError(f"tree choices must be paths of integers, got {strange[0]!r}")
+    paths = [tuple(map(operator.index, path)) for path in choices]
     if not paths:
         raise ValueError(
             "tree choices must list at least one path, got none; for no drafts use the autoregressive method"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.nn.functional as F
 
+from lantern.caller import shut_out_settings
 from lantern.cards.published import published_shape
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
@@ -84,10 +85,11 @@ def custom_generate(
         ValueError: the method or a part is unknown.
     """
     if seed is not None:
-        Parameter("", "a seed", is_integer=True).check("seed", seed, "custom_generate")
+        seed = Parameter("", "a seed", is_integer=True).check("seed", seed, "custom_generate")
     spec = make_method(method, **parts)
     given = None if grid is None else check_sides("grid", grid)
 
+    @shut_out_settings()
     def draw(
         model: PreTrainedModel,
         input_ids: torch.Tensor,

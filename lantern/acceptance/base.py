@@ -192,9 +192,8 @@ class Choice:
         chosen: token that a child of each node must hold to be accepted, int64 (batch, n). All children that hold it
             are accepted. If no child holds it, none is accepted.
         bonus: token that is emitted after the node if no child is accepted, int64 (batch, n).
-        best: largest key at the node, (batch, n). The key of a code is its log-probability under the target or the
-            residual distribution, plus Gumbel noise above temperature 0. `bonus` is the code with this key. `best`
-            serves to detect broken models: it is not finite if the target's logits are not.
+        best: the target's largest log-probability at the node, with or without noise, (batch, n). It serves to detect
+            broken models: it is not finite if the target's logits are not.
     """
 
     chosen: torch.Tensor
@@ -257,7 +256,7 @@ class Verifier:
             is_substituted = emitted != bonus_of_path
         else:
             is_substituted = torch.zeros_like(emitted, dtype=torch.bool)
-        is_finite = best.gather(1, path[:, -1:])[:, 0].isfinite()
+        is_finite = best.gather(1, path).isfinite().all(1)  # each node of the path has given an emitted token
         return Outcome(proposal, scores, is_accepted, path, num_accepted, emitted, is_substituted, is_finite)
 
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -270,7 +269,7 @@ class Verifier:
         Returns:
             Three tensors of shape (batch, nodes). The first states whether each node is accepted as a child of its
             parent, bool. The second holds the token that is emitted after each node if no child is accepted, int64. The
-            third holds the key of that token, see `Choice.best`.
+            third is `Choice.best`.
         """
         tree = proposal.tree
         choice = self.verify_nodes(scores, of_all_nodes(proposal.children, tree, -1), proposal.draft_probs)
@@ -316,7 +315,7 @@ class Verifier:
         is_reached = torch.ones_like(node, dtype=torch.bool)  # whether all drafts so far were accepted
         num_accepted = torch.zeros_like(node)
         bonus = node
-        best = scores.logits[:, :1, 0]
+        is_finite = torch.ones_like(is_reached)
         path = [node]
         emitted: list[torch.Tensor] = []
         is_substituted: list[torch.Tensor] = []
@@ -327,7 +326,7 @@ class Verifier:
                 draft_probs = pick_rows(proposal.draft_probs, inner_index[node])
             choice = self.verify_nodes(scores.at(node), drafted, draft_probs)
             bonus = torch.where(is_reached, choice.bonus, bonus)
-            best = torch.where(is_reached, choice.best, best)
+            is_finite = is_finite & (choice.best.isfinite() | ~is_reached)
             if width == 0:
                 break
             has_accepted, rank = (drafted == choice.chosen[..., None]).max(dim=-1)
@@ -354,7 +353,7 @@ class Verifier:
             num_accepted=num_accepted[:, 0],
             emitted=torch.cat(emitted, dim=1),
             is_substituted=torch.cat(is_substituted, dim=1) & self.samples_target_tokens,
-            is_finite=best[:, 0].isfinite(),
+            is_finite=is_finite[:, 0],
         )
 
 

@@ -241,11 +241,10 @@ class ByRejection(Verifier):
             return super().verify_all(scores, proposal)
         weights = scores.weights.index_select(1, inner)
         positions = scores.positions.index_select(1, inner)
-        choice = self._try(weights, positions, scores.noise, proposal.children, proposal.draft_probs)
+        chosen, bonus_of_inner = self._try(weights, positions, scores.noise, proposal.children, proposal.draft_probs)
         best, bonus = scores.keys.max(-1)
-        bonus = bonus.index_copy(1, inner, choice.bonus)
-        best = best.index_copy(1, inner, choice.best)
-        chosen = of_all_nodes(choice.chosen, tree, NO_TOKEN).gather(1, tree.parents.expand(bonus.shape))
+        bonus = bonus.index_copy(1, inner, bonus_of_inner)
+        chosen = of_all_nodes(chosen, tree, NO_TOKEN).gather(1, tree.parents.expand(bonus.shape))
         return chosen == proposal.tokens, bonus, best
 
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
@@ -253,7 +252,8 @@ class ByRejection(Verifier):
 
         For the arguments see `Verifier.verify_nodes`.
         """
-        return self._try(scores.weights, scores.positions, scores.noise, children, draft_probs)
+        chosen, bonus = self._try(scores.weights, scores.positions, scores.noise, children, draft_probs)
+        return Choice(chosen, bonus, scores.weights.amax(-1))
 
     def _try(
         self,
@@ -262,8 +262,8 @@ class ByRejection(Verifier):
         noise: NoiseField,
         children: torch.Tensor,
         draft_probs: torch.Tensor | None,
-    ) -> Choice:
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # `Choice.chosen` and `Choice.bonus`
         uniforms = noise.uniform(positions, children.shape[-1])
         rank, residual = self.rejection.accept(weights.softmax(-1), children, draft_probs, uniforms)
-        best, bonus = residual.log_().add_(noise.gumbel("target", positions)).max(-1)
-        return Choice(token_of(rank, children, torch.full_like(bonus, NO_TOKEN)), bonus, best)
+        _, bonus = residual.log_().add_(noise.gumbel("target", positions)).max(-1)
+        return token_of(rank, children, torch.full_like(bonus, NO_TOKEN)), bonus

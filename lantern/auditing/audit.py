@@ -124,9 +124,9 @@ def audit(
         world = make_world(3, 1, 3, num_prompts=1, top_k=3) if is_assisted else make_world()
     if num is None:
         num = NUM_ASSISTED if is_assisted else NUM_SAMPLES
-    _NUM.check("num", num, "audit")
-    _SEED.check("seed", seed, "audit")
-    _BATCH.check("batch_size", batch_size, "audit")
+    num = _NUM.check("num", num, "audit")
+    seed = _SEED.check("seed", seed, "audit")
+    batch_size = _BATCH.check("batch_size", batch_size, "audit")
     name = sampler if isinstance(sampler, str) else getattr(sampler, "__name__", type(sampler).__name__)
     function = make_sampler(sampler, parts) if isinstance(sampler, str) else sampler
     if parts and not isinstance(sampler, str):

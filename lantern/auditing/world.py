@@ -138,9 +138,10 @@ def make_world(
     Raises:
         ValueError: a number is out of range, or there are more than MAX_SEQUENCES sequences.
     """
-    given = {"vocab_size": vocab_size, "lines": lines, "columns": columns, "num_prompts": num_prompts}
-    for name, value in {**given, "top_k": top_k, "seed": seed}.items():
-        _SIZES[name].check(name, value, "a world")
+    given = (vocab_size, lines, columns, num_prompts, top_k, seed)
+    vocab_size, lines, columns, num_prompts, top_k, seed = (
+        part.check(name, value, "a world") for (name, part), value in zip(_SIZES.items(), given, strict=True)
+    )
     num_tokens = lines * columns
     if num_tokens < 2 or vocab_size**num_tokens > MAX_SEQUENCES:
         raise ValueError(

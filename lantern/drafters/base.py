@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from typing import Generic, TypeVar
 
@@ -122,6 +123,17 @@ class NoDrafter(Drafter[None]):
     def propose(self, state: None, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         """Return a tree that holds only the last emitted token, see `Drafter.propose`."""
         return Proposal(root, self.tree)
+
+
+def are_finite(logits: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return whether a draft model's logits of each image are finite, bool (batch,).
+
+    Forbidden tokens have -inf, so only the largest logit of a node is looked at.
+
+    Args:
+        logits: logits of several passes, each (batch, nodes, vocab).
+    """
+    return torch.cat([part.amax(-1) for part in logits], dim=1).isfinite().all(1)
 
 
 def best_codes(keys: torch.Tensor, k: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ target's tokens, so that both models tend to choose the same token. At temperatu
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -19,7 +19,7 @@ import torch
 from lantern.attention_mask import window_table
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import StaticTree, level_indices, static_tree, tree_from_parents
-from lantern.drafters.base import Drafter, best_codes
+from lantern.drafters.base import Drafter, are_finite, best_codes
 from lantern.kv_cache import KVCache, round_slots
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
@@ -202,8 +202,8 @@ class EagleDrafter(Drafter[EagleState]):
 
     def _weights(
         self, state: EagleState, hidden: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the draft model's log-probabilities of the next token, without and with noise.
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the draft model's logits of the next token, and its log-probabilities without and with noise.
 
         The codes with the largest log-probabilities plus noise are the drafts. "top" drafts have no noise.
 
@@ -213,17 +213,17 @@ class EagleDrafter(Drafter[EagleState]):
             positions: image position that each state predicts, int64 (batch, nodes).
 
         Returns:
-            Two tensors (batch, nodes, vocab): unnormalised log-probabilities after temperature and filters, and the
-            same plus noise.
+            Three tensors (batch, nodes, vocab): logits, unnormalised log-probabilities after temperature and filters,
+            and the same plus noise.
         """
         logits = self.target.guided_logits(hidden, self.sampling.cfg_scale, positions)
         if self.sampling.is_greedy:
-            return logits, logits
+            return logits, logits, logits
         weights = filter_logits(logits, self.sampling)
         if self.drafts == "top":
-            return weights, weights
+            return logits, weights, weights
         stream = "target" if self.drafts == "coupled" else "draft"
-        return weights, weights + state.noise.gumbel(stream, positions)
+        return logits, weights, weights + state.noise.gumbel(stream, positions)
 
     def _propose_static(
         self,
@@ -247,19 +247,21 @@ class EagleDrafter(Drafter[EagleState]):
         levels = [root]
         tokens = root
         probs = []
+        logits = []
         for depth, plan in enumerate(self._levels):
             if plan.run is not None:
                 tokens = levels[-1].index_select(1, plan.run.tokens)
                 hidden_of_parents = hidden.index_select(2, plan.run.parents)
                 hidden = self._run(state, tokens, hidden_of_parents, lengths, plan.run.layout)
             positions = (lengths + depth)[:, None].expand(-1, hidden.shape[2])
-            weights, keys = self._weights(state, hidden, positions)
+            found, weights, keys = self._weights(state, hidden, positions)
+            logits.append(found)
             if self.drafts == "sampled" or self.keeps_probs:
                 probs.append(weights.softmax(-1))
             children = best_codes(keys, plan.width) if choose is None else choose(depth, tokens, keys, plan.width)
             levels.append(children.flatten(1).index_select(1, plan.drafted))
         draft_probs = torch.cat(probs, dim=1) if probs else None
-        return Proposal(torch.cat(levels, dim=1), tree, draft_probs)
+        return Proposal(torch.cat(levels, dim=1), tree, draft_probs, are_finite(logits))
 
     def _propose_dynamic(
         self,
@@ -286,7 +288,8 @@ class EagleDrafter(Drafter[EagleState]):
         k = options.top_k
         batch = len(lengths)
         beam = torch.arange(k, device=root.device)
-        _, keys = self._weights(state, hidden, lengths[:, None])
+        root_logits, _, keys = self._weights(state, hidden, lengths[:, None])
+        logits = [root_logits]
         root_scores, root_tokens = _children(keys, k)
         scores = root_scores[:, 0]  # (batch, k): log-probability of the path to each node of the beam
         tokens = root_tokens[:, 0]  # (batch, k)
@@ -299,7 +302,8 @@ class EagleDrafter(Drafter[EagleState]):
             visible = visible.scatter(2, slots[..., None], True)
             layout = _Layout(slots, level, self._window(visible))
             hidden = self._run(state, tokens, hidden, lengths, layout)
-            _, keys = self._weights(state, hidden, (lengths + level + 1)[:, None].expand(-1, k))
+            found, _, keys = self._weights(state, hidden, (lengths + level + 1)[:, None].expand(-1, k))
+            logits.append(found)
             last_scores, last_tokens = _children(keys, k)  # (batch, k, k)
             child_scores = (last_scores + scores[..., None]).flatten(1)
             child_tokens = last_tokens.flatten(1)
@@ -310,12 +314,13 @@ class EagleDrafter(Drafter[EagleState]):
             parent = best // k
             hidden = pick_nodes(hidden, parent)
             visible = visible.gather(1, parent[..., None].expand_as(visible))
-        return self._select(
+        proposal = self._select(
             root,
             torch.cat([part.tokens for part in candidates], dim=1),
             torch.cat([part.scores for part in candidates], dim=1),
             torch.cat([part.parents for part in candidates], dim=1),
         )
+        return replace(proposal, is_finite=are_finite(logits))
 
     def _select(
         self, root: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor, parents: torch.Tensor

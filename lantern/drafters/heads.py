@@ -17,7 +17,7 @@ Source: SSD (arXiv 2606.20543). Its code is not public, and notes by others were
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -27,7 +27,7 @@ from lantern.acceptance.base import Verifier
 from lantern.acceptance.rejection import Rejection
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import StaticTree, static_tree
-from lantern.drafters.base import Drafter, best_codes
+from lantern.drafters.base import Drafter, are_finite, best_codes
 from lantern.drafters.eagle import pick_nodes
 from lantern.drafters.jacobi import EMPTY, JacobiDrafter, JacobiState
 from lantern.methods import MethodSpec, is_chain
@@ -127,8 +127,10 @@ class HeadsDrafter(Drafter[HeadsState]):
 
     def propose(self, state: HeadsState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         """Return a chain of drafts sampled from the heads' predictions, see `Drafter.propose`."""
-        tokens, draft_probs = self.sample(state, lengths)
-        return Proposal(torch.cat([root, tokens], dim=1), self.tree, None if self.sampling.is_greedy else draft_probs)
+        tokens, draft_probs, is_finite = self.sample(state, lengths)
+        if self.sampling.is_greedy:
+            draft_probs = None
+        return Proposal(torch.cat([root, tokens], dim=1), self.tree, draft_probs, is_finite)
 
     def observe(self, state: HeadsState, outcome: Outcome, lengths: torch.Tensor) -> None:
         """Store the emitted tokens, and the hidden states that predicted them, see `Drafter.observe`."""
@@ -138,7 +140,7 @@ class HeadsDrafter(Drafter[HeadsState]):
         state.hidden.scatter_(2, positions[None, ..., None].expand_as(hidden), hidden)
         state.tokens.scatter_(1, positions, outcome.emitted)
 
-    def sample(self, state: HeadsState, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def sample(self, state: HeadsState, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Sample a draft for each of the next positions, with noise that the target does not use.
 
         Args:
@@ -146,14 +148,15 @@ class HeadsDrafter(Drafter[HeadsState]):
             lengths: number of emitted tokens of each image, int64 (batch,).
 
         Returns:
-            The drafts, int64 (batch, window), and the distributions that they were sampled from, (batch, window,
-            vocab). At temperature 0, the drafts are the most probable tokens.
+            The drafts, int64 (batch, window), the distributions that they were sampled from, (batch, window, vocab),
+            and whether the heads' logits are finite, bool (batch,). At temperature 0, the drafts are the most probable
+            tokens.
         """
         weights = self.weights(state, lengths)
         keys = weights
         if not self.sampling.is_greedy:
             keys = weights + state.noise.gumbel("draft", self.drafted(lengths))
-        return keys.argmax(-1), weights.softmax(-1)
+        return keys.argmax(-1), weights.softmax(-1), are_finite([weights])
 
     def drafted(self, lengths: torch.Tensor) -> torch.Tensor:
         """Return the positions after the emitted tokens, for which drafts are sampled, int64 (batch, window).
@@ -256,7 +259,7 @@ class JacobiHeadsDrafter(JacobiDrafter):
         is_empty = results[:, :1] == EMPTY
         drafts = torch.where(is_empty, drafts, results[:, 1:])
         newest.scatter_(2, index, torch.cat([results[:, :1], drafts], dim=1))
-        return super().propose(state, root, lengths)
+        return replace(super().propose(state, root, lengths), is_finite=are_finite([keys]))
 
     def observe(self, state: JacobiHeadsState, outcome: Outcome, lengths: torch.Tensor) -> None:
         """Store the target's samples as later drafts, and its hidden states for the heads, see `Drafter.observe`."""
@@ -379,11 +382,11 @@ class LinesDrafter(HeadsDrafter):
     def propose(self, state: LinesState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         """Return new drafts at the start of a block, or else its corrected drafts, see `Drafter.propose`."""
         # New drafts are sampled in every step, since all steps of a CUDA graph have the same operations.
-        drafts, draft_probs = self.sample(state, lengths)
+        drafts, draft_probs, is_finite = self.sample(state, lengths)
         is_first = self._is_first[lengths, None]
         drafts = torch.where(is_first, drafts, state.drafts)
         draft_probs = torch.where(is_first[..., None], draft_probs, state.draft_probs)
-        return Proposal(torch.cat([root, drafts], dim=1), self.tree, draft_probs)
+        return Proposal(torch.cat([root, drafts], dim=1), self.tree, draft_probs, is_finite)
 
     def observe(self, state: LinesState, outcome: Outcome, lengths: torch.Tensor) -> None:
         """Store the corrected drafts and their distributions for the next step, see `Drafter.observe`."""
@@ -439,7 +442,9 @@ class LineVerifier(Verifier):
         path = torch.minimum(steps, num_accepted[:, None])
         is_substituted = (emitted != sampled) & scores.sampling.is_greedy
         is_accepted = (steps > 0) & (steps <= num_accepted[:, None])
-        is_finite = best.gather(1, path[:, -1:])[:, 0].isfinite()
+        # Every pass but the last corrects the whole block, whose drafts the last pass emits as they are.
+        is_read = steps <= torch.where(is_last, num_accepted, self.schedule.ends[lengths] - lengths - 1)[:, None]
+        is_finite = (best.isfinite() | ~is_read).all(1)
         return Outcome(proposal, scores, is_accepted, path, num_accepted, emitted, is_substituted, is_finite)
 
     def _correct(self, scores: Scores, proposal: Proposal, sampled: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ distant positions. The draft model has seen the last tokens, but its predictions
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -70,8 +71,8 @@ class HybridTreeDrafter(HybridDrafter):
         def choose(depth: int, parents: torch.Tensor, keys: torch.Tensor, num_siblings: int) -> torch.Tensor:
             return self._children(results.at(depth, parents.shape[1]), parents, keys, num_siblings)
 
-        given = self.learned.propose(state.learned, root, lengths, choose).tokens
-        return self.jacobi.extend(results, given, lengths)
+        given = self.learned.propose(state.learned, root, lengths, choose)
+        return replace(self.jacobi.extend(results, given.tokens, lengths), is_finite=given.is_finite)
 
     def _children(self, results: Results, parents: torch.Tensor, keys: torch.Tensor, num_siblings: int) -> torch.Tensor:
         """Return the drafts below the parents of one depth, int64 (batch, parents, num_siblings).

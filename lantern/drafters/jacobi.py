@@ -335,7 +335,7 @@ class HybridDrafter(Drafter[HybridState]):
         """Return the Jacobi drafter's tree and the other drafter's tree below one root, see `Drafter.propose`."""
         first = self.jacobi.propose(state.jacobi, root, lengths)
         second = self.learned.propose(state.learned, root, lengths)
-        return Proposal(torch.cat([first.tokens, second.tokens[:, 1:]], dim=1), self.tree)
+        return Proposal(torch.cat([first.tokens, second.tokens[:, 1:]], dim=1), self.tree, is_finite=second.is_finite)
 
     def observe(self, state: HybridState, outcome: Outcome, lengths: torch.Tensor) -> None:
         """Update the states of both drafters after a step, see `Drafter.observe`."""

@@ -215,6 +215,6 @@ class LongestChain(ByRejection):
         first_probs = probs.index_select(1, first)
         residual = self.rejection.residual_probs(first_probs, None, draft_probs.index_select(1, first))
         noise = scores.noise.gumbel("target", scores.positions.index_select(1, inner))
-        residual_best, residual_sampled = (residual.log_() + noise).max(-1)
+        _, residual_sampled = (residual.log_() + noise).max(-1)
         best, sampled = scores.keys.max(-1)
-        return is_accepted, sampled.index_copy(1, inner, residual_sampled), best.index_copy(1, inner, residual_best)
+        return is_accepted, sampled.index_copy(1, inner, residual_sampled), best

@@ -14,7 +14,7 @@ import torch
 
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import StaticTree, first_ranks, level_indices, static_tree
-from lantern.drafters.base import Drafter, best_codes
+from lantern.drafters.base import Drafter, are_finite, best_codes
 from lantern.drafters.eagle import Choose
 from lantern.drafters.hybrid_tree import HybridTreeDrafter
 from lantern.drafters.jacobi_tree import JacobiTreeDrafter
@@ -135,16 +135,18 @@ class StateHeadDrafter(Drafter[StateHeadState]):
         """
         levels = [root]
         hidden = state.previous[:, None]
+        logits = []
         for depth, level in enumerate(self._levels):
             tokens = levels[-1].index_select(1, level.nodes)
             hidden = self._predict(state, hidden.index_select(1, level.parents), tokens, lengths + depth)
             positions = (lengths + depth)[:, None].expand_as(tokens)
             keys = self.target.guided_logits(hidden[None], self.sampling.cfg_scale, positions)
+            logits.append(keys)
             if not self.sampling.is_greedy:
                 keys = filter_logits(keys, self.sampling) + state.noise.gumbel("target", positions)
             children = best_codes(keys, level.width) if choose is None else choose(depth, tokens, keys, level.width)
             levels.append(children.flatten(1).index_select(1, level.drafted))
-        return Proposal(torch.cat(levels, dim=1), self.tree)
+        return Proposal(torch.cat(levels, dim=1), self.tree, is_finite=are_finite(logits))
 
     def _predict(
         self, state: StateHeadState, previous: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor

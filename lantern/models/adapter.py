@@ -77,10 +77,7 @@ class TransformersTarget(Target):
     positions: torch.Tensor | None
 
     def __init__(self, config: AdapterConfig, parts: Parts | None = None) -> None:
-        from transformers import AttentionInterface  # an optional part of the package
-
         super().__init__(config)
-        AttentionInterface.register(GROUPED_ATTENTION, _attend_grouped)
         parts = _empty_parts(config) if parts is None else parts
         self.layers, self.ids, self.ends, self.outputs = parts.layers, parts.ids, parts.ends, parts.outputs
         self._cache_name = cache_name(type(self.layers).forward)
@@ -310,6 +307,10 @@ def _grouped_attention(config: PreTrainedConfig) -> Iterator[int]:
     if kind == "eager" or (kind == "sdpa" and groups == 1):
         yield 1
         return
+    from transformers import AttentionInterface  # an optional part of the package
+
+    # Here, since a target that another process has pickled is not made by its constructor.
+    AttentionInterface.register(GROUPED_ATTENTION, _attend_grouped)
     config._attn_implementation = GROUPED_ATTENTION
     try:
         yield groups

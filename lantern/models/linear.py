@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,9 +29,9 @@ class PreparedLinear(nn.Module):
     twice as fast as row-major weights. The second is oneDNN's product on weights that are converted once to its packed
     layout.
 
-    The second kernel is only used on AMD's CPUs, where torch.mm runs MKL without AVX-512. Each call of the second
-    kernel costs about 8 microseconds more. It is therefore only used for weights of at least `LARGE` elements and
-    inputs of at least `MANY` rows. Weights of at least `HUGE` elements use it for any number of rows.
+    The second kernel is only used on AMD's CPUs with AVX-512, where torch.mm runs MKL without it. Each call of the
+    second kernel costs about 8 microseconds more. It is therefore only used for weights of at least `LARGE` elements
+    and inputs of at least `MANY` rows. Weights of at least `HUGE` elements use it for any number of rows.
 
     On other devices and in other dtypes, `torch.mm` runs on the original weights.
 
@@ -48,9 +49,17 @@ class PreparedLinear(nn.Module):
         self.packed = self.columns = None
         is_view = is_view or weight.device.type != "cpu" or weight.dtype != torch.float32
         if not is_view and self.size >= LARGE and can_pack():
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+            self.packed = pack(weight)
         if not self.is_packed(1):
             self.columns = weight.t() if is_view else weight.t().contiguous()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The packed layout can be neither copied nor pickled.
+        return {**vars(self), "packed": None if self.packed is None else self.packed.to_dense()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.packed = None if self.packed is None else pack(self.packed)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (..., inputs) to (..., outputs)."""
@@ -85,19 +94,35 @@ class PreparedLinear(nn.Module):
         return self.packed is not None and (num_rows >= MANY or self.size >= HUGE)
 
 
+def pack(weight: torch.Tensor) -> torch.Tensor:
+    """Convert a weight to oneDNN's packed layout."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+
+
 def can_pack() -> bool:
     """Return whether weights can be packed, that is, converted to the layout of oneDNN's fast matrix product.
 
-    This is so on AMD's CPUs, if the installed torch has that product.
+    This is so on AMD's CPUs with AVX-512, if the installed torch has that product.
     """
-    return is_amd() and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    has_product = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return is_amd() and has_avx512() and has_product
 
 
 @cache
 def is_amd() -> bool:
     """Return whether the CPU is made by AMD, according to /proc/cpuinfo. False if that file does not exist."""
+    return "AuthenticAMD" in _words_of_cpu()
+
+
+@cache
+def has_avx512() -> bool:
+    """Return whether the CPU has AVX-512, without which packed products gain nothing."""
+    return "avx512f" in _words_of_cpu()
+
+
+def _words_of_cpu() -> list[str]:
     info = Path("/proc/cpuinfo")
-    return info.is_file() and "AuthenticAMD" in info.read_text(encoding="utf-8")
+    return info.read_text(encoding="utf-8").split() if info.is_file() else []
 
 
 def prepare_linears(model: nn.Module) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -231,6 +231,9 @@ class DecodingLayer:
         self.linears = [*parts]
         self.is_fused = fused.is_usable(layer.ffn_norm.floor.device)
         self.kernels: dict[int, tuple] = {}  # number of rows -> the four kernels for it
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "kernels": {}}  # they are closures, which pickle does not write
 
     def __call__(
         self, x: torch.Tensor, rotary: torch.Tensor, mask: torch.Tensor, past: LayerCache, flat_slots: torch.Tensor

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import re
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import Event, Thread
 
@@ -172,6 +175,80 @@ def test_an_unknown_name_lists_the_known_and_missing_files_are_named():
         lantern.load("embedded", target=WEIGHTS / "drafter.safetensors")
 
 
+@contextmanager
+def setting(owner, name, value):
+    before = getattr(owner, f"get_{name}")()
+    getattr(owner, f"set_{name}")(value)
+    try:
+        yield
+    finally:
+        getattr(owner, f"set_{name}")(before)
+
+
+@pytest.mark.parametrize(
+    "surroundings",
+    [
+        pytest.param(lambda: torch.autocast("cpu", torch.bfloat16), id="autocast"),
+        pytest.param(lambda: setting(torch, "default_dtype", torch.bfloat16), id="bfloat16"),
+        pytest.param(lambda: setting(torch, "default_dtype", torch.float64), id="float64"),
+        pytest.param(lambda: torch.device("meta"), id="meta"),
+        pytest.param(lambda: setting(torch, "float32_matmul_precision", "medium"), id="matmul"),
+        pytest.param(torch.inference_mode, id="inference"),
+    ],
+)
+def test_the_callers_settings_of_torch_change_nothing(model, surroundings):
+    expected = model.generate(PROMPTS[0], "hybrid")
+    with surroundings():
+        before = torch.get_default_dtype(), torch.get_default_device(), torch.get_float32_matmul_precision()
+        for other in (model, lantern.load("embedded")):
+            found = other.generate(PROMPTS[0], "hybrid")
+            assert torch.equal(found.codes, expected.codes) and (found.pixels == expected.pixels).all()
+        after = torch.get_default_dtype(), torch.get_default_device(), torch.get_float32_matmul_precision()
+        assert before == after
+    assert torch.equal(other.generate(PROMPTS[0], "hybrid").codes, expected.codes)
+
+
+def test_a_pickled_model_draws_the_same(model):
+    expected = model.generate(PROMPTS[0], "hybrid")
+    assert torch.equal(pickle.loads(pickle.dumps(model)).generate(PROMPTS[0], "hybrid").codes, expected.codes)
+
+
+def test_float16_draws_and_an_overflow_is_said():
+    model = lantern.load("embedded", dtype="float16")
+    assert model.models.target.dtype == torch.float16 and model.generate(PROMPTS[0], "hybrid").pixels.std() > 10
+    model.models.target.layers[0].down.weight.data.mul_(1e8)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        model.generate(PROMPTS[0])
+
+
+@pytest.mark.parametrize("whole", [np.int64, np.uint8, torch.tensor])
+def test_whole_numbers_of_numpy_and_torch_are_those_of_python(model, whole):
+    expected = model.generate(PROMPTS[0], "lantern", size=48, seed=3, k=4, delta=0.1)
+    options = {"size": (whole(48), whole(48)), "seed": whole(3), "batch_size": whole(2), "num_images": whole(1)}
+    found = model.generate(PROMPTS[0], "lantern", **options, k=whole(4), delta=0.1)
+    assert torch.equal(found.codes, expected.codes)
+    json.dumps(found.records.metadata)
+    for wrong in (True, torch.tensor(True), np.bool_(True), torch.tensor([1, 1]), 1.0):
+        with pytest.raises(ValueError, match="batch_size of generate must be an integer >= 1"):
+            model.generate(PROMPTS[0], batch_size=wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", 1e-39), ("temperature", 1e39), ("cfg_scale", 1e38), ("lambda_", 1e39), ("seed", 1e3)],
+)
+def test_a_number_beyond_float32_is_named(model, name, value):
+    method = {"method": "lantern_pp", "k": 4} if name == "lambda_" else {}
+    with pytest.raises(ValueError, match=f"^{name} "):
+        model.generate(PROMPTS[0], **method, **{name: value})
+
+
+def test_the_smallest_temperature_is_greedy_and_large_guidance_draws(model):
+    greedy = model.generate(PROMPTS[0], temperature=0.0).codes
+    assert torch.equal(model.generate(PROMPTS[0], temperature=1e-38).codes, greedy)
+    assert model.generate(PROMPTS[0], temperature=1e-30, cfg_scale=1e30).codes.shape == greedy.shape
+
+
 def test_the_old_name_of_generate_is_answered_with_the_new_one(model):
     with pytest.raises(AttributeError, match="draw is now called generate"):
         model.draw(PROMPTS[0])
@@ -271,8 +348,8 @@ def test_a_bad_argument_is_one_sentence_with_its_name_bound_and_value(model, opt
     [
         ({"source": 5}, "source must be a path, got 5"),
         ({"target": 5}, "target must be a path, got 5"),
-        ({"dtype": "float16"}, "dtype must be one of float32, bfloat16, got 'float16'"),
-        ({"dtype": torch.bfloat16}, "dtype must be one of float32, bfloat16, got torch.bfloat16"),
+        ({"dtype": "float64"}, "dtype must be one of float32, bfloat16, float16, got 'float64'"),
+        ({"dtype": torch.bfloat16}, "dtype must be one of float32, bfloat16, float16, got torch.bfloat16"),
         ({"device": "gpu"}, "GPUs that torch finds, got 'gpu'"),
         ({"device": "meta"}, "GPUs that torch finds, got 'meta'"),
         ({"device": "cuda:77"}, "GPUs that torch finds, got 'cuda:77'"),

@@ -203,6 +203,53 @@ def test_logits_that_are_not_finite_name_prompt_and_step():
         generate(models, AUTOREGRESSIVE, range(2))
 
 
+def test_logits_within_the_accepted_path_are_checked():
+    """Where autoregressive decoding raises, every exact method raises, whichever node of the tree has the logits."""
+    models = make_models(seed=5, is_prepared=False)
+    with torch.no_grad():
+        models.target.head.weight[7, 0] = 3.3e38  # overflows after some tokens only
+    models.target.prepare_for_decoding()
+
+    def raises(spec, row):
+        try:
+            generate(models, spec, [row], cfg_scale=1.0)
+        except FloatingPointError:
+            return True
+        return False
+
+    rows = [row for row in range(20) if raises(AUTOREGRESSIVE, row)]
+    assert 0 < len(rows) < 20
+    for row in rows:
+        for drafts, tree in (("jacobi", "chain6"), ("coupled", "bushy"), ("hybrid", "chain6+chain3")):
+            assert raises(method(drafts, tree), row)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("drafts", "tree"),
+    [
+        ("top", "chain3"),
+        ("sampled", "bushy"),
+        ("coupled", "dynamic"),
+        ("hybrid", "chain4k2d1"),
+        ("hybrid", "chain3+chain3"),
+        ("heads", "chain3"),
+        ("jacobi_heads", "chain3"),
+        ("ssd", "none"),
+    ],
+)
+def test_drafts_of_a_broken_model_name_it_and_prompt_and_step(drafts, tree, value):
+    models = make_models(is_prepared=False)
+    for model in (models.draft, models.heads):
+        for weight in model.parameters():
+            weight.data.fill_(value)
+    for model in (models.target, models.draft):
+        model.prepare_for_decoding()
+    spec = make_method("ssd", rounds=1) if drafts == "ssd" else method(drafts, tree)
+    with pytest.raises(FloatingPointError, match=r"prompt prompt-0 .* step 0, from the draft model or the heads"):
+        generate(models, spec, range(2))
+
+
 def test_a_missing_draft_model_is_named(models):
     with pytest.raises(ValueError, match="needs a draft model"):
         make_decoder(DecodingModels(models.target), method("coupled", "chain3"), SamplingConfig())

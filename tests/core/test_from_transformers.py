@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import runpy
 import sys
 from dataclasses import replace
@@ -151,6 +152,24 @@ def test_generate_itself_draws_by_jacobi_decoding(tmp_path):
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[1], drawn[2])
     relaxed = lantern.custom_generate("proximity", drafts="jacobi", tree="chain3", k=3)
     assert model.generate(ids, custom_generate=relaxed, **options).shape == (2, 6 + 13)
+
+
+@pytest.mark.parametrize("name", ["janus", "emu3", "glm_image"])
+def test_autocast_and_pickling_change_no_code(tmp_path, small_grids, name):
+    _, wrap = open_tiny(tmp_path, name)
+    model, prompts = wrap(), ["a red cat", "cat", "red"]
+    expected = model.generate(prompts)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(wrap().generate(prompts).codes, expected.codes)
+    assert torch.equal(pickle.loads(pickle.dumps(model)).generate(prompts).codes, expected.codes)
+
+
+def test_a_nan_in_the_image_tokenizer_names_it(tmp_path):
+    model, wrap = open_tiny(tmp_path, "janus")
+    with torch.no_grad():
+        model.model.vqmodel.decoder.conv_out.weight.view(-1)[0] = torch.nan
+    with pytest.raises(FloatingPointError, match="pixels of prompt 0 are not finite, from the image tokenizer"):
+        wrap().generate("a red cat")
 
 
 def test_a_prompt_longer_than_max_tokens_is_refused_with_the_number_that_it_needs(tmp_path):

@@ -203,6 +203,42 @@ def test_noise_is_made_ahead_for_as_many_prompts_as_there_are_rows(monkeypatch):
     coming.close()
 
 
+def test_nearly_no_accepted_draft_is_said_once_if_there_are_enough_drafts(caplog):
+    spec = MethodSpec.of("a", tree="chain3", drafts="top", method_id="a")
+    decoder = decoder_of(spec, temperature=0.0)
+    decoder.drafter.draft = DraftModel(decoder.models.draft.config)  # untrained
+    for weight in decoder.drafter.draft.parameters():
+        weight.data.zero_()
+    decoder.drafter.draft.prepare_for_decoding()
+    make_records(decoder, 2, PROMPTS[:2])  # at most 90 drafts
+    assert "nearly none" not in caplog.text
+    make_records(decoder, 8)
+    make_records(decoder_of(), 8)
+    (message,) = [record.getMessage() for record in caplog.records if "nearly none" in record.getMessage()]
+    assert "the draft model or the heads are trained for this target" in message
+
+
+def test_the_text_encoder_and_the_image_tokenizer_name_themselves():
+    spec = MethodSpec.of("a", tree="chain3", drafts="jacobi", method_id="a")
+    prompts = [Prompt("first", "a"), Prompt("second", "b")]
+
+    class Encoder:
+        def __init__(self, value):
+            self.value = value
+
+        def encode(self, texts):
+            features = torch.randn(len(texts), 5, 16)
+            features[-1, 0, 0] = self.value
+            return features, torch.ones(len(texts), 5, dtype=torch.bool)
+
+    def decode(codes):
+        return torch.full((len(codes), 3, 4, 4), torch.nan)
+
+    for value, message in ((torch.inf, "features of prompt second .* text encoder"), (0, "prompt first .* tokenizer")):
+        with pytest.raises(FloatingPointError, match=message):
+            generate_images(decoder_of(spec), prompts, Encoder(value), decode)
+
+
 def test_pixels_are_clamped_and_each_image_is_decoded_by_itself():
     decoder, shapes = decoder_of(), []
 

@@ -43,6 +43,13 @@ def test_every_token_is_that_of_autoregressive_decoding(sizes, sampling):
     assert found.target_forwards.sum() < expected.target_forwards.sum()
 
 
+def test_drafts_of_a_broken_head_name_it():
+    models = make_models()
+    models.heads = make_state_head(models.target, scale=torch.nan).prepare_for_decoding()
+    with pytest.raises(FloatingPointError, match=r"prompt prompt-0 .* step 0, from the draft model or the heads"):
+        generate(models, SPEC, range(2))
+
+
 def test_an_untrained_head_returns_the_outdated_state():
     head = StateHead.from_target(make_models().target.config, seed=0).eval()
     previous, outdated, embedded = torch.randn(3, 2, 32), torch.randn(3, 2, 32), torch.randn(3, 2, 5, 32)

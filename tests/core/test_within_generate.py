@@ -121,6 +121,14 @@ def test_emu3_draws_with_what_its_processor_gives_as_it_stands(emu3):
     assert len(several) == 4 and not torch.equal(several[0], several[1])
 
 
+def test_autocast_around_generate_changes_no_token(emu3):
+    model, processor = emu3
+    options = {**emu3_inputs(processor), "do_sample": True, "top_k": 5}
+    expected = model.generate(**options, custom_generate=lantern.custom_generate(seed=1))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(model.generate(**options, custom_generate=lantern.custom_generate(seed=1)), expected)
+
+
 @pytest.mark.parametrize(
     ("height", "width"),
     [(96, 160), pytest.param(96, 96, marks=pytest.mark.slow), pytest.param(160, 96, marks=pytest.mark.slow)],

@@ -111,7 +111,7 @@ def test_an_interruption_in_the_first_round_shows_no_table(monkeypatch):
         (["--tiny"], "--tiny changes the sizes of random weights only; add --random-weights"),
         (["--random-weights"], "a model with random weights must be one of llamagen_stage1, "),
         (["--random-weights", "--prompts", "absent.txt"], "--random-weights measures steps, which need no prompts"),
-        (["--random-weights", "--dtype", "float16"], "dtype must be one of float32, bfloat16, got 'float16'"),
+        (["--random-weights", "--dtype", "int8"], "dtype must be one of float32, bfloat16, float16, got 'int8'"),
     ],
 )
 def test_wrong_options_are_named_in_one_sentence(options, sentence, tmp_path, monkeypatch):

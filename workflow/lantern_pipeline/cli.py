@@ -225,7 +225,7 @@ def bench(
     batch: Annotated[int, typer.Option(help="Images that are decoded together, for images per second.", min=1)] = 8,
     rounds: Annotated[int, typer.Option(help="Rounds: the fastest counts, of steps the median.", min=1)] = 3,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     output: Annotated[
         Path | None, typer.Option(help="Folder for bench.json and race.html, written after each round.")
     ] = None,

@@ -128,7 +128,7 @@ def load_subject(
         random_weights: whether to make a model with random weights, which needs no prompts.
         is_tiny: whether to make the sizes of a model with random weights tiny.
         device: "cpu" or "cuda".
-        dtype: "float32" or "bfloat16".
+        dtype: "float32", "bfloat16" or "float16".
 
     Returns:
         (the model; its prompts, or None if its weights are random).

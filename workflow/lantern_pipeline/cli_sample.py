@@ -5,8 +5,10 @@ The command generates images of one or several prompts by a few methods, with th
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,13 +91,24 @@ def sample_prompt(
     for method in dict.fromkeys([BASELINE, *(methods or few)]):
         name, *words = method.split()
         parts = read_values(words)
-        for _ in range(2):  # the first pass is a warm-up
-            drawn = model.generate(prompt, name, size=size, **parts)
+        with _without_warnings():  # a warm-up, whose warnings the next pass repeats
+            model.generate(prompt, name, size=size, **parts)
+        drawn = model.generate(prompt, name, size=size, **parts)
         baseline = drawn.codes if baseline is None else baseline
         label, (title,) = label_method(drawn.records.metadata["method"]), column_titles([drawn.records])
         counts = int(drawn.steps[0]), drawn.codes.shape[1], float(drawn.seconds[0])
         samples.append(Sample(label, title, drawn.pixels[0], torch.equal(drawn.codes, baseline), *counts))
     return samples
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def read_values(words: Sequence[str]) -> dict[str, Any]:

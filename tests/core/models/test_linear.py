@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import weakref
 
 import pytest
@@ -19,6 +21,7 @@ from lantern.models.transformer import DecodingLayer
 def on_amd(monkeypatch):
     """Use packed weights on every CPU."""
     monkeypatch.setattr(linear, "is_amd", lambda: True)
+    monkeypatch.setattr(linear, "has_avx512", lambda: True)
     assert linear.can_pack()
 
 
@@ -56,8 +59,16 @@ def test_the_kernel_follows_from_the_size_of_the_weight_and_the_number_of_rows(o
     assert huge.is_packed(1) and huge.columns is None  # stored once
 
 
-def test_on_other_makes_of_cpu_nothing_is_packed(monkeypatch):
-    monkeypatch.setattr(linear, "is_amd", lambda: False)
+@pytest.mark.parametrize("size", [LARGE, HUGE])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda part: pickle.loads(pickle.dumps(part))])
+def test_packed_weights_are_copied_and_pickled(on_amd, size, copied):
+    prepared, x = PreparedLinear(make_linear(1000, size // 1000, bias=True)), torch.randn(MANY, 1000)
+    assert torch.equal(copied(prepared)(x), prepared(x))
+
+
+@pytest.mark.parametrize("lacking", ["is_amd", "has_avx512"])
+def test_on_other_cpus_nothing_is_packed(on_amd, monkeypatch, lacking):
+    monkeypatch.setattr(linear, lacking, lambda: False)
     prepared = PreparedLinear(make_linear(1000, HUGE // 1000))
     assert not prepared.is_packed(10**6) and prepared.columns.shape == (1000, HUGE // 1000)
 

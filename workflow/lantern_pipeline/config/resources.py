@@ -82,7 +82,7 @@ class JobSizes:
         self.sizes = card_of(config).target_config()
         self.drafter = draft_sizes(config)
         self.num_drafter = draft_parameters(self.drafter)
-        self.value_bytes = 2 if config.generation.dtype == "bfloat16" else FLOAT32_BYTES
+        self.value_bytes = FLOAT32_BYTES if config.generation.dtype == "float32" else 2
         # The target of the shapes dataset has 4 million parameters, LlamaGen B has 111 million.
         self.is_large = target_parameters(self.sizes) > 50e6
 

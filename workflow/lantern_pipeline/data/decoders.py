@@ -42,7 +42,7 @@ def load_decoders(
         heads: weights of the heads, which predict hidden states of the target. None if no method uses them.
         nearest_codes: files with tables of nearest codes; see `load_tables`.
         device: device of the models.
-        dtype: dtype of the models, "float32" or "bfloat16".
+        dtype: dtype of the models, "float32", "bfloat16" or "float16".
         stepping: how a decoding step runs: "auto", "eager" or "graph" (a CUDA graph).
     """
     shared = load_decoding_models(target, drafter, device=device, dtype=dtype, heads=heads)

@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from lantern.checkpoints.tokenizers import ImageModel
+from lantern.finite import check_finite
 from lantern.models.config import codes_by_line
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -245,13 +246,18 @@ def decode_images(tokenizer: ImageModel, tokens: Tensor, num_at_once: int | None
 
     Returns:
         float32 (images, 3, height, width) in [-1, 1], on the device of `tokens`.
+
+    Raises:
+        FloatingPointError: pixels are not finite.
     """
     device = next(tokenizer.parameters()).device
     positions = code_positions(tokenizer, tokens)
     size = max(1, CODES_AT_ONCE // positions.numel()) if num_at_once is None else num_at_once
     with torch.inference_mode():
         parts = tokens[:, positions.to(tokens.device)].split(size)
-        return torch.cat([tokenizer.decode(part.long().to(device)).float().to(tokens.device) for part in parts])
+        images = torch.cat([tokenizer.decode(part.long().to(device)).float().to(tokens.device) for part in parts])
+    check_finite(images, [f"image {index}" for index in range(len(images))], "pixels", "the image tokenizer")
+    return images
 
 
 def to_uint8(images: Tensor) -> Tensor:

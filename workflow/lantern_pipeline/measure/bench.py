@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 
 from lantern.decoding import Decoder
-from lantern.generation import decode_timed
+from lantern.generation import decode_timed, warn_of_few_accepted
 from lantern.prompts import Prompt
 from lantern.text_encoders.base import TextEncoder
 from lantern.tree_shapes import num_drafts
@@ -92,6 +92,9 @@ def bench_rounds(
         rows = _summarise(pd.concat(frames), images, batches)
         for decoder, row in zip(decoders, rows, strict=True):
             row["num_drafts"] = num_drafts(decoder.spec.tree_shape)
+            if len(frames) == 1:
+                found = images[decoder.spec.method_id]
+                warn_of_few_accepted(decoder, torch.cat([image.generation.target_forwards for image in found]))
         yield Round(rows, drawn)
 
 

@@ -300,7 +300,7 @@ class DraftTree(Section):
 class Generation(Section):
     """Config section `generation`: number of jobs that generate images, batch size, dtype, use of CUDA graphs."""
 
-    dtype: Literal["float32", "bfloat16"] = Field(description="dtype of the decoding models")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(description="dtype of the decoding models")
     stepping: Literal["auto", "eager", "graph"] = Field(description="how a step runs: eagerly, or as a CUDA graph")
     batch_size: Count = Field(description="images decoded together")
     num_shards: Count = Field(description="number of jobs per method, prompt set and temperature")

@@ -1,0 +1,63 @@
+"""The caller's settings of torch, which Lantern shuts out, so that they change no code of an image.
+
+They are autocast, the default dtype, the default device and a lower precision of float32 products. Published examples
+of such models wrap generation in autocast, where a step would mix dtypes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+_lock = threading.Lock()
+_num_calls = 0  # calls that run now; the process has one default dtype and one precision for all threads
+_restore = ExitStack()
+_PRODUCTS: tuple[Any, ...] = (torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None))
+
+
+@contextmanager
+def shut_out_settings() -> Iterator[None]:
+    """Context manager or decorator: within it, torch's settings are the ones that it starts with."""
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        stack.enter_context(_process_settings())
+        yield
+
+
+@contextmanager
+def _process_settings() -> Iterator[None]:
+    global _num_calls
+    with _lock:
+        if _num_calls == 0:
+            _change_settings()
+        _num_calls += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _num_calls -= 1
+            if _num_calls == 0:
+                _restore.close()
+
+
+def _change_settings() -> None:
+    if (dtype := torch.get_default_dtype()) != torch.float32:
+        _restore.callback(torch.set_default_dtype, dtype)
+        torch.set_default_dtype(torch.float32)
+    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # before torch 2.9
+        _restore.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision("highest")
+        return
+    # Since torch 2.9 each backend has its own precision, and `get_float32_matmul_precision` fails if they differ.
+    for part in _PRODUCTS:
+        if (precision := part.fp32_precision) not in ("none", "ieee"):
+            _restore.callback(setattr, part, "fp32_precision", precision)
+            part.fp32_precision = "ieee"

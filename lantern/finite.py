@@ -1,0 +1,27 @@
+"""The check that the output of a stage, such as the text encoder or the image tokenizer, is finite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def check_finite(values: torch.Tensor, names: Sequence[str], what: str, stage: str) -> None:
+    """Raise an error if an output of a stage is nan or infinite. A GPU is synchronised.
+
+    Args:
+        values: the outputs, (n, ...).
+        names: name of each output, such as "prompt 3".
+        what: what the outputs are, in the plural.
+        stage: the part of the model that computed them.
+
+    Raises:
+        FloatingPointError: an output is not finite.
+    """
+    is_bad = ~values.isfinite().flatten(1).all(1)
+    if is_bad.any():
+        raise FloatingPointError(
+            f"{what} of {names[int(is_bad.int().argmax())]} are not finite, from {stage} ({int(is_bad.sum())} of "
+            f"{len(names)} are not); check its weights, or use float32"
+        )
