@@ -64,7 +64,9 @@ class Parameter:
         if self._allows(value):
             return
         remedy = f"; {self.remedy}" if self.remedy else ""
-        raise ValueError(f"{name} of {owner} must be {self.bound}, got {value!r}{remedy}")
+        is_endless = isinstance(value, float) and not math.isfinite(value)  # a bound such as >= 1 would allow it
+        bound = f"finite and {self.bound}" if is_endless and not (self.is_integer or self.choices) else self.bound
+        raise ValueError(f"{name} of {owner} must be {bound}, got {value!r}{remedy}")
 
     def _allows(self, value: object) -> bool:
         if self.choices:

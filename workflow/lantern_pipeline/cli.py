@@ -150,12 +150,13 @@ def audit(
 
     import lantern
     from lantern.auditing.world import make_world
-    from lantern_pipeline.cli_sample import read_options, read_values
+    from lantern_pipeline.cli_words import check_parts, read_options, read_values
 
     torch.set_num_threads(1)  # the fastest for such small tensors
     sys.path.append(str(Path.cwd()))  # at the end, so that no file there hides a library
     with _one_sentence():
         parts = read_options(context.args)
+        check_parts(parts, sampler, "audit")
         sizes = read_values(world.split())
         known = list(signature(make_world).parameters)
         if unknown := [name for name in sizes if name not in known]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from matplotlib.figure import Figure
 
 from lantern.api import Model
+from lantern_pipeline.cli_words import read_method
 from lantern_pipeline.figures.image_grid import draw_pictures
 from lantern_pipeline.figures.style import column_titles
 from lantern_pipeline.measure.speed import BASELINE
@@ -86,9 +85,7 @@ def sample_prompt(
         raise ValueError(f"give a prompt, for example {example!r}{known}")
     samples, baseline = [], None
     few = WITH_DRAFT_MODEL if model.models.draft is not None else WITHOUT_DRAFT_MODEL
-    for method in dict.fromkeys([BASELINE, *(methods or few)]):
-        name, *words = method.split()
-        parts = read_values(words)
+    for name, parts in [read_method(method, "sample") for method in dict.fromkeys([BASELINE, *(methods or few)])]:
         for _ in range(2):  # the first pass is a warm-up
             drawn = model.generate(prompt, name, size=size, **parts)
         baseline = drawn.codes if baseline is None else baseline
@@ -96,33 +93,6 @@ def sample_prompt(
         counts = int(drawn.steps[0]), drawn.codes.shape[1], float(drawn.seconds[0])
         samples.append(Sample(label, title, drawn.pixels[0], torch.equal(drawn.codes, baseline), *counts))
     return samples
-
-
-def read_values(words: Sequence[str]) -> dict[str, Any]:
-    """Convert words such as "k=20" to a dict: {"k": 20}. Values are read as YAML."""
-    return {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words)}
-
-
-def read_options(words: Sequence[str]) -> dict[str, Any]:
-    """Read options such as "--k=20", or "--k" followed by "20".
-
-    Args:
-        words: words of the command line, for example ["--k", "20", "--tree=chain3"].
-
-    Returns:
-        Name of the option, without "--" -> value, read as YAML.
-
-    Raises:
-        ValueError: a word is neither an option nor its value, or an option has no value.
-    """
-    pairs: list[str] = []
-    rest = list(words)
-    while rest:
-        option = rest.pop(0)
-        if not option.startswith("--") or ("=" not in option and not rest):
-            raise ValueError(f"parts of a method must be options with a value, as in --k 4, got {option!r}; add it")
-        pairs.append(option[2:] if "=" in option else f"{option[2:]}={rest.pop(0)}")
-    return read_values(pairs)
 
 
 def draw_samples(prompts: Sequence[str], samples: Sequence[Sequence[Sample]]) -> Figure:
