@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -143,3 +145,32 @@ def read_options(words: Sequence[str]) -> Parts:
         name, is_joined, value = option[2:].partition("=")
         pairs.append(f"{name.replace('-', '_')}={value if is_joined else rest.pop(0)}")
     return read_values(pairs)
+
+
+def check_output_file(path: Path, suffixes: Sequence[str]) -> None:
+    """Check the name and the folder of --output before hours of work.
+
+    Args:
+        path: the file. Missing folders are no error, since `atomic_path` creates them.
+        suffixes: the suffixes of the formats that can be written.
+
+    Raises:
+        ValueError: the path is a folder or has another suffix, or its folder is not writable.
+    """
+    if path.is_dir() or path.suffix.lower() not in suffixes:
+        what = "the folder " if path.is_dir() else ""
+        raise ValueError(f"--output must be a file name that ends in {' or '.join(suffixes)}, got {what}{path}")
+    check_output_folder(path.parent)
+
+
+def check_output_folder(folder: Path) -> None:
+    """Check that files can be written into a folder, which may be missing.
+
+    Raises:
+        ValueError: the folder, or the nearest one above it that exists, is a file or is not writable.
+    """
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise ValueError(f"--output must be in a folder, got {folder}, where {nearest} is a file; name another place")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ValueError(f"--output must be in a folder that you may write to, got {nearest}; name another place")
