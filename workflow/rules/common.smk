@@ -5,7 +5,7 @@ Module config/paths.py of the pipeline has the paths of files, functions.smk has
 
 from dataclasses import asdict
 
-from lantern_pipeline.config.partitions import check_partitions
+from lantern_pipeline.config.partitions import check_partitions, remove_old_logs
 from lantern_pipeline.config.paths import TOKENIZER, drafter_for, drafter_of, heads_for, model_of, table_of, tables_of
 from lantern_pipeline.config.paths import target_of
 from lantern_pipeline.config.resources import MOST_MINUTES, growing
@@ -37,6 +37,8 @@ onstart:
         check_partitions(workflow)
     except ValueError as error:
         sys.exit(str(error))
+    if workflow.nodes is not None:
+        remove_old_logs(workflow)
 
 
 CONFIG, PLAN, SIZES = RUN.config, RUN.plan, RUN.sizes
