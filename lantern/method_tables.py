@@ -427,7 +427,9 @@ def _declared(name: object, what: str, table: Mapping[str, _Row], kind: type[_Ro
         raise ValueError(f"{what} must be one of {', '.join(table)}, or my_module:MyClass, got {name!r}")
     custom = load_class(name)
     if not hasattr(custom, "make"):
-        raise ValueError(f"{name} must define make, as classes derived from {_BASES[what]} do; derive it from that class")
+        raise ValueError(
+            f"{name} must define make, as classes derived from {_BASES[what]} do; derive it from that class"
+        )
     for old, remedy in _REPLACED[what].items():
         if hasattr(custom, old):
             raise ValueError(f"{name} must not define {old}, which Lantern no longer calls; {remedy}")

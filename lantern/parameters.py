@@ -64,9 +64,9 @@ class Parameter:
         if self._allows(value):
             return
         remedy = f"; {self.remedy}" if self.remedy else ""
-        is_endless = isinstance(value, float) and not math.isfinite(value)  # a bound such as >= 1 would allow it
-        bound = f"finite and {self.bound}" if is_endless and not (self.is_integer or self.choices) else self.bound
-        raise ValueError(f"{name} of {owner} must be {bound}, got {value!r}{remedy}")
+        # A bound such as >= 1 would allow infinity.
+        reason = ", which is not finite" if isinstance(value, float) and not math.isfinite(value) else ""
+        raise ValueError(f"{name} of {owner} must be {self.bound}, got {value!r}{reason}{remedy}")
 
     def _allows(self, value: object) -> bool:
         if self.choices:

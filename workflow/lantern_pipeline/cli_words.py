@@ -39,7 +39,10 @@ _PARTS = ("tree", "tree_shape", "drafts", "acceptance", "residual", "neighbours"
 _TAKEN = {
     name
     for names in (
-        *(signature(call).parameters for call in (Model.generate, lantern.audit, lantern.load, lantern.from_transformers)),
+        *(
+            signature(call).parameters
+            for call in (Model.generate, lantern.audit, lantern.load, lantern.from_transformers)
+        ),
         (field.name for kind in (SamplingConfig, MethodSpec) for field in fields(kind)),
         *OPTIONS.values(),
         ("is_exact",),

@@ -27,7 +27,10 @@ def check_partitions(workflow: Any) -> None:
     for job in _submitted_jobs(workflow):
         name, remedy = f"job {job.name}", ""
         if job.is_group():
-            name, remedy = f"the group {job.groupid} of {len(job)} jobs", "put fewer jobs into it (--group-components), "
+            name, remedy = (
+                f"the group {job.groupid} of {len(job)} jobs",
+                "put fewer jobs into it (--group-components), ",
+            )
         try:
             is_too_large = all(partition.score_job_fit(job) is None for partition in partitions)
         except WorkflowError as error:  # the jobs of a group request different words, such as --exclusive

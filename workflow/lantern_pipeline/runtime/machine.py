@@ -111,7 +111,12 @@ def use_shipped_weights(config: Mapping[str, Any], home: str) -> None:
     """
     for settings in config.values():
         path = settings.get("checkpoint") if isinstance(settings, dict) else None
-        if isinstance(path, str) and path.startswith("models/") and not Path(path).exists() and Path(home, path).exists():
+        if (
+            isinstance(path, str)
+            and path.startswith("models/")
+            and not Path(path).exists()
+            and Path(home, path).exists()
+        ):
             settings["checkpoint"] = os.path.relpath(Path(home, path))
 
 
