@@ -21,6 +21,7 @@ configfile: f"{HERE}/workflow/resources.yaml"
 
 include: "workflow/rules/defaults.smk"
 
+
 # Container image of all jobs with `--sdm apptainer`, in the folder of the run. docs/cluster.md describes how to build it.
 container: "lantern.sif"
 

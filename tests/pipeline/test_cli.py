@@ -11,7 +11,6 @@ import typer
 from typer.testing import CliRunner
 
 import lantern
-
 from helpers.configs import load_config
 from helpers.paths import ROOT
 from lantern.cards.card import read_card

@@ -36,4 +36,6 @@ else:
         if overlay != defaults:  # the user may pass config.yaml itself with --configfile
             update_config(GIVEN, overlay)
     # A text at the top, such as a name, stays as it is.
-    update_config(GIVEN, {k: v if isinstance(v, str) else read_texts(v) for k, v in workflow.config_settings.config.items()})
+    update_config(
+        GIVEN, {k: v if isinstance(v, str) else read_texts(v) for k, v in workflow.config_settings.config.items()}
+    )
