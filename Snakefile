@@ -19,9 +19,7 @@ configfile: "config.yaml"
 configfile: f"{HERE}/workflow/resources.yaml"
 
 
-if "resources" not in config:  # Snakemake skips both lines if a module gets a config
-
-    include: "workflow/rules/defaults.smk"
+include: "workflow/rules/defaults.smk"
 
 
 # Container image of all jobs with `--sdm apptainer`, in the folder of the run. docs/cluster.md describes how to build it.

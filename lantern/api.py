@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 # Lantern, the embedded one, has 4 million parameters.
 THREADS = {6e6: 1, 50e6: 2}
 NUM_KEPT_DECODERS = 2  # each keeps the key/value cache and the CUDA graphs of its last batch
+# Suffix -> largest side of a picture in that format. libjpeg's and libwebp's own errors do not say so.
+_MOST_PIXELS = {**dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), 65_500), ".webp": 16_383, ".gif": 65_535}
 _taking = threading.Lock()
 _WHOLE = Parameter("", "a seed", is_integer=True)
 _COUNT = Parameter("", "images at a time", 1, is_integer=True)
@@ -104,7 +106,16 @@ class Images:
 
         Raises:
             ModuleNotFoundError: Pillow is not installed.
+            ValueError: the images side by side are larger than the format allows.
         """
+        suffix = Path(path).suffix.lower()
+        height, width = self.pixels.shape[1], self.pixels.shape[2] * len(self.pixels)
+        most = _MOST_PIXELS.get(suffix, max(height, width))
+        if max(height, width) > most:
+            raise ValueError(
+                f"a {suffix} file must have at most {most} pixels a side, got {width} x {height} for "
+                f"{len(self.pixels)} images side by side; save fewer, or as .png"
+            )
         _to_picture(np.concatenate(list(self.pixels), axis=1)).save(path)
 
 

@@ -426,6 +426,10 @@ def _declared(name: object, what: str, table: Mapping[str, _Row], kind: type[_Ro
     if not isinstance(name, str) or ":" not in name:
         raise ValueError(f"{what} must be one of {', '.join(table)}, or my_module:MyClass, got {name!r}")
     custom = load_class(name)
+    if not hasattr(custom, "make"):
+        raise ValueError(
+            f"{name} must define make, as classes derived from {_BASES[what]} do; derive it from that class"
+        )
     for old, remedy in _REPLACED[what].items():
         if hasattr(custom, old):
             raise ValueError(f"{name} must not define {old}, which Lantern no longer calls; {remedy}")
@@ -434,6 +438,7 @@ def _declared(name: object, what: str, table: Mapping[str, _Row], kind: type[_Ro
     return kind(name, **given)
 
 
+_BASES = {"acceptance": "lantern.acceptance.base:Acceptance", "drafts": "lantern.drafters.base:Drafter"}
 # Names that custom classes defined in earlier versions, and what to do now.
 _REPLACED = {
     "acceptance": {

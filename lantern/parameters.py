@@ -74,7 +74,9 @@ class Parameter:
         if is_large and self.high == math.inf:
             raise ValueError(f"{name} of {owner} must be at most {LARGEST:g}, got {value!r}; choose a smaller one")
         remedy = f"; {self.remedy}" if self.remedy else ""
-        raise ValueError(f"{name} of {owner} must be {self.bound}, got {value!r}{remedy}")
+        # A bound such as >= 1 would allow infinity.
+        reason = ", which is not finite" if isinstance(value, float) and not math.isfinite(value) else ""
+        raise ValueError(f"{name} of {owner} must be {self.bound}, got {value!r}{reason}{remedy}")
 
     def _allows(self, value: object) -> bool:
         if self.choices:

@@ -1,6 +1,7 @@
 """Tests of the Slurm profile without Slurm: every overlay plans with it, and its jobs fit the shipped partitions."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -8,6 +9,7 @@ from snakemake_executor_plugin_slurm.utils import parse_time_to_minutes
 
 from helpers.paths import ROOT
 from helpers.tiny_run import Workflow, copy_run
+from lantern_pipeline.config.partitions import remove_old_logs
 
 PROFILE = ROOT / "profiles" / "slurm"
 ENTRIES = yaml.safe_load((PROFILE / "config.yaml").read_text())
@@ -82,6 +84,39 @@ def test_a_job_that_fits_no_partition_ends_the_run_before_any_job(finished, tmp_
     code, output = run.run(*profile, str(table.relative_to(run.folder)))
     assert code != 0 and "job measure_latency fits no partition of" in output.splitlines()[-1], output
     assert "requests 2 cores, 2000 MB, 60 minutes and 0 GPUs; correct the limits" in output
+
+
+@pytest.mark.parametrize(
+    ("limit", "groups", "sentence"),
+    [
+        # two jobs side by side, since a job may have two cores, and three layers of 60 minutes
+        (
+            "max_gpu: 2, max_runtime: 150",
+            ["generate_images=gen"],
+            "6 jobs fits no partition .* 2 cores, .* 180 minutes and 2 GPUs; put",
+        ),
+        ("max_gpu: 1", ["generate_images=gen"], "6 jobs fits no partition .* and 2 GPUs; put fewer jobs"),
+        (
+            "max_gpu: 2",
+            ["generate_images=gen", "measure_latency=gen"],
+            "cannot be submitted: .* slurm_extra .* group other",
+        ),
+    ],
+)
+def test_a_group_that_fits_no_partition_ends_the_run_before_any_job(limit, groups, sentence, tmp_path):
+    (tmp_path / "partitions.yaml").write_text(f"partitions: {{gpu: {{{limit}}}}}")
+    profile = ["--workflow-profile", str(PROFILE), "--slurm-partition-config", str(tmp_path / "partitions.yaml")]
+    run = Workflow(tmp_path, (ROOT / "experiments" / "quick.yaml",), config=())
+    code, output = run.run(*profile, "--groups", *groups, "--group-components", "gen=6")
+    assert code != 0 and re.search(f"the group gen of .*{sentence}", output.strip().splitlines()[-1]), output
+
+
+def test_a_job_that_runs_again_on_a_cluster_has_no_log_of_an_earlier_run(tmp_path):
+    old, missing = tmp_path / "old.log", tmp_path / "missing.log"
+    old.write_text("success")
+    jobs = [SimpleNamespace(log=[str(old)]), SimpleNamespace(log=[str(missing)]), SimpleNamespace(log=[])]
+    remove_old_logs(SimpleNamespace(dag=SimpleNamespace(needrun_jobs=lambda: jobs)))
+    assert not old.exists()
 
 
 def test_jobs_that_time_have_a_node_of_their_own(tmp_path):

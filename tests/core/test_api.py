@@ -75,6 +75,15 @@ def test_the_library_pages_lines_save_pictures(model, tmp_path, monkeypatch):
     assert names["first"].size == (48, 48) and (tmp_path / "circle.png").stat().st_size > 1000
 
 
+@pytest.mark.parametrize(("name", "most"), [("a.jpg", 65_500), ("a.JPEG", 65_500), ("a.webp", 16_383)])
+def test_a_row_of_images_that_a_format_cannot_hold_is_refused_in_a_sentence(model, name, most, tmp_path):
+    images = replace(model.generate(PROMPTS[:1]), pixels=np.zeros((2_000, 1, 48, 3), np.uint8))
+    with pytest.raises(ValueError, match=f"at most {most} pixels a side, got 96000 x 1 for 2000 images"):
+        images.save(tmp_path / name)
+    images.save(tmp_path / "a.png")
+    replace(images, pixels=images.pixels[:341]).save(tmp_path / name)
+
+
 def test_an_unknown_name_of_the_package_is_named():
     with pytest.raises(AttributeError, match="no attribute 'loud'"):
         _ = lantern.loud

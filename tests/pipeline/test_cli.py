@@ -4,17 +4,22 @@ import json
 import re
 import shlex
 from dataclasses import replace
+from inspect import signature
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
+import lantern
 from helpers.configs import load_config
 from helpers.paths import ROOT
 from lantern.cards.card import read_card
 from lantern.io import write_json
 from lantern_pipeline.cli import app
+from lantern_pipeline.cli_words import OPTIONS, read_method
 
 CONFIG = load_config([ROOT / "config.yaml"])
+PROMPT = "a large red circle on grass"
 
 
 def run(*arguments):
@@ -54,9 +59,113 @@ def test_help_is_shown(arguments):
     assert "Usage" in output and "sample" in output
 
 
-# --- without any run -------------------------------------------------------------------------------
+def test_the_version_is_shown():
+    assert run("--version") == (0, f"lantern {lantern.__version__}\n")
 
-PROMPT = "a large red circle on grass"
+
+# --- the words of a method -------------------------------------------------------------------------
+
+ARGUMENTS = {*signature(lantern.Model.generate).parameters, "top_k", "top_p", "grid", "device", "method_id", "is_exact"}
+
+
+@pytest.mark.parametrize("name", sorted(ARGUMENTS))
+@pytest.mark.parametrize("command", OPTIONS)
+def test_a_method_takes_its_own_parameters_only(command, name):
+    option = OPTIONS[command].get(name)
+    remedy = f"set it with {option}" if option else f"lantern {command} has no option for it"
+    with pytest.raises(ValueError, match=f"got {name} for jacobi; {remedy}"):
+        read_method(f"jacobi {name}=1", command)
+
+
+def test_the_options_that_messages_name_exist():
+    commands = typer.main.get_command(app).commands
+    for command, options in OPTIONS.items():
+        known = {name for parameter in commands[command].params for name in parameter.opts}
+        assert {option for option in options.values() if option.startswith("--")} <= known
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("sample", "text", "--method", "jacobi size=48"), "set it with --size"),
+        (("sample", "text", "--method", "jacobi seed=1"), "lantern sample has no option for it"),
+        (("bench", "--methods", "jacobi temperature=0.5"), "set it with --temperature"),
+        (("predict", "--method", "jacobi cfg_scale=1"), "lantern predict has no option for it"),
+        (("predict", "--method", "jacobi tree=chain5"), "leave its parameters out, or add --bench"),
+        (("audit", "jacobi", "--batch-size", "2"), "lantern audit has no option for it"),
+        (("sample", "text", "--method", " "), "a method must be a preset and its parameters"),
+        (("sample", "text", "--method", "jacobi tree"), "got 'tree' for jacobi; repeat --method"),
+        (("sample", "text", "--method", "jacobi tree="), "got 'tree='; give both"),
+        (("sample", "text", "--method", "jacobi tree=["), "which is no YAML"),
+        (("sample", "text", "--method", "lantern k=2 k=3"), "k must be given once, got k=3 after k=2"),
+    ],
+)
+def test_wrong_words_of_a_method_are_refused_before_a_model_is_loaded(arguments, sentence, monkeypatch):
+    monkeypatch.setattr(lantern, "load", None)
+    code, output = run(*arguments)
+    assert code == 1 and sentence in output and output.count("\n") == 1, output
+
+
+@pytest.mark.parametrize("part", ["drafts=os:PathLike", "acceptance=os:PathLike"])
+def test_a_class_that_is_no_part_of_a_method_is_named(home, part):
+    code, output = run("sample", PROMPT, "--method", f"jacobi {part}")
+    assert code == 1 and "os:PathLike must define make" in output, output
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-1", 0.1), (".5", 0.5), ("+.5", 0.5), ("1_000", 1000), ("+3", 3), ("010", 10), ("1e3", 1000), ("1E3", 1000)],
+)
+def test_numbers_have_every_form_that_python_reads(text, value):
+    (found,) = read_method(f"lantern k={text}", "sample")[1].values()
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize("number", ["inf", "nan", ".inf", "-infinity", "1e999"])
+def test_numbers_without_end_are_refused_by_name(home, number):
+    code, output = run("sample", PROMPT, "--method", f"lantern_pp k=3 lambda_={number}")
+    assert code == 1 and re.search("lambda_ of lantern_pp must be >= 1, got .*, which is not finite", output), output
+
+
+# --- output ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a", ".", "..", "folder", "folder/..", ".png", "a.png.txt", ""])
+def test_the_name_of_the_output_is_checked_before_a_model_is_loaded(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(lantern, "load", None)
+    (tmp_path / "folder").mkdir()
+    code, output = run("sample", "text", "--output", name)
+    assert code == 1 and "--output must be a file name that ends in .png or .pdf, got" in output, output
+
+
+@pytest.mark.parametrize("command", [("sample", "text"), ("demo",)])
+def test_the_folder_of_the_output_is_checked_before_a_model_is_loaded(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(lantern, "load", None)
+    (tmp_path / "file").touch()
+    code, output = run(*command, "--output", "file/a.png")
+    assert code == 1 and "--output must be in a folder, got file" in output, output
+    monkeypatch.setattr("os.access", lambda *_: False)
+    code, output = run(*command, "--output", "new/a.png")
+    assert code == 1 and "must be in a folder that you may write to" in output, output
+
+
+def test_a_suffix_in_capitals_and_a_missing_folder_are_right(home):
+    code, output = run("sample", PROMPT, "--method", "jacobi", "--output", "new/folder/A.PNG")
+    assert code == 0 and (home / "new" / "folder" / "A.PNG").read_bytes().startswith(b"\x89PNG"), output
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "cp1252"])
+def test_a_table_in_an_encoding_without_deltas_is_shown(home, encoding):
+    arguments = ["sample", PROMPT, "--method", "lantern k=3 delta=0.1"]
+    result = CliRunner(charset=encoding).invoke(app, arguments)
+    # click takes ascii for a wrong setting and writes UTF-8
+    delta = r"\?" if encoding != "ascii" else r"\S+"
+    assert result.exit_code == 0 and re.search(f"LANTERN k 3, {delta} 0.1 ", result.output), result.output
+
+
+# --- without any run -------------------------------------------------------------------------------
 
 
 def test_right_after_installation_a_prompt_is_drawn_from_the_weights(home):

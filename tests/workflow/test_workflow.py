@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -363,3 +364,52 @@ def test_jobs_side_by_side_ask_for_no_more_memory_than_the_machine_has(tmp_path)
     for arguments, words in (((), own), (("--resources", "mem_mb=5000"), 'mem_mb=Resource("mem_mb", 5000)')):
         code, output = workflow.run("--until", "write_prompts", "--forceall", *arguments)
         assert code == 0 and words in output, output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generation={batch_size: 4, dtype: bfloat16}", "seed=3"],
+        ["methods=[{preset: autoregressive}, {preset: lantern, k: [2, 3e0], delta: 1e-1}]"],
+    ],
+    ids=["section", "list"],
+)
+def test_sections_and_lists_are_set_on_the_command_line(tmp_path, words):
+    code, output = Workflow(tmp_path).run("--dry-run", "--quiet", "--until", "write_prompts", "--config", *words)
+    assert code == 0, output
+
+
+def test_a_wrong_value_of_a_section_on_the_command_line_is_one_sentence(tmp_path):
+    code, output = Workflow(tmp_path).run("--dry-run", "--config", "generation={batch_size: four}")
+    assert code != 0 and "generation.batch_size must be an integer, got 'four'" in output.splitlines()[-1], output
+
+
+def test_a_config_file_may_write_numbers_in_every_form(tmp_path):
+    workflow = with_overlay(Workflow(tmp_path), tmp_path)
+    workflow.overlays[0].write_text("sampling: {top_p: 9e-1}\nablations: {grids: {}}\n")
+    code, output = workflow.run("--dry-run", "--quiet", "--until", "write_prompts")
+    assert code == 0, output
+
+
+def run_elsewhere(folder, *arguments):
+    """Run Snakemake in a folder without config.yaml. Paths of config files are relative to the clone."""
+    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--directory", str(folder), *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("files", [["experiments/quick.yaml"], ["config.yaml"]])
+def test_a_run_in_another_folder_has_the_defaults_and_weights_of_the_clone(tmp_path, files):
+    code, output = run_elsewhere(tmp_path, "--configfile", *files, "--dry-run", "--quiet", "rules")
+    assert code == 0 and "convert_target" in output and "train_target" not in output, output
+
+
+def test_a_path_that_is_not_in_the_folder_of_the_run_is_named_with_the_folder(tmp_path):
+    (tmp_path / "mine.yaml").write_text("target: {checkpoint: mine/target.safetensors}")
+    code, output = run_elsewhere(tmp_path, "--configfile", str(tmp_path / "mine.yaml"), "--dry-run")
+    assert code != 0 and f"no file or folder in {tmp_path}, got 'mine/target.safetensors'" in output, output
+
+
+def test_without_any_config_file_the_missing_one_is_named(tmp_path):
+    code, output = run_elsewhere(tmp_path, "--dry-run")
+    assert code != 0 and f"config.yaml but it is not present or accessible (full checked path: {tmp_path}" in output

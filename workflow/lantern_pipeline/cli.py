@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import signature
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -21,9 +22,24 @@ app = typer.Typer(
 )
 
 
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        import lantern
+
+        typer.echo(f"lantern {lantern.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
     """Lossless and relaxed speculative decoding for visual autoregressive models."""
+    # A terminal or a file in an encoding such as latin-1 lacks characters of our tables, such as a delta.
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 @app.command()
@@ -32,7 +48,7 @@ def sample(
         list[str] | None,
         typer.Argument(help="Texts of the images, e.g. 'a small white ring above a large blue triangle on grass'."),
     ] = None,
-    output: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("sample.png"),
+    output: Annotated[Path, typer.Option(help="File to write, which ends in .png or .pdf.")] = Path("sample.png"),
     method: Annotated[
         list[str] | None,
         typer.Option(help="A preset and its parameters, e.g. 'lantern k=20 delta=0.1'; may be repeated."),
@@ -54,9 +70,14 @@ def sample(
     from lantern.loading import find_shipped
     from lantern_pipeline.archive.provenance import FILE_NAME
     from lantern_pipeline.cli_sample import draw_samples, read_size, sample_prompt, table_of
-    from lantern_pipeline.figures.style import save_figure
+    from lantern_pipeline.cli_words import check_output_file, read_method
+    from lantern_pipeline.figures.style import FIGURE_SUFFIXES, save_figure
 
     with _one_sentence():
+        # before a large model is loaded
+        check_output_file(output, FIGURE_SUFFIXES)
+        for text in method or []:
+            read_method(text, "sample")
         sides = None if size is None else read_size(size)
         has_run = experiment or results != RESULTS or any(results.glob(f"*/{FILE_NAME}"))
         if model is None and not has_run and (weights := find_shipped("models/embedded")):
@@ -150,12 +171,13 @@ def audit(
 
     import lantern
     from lantern.auditing.world import make_world
-    from lantern_pipeline.cli_sample import read_options, read_values
+    from lantern_pipeline.cli_words import check_parts, read_options, read_values
 
     torch.set_num_threads(1)  # the fastest for such small tensors
     sys.path.append(str(Path.cwd()))  # at the end, so that no file there hides a library
     with _one_sentence():
         parts = read_options(context.args)
+        check_parts(parts, sampler, "audit")
         sizes = read_values(world.split())
         known = list(signature(make_world).parameters)
         if unknown := [name for name in sizes if name not in known]:
@@ -232,13 +254,16 @@ def bench(
 ) -> None:
     """Measure the speed-up of a model's methods over autoregressive decoding on this machine (docs/bench.md)."""
     from lantern_pipeline.cli_bench import bench as measure
-    from lantern_pipeline.cli_bench import load_subject, save_race, save_report, table_of
+    from lantern_pipeline.cli_bench import choose_methods, load_subject, save_race, save_report, table_of
+    from lantern_pipeline.cli_words import check_output_folder
     from lantern_pipeline.runtime.job import resolve_device
 
     table = ""
     with _one_sentence():
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
+            check_output_folder(output)
+        choose_methods(methods, trees, has_draft_model=False)  # before a large model is loaded
         place = {"device": str(resolve_device(device)), "dtype": dtype}
         loaded, chosen = load_subject(model, prompts, num, random_weights=random_weights, is_tiny=tiny, **place)
         options = {"temperature": temperature, "batch_size": batch, "num_rounds": rounds}
@@ -260,9 +285,11 @@ def demo(
     output: Annotated[Path, typer.Option(help="Folder to write.")] = Path("demo"),
 ) -> None:
     """Write the live page, in which the embedded model generates images in the reader's browser (docs/live.md)."""
+    from lantern_pipeline.cli_words import check_output_folder
     from lantern_pipeline.pages.demo import write_demo
 
     with _one_sentence():
+        check_output_folder(output)
         write_demo(output)
     typer.echo(
         f"wrote {output}; a browser needs a server for it: run `python -m http.server --directory {output}` and open "
@@ -315,3 +342,7 @@ def _finished_experiment(results: Path, experiment: str | None) -> Path:
     raise ValueError(
         f"{results} holds {missing}{len(found)} finished experiments: choose with --experiment {' | '.join(found)}"
     )
+
+
+if __name__ == "__main__":
+    app()

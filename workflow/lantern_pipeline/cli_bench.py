@@ -19,7 +19,8 @@ from lantern.loading import DTYPES
 from lantern.methods import keeps_tokens
 from lantern.prompts import Prompt
 from lantern.text_encoders.base import TextEncoder
-from lantern_pipeline.cli_sample import WITH_DRAFT_MODEL, WITHOUT_DRAFT_MODEL, read_values
+from lantern_pipeline.cli_sample import WITH_DRAFT_MODEL, WITHOUT_DRAFT_MODEL
+from lantern_pipeline.cli_words import Parts, read_method
 from lantern_pipeline.data.image_files import to_pixels
 from lantern_pipeline.data.prompt_files import load_prompts
 from lantern_pipeline.measure.bench import Round, Row, bench_rounds
@@ -34,7 +35,6 @@ from lantern_pipeline.world.fashion import GARMENTS
 from lantern_pipeline.world.scenes import caption, sample_scene
 
 Report = dict[str, Any]  # JSON values by name, see `bench`
-Parts = dict[str, Any]  # parts and parameters of a method, as `make_method` takes them
 FILE_NAME = "bench.json"
 BUSY = 0.2  # cores that other processes may keep busy before the note says so
 TEXTS = (
@@ -169,7 +169,7 @@ def choose_methods(methods: str, trees: str, *, has_draft_model: bool) -> dict[s
     texts = _split(methods) or (["jacobi"] if trees else list(few))
     chosen: dict[str, tuple[str, Parts]] = {BASELINE: (BASELINE, {})}
     for text in texts:
-        preset, parts = read_method(text)
+        preset, parts = read_method(text, "bench")
         if trees and "tree" in parts:
             raise ValueError(
                 f"--trees replaces the tree of every method, got tree={parts['tree']} for {preset}; leave one out"
@@ -182,26 +182,6 @@ def choose_methods(methods: str, trees: str, *, has_draft_model: bool) -> dict[s
             else:
                 chosen[" ".join([*text.split(), f"tree={tree}"])] = preset, {**parts, "tree": tree}
     return chosen
-
-
-def read_method(text: str) -> tuple[str, Parts]:
-    """Read a method from text such as "lantern k=20 delta=0.1".
-
-    The text has the name of a preset, and parameters that replace those of the preset.
-
-    Returns:
-        (name of the preset, parameters).
-
-    Raises:
-        ValueError: a word after the preset does not have the form name=value.
-    """
-    preset, *words = text.split()
-    if strange := [word for word in words if "=" not in word]:
-        raise ValueError(
-            f"parameters of a method must be name=value, as in 'lantern k=20 delta=0.1', got {strange[0]!r} for "
-            f"{preset}; separate methods by commas"
-        )
-    return preset, read_values(words)
 
 
 def choose_prompts(encoder: TextEncoder, file: Path | None, num: int) -> list[Prompt]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lantern.loading import find_shipped
 from lantern.methods import make_method
-from lantern_pipeline.cli_bench import read_method
+from lantern_pipeline.cli_words import read_method
 from lantern_pipeline.tables.predict import published_tokens, table_of
 from lantern_pipeline.tables.predict_bench import measured_tokens, read_bench
 from lantern_pipeline.tables.predict_bench import table_of as bench_table_of
@@ -32,7 +32,12 @@ def predict_gpu(model: str, gpu: str, methods: Sequence[str], tokens_per_forward
         ValueError: a name is unknown, or the tokens per forward pass are out of range or not published.
     """
     found = []
-    for name in methods or ["jacobi", "eagle1"]:
+    for text in methods or ["jacobi", "eagle1"]:
+        name, parts = read_method(text, "predict")
+        if parts:
+            raise ValueError(
+                f"the estimates for a GPU know presets only, got {text!r}; leave its parameters out, or add --bench"
+            )
         if tokens_per_forward is None:
             found.append((name, _published(name), SOURCE))
         else:
@@ -57,7 +62,7 @@ def predict_from_bench(path: Path, methods: Sequence[str], tokens_per_forward: f
     """
     report, found = read_bench(path), []
     for text in methods or ["jacobi"]:
-        preset, parts = read_method(text)
+        preset, parts = read_method(text, "predict")
         spec = make_method(preset, method_id=text, **parts)
         measured = measured_tokens(report, spec)
         if tokens_per_forward is not None:

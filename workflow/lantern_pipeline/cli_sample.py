@@ -10,14 +10,13 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from matplotlib.figure import Figure
 
 from lantern.api import Model
+from lantern_pipeline.cli_words import read_method
 from lantern_pipeline.figures.image_grid import draw_pictures
 from lantern_pipeline.figures.style import column_titles
 from lantern_pipeline.measure.speed import BASELINE
@@ -88,9 +87,7 @@ def sample_prompt(
         raise ValueError(f"give a prompt, for example {example!r}{known}")
     samples, baseline = [], None
     few = WITH_DRAFT_MODEL if model.models.draft is not None else WITHOUT_DRAFT_MODEL
-    for method in dict.fromkeys([BASELINE, *(methods or few)]):
-        name, *words = method.split()
-        parts = read_values(words)
+    for name, parts in [read_method(method, "sample") for method in dict.fromkeys([BASELINE, *(methods or few)])]:
         with _without_warnings():  # a warm-up, whose warnings the next pass repeats
             model.generate(prompt, name, size=size, **parts)
         drawn = model.generate(prompt, name, size=size, **parts)
@@ -109,33 +106,6 @@ def _without_warnings() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
-
-
-def read_values(words: Sequence[str]) -> dict[str, Any]:
-    """Convert words such as "k=20" to a dict: {"k": 20}. Values are read as YAML."""
-    return {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words)}
-
-
-def read_options(words: Sequence[str]) -> dict[str, Any]:
-    """Read options such as "--k=20", or "--k" followed by "20".
-
-    Args:
-        words: words of the command line, for example ["--k", "20", "--tree=chain3"].
-
-    Returns:
-        Name of the option, without "--" -> value, read as YAML.
-
-    Raises:
-        ValueError: a word is neither an option nor its value, or an option has no value.
-    """
-    pairs: list[str] = []
-    rest = list(words)
-    while rest:
-        option = rest.pop(0)
-        if not option.startswith("--") or ("=" not in option and not rest):
-            raise ValueError(f"parts of a method must be options with a value, as in --k 4, got {option!r}; add it")
-        pairs.append(option[2:] if "=" in option else f"{option[2:]}={rest.pop(0)}")
-    return read_values(pairs)
 
 
 def draw_samples(prompts: Sequence[str], samples: Sequence[Sequence[Sample]]) -> Figure:

@@ -3,21 +3,16 @@
 Module config/paths.py of the pipeline has the paths of files, functions.smk has functions for inputs and outputs of rules.
 """
 
-import sys
 from dataclasses import asdict
-from pathlib import Path
 
-# Import both packages from this folder, even if they are installed elsewhere.
-sys.path[:0] = [HERE, f"{HERE}/workflow"]
-
-from lantern_pipeline.config.partitions import check_partitions
+from lantern_pipeline.config.partitions import check_partitions, remove_old_logs
 from lantern_pipeline.config.paths import TOKENIZER, drafter_for, drafter_of, heads_for, model_of, table_of, tables_of
 from lantern_pipeline.config.paths import target_of
 from lantern_pipeline.config.resources import MOST_MINUTES, growing
 from lantern_pipeline.config.run import load_run
 from lantern_pipeline.data.model_cards import card_sections, hub_entries
 from lantern_pipeline.runtime.fingerprint import code_fingerprint
-from lantern_pipeline.runtime.machine import find_own_classes, limit_memory, set_job_environment
+from lantern_pipeline.runtime.machine import find_own_classes, limit_memory, set_job_environment, use_shipped_weights
 from lantern_pipeline.settings.run_config import TableSettings
 
 ENVIRONMENT = "../../environment.yml"
@@ -28,6 +23,7 @@ try:
     # The card (description) of a published model overrides config.yaml, and the user's keys override the card.
     update_config(config, {**card_sections(config["model"]), "resources": hub_entries()})
     update_config(config, GIVEN)
+    use_shipped_weights(config, HERE)
     # With --jobs, as in profiles/slurm, jobs run on other machines.
     RUN = load_run(config, workflow.configfiles, is_main=workflow.is_main_process, is_remote=workflow.nodes is not None)
 except ValueError as error:
@@ -41,6 +37,8 @@ onstart:
         check_partitions(workflow)
     except ValueError as error:
         sys.exit(str(error))
+    if workflow.nodes is not None:
+        remove_old_logs(workflow)
 
 
 CONFIG, PLAN, SIZES = RUN.config, RUN.plan, RUN.sizes

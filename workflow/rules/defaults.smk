@@ -1,11 +1,18 @@
-"""Default config for a workflow that uses this one as a module: config.yaml, resources.yaml, paths of the weights."""
+"""Default config: config.yaml of the run's folder, or else config.yaml and resources.yaml of this folder.
 
-import os
+The latter are for a workflow that uses this one as a module, and for a run in another folder.
+"""
 
-defaults = load_configfile(f"{HERE}/config.yaml")
-update_config(defaults, load_configfile(f"{HERE}/workflow/resources.yaml"))
-for settings in defaults.values():
-    if isinstance(settings, dict) and str(settings.get("checkpoint")).startswith("models/"):
-        settings["checkpoint"] = os.path.relpath(f"{HERE}/{settings['checkpoint']}")
-update_config(defaults, config)
-config.update(defaults)
+if workflow.modifier.skip_configfile:
+    has_defaults = "resources" in config  # a variant of a run has them all
+else:
+    has_defaults = os.path.exists("config.yaml")
+    if has_defaults:  # Snakemake has read it, apart from numbers such as 1e-3
+        update_config(config, read_config("config.yaml"))
+        update_config(config, GIVEN)
+
+if not has_defaults:
+    defaults = read_config(f"{HERE}/config.yaml")
+    update_config(defaults, load_configfile(f"{HERE}/workflow/resources.yaml"))
+    update_config(defaults, config)
+    config.update(defaults)

@@ -16,7 +16,7 @@ from lantern.parameters import PARAMETERS
 from lantern_pipeline.config.cross_checks import metric_checkpoints
 from lantern_pipeline.config.editor_schema import SCHEMA_PATH, json_schema, schema_text
 from lantern_pipeline.config.run import describe_folder
-from lantern_pipeline.config.validate import load_yaml, validate_config
+from lantern_pipeline.config.validate import load_yaml, read_texts, validate_config
 from lantern_pipeline.data.model_cards import card_of, card_sections
 from lantern_pipeline.settings.method_entry import MethodEntry, check_entry
 from lantern_pipeline.settings.wording import show
@@ -603,3 +603,41 @@ def test_a_list_may_hold_one_value_within_its_bounds(entry, words):
         validate_config(config)
     else:
         assert words in sentence_for(config)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-1", 0.1),
+        ("-1e3", -1000.0),
+        ("1.5e3", 1500.0),
+        ("1_0e2", 1000.0),
+        (".5e1", 5.0),
+        ("1.e1", 10.0),
+        ("+.5", 0.5),
+        (".5", 0.5),
+        ("1_000", 1000),
+        ("+3", 3),
+        ("'1e-1'", "1e-1"),
+        ("e1", "e1"),
+        ("1e", "1e"),
+        ("1e1x", "1e1x"),
+        ("chain9", "chain9"),
+        ("1-of-2", "1-of-2"),
+    ],
+)
+def test_a_config_file_has_every_form_of_a_number(text, value, tmp_path):
+    (tmp_path / "c.yaml").write_text(f"key: {text}\nmethods: [{{delta: [{text}]}}]\n")
+    found = load_yaml(tmp_path / "c.yaml")
+    for read in (found["key"], found["methods"][0]["delta"][0]):
+        assert read == value and type(read) is type(value)
+
+
+def test_sections_on_the_command_line_are_read_as_yaml():
+    given = {
+        "a": {"b": "4", "c": ["1e-1", "true", "null", "x y", "2020-01-01", "a: b: c", "*a", "[1]"]},
+        "d": "e",
+        "f": 3,
+    }
+    texts = ["x y", "2020-01-01", "a: b: c", "*a", "[1]"]
+    assert read_texts(given) == {"a": {"b": 4, "c": [0.1, True, None, *texts]}, "d": "e", "f": 3}

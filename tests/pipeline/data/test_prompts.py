@@ -141,6 +141,37 @@ def test_mistakes_are_named(tmp_path, name, content, message):
     assert name in str(error.value)
 
 
+@pytest.mark.parametrize("value", ["true", "7", "1.5", "null", "NaN", '["a"]', '{"a": "b"}'])
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("a.jsonl", '"a cat"\n{"text": VALUE}', "row 2: the key text"),
+        ("a.jsonl", '"a cat"\nVALUE', "row 2: expected a text"),
+        ("a.json", '[{"text": "a cat"}, {"caption": VALUE}]', "row 2: the key caption"),
+        ("a.json", '["a cat", VALUE]', "row 2: expected a text"),
+        ("a.json", '{"7": "a cat", "8": VALUE}', "row 2: the key text"),
+        ("a.json", '{"annotations": [{"image_id": 1, "caption": VALUE}]}', "annotation 1: a caption"),
+    ],
+)
+def test_a_prompt_that_is_no_text_is_named_with_file_and_row(tmp_path, name, content, place, value):
+    with pytest.raises(ValueError, match=rf"a\.jsonl?, {place}"):
+        load_prompts(write(tmp_path, name, content.replace("VALUE", value)))
+
+
+@pytest.mark.parametrize("id", ["true", "null", "[1]"])
+def test_an_id_that_is_neither_text_nor_number_is_named(tmp_path, id):
+    with pytest.raises(ValueError, match=r"row 1: an id must be a text or a number, got"):
+        load_prompts(write(tmp_path, "a.jsonl", f'{{"id": {id}, "text": "a cat"}}'))
+
+
+def test_numbers_in_a_table_are_texts(tmp_path):
+    assert pairs(load_prompts(write(tmp_path, "a.csv", "id,text\n1,7\n2,true\n3,null\n"))) == [
+        ("1", "7"),
+        ("2", "true"),
+        ("3", "null"),
+    ]
+
+
 def test_another_encoding_and_missing_files_are_named(tmp_path):
     (tmp_path / "a.txt").write_bytes("café".encode("latin-1"))
     with pytest.raises(ValueError, match=r"a\.txt is not UTF-8 text \(byte 3\)"):

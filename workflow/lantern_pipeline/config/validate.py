@@ -6,6 +6,7 @@ Every job imports this module when it reads the workflow, so it imports neither 
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -116,6 +117,32 @@ class _StrictLoader(_SafeLoader):
                 raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
             lines[key.value] = key.start_mark.line + 1
         return super().construct_mapping(node, deep)
+
+
+# Numbers that YAML 1.2 and Python read, and YAML 1.1 takes for text: 1e-3, 1.5e3 (no sign), +.5 (no digit).
+_StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$|[-+]\.[0-9][0-9_]*$"),
+    list("-+.0123456789"),
+)
+
+
+def read_texts(value: object) -> object:
+    """Return a value of `--config` with its numbers, switches and nulls.
+
+    Snakemake reads a section on the command line as text: "{batch_size: 4}" becomes {"batch_size": "4"}.
+    """
+    if isinstance(value, dict):
+        return {key: read_texts(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [read_texts(inner) for inner in value]
+    if not isinstance(value, str):
+        return value
+    try:
+        found = _StrictLoader(value).get_single_data()
+    except yaml.YAMLError:
+        return value
+    return found if isinstance(found, int | float | None) else value
 
 
 def main() -> None:

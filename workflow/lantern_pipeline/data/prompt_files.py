@@ -142,7 +142,8 @@ def _make_prompt(path: Path, number: int, row: object, default_id: str) -> Promp
         default_id: id of the prompt if the entry has none.
 
     Raises:
-        ValueError: the entry has no key for its text, the id is empty, or a value is neither a string nor a number.
+        ValueError: the entry has no key for its text, the text is no string, or the id is empty or neither a string nor
+            a number.
     """
     values = {"text": row} if isinstance(row, str) else row if isinstance(row, dict) else {}
     cells = {str(name).strip().lower(): cell for name, cell in values.items()}
@@ -153,10 +154,13 @@ def _make_prompt(path: Path, number: int, row: object, default_id: str) -> Promp
             f"where prompts have ids), got {row!r:.80}"
         )
     text, id = cells[text_key], cells.get(id_key, default_id)
-    for cell in (text, id):
-        if not isinstance(cell, str | int | float | None):
-            raise ValueError(f"{path}, row {number}: text and id should be a string or a number, got {cell!r:.80}")
-    text, id = ("" if cell is None else str(cell).strip() for cell in (text, id))
+    if not isinstance(text, str):
+        raise ValueError(
+            f"{path}, row {number}: the key {text_key} must hold a text in quotes, got {json.dumps(text):.80}"
+        )
+    if isinstance(id, bool) or not isinstance(id, str | int | float):
+        raise ValueError(f"{path}, row {number}: an id must be a text or a number, got {json.dumps(id):.80}")
+    text, id = text.strip(), str(id).strip()
     if not text:
         return None
     if not id:
@@ -319,7 +323,7 @@ def _read_table(path: Path, table: Sequence[tuple[int, list[str]]]) -> Rows:
                 f"{path}, line {number}: {len(cells)} cells under a header of {len(header)}; put a text with the "
                 "separator in it into double quotes"
             )
-        yield number, dict.fromkeys(header) | dict(zip(header, cells, strict=False))
+        yield number, dict.fromkeys(header, "") | dict(zip(header, cells, strict=False))
 
 
 def _read_coco(path: Path, values: Mapping[str, Any]) -> Rows:
@@ -343,8 +347,13 @@ def _read_coco(path: Path, values: Mapping[str, Any]) -> Rows:
     """
     captions: dict[int | str, list[str]] = {}
     try:
-        for annotation in values["annotations"]:
-            captions.setdefault(annotation["image_id"], []).append(str(annotation["caption"]))
+        for number, annotation in enumerate(values["annotations"], start=1):
+            caption = annotation["caption"]
+            if not isinstance(caption, str):
+                raise ValueError(
+                    f"{path}, annotation {number}: a caption must be a text in quotes, got {json.dumps(caption):.80}"
+                )
+            captions.setdefault(annotation["image_id"], []).append(caption)
         names = {image["id"]: PurePath(image["file_name"]).stem for image in values.get("images", [])}
     except (TypeError, KeyError) as error:
         raise ValueError(

@@ -191,7 +191,9 @@ def check_reference(key: str, value: str | None, resources: Mapping[str, Resourc
         return
     near = difflib.get_close_matches(value, list(resources), n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else f"known entries are {', '.join(resources) or 'none'}"
-    raise ValueError(f"config key {key} names no entry of resources and no file or folder, got {value!r}; {hint}")
+    raise ValueError(
+        f"config key {key} names no entry of resources and no file or folder in {Path.cwd()}, got {value!r}; {hint}"
+    )
 
 
 def resource_of(value: str, resources: Mapping[str, Resource]) -> str:

@@ -67,6 +67,11 @@ _STYLE = {
 }
 
 
+# Suffix of a figure -> metadata without date and software version.
+_METADATA = {".png": {"Software": None}, ".pdf": {"CreationDate": None, "Creator": None, "Producer": None}}
+FIGURE_SUFFIXES = tuple(_METADATA)
+
+
 @contextmanager
 def paper_style() -> Iterator[None]:
     """Apply the common style of all figures within a `with` block.
@@ -98,11 +103,10 @@ def save_figure(figure: Figure, paths: Sequence[Path | str], dpi: int = 200) -> 
         paths: files to write, which end in .png or .pdf.
         dpi: pixels per inch of a .png file.
     """
-    metadata = {".png": {"Software": None}, ".pdf": {"CreationDate": None, "Creator": None, "Producer": None}}
     with mpl.rc_context({"pdf.fonttype": 42, "savefig.facecolor": "white"}):
         for path in map(Path, paths):
             with atomic_path(path) as temporary:
-                figure.savefig(temporary, dpi=dpi, metadata=metadata[path.suffix])
+                figure.savefig(temporary, dpi=dpi, metadata=_METADATA[path.suffix.lower()])
 
 
 def fitting_columns(labels: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol, TypedDict
+from typing import Any, Protocol, TypedDict
 
 from lantern.import_paths import CLASS_FOLDERS
 
@@ -98,6 +98,26 @@ def find_own_classes(config: object, configfiles: Iterable[Path | str]) -> None:
     """
     if names_own_class(config):
         os.environ[CLASS_FOLDERS] = os.pathsep.join(sorted({str(Path(file).resolve().parent) for file in configfiles}))
+
+
+def use_shipped_weights(config: Mapping[str, Any], home: str) -> None:
+    """Let a run in another folder find the weights that the clone has in models/.
+
+    Other paths in a config are relative to the folder of the run.
+
+    Args:
+        config: the merged config. The key `checkpoint` of its sections is changed in place.
+        home: the folder of the clone.
+    """
+    for settings in config.values():
+        path = settings.get("checkpoint") if isinstance(settings, dict) else None
+        if (
+            isinstance(path, str)
+            and path.startswith("models/")
+            and not Path(path).exists()
+            and Path(home, path).exists()
+        ):
+            settings["checkpoint"] = os.path.relpath(Path(home, path))
 
 
 def names_own_class(config: object) -> bool:
