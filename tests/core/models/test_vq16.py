@@ -159,3 +159,9 @@ def test_a_tall_image_has_its_codes_line_by_line(small):
 def test_wrong_shapes_are_named(small, call, sentence):
     with pytest.raises(ValueError, match=sentence):
         call(small)
+
+
+def test_two_tensors_of_one_name_are_refused():
+    names = ("encoder.mid.attn_1.q.weight", "encoder.mid.1.q.weight")
+    with pytest.raises(ValueError, match=r"encoder\.mid\.attn_1\.q\.weight and .* are both encoder\.mid\.1\.q\.weight"):
+        vq16_names(dict.fromkeys(names, torch.ones(1)))
