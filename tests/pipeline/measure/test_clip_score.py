@@ -74,6 +74,19 @@ def test_scores_are_open_clips_with_prefix_and_scaling_where_the_config_says_so(
     assert found.shape == (3,) and all(-1 <= value <= 1 and math.isfinite(value) for value in found.tolist())
 
 
+def test_captions_that_are_cut_are_counted(folder, drawn, caplog):
+    long = "many " * 75  # with the start and the end token, 77 tokens
+    scorer = load(folder)
+    assert scorer.count_cut([long, "snow"]) == 0 and not caplog.records
+    scores = scorer.score(drawn[:1].expand(3, -1, -1, -1), [long + f"{word} end" for word in TEXTS], batch_size=2)
+    assert len(set(scores.tolist())) == 1
+    assert scorer.score(drawn[:1], [long + f"{TEXTS[0]} end"]) == scores[0]
+    (record,) = caplog.records  # one warning for all batches, and none for a caption that is known
+    message = "tiny-clip reads 77 tokens of a caption: 3 of 3 captions are cut, the first is 'many many "
+    assert record.getMessage().startswith(message)
+    assert load(folder, prompt_prefix=PREFIX).count_cut([long]) == 1
+
+
 def test_half_precision_weights_are_scored_in_float32(folder, drawn):
     scorer = load(folder, "half.safetensors")
     assert {parameter.dtype for parameter in scorer.model.parameters()} == {torch.float32}

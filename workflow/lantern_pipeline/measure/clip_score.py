@@ -54,6 +54,10 @@ class ClipScore:
         prefix = f', prefix "{self.scorer.prompt_prefix}"' if self.scorer.prompt_prefix else ""
         return describe_weights(self.metric, f"{self.scorer.name}{prefix}", self.sha256)
 
+    def count_cut(self, prompts: Sequence[Prompt]) -> dict[str, int]:
+        """Return a column with the number of prompts that the model does not read to their end, and warn of them."""
+        return {f"{self.metric}_num_cut": self.scorer.count_cut([prompt.text for prompt in prompts])}
+
     def score(self, images: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
         """Score images against their prompts.
 
