@@ -108,8 +108,9 @@ def save_figure(figure: Figure, paths: Sequence[Path | str], dpi: int = 200) -> 
     missing = _add_fonts(figure)
     if missing:
         log.warning(
-            "%s shows boxes for %d letters that no font of this machine has, such as %s; install a font of them, such as "
-            "the package fonts-noto-cjk for Chinese, Japanese and Korean or fonts-symbola for emoji, and draw it again",
+            "%s shows boxes for %d letters that no font of this machine has, such as %s; install a font of them, for "
+            "example the package fonts-noto-cjk for Chinese, Japanese and Korean or fonts-symbola for emoji, and draw "
+            "it again",
             *(paths[0], len(missing), missing[:5]),
         )
     metadata = {".png": {"Software": None}, ".pdf": {"CreationDate": None, "Creator": None, "Producer": None}}
