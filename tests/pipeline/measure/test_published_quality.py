@@ -158,7 +158,8 @@ def test_every_published_metric_is_in_the_rows_with_what_it_was_measured_with(me
 
 
 def test_prompts_that_clip_does_not_read_to_their_end_are_counted(measure, monkeypatch, caplog):
-    prompts = [*PROMPTS[:-2], *(replace(prompt, text="many words " * 40) for prompt in PROMPTS[-2:])]
+    # one word, and 80 tokens
+    prompts = [*PROMPTS[:-2], *(replace(prompt, text="9" * 80) for prompt in PROMPTS[-2:])]
     monkeypatch.setitem(globals(), "PROMPTS", prompts)
     quality = measure(**ALL)
     assert quality[0]["clip_num_cut"].tolist() == quality[0]["hps_num_cut"].tolist() == [2, 2, 2]
