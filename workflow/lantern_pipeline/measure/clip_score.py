@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from lantern_pipeline.data.image_files import NONE, Preprocessing, map_images, t
 from lantern_pipeline.fetch.manifest import describe_file, read_manifest, resource_sha256
 from lantern_pipeline.measure.feature_extractors import PublishedWeights, describe_weights, read_published
 from lantern_pipeline.settings.run_config import MetricChoices
-from lantern_pipeline.world.clip import ClipScorer
+from lantern_pipeline.world.clip import ClipScorer, Tokenizer
 
 # OpenAI trained with the fast approximation of GELU ("quickgelu"). Without it, the same weights score differently.
 OPENAI_VIT_B_32 = "ViT-B-32-quickgelu"
@@ -149,7 +149,7 @@ def load_open_clip(
     name = architecture if not architecture.endswith(".json") else Path(architecture).stem
     prepare = OpenClipInput(config["vision_cfg"]["image_size"], Preprocessing(preprocessing))
     # open_clip's byte-pair tokenizer cuts texts that are too long, but keeps the end token
-    tokenizer = SimpleTokenizer(context_length=config["text_cfg"]["context_length"])
+    tokenizer = cast("Tokenizer", SimpleTokenizer(context_length=config["text_cfg"]["context_length"]))
     return ClipScorer(model, tokenizer, prepare, name=name, prompt_prefix=prompt_prefix)
 
 
