@@ -16,6 +16,7 @@ import torch
 FEWEST_EXPECTED = 5  # sequences that are expected less often are counted together in the chi-square test
 NUM_RESAMPLES = 200  # number of bootstrap resamples
 Z_95 = 1.959964  # half the width of a 95 % interval, in standard errors
+TAIL = 0.025  # probability with which the upper end of a 95 % interval may be too low
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,9 @@ def total_variation(counts: torch.Tensor, probs: torch.Tensor) -> Interval:
         probs: probabilities of the cells, (groups, cells).
 
     Returns:
-        The estimate, or 0 if it is negative, and its interval. The standard error is computed from NUM_RESAMPLES
-        bootstrap resamples of the counts.
+        The estimate, or 0 if it is negative, and its interval. The lower end is 1.96 standard errors below the
+        estimate, of NUM_RESAMPLES bootstrap resamples. The upper end is `_largest_total_variation`, since the estimate
+        is too low if there are few samples.
     """
     found, expected = counts.numpy(), probs.numpy()
     sizes = found.sum(-1)
@@ -166,8 +168,37 @@ def total_variation(counts: torch.Tensor, probs: torch.Tensor) -> Interval:
     generator = np.random.default_rng(0)
     resamples = [_held_out_excess(generator.multinomial(sizes, frequencies), expected) for _ in range(NUM_RESAMPLES)]
     value = _held_out_excess(found, expected)
-    half = Z_95 * float(np.std(resamples))
-    return Interval(max(0.0, value), max(0.0, value - half), max(0.0, value) + half)
+    low = value - Z_95 * float(np.std(resamples))
+    return Interval(max(0.0, value), max(0.0, low), max(value, _largest_total_variation(found.sum(0), expected)))
+
+
+def _largest_total_variation(counts: np.ndarray, probs: np.ndarray) -> float:
+    """Return the largest total variation whose samples would rarely be as close to the probabilities as these.
+
+    The plain distance D = 1/2 sum |frequency - probability| changes by 1/n at most with each of n samples. With
+    probability 1 - TAIL, it is therefore not lower than its mean minus sqrt(log(1 / TAIL) / 2n) (McDiarmid, 1989).
+
+    Let d be the difference of a cell's probabilities and s the standard deviation of its frequency. The mean of
+    |frequency - probability| is s g(|d| / s) with g(x) = E|x + Z|, Z standard normal. Since g is convex, the mean of D
+    is at least S g(TV / S) with S = 1/2 sum s, and this is solved for TV.
+
+    Args:
+        counts: number of times that each cell occurred, (groups, cells).
+        probs: probabilities of the cells, (groups, cells).
+    """
+    expected = counts.sum(1, keepdims=True) * probs
+    num = counts.sum()
+    most = float(np.abs(counts - expected).sum() / 2 + math.sqrt(-math.log(TAIL) * num / 2)) / num
+    # the frequencies of rare cells are not normal; without their s the result is larger
+    is_common = expected >= FEWEST_EXPECTED
+    noise = float(np.sqrt(expected * (1 - probs))[is_common].sum() / 2 / num)
+    if noise == 0:
+        return min(1.0, most)
+
+    def mean_distance(x: float) -> float:
+        return x * math.erf(x / math.sqrt(2)) + math.sqrt(2 / math.pi) * math.exp(-x * x / 2)
+
+    return min(1.0, noise * _root(lambda x: mean_distance(x) - most / noise, 0.0, most / noise))
 
 
 def _held_out_excess(counts: np.ndarray, probs: np.ndarray) -> float:

@@ -110,11 +110,19 @@ def rename(tensors: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> dic
     Args:
         tensors: tensors by name.
         names: regular expressions that match parts of names, and their replacements, applied in order.
+
+    Raises:
+        ValueError: two tensors get the same name.
     """
-    found = dict(tensors)
-    for pattern, name in names.items():
-        found = {re.sub(pattern, name, key): value for key, value in found.items()}
-    return found
+    old_names: dict[str, str] = {}  # by new name
+    for old in tensors:
+        new = old
+        for pattern, name in names.items():
+            new = re.sub(pattern, name, new)
+        if new in old_names:
+            raise ValueError(f"the tensors {old_names[new]} and {old} are both {new}; remove one from the file")
+        old_names[new] = old
+    return {new: tensors[old] for new, old in old_names.items()}
 
 
 def map_layer_parameters(layer: Layer, prefix: str, names: Mapping[str, tuple[str, ...]]) -> dict[str, torch.Tensor]:

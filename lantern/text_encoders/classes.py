@@ -17,7 +17,8 @@ IMAGENET_CLASSES = Path(__file__).with_name("imagenet_classes.txt")  # torchvisi
 class ClassEncoder:
     """The encoder of prompts that are class numbers, such as "207".
 
-    If there are 1000 classes, a prompt may also be a class name of ImageNet.
+    If there are 1000 classes, a prompt may also be a class name of ImageNet. Case only matters for "Cardigan", a dog,
+    and "cardigan", a garment.
 
     Args:
         num_classes: number of classes. Class numbers go from 0 to num_classes - 1.
@@ -26,8 +27,11 @@ class ClassEncoder:
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
         names = IMAGENET_CLASSES.read_text(encoding="utf-8").splitlines() if num_classes == 1000 else []
-        self.numbers = {name.lower(): number for number, name in enumerate(names)}
+        self.numbers = {name: number for number, name in enumerate(names)}
         self.numbers |= {str(number): number for number in range(num_classes)}
+        self.names: dict[str, list[str]] = {}  # a name in lower case -> names that are spelt so
+        for name in self.numbers:
+            self.names.setdefault(name.lower(), []).append(name)
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Return the class number of each text, see `TextEncoder.encode`.
@@ -48,15 +52,19 @@ class ClassEncoder:
             text: class number in digits, or class name of ImageNet if there are 1000 classes.
 
         Raises:
-            ValueError: the text is neither the number nor the name of a class.
+            ValueError: the text is neither the number nor the name of a class, or it may be the name of several.
         """
-        number = self.numbers.get(text.strip().lower())
-        if number is None:
+        text = text.strip()
+        found = [text] if text in self.numbers else self.names.get(text.lower(), [])
+        if len(found) > 1:
+            known = " and ".join(f"{name} ({self.numbers[name]})" for name in found)
+            raise ValueError(f"prompt {text!r:.80} may be the classes {known}; use one of these spellings or numbers")
+        if not found:
             raise ValueError(
                 f"prompt {text!r:.80} is no class; give a number from 0 to {self.num_classes - 1}, or with 1000 "
                 f"classes a name of {IMAGENET_CLASSES.name}"
             )
-        return number
+        return self.numbers[found[0]]
 
 
 class WordClassEncoder(ClassEncoder):

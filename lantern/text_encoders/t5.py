@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from itertools import compress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
@@ -19,12 +21,14 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 120
 
+log = logging.getLogger(__name__)
+
 
 class T5TextEncoder:
     """LlamaGen's text encoder, a `TextEncoder`.
 
     It cleans a text, encodes it with T5, and moves the padding to the left. A text with more than `max_tokens` tokens,
-    including the end token, is cut.
+    including the end token, is cut. A warning states how many are, once per text.
 
     Args:
         folder: folder with config.json, tokenizer.json and the weights of a T5, as in its Hugging Face repository. If
@@ -58,6 +62,7 @@ class T5TextEncoder:
         self._tokenizer = _load_tokenizer(folder, max_tokens)
         self._model = _load_model(folder, dtype).to(device)
         self._device = torch.device(device)
+        self._reported: set[str] = set()
 
     def tokenize(self, texts: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
         """Clean texts and split them into tokens, padded on the right.
@@ -72,7 +77,15 @@ class T5TextEncoder:
         for row, encoding in enumerate(encodings):
             ids[row, : len(encoding.ids)] = torch.tensor(encoding.ids)
             mask[row, : len(encoding.ids)] = True
-        return ids, mask, torch.tensor([bool(encoding.overflowing) for encoding in encodings])
+        is_cut = [bool(encoding.overflowing) for encoding in encodings]
+        cut = list(compress(texts, is_cut))
+        if not self._reported.issuperset(cut):
+            log.warning(
+                "%d of %d prompts are cut to max_tokens = %d tokens, the first is %.80r",
+                *(len(cut), len(texts), self.max_tokens, cut[0]),
+            )
+            self._reported.update(cut)
+        return ids, mask, torch.tensor(is_cut)
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:

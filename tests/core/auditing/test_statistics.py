@@ -94,6 +94,43 @@ def test_total_variation_is_0_for_an_exact_sampler_and_close_to_that_of_another(
     mean = sum(interval.value for interval in found) / 30
     assert 0.09 < expected < 0.13 and 0.9 * expected < mean < expected
     assert sum(interval.low < expected for interval in found) >= 28
-    half = sum(interval.high - interval.value for interval in found) / 30
+    below = sum(interval.value - interval.low for interval in found) / 30
     spread = torch.tensor([interval.value for interval in found]).std()
-    assert half / 1.96 == pytest.approx(float(spread), rel=0.4)
+    assert below / 1.96 == pytest.approx(float(spread), rel=0.4)
+
+
+SMALL, LARGE = (torch.arange(1, num + 1, dtype=torch.float64) ** -0.5 for num in (8, 200))
+LAWS = {  # weights of the cells: of the target, and of a sampler
+    "exact, few cells": (SMALL, SMALL),
+    "exact, many cells": (LARGE, LARGE),
+    "all of few cells": (SMALL, SMALL * torch.tensor([1.1, 0.9]).repeat(4)),
+    "all of many cells": (LARGE, LARGE * torch.tensor([1.2, 0.8]).repeat(100)),
+    "one frequent cell": (LARGE, LARGE + 2 * (torch.arange(200) == 0)),
+    "rare cells": (LARGE, LARGE * (torch.arange(200) < 100)),
+    "an impossible cell": (SMALL * (torch.arange(8) < 7), SMALL),
+    "far away": (LARGE, LARGE.flip(0)),
+}
+
+
+@pytest.mark.parametrize("num", [100, 1000])
+@pytest.mark.parametrize("law", LAWS)
+def test_the_interval_holds_the_total_variation(law, num, monkeypatch):
+    monkeypatch.setattr(statistics, "NUM_RESAMPLES", 40)
+    probs, emitted = (weights / weights.sum() for weights in LAWS[law])
+    truth = float((emitted - probs).abs().sum() / 2)
+    found = [total_variation(count(emitted, num, seed, folds=10), probs[None]) for seed in range(50)]
+    assert sum(interval.low <= truth <= interval.high for interval in found) >= 46
+    assert all(interval.low <= interval.value <= interval.high <= 1 for interval in found)
+
+
+def test_the_interval_holds_the_mean_over_groups(monkeypatch):
+    monkeypatch.setattr(statistics, "NUM_RESAMPLES", 40)
+    names = ("exact, many cells", "all of many cells", "rare cells")
+    probs, emitted = (torch.stack([LAWS[name][part] / LAWS[name][part].sum() for name in names]) for part in (0, 1))
+    truth = float((emitted - probs).abs().sum() / 2 / 3)
+    hits = 0
+    for seed in range(30):
+        counts = torch.cat([count(row, 500, 3 * seed + group, 10) for group, row in enumerate(emitted)], dim=1)
+        found = total_variation(counts, probs)
+        hits += found.low <= truth <= found.high
+    assert hits >= 28

@@ -168,3 +168,9 @@ def test_an_image_of_one_code_has_the_pixels_that_it_has_in_a_batch():
     one, both = model.decode(codes[:1]), model.decode(codes)
     torch.testing.assert_close(one, both[:1], atol=1e-4, rtol=0)  # kernels depend on the batch
     assert torch.equal(model.encode(one), model.encode(both)[:1])
+
+
+def test_two_tensors_of_one_name_are_refused():
+    names = ("encoder.mid.attn_1.q.weight", "encoder.mid.1.q.weight")
+    with pytest.raises(ValueError, match=r"encoder\.mid\.attn_1\.q\.weight and .* are both encoder\.mid\.1\.q\.weight"):
+        vq16_names(dict.fromkeys(names, torch.ones(1)))

@@ -69,13 +69,17 @@ def test_weights_are_kept_in_bfloat16_without_the_decoder(t5):
     assert not any("decoder" in name for name, _ in model.named_parameters())
 
 
-def test_captions_are_cleaned_first_and_cut_ones_are_named(t5):
+def test_captions_are_cleaned_first_and_cut_ones_are_named(t5, caplog):
     encoder = T5TextEncoder(t5, max_tokens=MAX_TOKENS)
     texts = ["A RED   cat", "a red cat", "the " * 11, "the " * 12, "jc6640"]
     ids, mask, is_truncated = encoder.tokenize(texts)
     assert torch.equal(ids[0], ids[1])
     assert is_truncated.tolist() == [False, False, False, True, False]
     assert mask.sum(1).tolist() == [4, 4, MAX_TOKENS, MAX_TOKENS, 1]
+    encoder.encode(texts)  # does not warn again
+    assert [record.getMessage() for record in caplog.records] == [
+        f"1 of 5 prompts are cut to max_tokens = {MAX_TOKENS} tokens, the first is {'the ' * 12!r}"
+    ]
     assert ids[3, -1] == 1 and ids[4].tolist() == [1] + [0] * (MAX_TOKENS - 1)
 
 

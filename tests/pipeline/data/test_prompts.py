@@ -90,6 +90,11 @@ def test_a_caption_may_hold_separators_of_its_own(tmp_path):
     assert load_prompts(write(tmp_path, "a.jsonl", json.dumps({"text": text}, ensure_ascii=False)))[0].text == text
 
 
+def test_columns_that_are_not_used_may_have_equal_names(tmp_path):
+    table = write(tmp_path, "a.csv", "text,Note,note,caption,Caption\na cat,1,2,3,4\n")
+    assert pairs(load_prompts(table)) == [("a-00000", "a cat")]
+
+
 def test_empty_cells_beyond_the_header_are_no_matter(tmp_path):
     assert pairs(load_prompts(write(tmp_path, "a.csv", "id,text\nx,a cat,,\n"))) == [("x", "a cat")]
 
@@ -133,6 +138,10 @@ def test_rows_without_text_and_repeated_rows_are_left_out_and_counted(tmp_path, 
             r"not as in COCO's captions_\*\.json \(KeyError: 'caption'\)",
         ),
         ("a.yaml", "a cat", "prompt files end in"),
+        ("a.csv", "Text,id,text \na cat,x,a dog\n", "row 1: 'Text' and 'text ' are both the text; rename one"),
+        ("a.tsv", "text\tid\tid\na cat\tx\ty\n", "row 1: 'id' and 'id' are both the id; rename one"),
+        ("a.jsonl", '{"text": "a cat", "TEXT": "a dog"}', "row 1: 'text' and 'TEXT' are both the text; rename one"),
+        ("a.json", '{"x": "a cat", "x": "a dog"}', "the key 'x' stands twice in one object, with two values"),
     ],
 )
 def test_mistakes_are_named(tmp_path, name, content, message):

@@ -7,6 +7,7 @@ import torch
 
 from helpers.configs import load_config, typed_config
 from helpers.paths import ROOT
+from lantern.text_encoders.classes import IMAGENET_CLASSES
 from lantern.text_encoders.encoders import WORD_FEATURES, compare_features, describe_features
 from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern_pipeline.data.model_cards import prompt_settings
@@ -92,6 +93,17 @@ def test_a_class_of_the_embedded_world_is_a_background_and_the_first_object():
     assert ids.max() < 180
     with pytest.raises(ValueError, match=r"text\.num_classes must be 180 for the shapes dataset"):
         encoder_of_classes(10, "scenes")
+
+
+def test_every_name_of_imagenet_is_its_own_class():
+    encoder = encoder_of_classes(1000, "none")
+    names = IMAGENET_CLASSES.read_text(encoding="utf-8").splitlines()
+    assert [encoder.check(f" {name} ") for name in names] == list(range(1000))
+    assert [encoder.check(name.upper()) for name in names if name.lower() != "cardigan"] == [
+        number for number in range(1000) if number not in (264, 474)
+    ]
+    with pytest.raises(ValueError, match=r"may be the classes Cardigan \(264\) and cardigan \(474\); use one of these"):
+        encoder.check("CARDIGAN")
 
 
 def test_a_class_is_a_number_or_a_name_of_imagenet():

@@ -1,12 +1,16 @@
 """Tests of figures of tables: legible, within the page, equal every time, and each shows its numbers."""
 
+import warnings
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib import font_manager
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
@@ -26,7 +30,15 @@ from helpers.figure_tables import (
 from lantern.method_tables import PRESETS
 from lantern.methods import MethodSpec, make_method
 from lantern_pipeline.data.tables import method_columns
-from lantern_pipeline.figures.style import column_titles, first_of_each_preset, half_widths, name_rows, save_figure
+from lantern_pipeline.figures.style import (
+    column_titles,
+    first_of_each_preset,
+    half_widths,
+    name_rows,
+    new_figure,
+    paper_style,
+    save_figure,
+)
 from lantern_pipeline.figures.tradeoff import _draw_baseline, split_curves
 from lantern_pipeline.tables.claims import ACCURACY_TOLERANCE
 from lantern_pipeline.tables.comparisons import OWN_MODEL, read_published
@@ -428,3 +440,19 @@ def test_published_numbers_of_known_grids_are_hollow_and_name_model_and_paper():
     models = {"LlamaGen-XL stage I", "LlamaGen-XL stage II", "LlamaGen-XL 512"}
     assert set(texts(right.texts)) == models | {"Janus-Pro-7B", "Lumina-mGPT 7B", "Emu3"}
     assert set(dots) < set(texts(figure.legends[0].get_texts()))
+
+
+@pytest.mark.parametrize("has_font", [True, False])
+def test_letters_that_dejavu_lacks_have_another_font_or_one_warning(tmp_path, monkeypatch, caplog, has_font):
+    fonts = [str(Path(mpl.get_data_path(), "fonts", "ttf", "STIXGeneral.ttf"))] * has_font
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: fonts)
+    with paper_style(), warnings.catch_warnings():
+        warnings.simplefilter("error")  # as matplotlib's for each letter
+        figure = new_figure(2, 1)
+        figure.text(0.1, 0.5, "a \u1d8a\ufe0f cat" if has_font else "\u732b and \U0001f408\ufe0f")
+        save_figure(figure, [tmp_path / "a.png", tmp_path / "a.pdf"])
+    messages = [record.getMessage() for record in caplog.records]
+    assert ["2 letters that no font of this machine has, such as \u732b\U0001f408;" in text for text in messages] == (
+        [] if has_font else [True]
+    )
+    assert figure.texts[0].get_fontfamily() == ["sans-serif", *(["STIXGeneral"] if has_font else [])]

@@ -7,15 +7,19 @@ import numpy as np
 import open_clip
 import pytest
 import torch
+import yaml
 from PIL import Image
 from safetensors.torch import save_file
 
+from helpers.paths import ROOT
 from helpers.published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
 from lantern_pipeline.data.image_files import map_images
-from lantern_pipeline.measure.clip_score import OPENAI_VIT_B_32, load_open_clip, read_architecture
+from lantern_pipeline.fetch.manifest import describe_file, make_manifest
+from lantern_pipeline.measure.clip_score import OPENAI_VIT_B_32, QUICK_GELU, load_open_clip, read_architecture
 
 TEXTS = ["a dog on a skateboard", "Two RED apples, and a very long caption " + "of many words " * 40, "snow"]
 PREFIX = "A photo depicts "
+OPENAI, HPS = QUICK_GELU
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +78,19 @@ def test_scores_are_open_clips_with_prefix_and_scaling_where_the_config_says_so(
     assert found.shape == (3,) and all(-1 <= value <= 1 and math.isfinite(value) for value in found.tolist())
 
 
+def test_captions_that_are_cut_are_counted(folder, drawn, caplog):
+    long = "many " * 75  # with the start and the end token, 77 tokens
+    scorer = load(folder)
+    assert scorer.count_cut([long, "snow"]) == 0 and not caplog.records
+    scores = scorer.score(drawn[:1].expand(3, -1, -1, -1), [long + f"{word} end" for word in TEXTS], batch_size=2)
+    assert len(set(scores.tolist())) == 1
+    assert scorer.score(drawn[:1], [long + f"{TEXTS[0]} end"]) == scores[0]
+    (record,) = caplog.records  # one warning for all batches, and none for a caption that is known
+    message = "tiny-clip reads 77 tokens of a caption: 3 of 3 captions are cut, the first is 'many many "
+    assert record.getMessage().startswith(message)
+    assert load(folder, prompt_prefix=PREFIX).count_cut([long]) == 1
+
+
 def test_half_precision_weights_are_scored_in_float32(folder, drawn):
     scorer = load(folder, "half.safetensors")
     assert {parameter.dtype for parameter in scorer.model.parameters()} == {torch.float32}
@@ -86,6 +103,35 @@ def test_half_precision_weights_are_scored_in_float32(folder, drawn):
 def test_foreign_weights_are_refused(folder):
     with pytest.raises(ValueError, match=r"lacking\.safetensors lacks the tensor visual\.proj"):
         load(folder, "lacking.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("source", "sha256", "is_quick", "remedy"),
+    [
+        ("elsewhere", OPENAI, False, "trained with quick GELU, .* has plain GELU.* set quick_gelu to true"),
+        ("elsewhere", HPS, True, "trained without quick GELU, .* has quick GELU.* set quick_gelu to false"),
+        ("timm/vit_large_patch14_clip_224.openai", "0" * 64, False, "trained with quick GELU"),
+        ("elsewhere", OPENAI, True, None),
+        ("elsewhere", HPS, False, None),
+        ("elsewhere", "0" * 64, False, None),
+    ],
+)
+def test_known_weights_need_the_gelu_of_their_training(folder, tmp_path, source, sha256, is_quick, remedy):
+    (tmp_path / "mine.json").write_text(json.dumps({**TINY_CLIP, "quick_gelu": is_quick}))
+    file = folder / "whole.safetensors"
+    manifest = make_manifest("clip", file, source, {file.name: describe_file(file)})
+    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "sha256": sha256}))
+    given = str(tmp_path / "mine.json"), tmp_path / "manifest.json"
+    if remedy is None:
+        load_open_clip(*given)
+    else:
+        with pytest.raises(ValueError, match=remedy):
+            load_open_clip(*given)
+
+
+def test_the_known_weights_are_those_of_the_config():
+    files = yaml.safe_load((ROOT / "workflow" / "resources.yaml").read_text())["resources"]
+    assert [hash for name in ("clip_vit_b_32", "hps_v2_1") for hash in files[name]["files"].values()] == [OPENAI, HPS]
 
 
 def test_the_published_architectures_are_known():

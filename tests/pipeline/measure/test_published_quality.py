@@ -157,6 +157,16 @@ def test_every_published_metric_is_in_the_rows_with_what_it_was_measured_with(me
     assert not {"kid", "kid_std", "precision", "recall"} & set(rows)
 
 
+def test_prompts_that_clip_does_not_read_to_their_end_are_counted(measure, monkeypatch, caplog):
+    # one word, and 80 tokens
+    prompts = [*PROMPTS[:-2], *(replace(prompt, text="9" * 80) for prompt in PROMPTS[-2:])]
+    monkeypatch.setitem(globals(), "PROMPTS", prompts)
+    quality = measure(**ALL)
+    assert quality[0]["clip_num_cut"].tolist() == quality[0]["hps_num_cut"].tolist() == [2, 2, 2]
+    assert len([record for record in caplog.records if f"2 of {NUM} captions are cut" in record.getMessage()]) == 2
+    assert summarise(quality)[0]["clip_num_cut"].tolist() == [2, 2, 2]
+
+
 def test_images_are_those_of_their_prompts(measure, files, models, records):
     images = measure(clip="openai", hps=True)[1].set_index(["method_id", "prompt_id"])
     drawn = models["tokenizer"].decode(records["near"].codes.long()).float()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lantern.checkpoints.native import save_model
-from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer, WordTokenizer
+from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer, WordTokenizer, cut_texts
 
 WORDS = ("a", "red", "blue", "ring", "on", "grass")
 CONFIG = ClipConfig(WORDS, context_length=8, embed_dim=8, width=4, text_width=32, text_layers=1, input_size=32)
@@ -26,6 +26,7 @@ def test_tokens_by_hand():
         WordTokenizer(WORDS, 6)(["a red ring on grass a"])
     is_open = WordTokenizer(WORDS, 5, is_open_vocabulary=True)
     assert is_open(["a green ring on grass"]).tolist() == [[8, 2, 1, 5, 9]]  # one token for others, and a cut
+    assert cut_texts(is_open, ["a green ring", "a green ring on grass"]) == ["a green ring on grass"]
 
 
 def test_scores_are_cosines_of_each_pair_and_a_checkpoint_has_the_same(model, tmp_path):

@@ -133,8 +133,6 @@ def load_prompts(path: str | Path, member: str | None = None) -> list[Prompt]:
 def _make_prompt(path: Path, number: int, row: object, default_id: str) -> Prompt | None:
     """Build the prompt of one entry of a file, or return None if its text is empty.
 
-    Upper and lower case do not matter in the names of keys and columns.
-
     Args:
         path: the file, for error messages.
         number: number of the line or entry, from 1, for error messages.
@@ -142,12 +140,12 @@ def _make_prompt(path: Path, number: int, row: object, default_id: str) -> Promp
         default_id: id of the prompt if the entry has none.
 
     Raises:
-        ValueError: the entry has no key for its text, the text is no string, or the id is empty or neither a string nor
-            a number.
+        ValueError: the entry has no key for its text or two, the text is no string, or the id is empty or neither a
+            string nor a number.
     """
     values = {"text": row} if isinstance(row, str) else row if isinstance(row, dict) else {}
-    cells = {str(name).strip().lower(): cell for name, cell in values.items()}
-    text_key, id_key = (next((key for key in keys if key in cells), "") for keys in (TEXT_KEYS, ID_KEYS))
+    cells = {_key_of(name): cell for name, cell in values.items()}
+    text_key, id_key = _used_keys(path, number, [*values])
     if not text_key:
         raise ValueError(
             f"{path}, row {number}: expected a text, or an object or columns with {' or '.join(TEXT_KEYS)} (and id, "
@@ -169,6 +167,30 @@ def _make_prompt(path: Path, number: int, row: object, default_id: str) -> Promp
         return Prompt(id, text)
     except ValueError as error:
         raise ValueError(f"{path}, row {number}: {error}") from error
+
+
+def _key_of(name: object) -> str:
+    return str(name).strip().lower()
+
+
+def _used_keys(path: Path, number: int, names: Sequence[object]) -> tuple[str, str]:
+    """Return which of TEXT_KEYS and of ID_KEYS are used, "" for none.
+
+    Args:
+        path: the file, for error messages.
+        number: number of the line or entry, for error messages.
+        names: names of the keys or columns. Upper and lower case do not matter.
+
+    Raises:
+        ValueError: two names are the same key, so that one of the texts or ids would be lost.
+    """
+    found = [*map(_key_of, names)]
+    text_key, id_key = (next((key for key in keys if key in found), "") for keys in (TEXT_KEYS, ID_KEYS))
+    for key in filter(None, (text_key, id_key)):
+        same = [name for name in names if _key_of(name) == key]
+        if len(same) > 1:
+            raise ValueError(f"{path}, row {number}: {same[0]!r} and {same[1]!r} are both the {key}; rename one")
+    return text_key, id_key
 
 
 # --- from a file to its text ------------------------------------------------------------------------
@@ -271,11 +293,20 @@ def _read_json(path: Path, text: str) -> Rows:
 
 def _parse_json(path: Path, number: int, text: str) -> object:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_unique_keys)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {number + error.lineno - 1}: not JSON ({error.msg})") from error
     except (RecursionError, ValueError) as error:  # too many nested brackets, or a number with thousands of digits
         raise ValueError(f"{path}, from line {number}: JSON that cannot be read ({error})") from error
+
+
+def _unique_keys(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """Return a JSON object as a dict. JSON allows a key twice, of which `json` alone would keep the last."""
+    found: dict[str, object] = {}
+    for key, value in pairs:
+        if found.setdefault(key, value) != value:
+            raise ValueError(f"the key {key!r:.80} stands twice in one object, with two values; remove one")
+    return found
 
 
 def _read_csv(path: Path, text: str) -> Rows:
@@ -314,9 +345,10 @@ def _read_table(path: Path, table: Sequence[tuple[int, list[str]]]) -> Rows:
         table: line number and cells of each line. The first line names the columns.
 
     Raises:
-        ValueError: a line has more cells than the header.
+        ValueError: a line has more cells than the header, or two columns have the same name.
     """
     header = table[0][1]
+    _used_keys(path, table[0][0], header)  # a row's dict would keep only the last of two equal names
     for number, cells in table[1:]:
         if any(cells[len(header) :]):
             raise ValueError(

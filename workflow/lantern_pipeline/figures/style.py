@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import unicodedata
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
+from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from lantern.io import atomic_path
 from lantern_pipeline.measure.speed import BASELINE
@@ -19,6 +24,8 @@ from lantern_pipeline.tables.method_labels import describe_parameters, label_fam
 
 if TYPE_CHECKING:
     from lantern.records import GenerationRecords
+
+log = logging.getLogger(__name__)
 
 COLUMN_WIDTH = 3.4  # inches, one column of a two-column paper
 PAGE_WIDTH = 7.0  # inches, both columns
@@ -103,10 +110,50 @@ def save_figure(figure: Figure, paths: Sequence[Path | str], dpi: int = 200) -> 
         paths: files to write, which end in .png or .pdf.
         dpi: pixels per inch of a .png file.
     """
-    with mpl.rc_context({"pdf.fonttype": 42, "savefig.facecolor": "white"}):
+    missing = _add_fonts(figure)
+    if missing:
+        log.warning(
+            "%s shows boxes for %d letters that no font of this machine has, such as %s; install a font of them, for "
+            "example the package fonts-noto-cjk for Chinese, Japanese and Korean or fonts-symbola for emoji, and draw "
+            "it again",
+            *(paths[0], len(missing), missing[:5]),
+        )
+    with mpl.rc_context({"pdf.fonttype": 42, "savefig.facecolor": "white"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")  # the warning above names them once
         for path in map(Path, paths):
             with atomic_path(path) as temporary:
                 figure.savefig(temporary, dpi=dpi, metadata=_METADATA[path.suffix.lower()])
+
+
+def _add_fonts(figure: Figure) -> str:
+    """Give all texts of a figure fonts of this machine for letters that DejaVu Sans lacks, such as Chinese ones.
+
+    Letters that DejaVu Sans has are drawn with it as before.
+
+    Returns:
+        The letters that no font has.
+    """
+    texts = cast("list[Text]", figure.findobj(Text))
+    letters = set("".join(text.get_text() for text in texts))
+    # marks that join or vary the letters around them have no glyph of their own
+    known = font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap().keys()
+    missing = {ord(letter) for letter in letters if unicodedata.category(letter)[0] not in "CMZ"} - known
+    found: dict[Path, set[int]] = {}
+    for path in map(Path, font_manager.findSystemFonts() if missing else []):
+        with suppress(RuntimeError):  # a file that matplotlib cannot read
+            font = font_manager.get_font(path)
+            if font.scalable:  # emoji that are pictures cannot be drawn
+                found[path] = missing & font.get_charmap().keys()
+    families = []
+    while any(found.values()):
+        best = max(found, key=lambda path: (len(found[path]), "Regular" in path.stem, path))
+        font_manager.fontManager.addfont(best)
+        families.append(font_manager.get_font(best).family_name)
+        missing -= found[best]
+        found = {path: has & missing for path, has in found.items()}
+    for text in texts if families else []:
+        text.set_fontfamily([*text.get_fontfamily(), *families])
+    return "".join(map(chr, sorted(missing)))
 
 
 def fitting_columns(labels: Sequence[str]) -> int:

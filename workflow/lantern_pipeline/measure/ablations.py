@@ -140,7 +140,8 @@ class AblationStudy:
             num_samples=settings.num_samples,
         )
         options = {"num_resamples": self.bootstrap_resamples, "seed": self.seed}
-        return mean_over_nodes("tv_mean", found.tv_from(nodes.target_probs).cpu(), nodes.image.cpu(), options)
+        tv = found.tv_from(nodes.target_probs).cpu()
+        return mean_over_nodes("tv_mean", tv, nodes.image.cpu(), options, ((tv - found.error.cpu()).clamp(min=0), tv))
 
     def _draw(self, point: AblationPoint) -> GenerationRecords:
         return generate_records(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -25,13 +25,18 @@ from lantern.checkpoints.native import load_weights
 from lantern.io import read_json
 from lantern.prompts import Prompt
 from lantern_pipeline.data.image_files import NONE, Preprocessing, map_images, to_uint8
-from lantern_pipeline.fetch.manifest import resource_sha256
-from lantern_pipeline.measure.feature_extractors import describe_weights, read_published
+from lantern_pipeline.fetch.manifest import describe_file, read_manifest, resource_sha256
+from lantern_pipeline.measure.feature_extractors import PublishedWeights, describe_weights, read_published
 from lantern_pipeline.settings.run_config import MetricChoices
-from lantern_pipeline.world.clip import ClipScorer
+from lantern_pipeline.world.clip import ClipScorer, Tokenizer
 
 # OpenAI trained with the fast approximation of GELU ("quickgelu"). Without it, the same weights score differently.
 OPENAI_VIT_B_32 = "ViT-B-32-quickgelu"
+# SHA-256 of the files in workflow/resources.yaml -> whether their model was trained with quick GELU
+QUICK_GELU = {
+    "e6d1bd7789aa45192b3bf90570a789b478bae1b74ebcce7eddd908e83a2b7c31": True,  # OpenAI's ViT-B-32
+    "c57a38fb4a2f7e7c15bf00da2ea377cdf165448b4dd1052a484c215a998c9837": False,  # HPS v2.1
+}
 
 
 class ClipScore:
@@ -53,6 +58,10 @@ class ClipScore:
         """Return two columns of the result table that identify the CLIP model: its name and its weights' SHA-256."""
         prefix = f', prefix "{self.scorer.prompt_prefix}"' if self.scorer.prompt_prefix else ""
         return describe_weights(self.metric, f"{self.scorer.name}{prefix}", self.sha256)
+
+    def count_cut(self, prompts: Sequence[Prompt]) -> dict[str, int]:
+        """Return a column with the number of prompts that the model does not read to their end, and warn of them."""
+        return {f"{self.metric}_num_cut": self.scorer.count_cut([prompt.text for prompt in prompts])}
 
     def score(self, images: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
         """Score images against their prompts.
@@ -125,6 +134,9 @@ def load_open_clip(
         preprocessing: name of a `Preprocessing` (cropping and scaling) that images get before the model's own scaling.
             The default changes nothing.
         device: device of the model.
+
+    Raises:
+        ValueError: the architecture is unknown, or the weights are not those of this architecture.
     """
     # Imported here: open_clip takes seconds to import, and only CLIP stages need it.
     from open_clip import SimpleTokenizer
@@ -132,12 +144,29 @@ def load_open_clip(
 
     config = read_architecture(architecture)
     weights = read_published(path)
+    _check_gelu(architecture, bool(config.get("quick_gelu")), path, weights)
     model = load_weights(CLIP(**config), weights.tensors, weights.path).to(device)
     name = architecture if not architecture.endswith(".json") else Path(architecture).stem
     prepare = OpenClipInput(config["vision_cfg"]["image_size"], Preprocessing(preprocessing))
     # open_clip's byte-pair tokenizer cuts texts that are too long, but keeps the end token
-    tokenizer = SimpleTokenizer(context_length=config["text_cfg"]["context_length"])
+    tokenizer = cast("Tokenizer", SimpleTokenizer(context_length=config["text_cfg"]["context_length"]))
     return ClipScorer(model, tokenizer, prepare, name=name, prompt_prefix=prompt_prefix)
+
+
+def _check_gelu(architecture: str, is_quick: bool, given: Path | str, weights: PublishedWeights) -> None:
+    """Raise a ValueError if known weights were trained with the other GELU: they load, and their scores are wrong."""
+    manifest = read_manifest(given)
+    # the folder of a repository has another SHA-256 than the file in it
+    sha256 = weights.sha256 if Path(given).is_file() else describe_file(weights.path)["sha256"]
+    is_openai = manifest is not None and ".openai" in manifest["source"]  # timm's repositories of all sizes
+    needed = QUICK_GELU.get(sha256, True if is_openai else is_quick)
+    if needed != is_quick:
+        raise ValueError(
+            f"the weights {weights.path} were trained {'with' if needed else 'without'} quick GELU, and the "
+            f"architecture {architecture!r} has {'quick' if is_quick else 'plain'} GELU, with which they score "
+            f"differently; name the architecture {'with' if needed else 'without'} '-quickgelu', or set quick_gelu to "
+            f"{str(needed).lower()} in its JSON file"
+        )
 
 
 class OpenClipInput:

@@ -128,6 +128,7 @@ def score_method(
     differs = (
         torch.ones(len(prompts), dtype=torch.bool) if is_baseline else (records.codes != baseline.codes).any(dim=1)
     )
+    models.count_cut(prompts)  # warns of all of them together
     chosen, cfg_scale = differs.nonzero().flatten(), baseline.metadata["cfg_scale"]
     parts = []
     for numbers in chunks(0, len(chosen), models.batch_size, "images"):

@@ -19,6 +19,7 @@ from lantern.models.target import Target
 from lantern.prompts import Prompt
 from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.fetch.manifest import resource_sha256
+from lantern_pipeline.measure.clip_score import ClipScore
 from lantern_pipeline.measure.fidelity import PublishedFidelity, ReconstructionFidelity
 from lantern_pipeline.measure.registry import SET_KEYS, chosen
 from lantern_pipeline.runtime.job import Job, execution_of
@@ -73,6 +74,11 @@ class MetricModels:
     def describe(self) -> dict[str, str | None]:
         """Return the columns of the result table that identify all metric models and the preprocessing of images."""
         parts = [part.describe() for part in (*self.of_sets.values(), *self.scores)]
+        return {name: value for part in parts for name, value in part.items()}
+
+    def count_cut(self, prompts: Sequence[Prompt]) -> dict[str, int]:
+        """Return a column per CLIP model with the number of prompts that it does not read to their end."""
+        parts = [part.count_cut(prompts) for part in self.scores if isinstance(part, ClipScore)]
         return {name: value for part in parts for name, value in part.items()}
 
     @property

@@ -74,7 +74,8 @@ class OutputDistribution:
     Attributes:
         probs: the distribution, (nodes, vocab).
         acceptance: probability that a draft is accepted, (nodes,).
-        error: total variation that Monte Carlo noise of `probs` adds, (nodes,). 0 if `probs` is exact.
+        error: total variation that Monte Carlo noise of `probs` adds at most on average, (nodes,). 0 if `probs` is
+            exact.
     """
 
     probs: torch.Tensor
@@ -373,7 +374,11 @@ def distribution_of_relaxed_sets(
 
 
 def mean_over_nodes(
-    name: str, values: torch.Tensor, image: torch.Tensor, options: Mapping[str, int]
+    name: str,
+    values: torch.Tensor,
+    image: torch.Tensor,
+    options: Mapping[str, int],
+    ends: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> dict[str, float]:
     """Compute the mean of a measure over nodes of draft trees, with its 95 % interval from a bootstrap over images.
 
@@ -382,6 +387,8 @@ def mean_over_nodes(
         values: value of the measure at each node, (nodes,).
         image: index of each node's image, int64 (nodes,).
         options: arguments num_resamples and seed of the bootstrap.
+        ends: values for the lower and the upper end of the interval, if `values` are biased by Monte Carlo noise. By
+            default `values`.
 
     Returns:
         {name: mean, name_low: lower end, name_high: upper end}. All are nan if any value is nan.
@@ -389,7 +396,11 @@ def mean_over_nodes(
     if values.isnan().any():
         return {name: np.nan, f"{name}_low": np.nan, f"{name}_high": np.nan}
     _, index = image.unique(return_inverse=True)
-    sums = torch.zeros(int(index.max()) + 1, dtype=torch.float64).index_add_(0, index, values.double()).numpy()
     counts = index.bincount().numpy()
-    low, high = bootstrap_interval(ratio_statistic, sums, counts, **options)
+
+    def interval(values: torch.Tensor) -> tuple[float, float]:
+        sums = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, index, values.double()).numpy()
+        return bootstrap_interval(ratio_statistic, sums, counts, **options)
+
+    low, high = interval(values) if ends is None else (interval(ends[0])[0], interval(ends[1])[1])
     return {name: float(values.mean()), f"{name}_low": low, f"{name}_high": high}

@@ -76,8 +76,9 @@ def measure_quality(
         - rows: one row per method and ceiling. The columns are the method and its parameters, and the quality metrics
           that are on. Column tokens_equal_autoregressive is the share of images with the same tokens as in
           autoregressive decoding. Column num_near_ties is the number of images that rounding made different. The share
-          leaves these out, see `Equality`. Further columns identify the prompts, the reference set, and the metric
-          models with the SHA-256 of their weights.
+          leaves these out, see `Equality`. clip_num_cut and hps_num_cut are the numbers of prompts that the CLIP models
+          do not read to their end. Further columns identify the prompts, the reference set, and the metric models with
+          the SHA-256 of their weights.
         - images: one row per image of a method or ceiling. Columns pixel_mse and feature_distance are distances from
           the autoregressive image of the same prompt and noise.
     """
@@ -86,6 +87,7 @@ def measure_quality(
     place = {"prompt_set": prompt_set, "temperature": baseline.metadata["temperature"], "repeat": repeat}
     of_references = [reference.columns for reference in references.values()]
     measured_with = {name: value for part in (*of_references, models.describe()) for name, value in part.items()}
+    num_cut = models.count_cut(prompts)
     rows, images = [], []
     for method_id, record in records.items():
         found = scores[method_id].complete(of_baseline)
@@ -93,7 +95,7 @@ def measure_quality(
         equality = compare_with_autoregressive(record.codes, baseline.codes, baseline.margins)
         exactness = {"tokens_equal_autoregressive": equality.share_equal, "num_near_ties": equality.num_near_ties}
         values = {**_mean_scores(found), **compare_sets(found, references, settings, seed), **exactness}
-        rows.append({**head, **_parameters(record), **values, **hash_prompts(prompts), **measured_with})
+        rows.append({**head, **_parameters(record), **values, **num_cut, **hash_prompts(prompts), **measured_with})
         columns = {**_speed_columns(record), **_equality_columns(equality)}
         for key, reference in references.items():
             columns |= reference.distances(found.features[key], of_baseline.features[key])
@@ -104,7 +106,7 @@ def measure_quality(
     for name, ceiling in ceilings.items():
         head = {"method_id": name, **place}
         common = {**head, "method": name, "cfg_scale": cfg_scale, "num_images": len(own)}
-        values = {**_mean_scores(ceiling), **compare_sets(ceiling, references, settings, seed)}
+        values = {**_mean_scores(ceiling), **compare_sets(ceiling, references, settings, seed), **models.count_cut(own)}
         rows.append({**common, **values, **hash_prompts(own), **measured_with})
         images.append(_to_frame({**head, "prompt_id": [prompt.id for prompt in own]}, ceiling, {}))
     return pd.DataFrame(rows), pd.concat(images, ignore_index=True)

@@ -250,17 +250,23 @@ def tv_row(
     Returns:
         Column -> value: mean, 95th percentile and maximum of the TV, the number of images and nodes, and the mean Monte
         Carlo error. tv_share_above_delta is the share of nodes whose TV exceeds `delta`, nan if `delta` is None.
-        Intervals of means come from a bootstrap over images, because the nodes of one image are dependent.
+        Intervals of means come from a bootstrap over images, because the nodes of one image are dependent. Their ends
+        allow for the Monte Carlo error: that of tv_mean on the lower side, by which noise makes a TV too large.
     """
     tv, image = found.tv_from(nodes.target_probs).double().cpu(), nodes.image.cpu()
-    above = (tv > delta + ROUNDING).double() if delta is not None else torch.full_like(tv, torch.nan)
+    error = found.error.double().cpu()
+    ends = (tv - error).clamp(min=0), tv + error  # Monte Carlo noise adds `error` at most to the mean of a TV
+    above, least, most = (
+        (part > delta + ROUNDING).double() if delta is not None else torch.full_like(tv, torch.nan)
+        for part in (tv, *ends)
+    )
     return {
         "num_images": len(image.unique()),
         "num_nodes": len(tv),
-        **mean_over_nodes("tv_mean", tv, image, options),
+        **mean_over_nodes("tv_mean", tv, image, options, (ends[0], tv)),
         "tv_p95": float(tv.quantile(0.95)),
         "tv_max": float(tv.max()),
-        **mean_over_nodes("tv_share_above_delta", above, image, options),
+        **mean_over_nodes("tv_share_above_delta", above, image, options, (least, most)),
         "monte_carlo_error": float(found.error.mean()),
     }
 

@@ -5,7 +5,7 @@ Snakemake imports this module while it plans the jobs, so the module does not im
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -85,6 +85,19 @@ def _check_unique(values: list[object]) -> list[object]:
     return values
 
 
+def _check_names(entries: dict[str, Any]) -> dict[str, Any]:
+    """Return a section unchanged. Files are named after its keys, and some disks ignore case (macOS, Windows).
+
+    Raises:
+        PydanticCustomError: two keys differ in upper and lower case only.
+    """
+    seen: dict[str, str] = {}
+    for name in (name for name, entry in entries.items() if entry is not None):
+        if (other := seen.setdefault(name.casefold(), name)) != name:
+            raise broken_rule(f"must hold names that differ in more than case, got {other} and {name}; rename one")
+    return entries
+
+
 def _check_sides(value: int | list[int]) -> int | list[int]:
     """Return the sides of an image unchanged: one integer for a square, or a list of two different integers.
 
@@ -115,6 +128,9 @@ Share = Annotated[Number, Field(ge=0, le=1)]
 LearningRate = Annotated[Number, Field(gt=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+DIFFERENT_NAMES = AfterValidator(_check_names)
+# Type of a section whose keys are names that the user chooses.
+Named = Annotated[dict[Name, _Value], DIFFERENT_NAMES]
 Unique = [AfterValidator(_check_unique), Field(min_length=1, json_schema_extra={"uniqueItems": True})]
 Seeds = Annotated[list[Seed], *Unique]
 Names = Annotated[list[str], Field(min_length=1)]

@@ -14,10 +14,12 @@ from lantern.cards.card import SamplingSettings
 from lantern.models.config import shape_of
 from lantern.models.families import small_shape
 from lantern_pipeline.settings.key_types import (
+    DIFFERENT_NAMES,
     Count,
     Integer,
     LearningRate,
     Name,
+    Named,
     Names,
     Number,
     OneOrList,
@@ -48,7 +50,7 @@ VariantName = Annotated[
 ]
 
 FASHION_SIZE = 32  # side in pixels of the images of Fashion-MNIST with their border
-Variants = dict[VariantName, Annotated[dict[str, Any], Field(min_length=1)]]
+Variants = Annotated[dict[VariantName, Annotated[dict[str, Any], Field(min_length=1)]], DIFFERENT_NAMES]
 
 
 class Repeats(Section):
@@ -351,7 +353,7 @@ class Ablations(Section):
     """Config section `ablations`: small experiments that vary methods and settings, outside the main result table."""
 
     num_prompts: Integer = Field(ge=2, description="number of prompts")
-    grids: dict[Name, Grid | None] = Field(description="ablations by name; null removes one")
+    grids: Named[Grid | None] = Field(description="ablations by name; null removes one")
 
 
 class TotalVariationNodes(Section):
@@ -515,7 +517,7 @@ class RunConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = Field(description="device of all jobs")
     repeats: Repeats
     data: Data
-    prompts: Annotated[dict[Name, PromptSet | None], Field(min_length=1)]
+    prompts: Annotated[dict[Name, PromptSet | None], Field(min_length=1), DIFFERENT_NAMES]
     text: TextEncoding
     tokenizer: Tokenizer
     attribute_classifier: MetricModel
@@ -539,7 +541,7 @@ class RunConfig(Section):
     metrics: Metrics
     figures: Figures
     study: Study
-    resources: dict[Name, ResourceEntry | None]
+    resources: Named[ResourceEntry | None]
 
     @property
     def prompt_sets(self) -> dict[str, PromptSet]:

@@ -50,6 +50,8 @@ SAMPLING = ("cfg_scale", "dtype")
 # Metric -> columns with its details, which follow its columns in the table.
 _DETAILS = {
     "speedup": ("speedup_cpu", "busy_elsewhere", "machine", "num_timed", "stepping", *with_ends("speedup_eager")),
+    "clip_score": ("clip_num_cut",),
+    "hps": ("hps_num_cut",),
     "prompt_accuracy": with_ends("prompt_accuracy_change"),
     "tokens_equal_autoregressive": ("num_near_ties", "margin_at_difference"),
     "tv_mean": (*with_ends(*TV_INTERVALS[1:]), *TV_VALUES),
@@ -104,6 +106,7 @@ def build_summary(
     Returns:
         The columns SUMMARY_COLUMNS, and those of custom parameters. These columns need an explanation:
 
+        - clip_num_cut, hps_num_cut: number of images whose caption the CLIP model does not read to its end.
         - prompt_accuracy_change: paired difference from autoregressive decoding.
         - target_prompt_accuracy: prompt accuracy of autoregressive decoding.
         - stepping: how the timed steps ran, "eager" or "graph" (CUDA graph).
@@ -192,12 +195,13 @@ def _combine_quality(rows: pd.DataFrame) -> dict[str, object]:
         rows: rows of the quality table for one method, prompt set and temperature, one per repeat.
 
     Returns:
-        Column -> value. Columns that describe the method are copied. num_images is summed. Metrics of a whole set of
-        images, such as FID, are averaged over the repeats.
+        Column -> value. Columns that describe the method are copied. Numbers of images are summed. Metrics of whole
+        sets of images, such as FID, are averaged over the repeats.
     """
     over_sets = [metric for metric in metrics_over(SETS) if metric.column in rows]
     values = {name: rows[name].iloc[0] for name in (*METHOD_PARTS, *custom_parameters(rows), *SAMPLING) if name in rows}
-    values |= {"num_images": int(rows["num_images"].sum()), "num_repeats": len(rows)}
+    counts = [name for name in ("num_images", "clip_num_cut", "hps_num_cut") if name in rows]
+    values |= {name: int(rows[name].sum()) for name in counts} | {"num_repeats": len(rows)}
     values |= {metric.column: float(rows[metric.column].mean()) for metric in over_sets}
     return values
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from pathlib import Path
@@ -13,7 +14,9 @@ from lantern.text_encoders.base import split_words
 from lantern_pipeline.data.image_sources import ImageSource, batch_indices
 from lantern_pipeline.training.loop import Trainer, cosine_rate, run_training
 from lantern_pipeline.training.optimisers import Optimiser
-from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
+from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer, cut_texts
+
+log = logging.getLogger(__name__)
 
 MAX_LOGIT_SCALE = 100.0
 MAX_OPEN_VOCABULARY = 8000
@@ -123,6 +126,10 @@ def train_clip(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = ClipModel(make_config(source, settings)).to(device)
+    captions = source.captions("train", range(source.num_train)) if model.config.is_open_vocabulary else []
+    if cut := cut_texts(model.tokenizer, captions):
+        room = model.tokenizer.context_length - 2
+        log.warning("CLIP is trained on the first %d words of %d of %d captions", room, len(cut), len(captions))
     trainer = ClipTrainer(model, source, settings, seed)
     history = run_training(trainer, settings["num_steps"], name="clip", checkpoint=checkpoint)
     report = {"num_steps": settings["num_steps"], "final_loss": history[-1]["loss"]}

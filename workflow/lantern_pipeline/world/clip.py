@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,8 @@ from lantern.text_encoders.base import split_words
 
 if TYPE_CHECKING:
     from open_clip.model import CLIP, CustomTextCLIP
+
+log = logging.getLogger(__name__)
 
 PAD, UNKNOWN, FIRST_WORD = 0, 1, 2
 
@@ -50,6 +53,20 @@ class ClipConfig:
         object.__setattr__(self, "vocabulary", tuple(self.vocabulary))  # a checkpoint stores it as a list
 
 
+class Tokenizer(Protocol):
+    """What CLIP models need of a tokenizer. open_clip's SimpleTokenizer has it as well."""
+
+    context_length: int
+
+    def __call__(self, texts: list[str], /) -> torch.Tensor:
+        """Convert texts to token ids, int64 (texts, context_length)."""
+        ...
+
+    def encode(self, text: str, /) -> list[int]:
+        """Return the token ids of a whole text, without start and end token."""
+        ...
+
+
 class WordTokenizer:
     """Tokenizer with one token per word, between a start and an end token. Texts are padded on the right.
 
@@ -79,21 +96,32 @@ class WordTokenizer:
             ValueError: `is_open_vocabulary` is False, and a text is too long or has an unknown word.
         """
         ids = torch.full((len(texts), self.context_length), PAD, dtype=torch.int64)
+        room = self.context_length - 2
         for row, text in enumerate(texts):
-            tokens = [self.start, *self._words(text), self.end]
+            words = self.encode(text)
+            if len(words) > room and not self.is_open_vocabulary:
+                raise ValueError(f"caption {text!r} has {len(words)} words; the CLIP model reads {room} at most")
+            tokens = [self.start, *words[:room], self.end]
             ids[row, : len(tokens)] = torch.tensor(tokens)
         return ids
 
-    def _words(self, text: str) -> list[int]:
-        words, room = split_words(text), self.context_length - 2
-        if self.is_open_vocabulary:
-            return [self.ids.get(word, UNKNOWN) for word in words[:room]]
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of all words of a text, without start and end token.
+
+        Raises:
+            ValueError: `is_open_vocabulary` is False, and the text has an unknown word.
+        """
+        words = split_words(text)
         unknown = [word for word in words if word not in self.ids]
-        if unknown:
+        if unknown and not self.is_open_vocabulary:
             raise ValueError(f"unknown word {unknown[0]!r} in caption {text!r}; known words: {', '.join(self.ids)}")
-        if len(words) > room:
-            raise ValueError(f"caption {text!r} has {len(words)} words; the CLIP model reads {room} at most")
-        return [self.ids[word] for word in words]
+        return [self.ids.get(word, UNKNOWN) for word in words]
+
+
+def cut_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
+    """Return those of the texts that a CLIP model does not read to their end."""
+    room = tokenizer.context_length - 2  # without start and end token
+    return [text for text in texts if len(tokenizer.encode(text)) > room]
 
 
 class ClipModel(StoredModel):
@@ -167,10 +195,11 @@ class ClipScorer:
     """
 
     model: CLIP | CustomTextCLIP
-    tokenizer: Callable[[list[str]], torch.Tensor]
+    tokenizer: Tokenizer
     preprocess: Callable[[torch.Tensor], torch.Tensor]
     name: str
     prompt_prefix: str = ""
+    _reported: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self.model.eval().requires_grad_(False)
@@ -216,6 +245,17 @@ class ClipScorer:
         """
         return F.normalize(self.model.encode_image(self.preprocess(images.to(self.device))).float(), dim=-1)
 
+    def count_cut(self, texts: Sequence[str]) -> int:
+        """Return how many texts the model does not read to their end. A warning states the number, once per text."""
+        cut = cut_texts(self.tokenizer, [self.prompt_prefix + text for text in texts])
+        if not self._reported.issuperset(cut):
+            log.warning(
+                "%s reads %d tokens of a caption: %d of %d captions are cut, the first is %.80r",
+                *(self.name, self.tokenizer.context_length, len(cut), len(texts), cut[0]),
+            )
+            self._reported.update(cut)
+        return len(cut)
+
     @torch.inference_mode()
     def embed_texts(self, texts: Sequence[str]) -> torch.Tensor:
         """Embed texts, with `prompt_prefix` in front of each.
@@ -226,6 +266,7 @@ class ClipScorer:
         Returns:
             Unit vectors, float32 (n, embed_dim).
         """
+        self.count_cut(texts)
         tokens = self.tokenizer([self.prompt_prefix + text for text in texts]).to(self.device)
         return F.normalize(self.model.encode_text(tokens).float(), dim=-1)
 
@@ -240,6 +281,7 @@ class ClipScorer:
         Returns:
             Cosines, (n,) float32, on the CPU.
         """
+        self.count_cut(texts)  # of all batches together
         scores = []
         for first in range(0, len(texts), batch_size):
             rows = slice(first, first + batch_size)
