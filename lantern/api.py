@@ -407,7 +407,7 @@ def _texts_of(prompts: str | Sequence[str]) -> list[str]:
     return texts
 
 
-def _pictures_of(images: Sequence[Any], num_prompts: int) -> list[Sequence[Any]]:
+def _pictures_of(images: Sequence[Any], num_prompts: int) -> Sequence[Sequence[Any]]:
     """Return the source pictures of each prompt, given as a list for all prompts or as one list per prompt."""
     if not isinstance(images, list | tuple) or not images:
         raise ValueError(f"images must be a list of one or more source pictures, got {images!r:.60}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, cast
 
 from lantern.whole_numbers import as_whole
 
@@ -70,7 +70,7 @@ class Parameter:
         """
         if self._allows(value):
             return as_whole(value) if self.is_integer else value
-        is_large = not self.is_integer and isinstance(value, Real) and LARGEST < value < math.inf
+        is_large = not self.is_integer and isinstance(value, Real) and LARGEST < cast("float", value) < math.inf
         if is_large and self.high == math.inf:
             raise ValueError(f"{name} of {owner} must be at most {LARGEST:g}, got {value!r}; choose a smaller one")
         remedy = f"; {self.remedy}" if self.remedy else ""
@@ -84,6 +84,7 @@ class Parameter:
         number = as_whole(value) if self.is_integer else value
         if isinstance(number, bool) or not isinstance(number, Real) or (self.is_open and number == self.low):
             return False
+        number = cast("float", number)
         return self.low <= number <= self.high and (self.is_integer or abs(number) <= LARGEST)
 
 

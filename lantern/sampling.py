@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
+from typing import cast
 
 import numpy as np
 import torch
@@ -43,7 +44,7 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "cfg_scale"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Real) or not abs(value) < math.inf:
+            if isinstance(value, bool) or not isinstance(value, Real) or not abs(cast("float", value)) < math.inf:
                 raise ValueError(f"{name} must be a finite number, got {value!r}")
         if self.temperature < 0:
             raise ValueError(f"temperature must be >= 0, got {self.temperature}; 0 is greedy decoding")

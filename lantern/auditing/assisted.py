@@ -94,7 +94,8 @@ def language_model(world: World, table: torch.Tensor) -> Any:
             values = self.place_values[positions] * (input_ids + (positions > 0))
             kept, _ = cache.update(values[:, None, :, None], values[:, None, :, None], 0)
             contexts = kept[:, 0, :, 0].cumsum(1)[:, begin:]
-            return CausalLMOutputWithPast(logits=self.log_probs[contexts], **{output_name: cache})
+            named: dict[str, Any] = {output_name: cache}
+            return CausalLMOutputWithPast(logits=self.log_probs[contexts], **named)
 
     sizes = {"vocab_size": world.vocab_size, "num_hidden_layers": 1}
     ids: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}

@@ -122,16 +122,15 @@ def audit(
     is_assisted = sampler == ASSISTED
     if world is None:
         world = make_world(3, 1, 3, num_prompts=1, top_k=3) if is_assisted else make_world()
-    if num is None:
-        num = NUM_ASSISTED if is_assisted else NUM_SAMPLES
-    num = _NUM.check("num", num, "audit")
+    usual = NUM_ASSISTED if is_assisted else NUM_SAMPLES
+    num_samples: int = _NUM.check("num", usual if num is None else num, "audit")
     seed = _SEED.check("seed", seed, "audit")
     batch_size = _BATCH.check("batch_size", batch_size, "audit")
     name = sampler if isinstance(sampler, str) else getattr(sampler, "__name__", type(sampler).__name__)
     function = make_sampler(sampler, parts) if isinstance(sampler, str) else sampler
     if parts and not isinstance(sampler, str):
         raise ValueError(f"a function takes no parts of a method, got {', '.join(parts)}; leave them out")
-    counts = _count(function, name, world, num, seed, batch_size)
+    counts = _count(function, name, world, num_samples, seed, batch_size)
     probs = world.sequence_probs()
     test = chi_square(counts.sum(0), probs)
     is_impossible = probs == 0
@@ -142,7 +141,7 @@ def audit(
         num_impossible=int(counts.sum(0)[is_impossible].sum()),
         total_variation=total_variation(counts, probs),
         p_value=test.p_value,
-        detectable=math.sqrt(detectable_noncentrality(test.df, LEVEL, POWER) / num) / 2,
+        detectable=math.sqrt(detectable_noncentrality(test.df, LEVEL, POWER) / num_samples) / 2,
     )
 
 

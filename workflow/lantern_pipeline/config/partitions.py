@@ -47,8 +47,6 @@ def check_partitions(workflow: Any) -> None:
 
 def _submitted_jobs(workflow: Any) -> list[Any]:
     """Return what Snakemake will submit: each job that has to run, or the group to which it belongs."""
-    from snakemake.jobs import GroupJob
-
     found: dict[Any, Any] = {}
     for job in workflow.dag.needrun_jobs():
         group = workflow.dag.get_job_group(job)
@@ -56,7 +54,7 @@ def _submitted_jobs(workflow: Any) -> list[Any]:
             found[job] = job
         elif group not in found:
             # A copy, since Snakemake may add jobs to its own until it sorts them, which the sum of the minutes needs.
-            found[group] = GroupJob(group.groupid, group.jobs, workflow.global_resources)
+            found[group] = type(group)(group.groupid, group.jobs, workflow.global_resources)
             found[group].finalize()
     return [job for job in found.values() if not job.is_local]
 
