@@ -4,11 +4,13 @@ A step of `TreeDecoder` has four parts. The drafter proposes a tree. The target 
 verifier decides which drafts are accepted. Then the accepted drafts and one more token are committed, that is, added to
 the image. In autoregressive decoding the tree has only a root, the last token.
 
-Every step changes the state in place. On a GPU, steps have fixed shapes and read nothing back to the host. The loop
-checks for complete images before every step on a CPU. On a GPU it checks only when some images may be complete.
+Every step changes the state in place. Steps have fixed shapes and read nothing back to the host. The host looks at the
+state between steps, but not after each: as many steps follow as the images need at least, if every step emits the most
+tokens possible.
 
-The loop also restricts attention to the used slots of the key/value cache. It updates this limit before every step on a
-CPU. On a GPU with several CUDA graphs, it does so every few steps.
+At such a look the loop also restricts attention to the used slots of the key/value cache, and looks again before a step
+may exceed the limit. On a CPU in float32 the limit fits the next step. On a GPU it is that of one of several CUDA graphs
+and fits the next FEWEST_STEPS steps.
 """
 
 from __future__ import annotations

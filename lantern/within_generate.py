@@ -90,7 +90,7 @@ def custom_generate(
     given = None if grid is None else check_sides("grid", grid)
 
     @shut_out_settings()
-    def draw(
+    def generate(
         model: PreTrainedModel,
         input_ids: torch.Tensor,
         logits_processor: Sequence[LogitsProcessor],
@@ -134,7 +134,7 @@ def custom_generate(
         sequences = torch.cat([input_ids, words[codes], ends.expand(len(ids), -1)], dim=1)
         return _as_generate_does(sequences, generation_config)
 
-    return draw
+    return generate
 
 
 def _refuse_what_is_not_done(
@@ -146,7 +146,7 @@ def _refuse_what_is_not_done(
     mode = config.get_generation_mode().value
     if config.num_beams not in (None, 1) or mode not in _MODES:
         raise ValueError(
-            f"generate must search greedily or sample with num_beams=1 to draw by lantern.custom_generate, got {mode} "
+            f"generate must search greedily or sample with num_beams=1 under lantern.custom_generate, got {mode} "
             f"with num_beams={config.num_beams}"
         )
     asked = [name for name in _UNSUPPORTED_OUTPUTS if getattr(config, name, None)]
@@ -168,7 +168,7 @@ def _refuse_what_is_not_done(
         raise ValueError(f"an image is generated to its end, got the stopping criterion {strange[0]}; leave it out")
     for name in CACHE_NAMES:
         if (past := model_kwargs.get(name)) is not None and past.get_seq_length():
-            raise ValueError(f"the cache in {name} must be empty to draw by lantern.custom_generate; leave it out")
+            raise ValueError(f"the cache in {name} must be empty under lantern.custom_generate; leave it out")
 
 
 def _unsupported_processors(processors: Sequence[LogitsProcessor]) -> list[str]:
@@ -405,7 +405,7 @@ def _shape_of(model: PreTrainedModel, family: str, ids: torch.Tensor, grid: tupl
         raise ValueError("the prompts do not say the image's size: pass lantern.custom_generate(grid=(height, width))")
     if len(found) > 1:
         raise ValueError(
-            f"all images of a batch must have one size, got {sorted(found)} (height, width); draw one size"
+            f"all images of a batch must have one size, got {sorted(found)} (height, width); give one size"
         )
     (size,) = found
     return size

@@ -248,7 +248,7 @@ def test_a_filled_cache_is_refused_under_each_name(emu3, name):
     full, row = DynamicCache(), torch.zeros(2, 2, 3, 16)
     full.update(row, row, 0)
     with pytest.raises(
-        ValueError, match=r"the cache in \w+ must be empty to draw by lantern.custom_generate; leave it"
+        ValueError, match=r"the cache in \w+ must be empty under lantern.custom_generate; leave it"
     ):
         model.generate(**inputs, custom_generate=lantern.custom_generate(), **{name: full})
 
@@ -265,7 +265,7 @@ def test_sizes_and_prefixes_of_emu3_that_do_not_fit_are_refused(emu3):
         with pytest.raises(ValueError, match="prefix_allowed_tokens_fn must allow the image of 4 x 4 codes"):
             model.generate(**square, custom_generate=decode, prefix_allowed_tokens_fn=allowed)
     mixed = {name: torch.cat([square[name][:1], wide[name][:1]]) for name in ("input_ids", "attention_mask")}
-    with pytest.raises(ValueError, match=r"one size, got \[\(3, 6\), \(4, 4\)\] \(height, width\); draw one size"):
+    with pytest.raises(ValueError, match=r"one size, got \[\(3, 6\), \(4, 4\)\] \(height, width\); give one size"):
         model.generate(**mixed, custom_generate=decode)
     with pytest.raises(ValueError, match=r"do not say the image's size: pass lantern.custom_generate\(grid="):
         model.generate(**processor(text=["cat"], return_tensors="pt"), custom_generate=decode)
