@@ -8,9 +8,9 @@ Every step changes the state in place. Steps have fixed shapes and read nothing 
 state between steps, but not after each: as many steps follow as the images need at least, if every step emits the most
 tokens possible.
 
-At such a look the loop also restricts attention to the used slots of the key/value cache, and looks again before a step
-may exceed the limit. On a CPU in float32 the limit fits the next step. On a GPU it is that of one of several CUDA graphs
-and fits the next FEWEST_STEPS steps.
+At such a look the loop also restricts attention to the used slots of the key/value cache, and looks again before a
+step may exceed the limit. On a CPU in float32 the limit fits the next step. On a GPU it is that of one of several CUDA
+graphs and fits the next FEWEST_STEPS steps.
 """
 
 from __future__ import annotations

@@ -247,9 +247,7 @@ def test_a_filled_cache_is_refused_under_each_name(emu3, name):
     model, inputs = emu3[0], emu3_inputs(emu3[1])
     full, row = DynamicCache(), torch.zeros(2, 2, 3, 16)
     full.update(row, row, 0)
-    with pytest.raises(
-        ValueError, match=r"the cache in \w+ must be empty under lantern.custom_generate; leave it"
-    ):
+    with pytest.raises(ValueError, match=r"the cache in \w+ must be empty under lantern.custom_generate; leave it"):
         model.generate(**inputs, custom_generate=lantern.custom_generate(), **{name: full})
 
 
