@@ -561,9 +561,9 @@ def test_an_overlay_overrules_the_models_card(tmp_path):
 
 
 def test_no_prompt_set_has_more_shards_than_prompts():
-    validate_config(changed("generation.num_shards", 48))
-    sentence = sentence_for(changed("generation.num_shards", 49))
-    assert "generation.num_shards must be at most 48, the prompts of set unseen, got 49" in sentence
+    validate_config(changed("generation.num_shards", 24))
+    sentence = sentence_for(changed("generation.num_shards", 25))
+    assert "generation.num_shards must be at most 24, the prompts of set unseen, got 25" in sentence
     assert "data.num_shards must be at most target.num_eval = 512, got 513" in sentence_for(
         changed("data.num_shards", 513)
     )
@@ -571,12 +571,12 @@ def test_no_prompt_set_has_more_shards_than_prompts():
 
 
 def test_shards_of_prompt_features_count_for_t5_alone():
-    config = changed("text.num_shards", 49)
+    config = changed("text.num_shards", 25)
     validate_config(copy.deepcopy(config))  # words have no features
     config["text"] |= {"encoder": "t5", "checkpoint": "flan_t5_xl"}
     config["metrics"]["fidelity"] = None
-    assert "text.num_shards must be at most 48, the prompts of set unseen, got 49" in sentence_for(config)
-    config["text"]["num_shards"] = 48
+    assert "text.num_shards must be at most 24, the prompts of set unseen, got 25" in sentence_for(config)
+    config["text"]["num_shards"] = 24
     validate_config(config)
 
 
