@@ -80,13 +80,14 @@ def publish(root: Path) -> list[str]:
     }
     for name, shown in shown_claims.items():
         table = tables[name]
-        run = textwrap.fill(describe_run(describe_setting(table[table["acceptance"].notna()])), 120)
+        setting = describe_setting(table[table["acceptance"].notna()])
+        run = textwrap.fill(describe_run(setting), 120)
         parts = [method_cells(table), *claim_tables(claims[name], shown)]
         blocks.append((RESULTS, name, _join(run, *parts)))
         if name == "results":
             few = method_cells(select_few(table), FIRST, README_PLAIN)
-            speed = textwrap.fill(describe_speed(table), 120)
-            blocks.append(("README.md", name, _join(few, speed)))
+            notes = textwrap.fill(f"{describe_run(setting)} {describe_speed(table)}", 120)
+            blocks.append(("README.md", name, _join(few, notes)))
             blocks.append(("README.md", "findings", textwrap.fill(_finding(tables), 120, subsequent_indent="  ")))
     for name in ("mixing", "fashion_mixing"):
         blocks.append((RESULTS, name, _join(curve_cells(claims[name]["equal_length"]))))
