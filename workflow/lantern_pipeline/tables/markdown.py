@@ -16,6 +16,7 @@ from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.claims import MIN_TIMED, num_timed
 from lantern_pipeline.tables.generality import LENGTH
 from lantern_pipeline.tables.method_labels import label_method
+from lantern_pipeline.tables.predict import EAGER, STEP_COSTS
 from lantern_pipeline.tables.summary import MetricsSection, select_ceilings, select_headline
 
 EMPTY = "–"
@@ -107,11 +108,12 @@ def describe_speed(table: pd.DataFrame) -> str:
     """Write what a CPU gains: the fastest exact method, and the range of the methods with large trees."""
     fastest = table[table["is_exact"].eq(True)].nlargest(1, "speedup").iloc[0]
     large = table[table["tree"].isin(LARGE_TREES)]
+    low, high, _ = STEP_COSTS[True, EAGER]
     spans = [f"{large[name].min():.2f} to {large[name].max():.2f}" for name in ("speedup", "relative_step_cost")]
     return (
         f"Speed-up on this CPU: {fastest['label']} {with_interval(fastest, 'speedup')}, trees of 50 to 58 drafts "
         f"{spans[0]}. A CPU pays for every draft, so that a step of such a tree takes as long as {spans[1]} steps of "
-        "autoregressive decoding. On a GPU it should cost little more than one ([step costs of papers](docs/gpu.md))."
+        f"autoregressive decoding. On GPUs, papers report {low} to {high} for theirs ([sources](docs/gpu.md))."
     )
 
 
