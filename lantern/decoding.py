@@ -29,7 +29,7 @@ from lantern.attention_mask import window_table
 from lantern.caller import shut_out_settings
 from lantern.codebook import with_line_end
 from lantern.custom_parts import named, watch_drafter
-from lantern.decoding_state import DRAFT_FAULT, TARGET_FAULT, DecodingModels, DecodingState, Generation
+from lantern.decoding_state import DecodingModels, DecodingState, Generation
 from lantern.draft_tree import DraftTree
 from lantern.drafters.base import Drafter
 from lantern.import_paths import load_class
@@ -357,9 +357,9 @@ class Decoder:
             is_finite: whether the target's logits for the emitted tokens were finite, bool (batch,).
             is_draft_finite: whether the logits of the drafts were finite, bool (batch,). None without a draft model.
         """
-        of_drafts = is_finite if is_draft_finite is None else is_draft_finite
-        fault = torch.where(is_finite, (~of_drafts) * DRAFT_FAULT, TARGET_FAULT)
-        entry = torch.stack([num_accepted, node, fault], dim=1)
+        # FINE, TARGET_FAULT or DRAFT_FAULT, in as few kernels as possible
+        found = is_finite.long() if is_draft_finite is None else is_finite * (2 - is_draft_finite.long())
+        entry = torch.stack([num_accepted, node, found], dim=1)
         state.step_log.scatter_(1, state.num_steps[:, None, None].expand(-1, 1, 3), entry[:, None])
         state.num_steps.add_(state.lengths < self.num_tokens)
         state.lengths.add_(num_accepted + 1).clamp_(max=self.num_tokens)

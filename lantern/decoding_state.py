@@ -18,7 +18,7 @@ from lantern.noise import NoiseField
 
 Heads = TypeVar("Heads", ShiftHeads, StateHead)
 HEAD_NAMES = {ShiftHeads: ("shift heads", "shift"), StateHead: ("a state head", "state")}  # and keys of heads.kind
-TARGET_FAULT, DRAFT_FAULT = 1, 2  # in `DecodingState.step_log`
+TARGET_FAULT, FINE, DRAFT_FAULT = 0, 1, 2  # in `DecodingState.step_log`
 
 
 @dataclass
@@ -116,8 +116,8 @@ class DecodingState:
         margins: as in `Generation`, float32, shaped like `tokens`. None unless margins are recorded.
         num_steps: number of steps of each image, int64 (batch,).
         step_log: three integers per step, int64 (batch, tokens, 3): number of accepted drafts, index of the deepest
-            accepted node, and which model's logits were not finite: 0 for none, TARGET_FAULT or DRAFT_FAULT. Entries
-            from `num_steps` on have no meaning.
+            accepted node, and FINE, or which model's logits were not finite: TARGET_FAULT or DRAFT_FAULT. Entries from
+            `num_steps` on have no meaning.
         is_first_finite: whether the target's logits for the first token were finite, bool (batch,).
         drafter_state: the drafter's state, see `Drafter.allocate`. None without a drafter.
         graphs: CUDA graphs of a step on these tensors, see `StepRunner`. The key is the number of cache slots that
@@ -143,13 +143,13 @@ class DecodingState:
             FloatingPointError: some logits were nan or infinite. The message names the model, the prompt and the step.
         """
         is_step = torch.arange(self.step_log.shape[1], device=self.lengths.device) < self.num_steps[:, None]
-        faults = self.step_log[..., 2] * is_step
-        faults[:, 0].masked_fill_(~self.is_first_finite, TARGET_FAULT)
-        if not faults.any():
+        found = self.step_log[..., 2].masked_fill(~is_step, FINE)
+        found[:, 0].masked_fill_(~self.is_first_finite, TARGET_FAULT)
+        if bool((found == FINE).all()):
             return
         # A target's fault comes first, since it makes the drafts of the next step wrong as well.
-        is_target = bool((faults == TARGET_FAULT).any())
-        is_bad = faults == (TARGET_FAULT if is_target else DRAFT_FAULT)
+        is_target = bool((found == TARGET_FAULT).any())
+        is_bad = found == (TARGET_FAULT if is_target else DRAFT_FAULT)
         row, step = is_bad.nonzero().tolist()[0]
         model = "the target" if is_target else "the draft model or the heads"
         raise FloatingPointError(

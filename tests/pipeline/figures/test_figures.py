@@ -238,7 +238,7 @@ def test_a_method_without_a_bound_has_no_mark_of_one_and_the_legend_names_what_i
 def test_methods_show_tv_or_the_rate_of_substitutions():
     methods = tables.method_table()
     axes = draw("total_variation").axes[2]
-    assert texts(axes.get_yticklabels()) == ["LANTERN chain k 20, δ 0.1", "proximity k 5"]
+    assert texts(axes.get_yticklabels()) == ["LANTERN chain of 5 k 20, δ 0.1", "proximity k 5"]
     assert points(axes) == [[0.3, 0], [0.2, 1]]
     assert axes.containers[1].lines[0].get_markerfacecolor() == "white"
     deltas = [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "|"]
@@ -278,7 +278,7 @@ def test_published_and_own_numbers_stay_in_their_panels():
     assert labels[0] == "LANTERN, RTX 3090\nLlamaGen-XL stage I, T 0"
     assert "LANTERN++, best case\nmodel not given" in labels and not any("PAR" in label for label in labels)
     assert points(right) == [[2, 0], [3, 1], [4, 2]]
-    assert texts(right.get_yticklabels()) == ["coupled", "LANTERN chain k 20, δ 0.1", "proximity k 5"]
+    assert texts(right.get_yticklabels()) == ["coupled", "LANTERN chain of 5 k 20, δ 0.1", "proximity k 5"]
 
 
 def test_markers_of_a_line_that_would_hide_each_other_stand_one_below_the_other():
@@ -423,7 +423,7 @@ def test_a_line_of_grids_runs_from_the_smallest_to_the_largest():
     sides = [8, 12, 16]
     for place, line in enumerate(lines.values(), 1):
         assert line.get_xydata() == pytest.approx(np.array([[side, place + side / 10] for side in sides]))
-    assert list(lines) == ["coupled", "LANTERN chain k 20, δ 0.1", "proximity k 5", "proximity k 9"]
+    assert list(lines) == ["coupled", "LANTERN chain of 5 k 20, δ 0.1", "proximity k 5", "proximity k 9"]
     styles = [line.get_linestyle() for line in lines.values()]
     assert styles == ["-", "-", "-", "--"]  # the last two have the same colour and marker
 

@@ -103,7 +103,7 @@ def test_targets_are_named_by_their_grid_and_relaxed_methods_have_the_added_nll(
     titles, *rows = grid_cells(table)
     lines = {row[0]: row[1:] for row in rows}
     assert titles == ["", "8 x 8", "12 x 12"] and lines["what differs"] == ["–", "tokenizer.grid 12"]
-    assert lines["Jacobi: tokens / forward"] == ["2.92 [2.83, 3.01]", "3.09 [2.98, 3.20]"]
+    assert lines["Jacobi (chain9): tokens / forward"] == ["2.92 [2.83, 3.01]", "3.09 [2.98, 3.20]"]
     relaxed = "LANTERN++ (chain5) k 10, λ 5"
     assert lines[f"{relaxed}: NLL added"] == ["+0.18 [+0.12, +0.23]", "+0.25 [+0.19, +0.31]"]
     assert [name for name in lines if relaxed in name] == [f"{relaxed}: tokens / forward", f"{relaxed}: NLL added"]

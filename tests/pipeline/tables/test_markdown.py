@@ -46,7 +46,7 @@ def test_the_full_table(table):
     assert len(rows) == len(METHODS) + 1 and len({len(row) for row in rows}) == 1
     assert [rows[0][place] for place in (0, 1, 5, 9, 10)] == ["autoregressive", "1.00", "2.0", "1.00", "1.00"]
     assert rows[-1] == ["real images", "–", "–", "–", "97.0", "–", "9.0", "0.950", "–", "–", "–"]
-    lantern = next(row for row in rows if row[0] == "LANTERN chain k 20, δ 0.1")
+    lantern = next(row for row in rows if row[0] == "LANTERN chain of 5 k 20, δ 0.1")
     assert [lantern[place] for place in (1, 3, 8, 9, 10)] == ["3.20", "0.200 [0.100, 0.300]", "0", "1.92", "1.67"]
     free = method_cells(table.assign(prompt_accuracy=np.nan, hps=0.28, hps_low=0.27, hps_high=0.29))[0]
     assert "HPS" in free and "prompt accuracy (%)" not in free  # a metric that was not measured has no column
@@ -83,7 +83,7 @@ def test_the_best_methods_are_shown_with_their_cost():
         "1.43",
         "none: the tokens of autoregressive decoding",
     ]
-    assert relaxed[:3] == [f"relaxed: {both}", "LANTERN chain k 20, δ 0.1", "3.20"]
+    assert relaxed[:3] == [f"relaxed: {both}", "LANTERN chain of 5 k 20, δ 0.1", "3.20"]
     assert relaxed[4].startswith("TV 0.20 [0.10, 0.30]; NLL 3.") and " → " in relaxed[4]
     assert "; prompt accuracy -1.0 [" in relaxed[4] and relaxed[4].endswith("] points")
     exact, _ = best(("eagle1", (30, 0, 0, 0.5)))  # exact, with other tokens
@@ -143,14 +143,16 @@ def test_the_readme_shows_the_authors_trees_and_ours_of_as_many_nodes():
     table = shown(make_tables(methods))
     titles, *rows = method_cells(select_few(table), FIRST, README_PLAIN)
     assert [row[0] for row in rows] == [
-        *("autoregressive", "EAGLE-1 (naive_extend_57)", "EAGLE-2 (dynamic 58)", "hybrid (hybrid_50)", "Jacobi"),
+        *("autoregressive", "EAGLE-1 (static 57)", "EAGLE-2 (dynamic 58)", "hybrid, 50 nodes", "Jacobi"),
         "real images",
     ]
     assert [title.partition(" (")[0] for title in titles] == [
         *("method", "tokens / forward", "NLL", "prompt accuracy")  # the table has no total variation
     ]
     speed = describe_speed(table)
-    assert "CPU: Jacobi 2.00, trees of 50 to 58 drafts 0.50 to 0.50" in speed and "as 4.00 to 4.00 steps" in speed
+    assert (
+        "CPU: Jacobi (chain9) 2.00, trees of 50 to 58 drafts 0.50 to 0.50" in speed and "as 4.00 to 4.00 steps" in speed
+    )
 
 
 def test_a_page_stands_alone_and_escapes_texts():

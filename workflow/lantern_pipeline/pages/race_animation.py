@@ -12,8 +12,9 @@ from torch import Tensor
 
 from lantern.io import atomic_path
 from lantern.prompts import Prompt
+from lantern_pipeline.data.tables import method_columns
 from lantern_pipeline.measure.latency import TimedImages
-from lantern_pipeline.tables.method_labels import label_method
+from lantern_pipeline.tables.method_labels import label_family
 
 SHOWN = ("autoregressive", "eagle1", "jacobi", "lantern_pp", "lantern_chain")  # at most one method of each name
 WIDTH, GAP, HEAD, FOOT = 168, 12, 52, 24  # pixels: width of an image, gap between images, text above and below
@@ -49,7 +50,7 @@ def draw_race(
     text = sorted(gains, key=gains.__getitem__)[(len(gains) - 1) // 2]
     size = WIDTH, round(WIDTH * positions.shape[0] / positions.shape[1])
     pixels = [Image.fromarray(image).resize(size, Image.Resampling.NEAREST) for image in draw(timed.codes[rows[text]])]
-    labels = [label_method(timed.metadata["methods"][method]) for method in methods]
+    labels = [label_family(method_columns(timed.metadata["methods"][method])) for method in methods]
     slowest = float(seconds[rows[text]].max())
     frames = []
     for now in np.linspace(0, slowest, FRAMES + 1):

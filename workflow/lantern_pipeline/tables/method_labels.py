@@ -1,9 +1,9 @@
 """Labels, colours and markers of methods, which are the same in every table, figure and page.
 
 A label depends on the method only, not on other methods in the same table. The name of the preset comes first. Tree,
-drafts and acceptance follow in brackets if they differ from the preset. If the preset leaves the size of its tree to
-the config, the tree is always told: "EAGLE-1 (naive_extend_57)", "LANTERN (dynamic 58)". The parameters come last. An
-example is "LANTERN (chain9, sjd) k 20, δ 0.1".
+drafts and acceptance follow in brackets if they differ from the preset. The tree is also told if a preset stands in
+tables with trees of several sizes: "EAGLE-1 (static 57)", "LANTERN (dynamic 58)". The parameters come last. An example
+is "LANTERN (chain9, sjd) k 20, δ 0.1".
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ SPARE_MARKER = "h"
 CEILING_NAMES = {"real": "real images", "reconstruction": "reconstructions"}
 WORDS = tuple(name for name, parameter in PARAMETERS.items() if parameter.choices)
 PARTS = ("tree", "drafts", "acceptance", "residual", "neighbours", *WORDS)
+OF_ANY_SIZE = ("jacobi", "hybrid")  # presets that stand in tables with several trees
 SYMBOLS = {name: parameter.symbol for name, parameter in PARAMETERS.items() if name not in WORDS}
 # Values that labels leave out because they are usual: for all methods, and in addition for methods with SJD drafts.
 _USUAL = {"residual": "paper", "neighbours": "l2_normalised"}
@@ -78,6 +79,9 @@ def label_family(method: Mapping[str, object]) -> str:
     if grown := re.fullmatch(rf"{base}_(\d+)", str(method.get("tree"))):  # a grown tree of these drafts, as hybrid_50
         name = f"{method_name(base)}, {grown[1]} nodes"
         usual = {**usual, "tree": method["tree"]}
+    elif base == "lantern_chain" and (chain := re.fullmatch(r"chain(\d+)", str(method.get("tree")))):
+        name = f"{method_name(base)} of {chain[1]}"
+        usual = {**usual, "tree": method["tree"]}
     else:
         name = method_name(base)
     parts = [_part_in_words(str(method[name])) for name in PARTS if _is_told(method, name, usual)]
@@ -85,6 +89,8 @@ def label_family(method: Mapping[str, object]) -> str:
 
 
 def _part_in_words(part: str) -> str:
+    if part == "naive_extend_57":  # the authors' static tree
+        return "static 57"
     is_sized = is_dynamic(part) and part != "dynamic"
     return f"dynamic {dynamic_options(part).num_nodes}" if is_sized else part
 
@@ -153,6 +159,8 @@ def _base_of(method: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
         usual |= _USUAL_SJD
     if base in _ROWS:
         usual |= dict(_ROWS[base].parts)
+    if base in OF_ANY_SIZE:
+        del usual["tree"]
     return base, usual
 
 
