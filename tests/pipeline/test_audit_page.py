@@ -70,7 +70,7 @@ def test_the_pages_sampler_in_python_is_lossless(capsys):
         ("lantern --k", "parts of a method must be options with a value, as in --k 4, got '--k'; add it"),
         ("lantern k=4", "parts of a method must be options with a value, as in --k 4, got 'k=4'; add it"),
         ("lantern --k=2", "method lantern with drafts top and acceptance additive needs delta, in [0, 1]"),
-        ("jacobi --sampler x", "takes no sampler, got x; it takes no parameters"),
+        ("jacobi --sampler x", "a method takes its own parameters only, got sampler for jacobi"),
         ("jacobi --num 3", "num of audit must be an integer in [500, 1e+07], got 3"),
         ("jacobi --world size=9", "a world has vocab_size, lines, columns, num_prompts, top_k, seed, got size"),
         ("jacobi --world vocab_size=9", "vocab_size of a world must be an integer in [3, 8], got 9"),

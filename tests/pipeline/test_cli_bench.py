@@ -103,7 +103,10 @@ def test_an_interruption_in_the_first_round_shows_no_table(monkeypatch):
         (["--methods", "jakobi"], "preset must be one of autoregressive, eagle1, "),
         (["--methods", "jacobi sjd"], "must be name=value, as in 'lantern k=20 delta=0.1', got 'sjd' for jacobi"),
         (["--methods", "lantern k=20"], "method lantern with drafts top and acceptance additive needs delta"),
-        (["--methods", "jacobi", "--trees", "chain5, cain9"], "tree must be one of dynamic, chain1, chain2, ..., "),
+        (
+            ["--methods", "jacobi", "--trees", "chain5, cain9"],
+            "tree must be one of dynamic, dynamic58k10d4, ..., chain1, chain2, ..., ",
+        ),
         (["--methods", "jacobi tree=chain5", "--trees", "chain9"], "--trees replaces the tree of every method"),
         (["--methods", "autoregressive tree=chain5"], "fills no tree with drafts, got tree chain5; remove"),
         (["--prompts", "absent.txt"], "absent.txt"),

@@ -113,8 +113,8 @@ def test_long_and_broken_texts_are_refused_and_other_texts_kept():
     [
         ("[" * 100_000, "JSON that cannot be read"),
         ("[" + "9" * 5000 + "]", "JSON that cannot be read"),
-        ('[{"text": {"a": 1}}]', "row 1: text and id should be a string or a number"),
-        ('[{"text": "a", "id": [1]}]', "row 1: text and id should be a string or a number"),
+        ('[{"text": {"a": 1}}]', "row 1: the key text must hold a text in quotes"),
+        ('[{"text": "a", "id": [1]}]', "row 1: an id must be a text or a number"),
         ('{"annotations": {"a": 1}}', "not as in COCO"),
         ('{"annotations": [{"image_id": [], "caption": "a"}]}', "not as in COCO"),
         ('{"annotations": [], "images": 3}', "not as in COCO"),

@@ -88,9 +88,9 @@ def sample_prompt(
     samples, baseline = [], None
     few = WITH_DRAFT_MODEL if model.models.draft is not None else WITHOUT_DRAFT_MODEL
     for name, parts in [read_method(method, "sample") for method in dict.fromkeys([BASELINE, *(methods or few)])]:
-        with _without_warnings():  # a warm-up, whose warnings the next pass repeats
-            model.generate(prompt, name, size=size, **parts)
-        drawn = model.generate(prompt, name, size=size, **parts)
+        model.generate(prompt, name, size=size, **parts)  # a warm-up
+        with _without_warnings():  # those of the warm-up again
+            drawn = model.generate(prompt, name, size=size, **parts)
         baseline = drawn.codes if baseline is None else baseline
         label, (title,) = label_method(drawn.records.metadata["method"]), column_titles([drawn.records])
         counts = int(drawn.steps[0]), drawn.codes.shape[1], float(drawn.seconds[0])

@@ -103,7 +103,12 @@ def test_first_of_each_preset_and_titles():
     ids = first_of_each_preset(records)
     assert ids == ["autoregressive", "coupled", "proximity-k5", "lantern-k20"]
     titles = column_titles([records[i] for i in ids])
-    assert titles == ["auto-\nregressive", "coupled", "proximity\nk 5", "LANTERN\nchain\nk 20, δ 0.1"]
+    assert titles == [
+        "auto-\nregressive",
+        "coupled\n(chain3)",
+        "proximity\n(chain3)\nk 5",
+        "LANTERN\nchain5\nk 20, δ 0.1",
+    ]
 
 
 # --- (b) ------------------------------------------------------------------------------------------
@@ -123,11 +128,11 @@ def test_one_curve_per_method_and_k_along_delta():
         for delta in (0.4, 0.1, 0.03)
     ]
     assert curves_of(*grid) == {
-        "LANTERN chain: k 10, δ 0.03–0.4": ([0.03, 0.1, 0.4], 0),
-        "LANTERN chain: k 20, δ 0.03–0.4": ([0.03, 0.1, 0.4], 1),
+        "LANTERN chain5: k 10, δ 0.03–0.4": ([0.03, 0.1, 0.4], 0),
+        "LANTERN chain5: k 20, δ 0.03–0.4": ([0.03, 0.1, 0.4], 1),
     }
     trees = [MethodSpec.of("coupled", tree=tree, drafts="coupled", method_id=tree) for tree in ("chain3", "chain5")]
-    assert list(curves_of(*trees)) == ["coupled", "coupled (chain5)"]  # never joined
+    assert list(curves_of(*trees)) == ["coupled (chain3)", "coupled (chain5)"]  # never joined
 
 
 def test_a_curve_runs_along_any_parameter_that_varies():
@@ -143,7 +148,7 @@ def test_a_curve_runs_along_any_parameter_that_varies():
 
 def test_tradeoff_shows_values_and_intervals_and_says_what_is_missing():
     axes = next(a for a in draw("tradeoff").axes if "prompt accuracy" in a.get_ylabel())
-    line, _, bars = next(c for c in axes.containers if c.get_label() == "coupled").lines
+    line, _, bars = next(c for c in axes.containers if c.get_label() == "coupled (chain3)").lines
     assert line.get_xydata().tolist() == [[2, 200]]
     ends = np.concatenate([bar.get_segments()[0] for bar in bars])
     assert ends.min(0).tolist() == [1.75, 175] and ends.max(0).tolist() == [2.5, 250]
@@ -156,7 +161,7 @@ def test_the_legend_names_what_some_panel_shows():
     summary.loc[1, ["nll", "prompt_accuracy"]] = np.nan
     summary.loc[2, "prompt_accuracy"] = np.nan
     (legend,) = draw("tradeoff", summary=summary).legends
-    curves = ["autoregressive", "LANTERN chain: k 20, δ 0.1", "proximity: k 5"]
+    curves = ["autoregressive", "LANTERN chain5: k 20, δ 0.1", "proximity (chain3): k 5"]
     lines = ["autoregressive decoding", "within 2 points of autoregressive"]
     assert texts(legend.get_texts()) == [*lines, *curves]
 
@@ -238,7 +243,7 @@ def test_a_method_without_a_bound_has_no_mark_of_one_and_the_legend_names_what_i
 def test_methods_show_tv_or_the_rate_of_substitutions():
     methods = tables.method_table()
     axes = draw("total_variation").axes[2]
-    assert texts(axes.get_yticklabels()) == ["LANTERN chain of 5 k 20, δ 0.1", "proximity k 5"]
+    assert texts(axes.get_yticklabels()) == ["LANTERN chain5 k 20, δ 0.1", "proximity (chain3) k 5"]
     assert points(axes) == [[0.3, 0], [0.2, 1]]
     assert axes.containers[1].lines[0].get_markerfacecolor() == "white"
     deltas = [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "|"]
@@ -278,7 +283,11 @@ def test_published_and_own_numbers_stay_in_their_panels():
     assert labels[0] == "LANTERN, RTX 3090\nLlamaGen-XL stage I, T 0"
     assert "LANTERN++, best case\nmodel not given" in labels and not any("PAR" in label for label in labels)
     assert points(right) == [[2, 0], [3, 1], [4, 2]]
-    assert texts(right.get_yticklabels()) == ["coupled", "LANTERN chain of 5 k 20, δ 0.1", "proximity k 5"]
+    assert texts(right.get_yticklabels()) == [
+        "coupled (chain3)",
+        "LANTERN chain5 k 20, δ 0.1",
+        "proximity (chain3) k 5",
+    ]
 
 
 def test_markers_of_a_line_that_would_hide_each_other_stand_one_below_the_other():
@@ -356,7 +365,7 @@ def test_rows_stand_at_their_speed_and_distance():
         assert points(above) == [[3, 0.3], [4, 0.1]] and points(exact) == [[1, 0], [2, 1]]
         faces = [container.lines[0].get_markerfacecolor() for container in (*exact.containers, *above.containers)]
         assert faces[0] == "white" and "white" not in faces[1:]  # all others have a draft model
-    named = ["LANTERN chain: k 20, δ 0.1", "proximity: k 5", "trained draft model", "no draft model"]
+    named = ["LANTERN chain5: k 20, δ 0.1", "proximity (chain3): k 5", "trained draft model", "no draft model"]
     assert texts(figure.legends[0].get_texts()) == named
     alone = draw("frontier", summary=make_summary().iloc[:1])
     assert texts(alone.legends[0].get_texts()) == ["no draft model"]
@@ -366,7 +375,7 @@ def test_what_is_not_known_stands_apart():
     figure = draw("frontier", summary=make_summary().assign(tv_mean=[np.nan, np.nan, np.nan, 0.1]))
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles == ["", "", "total variation 0", "", "total variation not known", ""]
-    assert texts(figure.axes[4].get_yticklabels()) == ["LANTERN chain: k 20, δ 0.1"]
+    assert texts(figure.axes[4].get_yticklabels()) == ["LANTERN chain5: k 20, δ 0.1"]
     assert [len(axes.containers) for axes in figure.axes] == [1, 1, 2, 2, 1, 1]
     figure = draw("frontier", summary=make_summary().assign(tv_mean=np.nan, substitution_rate=np.nan))
     assert [len(axes.containers) for axes in figure.axes[:2]] == [0, 0]
@@ -423,7 +432,12 @@ def test_a_line_of_grids_runs_from_the_smallest_to_the_largest():
     sides = [8, 12, 16]
     for place, line in enumerate(lines.values(), 1):
         assert line.get_xydata() == pytest.approx(np.array([[side, place + side / 10] for side in sides]))
-    assert list(lines) == ["coupled", "LANTERN chain of 5 k 20, δ 0.1", "proximity k 5", "proximity k 9"]
+    assert list(lines) == [
+        "coupled (chain3)",
+        "LANTERN chain5 k 20, δ 0.1",
+        "proximity (chain3) k 5",
+        "proximity (chain3) k 9",
+    ]
     styles = [line.get_linestyle() for line in lines.values()]
     assert styles == ["-", "-", "-", "--"]  # the last two have the same colour and marker
 

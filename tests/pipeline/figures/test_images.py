@@ -55,7 +55,7 @@ def test_samples_pair_prompts_methods_and_lengths():
     }
     grid = select_samples(records, PROMPTS, Mosaic(), {"sample_prompts": 2, "sample_methods": None})
     assert grid["row_titles"] == ["prompt 0", "prompt 1"]
-    assert grid["column_titles"] == ["auto-\nregressive", "LANTERN\nchain\nk 20, δ 0.1"]
+    assert grid["column_titles"] == ["auto-\nregressive", "LANTERN\nchain5\nk 20, δ 0.1"]
     assert grid["notes"] == [["1.00", "2.00"], ["1.00", "2.00"]]
     assert grid["images"].shape == (2, 2, 4, 4, 3)
     assert grid["images"][:, :, 0, 0, 0].tolist() == [[0, 32], [32, 64]]  # a code is an eighth of 255

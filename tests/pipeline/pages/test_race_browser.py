@@ -132,7 +132,7 @@ def test_the_end_gives_time_speed_up_and_equality_and_steps_count_forwards_of_th
     assert facts(page, "took") == ["1.600 s", "0.500 s", "0.400 s", "0.400 s"]
     assert facts(page, "speed-up") == ["1.00 ×", "3.20 ×", "4.00 ×", "4.00 ×"]
     news = page.locator("[role=status][aria-live=polite]").inner_text()
-    speed = "coupled: 5 forward passes, 0.500 s, 3.20 times as fast as autoregressive decoding"
+    speed = "coupled (chain3): 5 forward passes, 0.500 s, 3.20 times as fast as autoregressive decoding"
     assert f"{speed}; of its tokens all 16" in news
     near = "near (chain3, coupled, additive, l2) k 20, δ 0.1"
     assert page.get_by_role("img", name=f"{near}: 16 of 16 tokens shown").count() == 1
@@ -230,7 +230,9 @@ def test_reduced_motion_shows_the_end_or_single_steps(visit):
     assert facts(page, "forwards") == ["1"] * 4
     assert page.inner_text("#play") == "Show the end"
     page.click("#play")
-    assert facts(page, "forwards") == ["16", "5", "4", "4"] and "coupled: 5 forward passes" in page.inner_text("#news")
+    assert facts(page, "forwards") == ["16", "5", "4", "4"] and "coupled (chain3): 5 forward passes" in page.inner_text(
+        "#news"
+    )
 
 
 def test_a_phone_shows_two_lanes_side_by_side_without_scrolling_sideways(visit):

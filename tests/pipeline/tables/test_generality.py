@@ -24,7 +24,7 @@ from lantern_pipeline.tables.generality import (
 from lantern_pipeline.tables.markdown import target_cells
 from lantern_pipeline.tables.summary import build_summary
 
-LANTERN = "LANTERN chain of 5 k 20, δ 0.1"
+LANTERN = "LANTERN chain5 k 20, δ 0.1"
 
 
 @cache

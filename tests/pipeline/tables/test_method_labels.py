@@ -63,8 +63,8 @@ def test_a_label_holds_what_differs_within_everything_published():
 LANTERN = {"k": 20, "delta": 0.1}
 CASES = [
     ("LANTERN k 20, δ 0.1", "lantern", {**LANTERN}),
-    ("LANTERN chain of 5 k 20, δ 0.1", "lantern", {**LANTERN, "tree": "chain5", "drafts": "sampled"}),
-    ("LANTERN chain of 3 k 20, δ 0.1", "lantern", {**LANTERN, "tree": "chain3", "drafts": "sampled"}),
+    ("LANTERN chain5 k 20, δ 0.1", "lantern", {**LANTERN, "tree": "chain5", "drafts": "sampled"}),
+    ("LANTERN chain3 k 20, δ 0.1", "lantern", {**LANTERN, "tree": "chain3", "drafts": "sampled"}),
     ("LANTERN (chain9, jacobi) k 20, δ 0.1", "lantern", {**LANTERN, "tree": "chain9", "drafts": "jacobi"}),
     ("LANTERN (random) k 20, δ 0.1", "lantern", {**LANTERN, "neighbours": "random"}),
     ("EAGLE-1 (chain3)", "eagle1", {"tree": "chain3"}),

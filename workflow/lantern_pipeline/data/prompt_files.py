@@ -304,7 +304,7 @@ def _unique_keys(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     """Return a JSON object as a dict. JSON allows a key twice, of which `json` alone would keep the last."""
     found: dict[str, object] = {}
     for key, value in pairs:
-        if found.setdefault(key, value) != value:
+        if repr(found.setdefault(key, value)) != repr(value):  # nan differs from itself
             raise ValueError(f"the key {key!r:.80} stands twice in one object, with two values; remove one")
     return found
 

@@ -44,10 +44,11 @@ _WORLDS = {"papers": "shapes", "fashion_papers": "clothes"}  # sections with the
 # Title of a line -> (section of docs/results.md and label of this project's row, or (None, ""); then source, method and
 # the beginnings of other columns that select the published row).
 _PAPERS: dict[str, tuple[str | None, str, str, str, dict[str, str]]] = {
-    "EAGLE-1": ("results", "EAGLE-1", "COOL-SD", "eagle1", {"model": "LlamaGen-XL"}),
-    "LANTERN": ("results", "LANTERN k 20, δ 0.1", "LANTERN", "lantern", {"note": "random sampling"}),
+    "EAGLE-1": ("results", "EAGLE-1 (static 57)", "COOL-SD", "eagle1", {"model": "LlamaGen-XL"}),
+    "EAGLE-2": ("results", "EAGLE-2 (dynamic 58)", "VVS", "eagle2", {"note": "precision"}),
+    "LANTERN": ("results", "LANTERN (dynamic 58) k 64, δ 0.1", "LANTERN", "lantern", {"note": "random sampling"}),
     "LANTERN δ 0.3": (None, "", "VVS", "lantern", {"parameters": "delta 0.3"}),
-    "LANTERN++ λ 5": ("results", "LANTERN++ k 10, λ 5", "COOL-SD", "lantern_pp", {"model": "LlamaGen-XL"}),
+    "LANTERN++ λ 5": ("results", "LANTERN++ (static 57) k 10, λ 5", "COOL-SD", "lantern_pp", {"model": "LlamaGen-XL"}),
     "COOL-SD ω 2": ("peers", "COOL-SD ω 2", "COOL-SD", "cool", {"parameters": "omega 2"}),
     "SJD": ("peers", "SJD", "SJD-PAC", "sjd", {"model": "Lumina"}),
     "SCD": ("peers", "SCD", "SCD", "scd", {}),

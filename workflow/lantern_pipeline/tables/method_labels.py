@@ -80,7 +80,7 @@ def label_family(method: Mapping[str, object]) -> str:
         name = f"{method_name(base)}, {grown[1]} nodes"
         usual = {**usual, "tree": method["tree"]}
     elif base == "lantern_chain" and (chain := re.fullmatch(r"chain(\d+)", str(method.get("tree")))):
-        name = f"{method_name(base)} of {chain[1]}"
+        name = f"{method_name(base)}{chain[1]}"
         usual = {**usual, "tree": method["tree"]}
     else:
         name = method_name(base)
