@@ -239,7 +239,9 @@ def test_the_command_line_draws_one_prompt_with_the_methods_of_a_run(finished, t
     assert result.exit_code == 0, result.output
     assert (tmp_path / "sample.png").read_bytes().startswith(b"\x89PNG")
     rows = {line[:32].strip(): line[32:].split() for line in result.output.splitlines()[1:]}
-    assert rows["autoregressive"][:2] == ["16", "1.00"] and float(rows["Jacobi (chain9)"][2]) > 0 and "EAGLE-2" not in rows
+    assert (
+        rows["autoregressive"][:2] == ["16", "1.00"] and float(rows["Jacobi (chain9)"][2]) > 0 and "EAGLE-2" not in rows
+    )
 
     (finished.folder / "results" / "tiny" / "drafter").rename(tmp_path / "drafter")  # Jacobi drafts need none
     result = CliRunner().invoke(app, ["sample", "a large red circle on grass", "--method", "jacobi", *options])
