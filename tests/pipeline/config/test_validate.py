@@ -32,6 +32,7 @@ BELOW = {
     "llamagen_drafter": ["llamagen_stage1"],
     "llamagen_drafter_captions": ["llamagen_stage1", "llamagen_drafter"],
     "fashion_training": ["fashion"],
+    "fashion_papers": ["fashion", "papers"],
     "fashion_peers": ["fashion", "peers"],
     "fashion_mixing": ["fashion", "mixing"],
 }
