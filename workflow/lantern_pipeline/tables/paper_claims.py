@@ -174,17 +174,14 @@ def _papers(run: _Run) -> Iterator[Row]:
         run,
         "LANTERN++ emits more than EAGLE-1 in the same tree, sampled",
         "1.10x: 2.67 and 2.42 tokens / forward (COOL-SD)",
-        [
-            (*pair, f"k {pair[0]['k']:g}, λ {pair[0]['lambda_']:g}")
-            for pair in _pairs(run.find(LANTERN_PP), run.find(EAGLE_1))
-        ],
+        [(*pair, _k_lambda(pair[0])) for pair in _pairs(run.find(LANTERN_PP), run.find(EAGLE_1))],
     )
     for temperature, name in ((0.0, "at temperature 0"), (1.0, "sampled")):
         rows = run.find(LANTERN_PP, temperature)
         if len(rows):
             best = rows.loc[rows["mean_accepted_length"].idxmax()]
             verdict = HOLDS if best["mean_accepted_length_high"] >= 3.63 else IN_PART
-            here = f"{_length(best)} tokens / forward at k {best['k']:g}, λ {best['lambda_']:g}"
+            here = f"{_length(best)} tokens / forward at {_k_lambda(best)}"
             yield f"LANTERN++ takes up to 3.63 times fewer steps, {name}", "3.63 (LANTERN++)", here, verdict
 
 
@@ -300,15 +297,12 @@ def _divergences(run: _Run) -> Row:
 def _ours(run: _Run) -> Iterator[Row]:
     for temperature, name in ((1.0, "sampled"), (0.0, "at temperature 0")):
         for parts, drafts in ((HYBRID, "hybrid_50"), (JACOBI, "jacobi_50, without a draft model,")):
-            rows = run.find({**LANTERN_PP, **RELEASED}, temperature)
+            pairs = _pairs(run.find(parts, temperature), run.find(LANTERN_PP, temperature))
             yield _larger(
                 run,
                 f"ours: exact drafts of {drafts} emit more than LANTERN++ with 57, {name}",
                 "–",
-                [
-                    (*pair, f"{_length(pair[0])} and {_length(pair[1])}: ratio")
-                    for pair in _pairs(run.find(parts, temperature), rows)
-                ],
+                [(*pair, f"{_length(pair[0])} to {_length(pair[1])} at {_k_lambda(pair[1])}: ratio") for pair in pairs],
             )
     for temperature, name in ((1.0, "sampled"), (0.0, "at temperature 0")):
         relaxed = run.find({"tree": "hybrid_50", "drafts": "hybrid"}, temperature)
@@ -354,6 +348,10 @@ def _ends_of(run: _Run, column: str) -> list[tuple[str, str, tuple[pd.Series, pd
     if rows[column].nunique() < 2:
         return []
     return [({"delta": "δ", "k": "k"}[column], column, (rows.iloc[-1], rows.iloc[0]))]
+
+
+def _k_lambda(row: pd.Series) -> str:
+    return f"k {row['k']:g}, λ {row['lambda_']:g}"
 
 
 def _length(row: pd.Series) -> str:
