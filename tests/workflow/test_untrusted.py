@@ -76,7 +76,11 @@ def hostile(tmp_path_factory):
         "data": {"source": "folder", "folder": str(inputs)},
         "prompts": {"own": {"file": str(folder / "own.jsonl")}},
         "repeats": {"noise_seeds": [3]},
-        "methods": [{"preset": ["autoregressive", "coupled"]}, {"preset": "proximity", "k": 20}],
+        "methods": [
+            {"preset": ["autoregressive", "coupled"]},
+            {"preset": "proximity", "k": 20},
+            {"preset": "lantern_pp", "k": 10, "lambda_": 5},  # other images on every CPU, so that the study shows all
+        ],
         "ablations": {"grids": dict.fromkeys(ABLATIONS)},
         "metrics": {"headline_prompt_set": "own"},
         "figures": {"sample_prompts": len(TEXTS), "proximity_prompts": len(TEXTS)},
