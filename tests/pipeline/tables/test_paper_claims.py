@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helpers.result_tables import SETTINGS, make_tables
+from helpers.result_tables import SETTINGS, join, make_tables
 from lantern.methods import MethodSpec, make_method
 from lantern_pipeline.tables.markdown import verdict_cells
 from lantern_pipeline.tables.paper_claims import TITLES, judge_papers
@@ -21,9 +21,9 @@ def method(name, parts, forwards, nll=0.0, lost=0.0):
     return id_, (make_method(name, method_id=id_, **parts), forwards, nll, lost, 1.0)
 
 
-def judge(*methods, temperatures=(1.0,), top1=0.1):
+def judge(*methods, temperatures=(1.0,), top1=0.1, repeats=("s0n0",)):
     entries = dict([("autoregressive", (make_method("autoregressive"), 64, 0.0, 0.0, 1.0)), *methods])
-    tables = make_tables(entries, temperatures=temperatures)
+    tables = join(*(make_tables(entries, temperatures=temperatures, repeat=repeat) for repeat in repeats))
     rng = np.random.default_rng(0)
     tables.images["target_forwards"] += rng.integers(0, 3, len(tables.images))  # prompts differ
     summary = build_summary(*tables, settings=SETTINGS, seed=0)
@@ -104,6 +104,24 @@ def test_a_target_that_is_sure_is_said_to_be():
         spec = MethodSpec.of("eagle2_one", tree="chain1", drafts="top", method_id="eagle2_one")
         one = ("eagle2_one", (spec, forwards, 0.0, 0.0, 1.0))
         assert verdict(judge(EAGLE_2, lantern(0.1, 30), one), "the target is unsure") == expected
+
+
+def test_a_run_with_two_noise_seeds_is_judged_as_well():
+    divergence = {"acceptance": "jensen_shannon"}
+    methods = [lantern(delta, count) for delta, count in ((0.1, 30), (0.4, 25))]
+    methods += [lantern(delta, count, **divergence) for delta, count in ((0.1, 29), (0.4, 24))]
+    found = judge(EAGLE_2, *methods, repeats=("s0n0", "s0n1"))
+    assert verdict(found, "total variation and Jensen-Shannon divergence") == "holds"  # equal NLL
+    assert verdict(found, "LANTERN emits more than EAGLE-2 in the same tree, sampled") == "holds"
+
+
+def test_the_distance_of_the_runs_own_codes_is_the_usual_one():
+    """A published model orders its codes by l2, and its run may add the cosine."""
+    of_model = lantern(0.1, 30, neighbours="l2")
+    assert verdict(judge(EAGLE_2, of_model), "LANTERN emits more than EAGLE-2 in the same tree, sampled") == "holds"
+    found = judge(EAGLE_2, of_model, lantern(0.1, 25, nll=0.5, neighbours="l2_normalised"))
+    assert found["LANTERN emits more than EAGLE-2 in the same tree, sampled"]["here"].count("δ") == 1
+    assert verdict(found, "nearest codes by l2 and by cosine") == "in part"
 
 
 def test_the_table_has_one_line_per_claim():

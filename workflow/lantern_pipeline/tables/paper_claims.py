@@ -18,10 +18,10 @@ import pandas as pd
 
 from lantern_pipeline.measure.columns import with_ends
 from lantern_pipeline.measure.intervals import bootstrap_interval, mean_statistic
-from lantern_pipeline.measure.repeats import POOLED, stack_prompts
+from lantern_pipeline.measure.repeats import stack_prompts
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.comparisons import compare_at_equal_length
-from lantern_pipeline.tables.summary import MetricsSection
+from lantern_pipeline.tables.summary import MetricsSection, preferred_rows
 
 HOLDS, IN_PART, NOT, ON_A_GPU = "holds", "in part", "does not", "needs a GPU"
 STATIC, DYNAMIC = "naive_extend_57", "dynamic58k10d4"  # the authors' trees
@@ -55,12 +55,10 @@ def judge_papers(
         One dict of texts with keys TITLES per claim. Claims about methods that did not run are left out.
     """
     run = _Run.of(summary, images, settings, seed)
-    rows = []
-    for judge in (_papers, _quality, _ours):
-        rows += [dict(zip(TITLES, row, strict=True)) for row in judge(run) if row]
-    if not rows:
-        return []
-    return [*_ambiguous(run, ambiguity), *rows, dict(zip(TITLES, _TIMES, strict=True))]
+    rows = [row for judge in (_papers, _quality, _ours) for row in judge(run) if row]
+    if rows:
+        rows = [_ambiguous(run, ambiguity), *rows, _TIMES]
+    return [dict(zip(TITLES, row, strict=True)) for row in rows]
 
 
 _TIMES = (
@@ -74,27 +72,31 @@ Row = tuple[str, str, str, str] | None
 
 @dataclass(frozen=True)
 class _Run:
-    """Rows of one prompt set, of one repeat or pooled, and the images of the same prompts."""
+    """Rows of one prompt set, one per method and temperature, and the images of the same prompts.
+
+    `neighbours` is the distance by which the run orders codes, that of the first method that has one.
+    """
 
     rows: pd.DataFrame
     images: pd.DataFrame
+    neighbours: str | None
     options: Mapping[str, int]
 
     @classmethod
     def of(cls, summary: pd.DataFrame, images: pd.DataFrame, settings: MetricsSection, seed: int) -> _Run:
         place = settings["headline_prompt_set"]
-        rows = summary[summary["prompt_set"] == place]
-        if (is_pooled := rows["repeat"] == POOLED).any():
-            rows = rows[is_pooled]
+        rows = preferred_rows(summary[summary["prompt_set"] == place])
+        neighbours = next(iter(rows["neighbours"].dropna()), None)
         options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
-        return cls(rows, images[images["prompt_set"] == place], options)
+        return cls(rows, images[images["prompt_set"] == place], neighbours, options)
 
     def find(self, parts: Mapping[str, object], temperature: float = 1.0) -> pd.DataFrame:
-        """Return the rows with these parts. Random codes are asked for, or left out."""
+        """Return the rows with these parts, and with the run's own neighbours unless the parts name others."""
         rows = self.rows[self.rows["temperature"] == temperature]
         for name, value in parts.items():
             rows = rows[rows[name] == value]
-        return rows if "neighbours" in parts else rows[~rows["neighbours"].isin(["random", "l2"])]
+        is_own = rows["neighbours"].isna() | (rows["neighbours"] == self.neighbours)
+        return rows if "neighbours" in parts else rows[is_own]
 
     def ratio(self, first: pd.Series, second: pd.Series) -> Interval:
         """Return the ratio of the lengths of two rows, which may differ in temperature."""
@@ -123,7 +125,7 @@ def _ratio(tokens: np.ndarray, forwards: np.ndarray, other_tokens: np.ndarray, o
     return tokens.sum(-1) / forwards.sum(-1) * other.sum(-1) / other_tokens.sum(-1)
 
 
-def _ambiguous(run: _Run, ambiguity: pd.DataFrame) -> Iterator[dict[str, str]]:
+def _ambiguous(run: _Run, ambiguity: pd.DataFrame) -> tuple[str, str, str, str]:
     guided = ambiguity[ambiguity["cfg_scale"] == ambiguity["cfg_scale"].max()]
     per_image = guided.groupby("image")["top1"].mean().to_numpy()
     top1 = (float(per_image.mean()), *bootstrap_interval(mean_statistic, per_image, **run.options))
@@ -135,7 +137,7 @@ def _ambiguous(run: _Run, ambiguity: pd.DataFrame) -> Iterator[dict[str, str]]:
         verdict = HOLDS if accepted[2] < 0.5 else NOT  # most drafts are rejected
     published = "about 4 % of drafts accepted (LANTERN)"
     claim = "the target is unsure of the next token, so that exact decoding rejects most drafts"
-    yield dict(zip(TITLES, (claim, published, "; ".join(here), verdict), strict=True))
+    return claim, published, "; ".join(here), verdict
 
 
 def _papers(run: _Run) -> Iterator[Row]:
@@ -188,16 +190,15 @@ def _papers(run: _Run) -> Iterator[Row]:
 def _quality(run: _Run) -> Iterator[Row]:
     grown = [*_ends_of(run, "delta"), *_ends_of(run, "k")]
     if grown:
-        parts, verdicts = [], []
+        parts, shown = [], []
         for name, column, (high, low) in grown:
             tv = [_text(tuple(row[end] for end in with_ends("tv_mean")), ".2f") for row in (low, high)]
             is_apart = high["tv_mean_low"] > low["tv_mean_high"]
-            losses = {title: _loss(run, high, low, measure) for measure, title in _SHOWN.items() if run.has(measure)}
-            verdicts += [is_apart, *(verdict for _, verdict in losses.values())]
-            told = ", ".join(f"{title} {text}" for title, (text, _) in losses.items())
-            parts.append(f"{name} {low[column]:g} to {high[column]:g}: TV {tv[0]} to {tv[1]}, {told}")
-        verdict = HOLDS if all(verdicts) else IN_PART if any(verdicts) else NOT
-        yield "quality falls as δ and k grow, sampled", "yes (LANTERN)", "; ".join(parts), verdict
+            told, is_loss = _losses(run, high, low)
+            shown += [is_apart, *is_loss]
+            tvs = f"TV {tv[0]} to {tv[1]}"
+            parts.append(f"{name} {low[column]:g} to {high[column]:g}: {', '.join([tvs, *told])}")
+        yield "quality falls as δ and k grow, sampled", "yes (LANTERN)", "; ".join(parts), _verdict(shown)
     yield _same_order(run)
     yield _nearest_or_random(run)
     yield _divergences(run)
@@ -213,65 +214,63 @@ def _quality(run: _Run) -> Iterator[Row]:
 _SHOWN = {"prompt_accuracy": "prompt accuracy", "clip_score": "CLIP score"}
 
 
-def _loss(run: _Run, first: pd.Series, second: pd.Series, column: str) -> tuple[str, bool]:
-    """Return the change of a measure as text, and whether it is a loss."""
-    change = run.change(first, second, column)
-    factor, spec = (100, "+.1f") if column == "prompt_accuracy" else (1, "+.3f")
-    return _text(change, spec, factor) + (" points" if factor == 100 else ""), change[2] < 0
+def _losses(run: _Run, first: pd.Series, second: pd.Series) -> tuple[list[str], list[bool]]:
+    """Return the change of every measured measure from the second row to the first, and whether it is a loss."""
+    told, is_loss = [], []
+    for column, title in _SHOWN.items():
+        if run.has(column):
+            change = run.change(first, second, column)
+            factor, spec, unit = (100, "+.1f", " points") if column == "prompt_accuracy" else (1, "+.3f", "")
+            told.append(f"{title} {_text(change, spec, factor)}{unit}")
+            is_loss.append(change[2] < 0)
+    return told, is_loss
+
+
+def _verdict(shown: Sequence[bool]) -> str:
+    return HOLDS if all(shown) else IN_PART if any(shown) else NOT
 
 
 def _no_loss(run: _Run, parts: Mapping[str, object], name: str, published: str, setting: Mapping[str, float]) -> Row:
     baseline, rows = run.find({"method": BASELINE}), _most_codes(run.find({**parts, **setting}))
-    measures = [column for column in _SHOWN if run.has(column)]
-    if rows.empty or baseline.empty or not measures:
+    if rows.empty or baseline.empty:
         return None
     row, baseline = rows.iloc[0], baseline.iloc[0]
-    losses = {_SHOWN[column]: _loss(run, row, baseline, column) for column in measures}
-    told = [f"{title} {text}" for title, (text, _) in losses.items()]
+    told, is_loss = _losses(run, row, baseline)
+    if not told:
+        return None
     if not pd.isna(row["frechet_distance"]):
         told.append(f"Fréchet distance {baseline['frechet_distance']:.1f} to {row['frechet_distance']:.1f}")
-    found = [is_loss for _, is_loss in losses.values()]
-    verdict = HOLDS if not any(found) else NOT if all(found) else IN_PART
+    verdict = _verdict([not is_lost for is_lost in is_loss])
     return f"{name} loses no quality that is significant", published, ", ".join(told), verdict
 
 
 def _same_order(run: _Run) -> Row:
-    usual, other = _most_codes(run.find(LANTERN)), run.find({**LANTERN, "neighbours": "l2"})
-    pairs = [
-        pair for pair in _pairs(other, usual) if pair[0]["delta"] == pair[1]["delta"] and pair[0]["k"] == pair[1]["k"]
-    ]
+    """Compare the run's own distance between codes with the other one."""
+    other = "l2" if run.neighbours == "l2_normalised" else "l2_normalised"
+    pairs = _same_setting(run.find({**LANTERN, "neighbours": other}), run.find(LANTERN))
     if not pairs:
         return None
-    changes = [run.change(*pair, "target_forwards") for pair in pairs]
-    is_equal = all(change == (0, 0, 0) for change in changes)
-    here = (
-        "the same images" if is_equal else "steps per image " + ", ".join(_text(change, "+.2f") for change in changes)
-    )
-    here += ": this codebook has unit vectors, so that both order codes alike" if is_equal else ""
-    return "nearest codes by l2 and by cosine do the same", "yes (LANTERN)", here, HOLDS if is_equal else IN_PART
+    measures = ("target_forwards", "nll")
+    changes = [[run.change(*pair, name) for name in measures] for pair in pairs]
+    if all(change == (0, 0, 0) for found in changes for change in found):
+        here = "equal steps and NLL in every image, as unit vectors must give, which both order alike"
+        return "nearest codes by l2 and by cosine do the same", "yes (LANTERN)", here, HOLDS
+    here = "; ".join(f"steps per image {_text(steps, '+.2f')}, NLL {_text(nll, '+.2f')}" for steps, nll in changes)
+    return "nearest codes by l2 and by cosine do the same", "yes (LANTERN)", here, IN_PART
 
 
 def _nearest_or_random(run: _Run) -> Row:
-    pairs = [
-        (random, nearest)
-        for random, nearest in _pairs(run.find({**LANTERN, "neighbours": "random"}), _most_codes(run.find(LANTERN)))
-        if random["delta"] == nearest["delta"]
-    ]
+    pairs = _same_setting(run.find({**LANTERN, "neighbours": "random"}), run.find(LANTERN))
     if not pairs:
         return None
-    parts, verdicts = [], []
+    parts, shown = [], []
     for random, nearest in pairs:
         nll, ratio = run.change(random, nearest, "nll"), run.ratio(random, nearest)
-        verdicts += [nll[1] > 0]
-        told = [f"NLL {_text(nll, '+.2f')}", f"length {_text(ratio)}x"]
-        for column in _SHOWN:
-            if run.has(column):
-                change, is_loss = _loss(run, random, nearest, column)
-                told.append(f"{_SHOWN[column]} {change}")
-                verdicts.append(is_loss)
-        parts.append(f"random at δ {random['delta']:g}: {', '.join(told)}")
-    verdict = HOLDS if all(verdicts) else IN_PART if any(verdicts) else NOT
-    return "nearest codes are better than random ones", "yes (LANTERN)", "; ".join(parts), verdict
+        told, is_loss = _losses(run, random, nearest)
+        shown += [nll[1] > 0, *is_loss]
+        words = [f"NLL {_text(nll, '+.2f')}", f"length {_text(ratio)}x", *told]
+        parts.append(f"random at δ {random['delta']:g}: {', '.join(words)}")
+    return "nearest codes are better than random ones", "yes (LANTERN)", "; ".join(parts), _verdict(shown)
 
 
 def _divergences(run: _Run) -> Row:
@@ -280,10 +279,9 @@ def _divergences(run: _Run) -> Row:
     usual = _most_codes(run.find(LANTERN))
     if len(other) < 2 or len(usual) < 2:
         return None
-    curves = [
-        run.images[run.images["method_id"].isin(rows["method_id"]) & (run.images["temperature"] == 1)]
-        for rows in (other, usual)
-    ]
+    is_compared = (run.images["temperature"] == 1) & (run.images["repeat"] == run.images["repeat"].iloc[0])
+    images = run.images[is_compared]  # of one repeat, since a curve has one image per prompt
+    curves = [images[images["method_id"].isin(rows["method_id"])] for rows in (other, usual)]
     found = compare_at_equal_length(*curves, **run.options)
     if found is None:
         return None
@@ -334,6 +332,12 @@ def _larger(run: _Run, claim: str, published: str, cases: Sequence[tuple[pd.Seri
 
 def _pairs(first: pd.DataFrame, second: pd.DataFrame) -> list[tuple[pd.Series, pd.Series]]:
     return [(row, other) for _, row in first.iterrows() for _, other in second.iterrows()]
+
+
+def _same_setting(first: pd.DataFrame, second: pd.DataFrame) -> list[tuple[pd.Series, pd.Series]]:
+    """Return the pairs of rows with equal k and delta."""
+    names = ["k", "delta"]
+    return [pair for pair in _pairs(first, second) if pair[0][names].tolist() == pair[1][names].tolist()]
 
 
 def _most_codes(rows: pd.DataFrame) -> pd.DataFrame:
