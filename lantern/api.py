@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from lantern.caller import shut_out_settings
 from lantern.checkpoints.tokenizers import ImageModel
@@ -142,6 +143,7 @@ class Model:
     _tables: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
     _decoders: list[Decoder] = field(default_factory=list)  # of earlier calls, with graphs and caches, latest last
 
+    @override
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_decoders": []}  # CUDA graphs belong to their process
 

@@ -218,6 +218,7 @@ def _locate(source: str, card: ModelCard, files: dict[str, Path]) -> dict[str, P
         if part in files:
             continue
         try:
+            # A path relative to the card names a file that is on no hub.
             if isinstance(file, str):
                 raise FileNotFoundError(2, f"there is no file {file}")
             found[part] = _fetch(file)
@@ -278,6 +279,7 @@ def _build(card: ModelCard, files: Mapping[str, Path], device: torch.device, dty
 
 
 def _is_pretrained_folder(folder: Path) -> bool:
+    # In a diffusers pipeline, PIPELINE_MODEL is the folder of the transformers model.
     return any((folder / place / "config.json").is_file() for place in ("", PIPELINE_MODEL))
 
 

@@ -63,6 +63,7 @@ class Audit:
     @property
     def sentence(self) -> str:
         """Conclusion of the audit in one sentence: not lossless, undecided, or no difference found."""
+        # A single impossible sequence is proof, so that no p-value is stated.
         if self.num_impossible:
             return (
                 f"{self.name} is not lossless: {self.num_impossible:,} of {self.num_samples:,} sequences are ones that "

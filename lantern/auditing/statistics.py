@@ -114,7 +114,7 @@ def detectable_noncentrality(df: int, level: float, power: float) -> float:
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
     """Return the point between `low` and `high` at which an increasing function is 0, by bisection."""
-    # 2^-60 is below the rounding of a float.
+    # After 60 halvings the interval is below the rounding of a float.
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if function(middle) > 0 else (middle, high)
@@ -176,8 +176,8 @@ def _largest_total_variation(counts: np.ndarray, probs: np.ndarray) -> float:
     if noise == 0:
         return min(1.0, most)
 
-    # g
     def mean_distance(x: float) -> float:
+        # g(x)
         return x * math.erf(x / math.sqrt(2)) + math.sqrt(2 / math.pi) * math.exp(-x * x / 2)
 
     return min(1.0, noise * _root(lambda x: mean_distance(x) - most / noise, 0.0, most / noise))

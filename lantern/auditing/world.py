@@ -4,7 +4,7 @@ A *context* is a prompt and the tokens so far. It is numbered by digits in base 
 digit 0 for a position without a token, and c + 1 for code c. The first position has the place value 1. The last one
 needs no digit, since no distribution follows the last token:
 
-    context = prompt (V + 1)^(num_tokens - 1) + sum_i (token_i + 1) (V + 1)^i
+    context = prompt (V + 1)^(num_tokens - 1) + sum_{i < num_tokens - 1} (token_i + 1) (V + 1)^i
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ class World:
     """A target and a draft model with known probabilities.
 
     The distribution of a token depends on the prompt and on all tokens before it. Codes 0 and 1, 2 and 3, ... are
-    similar: their code vectors are near each other, and their probabilities are nearly equal. Prompts are numbers from
-    0.
+    similar: their code vectors are near each other, and their probabilities are nearly equal. Prompts are numbers
+    from 0. A sequence has `lines` lines of `columns` tokens.
 
     Attributes:
-        lines: number of lines of a sequence.
-        columns: number of tokens of a line.
         target: target distribution after each context, float64 (contexts, vocab). Some codes have probability 0, as
             after a top-k filter.
         draft: distribution of the draft model, shaped like `target`.

@@ -75,9 +75,8 @@ class ImageSettings:
 
     def __post_init__(self) -> None:
         for name in ("size", "grid"):
-            object.__setattr__(
-                self, name, sides_of(shape_of(getattr(self, name)))
-            )  # JSON has lists; a frozen class is set in this way
+            # JSON has lists. A frozen class can only be changed in this way.
+            object.__setattr__(self, name, sides_of(shape_of(getattr(self, name))))
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,6 @@ _HUB_FILES = (
 # A key is also the name of the folder in `resources` into which the workflow downloads the files.
 HUB_FILES: dict[str, HubFiles] = {files.name: files for files in _HUB_FILES}
 
-# The LANTERN authors' trees.
 _TREES = {"static": "naive_extend_57", "dynamic": {"num_nodes": 58, "depth": 4, "top_k": 10}}
 
 

@@ -78,7 +78,8 @@ class T5TextEncoder:
         for row, encoding in enumerate(encodings):
             ids[row, : len(encoding.ids)] = torch.tensor(encoding.ids)
             mask[row, : len(encoding.ids)] = True
-        is_cut = [bool(encoding.overflowing) for encoding in encodings]  # overflowing: the tokens after max_tokens
+        # `overflowing` holds the tokens after max_tokens.
+        is_cut = [bool(encoding.overflowing) for encoding in encodings]
         cut = list(compress(texts, is_cut))
         if not self._reported.issuperset(cut):
             log.warning(
@@ -105,8 +106,7 @@ def rotate_to_left_padding(features: Tensor, mask: Tensor) -> tuple[Tensor, Tens
     """
     num_tokens = mask.shape[1]
     num_pads = (~mask).sum(1, keepdim=True)  # (texts, 1)
-    # Position i takes the feature of position i - num_pads. The modulo brings the padding, at negative ones, to the
-    # front.
+    # Position i takes the feature of i - num_pads. The modulo moves the padding from the end to the front.
     source = (torch.arange(num_tokens, device=mask.device) - num_pads) % num_tokens  # (texts, tokens)
     rotated = features.gather(1, source[..., None].expand_as(features))
     mask = mask.flip(1)  # tokens last

@@ -87,8 +87,8 @@ class TokenPromptEncoder:
         self._start = self._ids(self.form.start)
         self._end = self._ids(self.form.end)
         self._before, _, self._after = self.form.text.partition("{}")
-        # Room for one token of the caption at least.
         fixed = [*self._start, *self._tokens(self._before), *self._tokens(self._after), *self._end]
+        # A prompt needs room for one token of its caption. The null prompt must fit, too.
         needed = max(len(fixed) + 1, len(self.null_prompt["null_ids"]))
         if max_tokens < needed:
             raise ValueError(f"max_tokens must be at least {needed} for the form of these prompts, got {max_tokens}")
@@ -122,7 +122,7 @@ class TokenPromptEncoder:
 
     @property
     def null_prompt(self) -> NullPrompt:
-        """The null prompt."""
+        """The null prompt of the form, in ids of the tokenizer."""
         filler = self.form.filler
         return {
             "null_ids": tuple(self._ids(self.form.null)),

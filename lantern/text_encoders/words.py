@@ -57,7 +57,6 @@ class WordEmbeddingEncoder:
         self.phrase_words = phrase_words
         self.captions = captions
         self._warned: set[str] = set()
-        # The generator depends only on the seed and the name, so that features are the same in every process.
         signs = torch.rand(max_tokens, caption_dim, generator=self._generator("signs of positions"))
         self.signs = torch.where(signs < 0.5, -1.0, 1.0)
         self._rows: dict[str, Tensor] = {}
@@ -91,6 +90,7 @@ class WordEmbeddingEncoder:
             if self.vocabulary is not None and word not in self.vocabulary:
                 known = ", ".join(self.vocabulary)
                 raise ValueError(f"prompt {text!r:.80} holds the unknown word {word!r:.80}; known words: {known}")
+        # By words, so that case and punctuation do not count.
         is_caption = self.captions is None or re.fullmatch(self.captions, " ".join(words))
         if not is_caption and text not in self._warned:
             self._warned.add(text)
@@ -103,8 +103,8 @@ class WordEmbeddingEncoder:
 
     def feature(self, words: Sequence[str]) -> Tensor:
         """Return the feature of the last of some words, (caption_dim,), without the signs of its position."""
-        # The square root keeps the variance at 1 for every number of terms.
         phrases = [" ".join(words[-n:]) for n in range(1, min(self.phrase_words, len(words)) + 1)]
+        # The square root keeps the variance at 1 for every number of terms.
         return torch.stack([self._row(phrase) for phrase in phrases]).sum(0) / len(phrases) ** 0.5
 
     def _row(self, phrase: str) -> Tensor:
@@ -113,6 +113,7 @@ class WordEmbeddingEncoder:
         return self._rows[phrase]
 
     def _generator(self, name: str) -> torch.Generator:
+        # CRC-32, since Python's own hash of a string differs between processes.
         return torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
 
 
