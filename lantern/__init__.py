@@ -10,12 +10,10 @@ __all__ = ["Images", "Model", "audit", "custom_generate", "from_transformers", "
 
 
 def __getattr__(name: str):
-    """Import a public name of the package, such as `lantern.load`, when it is first used.
-
-    The import is late for two reasons. Snakemake imports this package when it plans the workflow, and must not load
-    torch for that. The workflow also runs a job again if a module that the job imports has changed. It finds these
-    modules from import statements. Since this function names modules by strings, no job depends on all of them.
-    """
+    """Import a public name of the package, such as `lantern.load`, when it is first used."""
+    # Imported late, since Snakemake imports this package to plan the workflow, and must not load torch for that.
+    # Named by strings, since the workflow runs a job again if a module that its import statements reach has
+    # changed: with import statements here, every job would depend on every module.
     homes = {
         "audit": "lantern.auditing.audit",
         "custom_generate": "lantern.within_generate",

@@ -21,8 +21,9 @@ _PRODUCTS: tuple[Any, ...] = (torch.backends.cuda.matmul, getattr(torch.backends
 
 @contextmanager
 def shut_out_settings() -> Iterator[None]:
-    """Context manager or decorator: within it, torch's settings are the ones that it starts with."""
+    """Context manager or decorator within which torch has the settings that it starts with."""
     with ExitStack() as stack:
+        # Autocast and the default device belong to a thread. The other settings belong to the process.
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
@@ -37,6 +38,7 @@ def _process_settings() -> Iterator[None]:
     global _num_calls
     with _lock:
         if _num_calls == 0:
+            # Calls of several threads may overlap: the first one changes the settings, and the last one restores them.
             _change_settings()
         _num_calls += 1
     try:

@@ -8,18 +8,15 @@ import torch
 
 
 def check_finite(values: torch.Tensor, names: Sequence[str], what: str, stage: str) -> None:
-    """Raise an error if an output of a stage is nan or infinite. A GPU is synchronised.
+    """Raise a FloatingPointError if an output of a stage is nan or infinite. A GPU is synchronised.
 
     Args:
         values: the outputs, (n, ...).
         names: name of each output, such as "prompt 3".
         what: what the outputs are, in the plural.
         stage: the part of the model that computed them.
-
-    Raises:
-        FloatingPointError: an output is not finite.
     """
-    is_bad = ~values.isfinite().flatten(1).all(1)
+    is_bad = ~values.isfinite().flatten(1).all(1)  # (n,)
     if is_bad.any():
         raise FloatingPointError(
             f"{what} of {names[int(is_bad.int().argmax())]} are not finite, from {stage} ({int(is_bad.sum())} of "

@@ -1,4 +1,8 @@
-"""Reading and writing of tensors, JSON and text. A file is written completely or not at all."""
+"""Reading and writing of tensors, JSON and text. A file is written completely or not at all.
+
+Tensors are in safetensors files. Lantern's have one metadata entry, METADATA_KEY, with JSON values and a checksum of
+both. Files of other programs have no checksum, and are read all the same.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +30,7 @@ _VALUES_AT_ONCE = 2**24  # number of values that are summed at once, since PyTor
 class DamagedFileError(ValueError):
     """Error about a file whose contents differ from those that were written into it.
 
-    Attributes:
-        path: the file.
-        damage: description of the damage that follows the path in the message, such as "is truncated".
+    The message is the path, the damage, such as "is truncated", and a remedy.
     """
 
     def __init__(self, path: Path | str, damage: str) -> None:
@@ -39,14 +41,10 @@ class DamagedFileError(ValueError):
 
 @contextmanager
 def atomic_path(path: Path | str) -> Iterator[Path]:
-    """Provide a temporary path for writing a file, as a context manager.
+    """Provide a temporary path, which replaces `path` when the block ends without an error, as a context manager.
 
-    On success the temporary file replaces `path`. On any error it is removed.
-
-    The temporary file is in the folder of `path`, so that the replacement is atomic: other programs find either the old
-    file or the complete new one. Its name starts with "." and has the suffix of `path`, from which some writers choose
-    the format. Parent folders are created. A file may have only one writer at a time. Other temporary files of `path`
-    were therefore left by a killed writer and are removed.
+    It is in the folder of `path`, so that the replacement is atomic: other programs find either the old file or the
+    complete new one. Parent folders are created. A file may have only one writer at a time.
 
     Raises:
         OSError: the write failed, for example because the disk is full. The message names `path`.
@@ -54,15 +52,19 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     pattern = re.compile(rf"\.{re.escape(path.stem)}\.[0-9a-f]{{8}}{re.escape(path.suffix)}")
+    # As a file has one writer, other temporary files of it were left by a killed one.
     for leftover in [file for file in path.parent.iterdir() if pattern.fullmatch(file.name)]:
         leftover.unlink(missing_ok=True)
+    # With the suffix of `path`, from which some writers choose the format.
     temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
     try:
         yield temporary
+        # Without fsync, a crash of the machine could leave the new name with no contents.
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
+        # An error about another file, which the caller opened within the block.
         if isinstance(error, OSError) and error.filename not in (None, str(temporary), temporary):
             raise
         number, reason = _cause_of(error)
@@ -72,10 +74,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
 
 
 def _cause_of(error: OSError | SafetensorError) -> tuple[int, str]:
-    """Return the error number (errno) and the text of a system error.
-
-    An error of safetensors has the number only in its message. If the message has none, the number is EIO.
-    """
+    """Return errno and the text of a system error. safetensors has the number only in its message, if at all."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno, error.strerror or str(error)
     found = re.search(r"\(os error (\d+)\)", str(error))
@@ -91,16 +90,7 @@ def write_text(path: Path | str, text: str) -> None:
 def save_tensors(
     path: Path | str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, object] | None = None
 ) -> None:
-    """Write tensors and metadata into one safetensors file, with a checksum of both. The file is written atomically.
-
-    Args:
-        path: the file.
-        tensors: tensors by name.
-        metadata: JSON values.
-
-    Raises:
-        ValueError: the metadata is not JSON, or holds NaN.
-    """
+    """Write tensors and metadata, JSON values, into one safetensors file, atomically and with a checksum of both."""
     from safetensors.torch import save_file
 
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -115,13 +105,9 @@ def save_tensors(
 
 
 def load_tensors(path: Path | str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Read a file that `save_tensors` wrote, and compare it with its checksum.
+    """Return the tensors, by name, and the metadata of a file that `save_tensors` wrote, after a check of the checksum.
 
-    Computing the checksum takes two seconds for 3 GB. Safetensors files of other programs have no checksum and no
-    metadata. They can be read, too.
-
-    Returns:
-        (tensors by name, metadata).
+    The check takes two seconds for 3 GB.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -142,10 +128,7 @@ def load_tensors(path: Path | str) -> tuple[dict[str, torch.Tensor], dict[str, A
 
 
 def open_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Map the tensors of a safetensors file into memory.
-
-    Returns:
-        (tensors by name; the metadata in the file's header, strings by name).
+    """Map the tensors of a safetensors file into memory, and return them with the strings in its header, both by name.
 
     Raises:
         DamagedFileError: the file is not a safetensors file.
@@ -158,15 +141,10 @@ def open_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
 
 
 def _checksum(tensors: Mapping[str, torch.Tensor], text: str) -> str:
-    """Return a SHA-256 of metadata and tensors. The order of the tensors has no influence.
-
-    Args:
-        tensors: tensors by name, on the CPU. Names, dtypes, shapes and bytes enter the checksum.
-        text: the metadata as JSON.
-    """
     import torch
 
     digest = hashlib.sha256(text.encode())
+    # Sorted, since safetensors stores tensors in an order of its own.
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
@@ -174,19 +152,12 @@ def _checksum(tensors: Mapping[str, torch.Tensor], text: str) -> str:
 
 
 def check_finite(path: Path | str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Check that all weights of a file are finite.
-
-    Args:
-        path: the file, for the message.
-        tensors: tensors by name.
-
-    Raises:
-        ValueError: a tensor holds nan or infinity. The message names it and the number of such values.
-    """
+    """Raise a ValueError that names the first tensor of a file with nan or infinity, and the number of such values."""
     import torch
 
     for name, tensor in tensors.items():
         parts = tensor.reshape(-1).split(_VALUES_AT_ONCE) if tensor.is_floating_point() else ()
+        # nan and infinity make the sum nan or infinite. Finite numbers may do so, too, hence the count below.
         if all(part.sum(dtype=torch.float32).isfinite() for part in parts):
             continue  # the sum takes one pass over the tensor, the count below several
         if num_bad := int((~tensor.isfinite()).sum()):
@@ -209,11 +180,7 @@ def read_json(path: Path | str) -> Any:
 
 
 def write_json(path: Path | str, value: object) -> None:
-    """Write a JSON file atomically. Keys keep their order.
-
-    Raises:
-        ValueError: the value is not JSON, or holds NaN.
-    """
+    """Write a JSON file atomically. Keys keep their order. NaN raises a ValueError."""
     write_text(path, _to_json(path, value, indent=1) + "\n")
 
 

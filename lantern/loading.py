@@ -1,4 +1,9 @@
-"""Loading of models: by name, from the folder of a finished run, or from a transformers model."""
+"""Loading of models: by name, from the folder of a finished run, or from a transformers model.
+
+A model has up to five files: "target", "drafter" (the draft model), "heads", "tokenizer" (the image tokenizer) and
+"text" (the text encoder). A card lists them, and `_locate` fetches those that are not on this machine. A model in the
+layout of transformers needs no card: its config states the sizes, its `generation_config` the sampling settings.
+"""
 
 from __future__ import annotations
 
@@ -93,6 +98,7 @@ def load(
     torch_dtype = getattr(torch, dtype)
     if _is_pretrained_folder(Path(source)):
         return _load_pretrained(Path(source), given, torch_device, torch_dtype)
+    # A hub id, owner/name, looks like a path.
     if not Path(source).exists() and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(source)):
         return _load_pretrained(_fetch(_files_of_repository(str(source))), given, torch_device, torch_dtype)
     card, files = _find_card(source)
@@ -142,7 +148,9 @@ def from_transformers(
     names |= {name: str(value) for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
     shape = published_shape(family) if given is None else given
     small_shape = row.small_shape(shape)
-    words = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())  # a copy
+    # A copy, since the encoder switches off the padding and truncation of its tokenizer.
+    words = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
+    # The names that the image tokenizer's weights have in a file of the whole model.
     state = {f"model.vqmodel.{name}": value for name, value in _tokenizer_state(model).items()}
     image_tokenizer = make_image_tokenizer(WeightFile(Path(type(model).__name__), state), grid=sides_of(shape))
     encoder = TokenPromptEncoder(row.prompt, words, max_tokens, names=names, shape=shape, small_shape=small_shape)
@@ -153,14 +161,8 @@ def from_transformers(
 
 
 def _unwrap(model: Any) -> Any:
-    """Return the transformers model within the wrappers of torch.compile and peft.
-
-    Its layers keep their adapters.
-
-    Raises:
-        ValueError: an adapter of peft changes the prompt instead of layers, as prompt tuning does.
-    """
-    model = getattr(model, "_orig_mod", model)
+    """Return the transformers model within the wrappers of torch.compile and peft. Its layers keep their adapters."""
+    model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
     if not hasattr(model, "get_base_model"):
         return model
     if model.active_peft_config.is_prompt_learning:
@@ -170,12 +172,9 @@ def _unwrap(model: Any) -> Any:
 
 
 def _tokenizer_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the weights of a model's image tokenizer by parameter name, also if accelerate has offloaded them.
-
-    Raises:
-        ValueError: a layer is quantised or has an adapter.
-    """
+    """Return the weights of a model's image tokenizer by parameter name."""
     tokenizer = model.get_submodule("model.vqmodel")
+    # The weights are copied into Lantern's own tokenizer, which would lose adapters.
     if (layer := altered_layer(tokenizer)) is not None:
         raise ValueError(
             f"the image tokenizer, model.vqmodel, must have its published layers, got {layer}; merge its adapter "
@@ -189,25 +188,12 @@ def _tokenizer_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def find_shipped(name: str | Path) -> Path | None:
-    """Return the path of a file or folder that is shipped with Lantern, such as "docs/results.csv".
-
-    None if it does not exist.
-    """
+    """Return the path of a file or folder that is shipped with Lantern, such as "docs/results.csv", or None."""
     return next((home / name for home in HOMES if (home / name).exists()), None)
 
 
 def _find_card(source: str | Path) -> tuple[ModelCard, dict[str, Path]]:
-    """Find the card of a model, which describes its sizes, its files, its prompts and its sampling settings.
-
-    Args:
-        source: name of a shipped or published model, or the folder of a finished run.
-
-    Returns:
-        (the card; path of each file of the model that is in the folder).
-
-    Raises:
-        ValueError: the name is unknown, or the folder has no card.
-    """
+    """Return the card that a name or folder stands for, and the paths of those of its files that are in the folder."""
     folder = Path(source)
     if str(source) in SHIPPED:
         folder = find_shipped(Path("models", str(source))) or folder
@@ -225,31 +211,21 @@ def _find_card(source: str | Path) -> tuple[ModelCard, dict[str, Path]]:
 
 
 def _locate(source: str, card: ModelCard, files: dict[str, Path]) -> dict[str, Path]:
-    """Return the paths of all files of a model. Files without a known path are downloaded from the hub.
-
-    Args:
-        source: the model, for messages.
-        card: the model's card, which lists its files.
-        files: known paths, by the file's key in the card.
-
-    Returns:
-        `files` and the paths of the downloaded files. Draft model and heads are left out if they are missing.
-
-    Raises:
-        FileNotFoundError: another file is missing and cannot be downloaded.
-    """
+    """Return `files`, the paths by part, and those of the card's other files, which are downloaded."""
     found = dict(files)
     missing = {}
     for part, file in card.files.items():
         if part in files:
             continue
         try:
+            # A path relative to the card names a file that is on no hub.
             if isinstance(file, str):
                 raise FileNotFoundError(2, f"there is no file {file}")
             found[part] = _fetch(file)
         except FileNotFoundError as error:
             missing[part] = file
             log.warning("the %s of %s is missing: %s", part, source, error)
+    # Methods without a draft model work if these two are missing.
     if missing.keys() - {"drafter", "heads"}:
         wanted = ", ".join(f"{part}=... ({_describe(file)})" for part, file in missing.items())
         raise FileNotFoundError(2, f"files of {source} are not here; give their paths: {wanted}")
@@ -257,12 +233,9 @@ def _locate(source: str, card: ModelCard, files: dict[str, Path]) -> dict[str, P
 
 
 def _files_of_repository(repo: str) -> HubFiles:
-    """Return the files in a hub repository that a transformers model needs.
-
-    Args:
-        repo: the repository on the Hugging Face hub, as owner/name.
-    """
+    """Return the files in a hub repository, given as owner/name, that a transformers model needs."""
     for files in HUB_FILES.values():
+        # Other entries hold parts of a model, or a model in another layout.
         if files.repo == repo and any(name.endswith("tokenizer.json") for name in files.files):
             return files
     return HubFiles(repo, repo, dict.fromkeys(("*.json", "*.safetensors")))
@@ -273,15 +246,7 @@ def _describe(file: str | HubFiles) -> str:
 
 
 def _fetch(wanted: HubFiles) -> Path:
-    """Download files into the hub's cache.
-
-    Returns:
-        The path of the file, or of the folder if there are several files.
-
-    Raises:
-        FileNotFoundError: the files are not in the cache and cannot be downloaded, or `huggingface_hub` is not
-            installed.
-    """
+    """Download files into the hub's cache, and return the path of the file, or of the folder if there are several."""
     # An index file names shards, which are in the same folder.
     shards = [name.replace(".safetensors.index.json", "-*.safetensors") for name in wanted.files]
     patterns = [*wanted.files, *shards]
@@ -296,18 +261,11 @@ def _fetch(wanted: HubFiles) -> Path:
 
 
 def _build(card: ModelCard, files: Mapping[str, Path], device: torch.device, dtype: torch.dtype) -> Model:
-    """Build a model from its files.
-
-    Args:
-        card: sizes, prompts and sampling settings of the model.
-        files: path of each file, by its key in the card.
-        device: device of the model.
-        dtype: dtype of the weights.
-    """
     config = card.target_config()
     encoder_name = card.prompts.encoder
     shapes = {"shape": config.shape, "small_shape": config.small_shape}
     encoder = make_text_encoder(card.prompts, files.get("text"), **shapes, device=device)
+    # Only tokenizers of language models know the ids of the null prompt, which the card does not state.
     config = replace(config, **getattr(encoder, "null_prompt", {}))
     compare_features(files["target"], read_report(files["target"]), encoder_name)
     target = read_target(files["target"], config, dtype, encoder_name).to(device).prepare_for_decoding()
@@ -321,21 +279,12 @@ def _build(card: ModelCard, files: Mapping[str, Path], device: torch.device, dty
 
 
 def _is_pretrained_folder(folder: Path) -> bool:
+    # In a diffusers pipeline, PIPELINE_MODEL is the folder of the transformers model.
     return any((folder / place / "config.json").is_file() for place in ("", PIPELINE_MODEL))
 
 
 def _load_pretrained(folder: Path, given: Mapping[str, Path], device: torch.device, dtype: torch.dtype) -> Model:
-    """Load a transformers model from its folder, or from the folder of a diffusers pipeline such as GLM-Image's.
-
-    Args:
-        folder: the folder.
-        given: paths of files that replace those in the folder, by "target", "drafter", "tokenizer" or "text".
-        device: device of the model.
-        dtype: dtype of the weights.
-
-    Raises:
-        ValueError: the folder has no transformers model that generates images, or no generation_config.json.
-    """
+    """Load a transformers model from its folder, or from the folder of a diffusers pipeline such as GLM-Image's."""
     weights = read_weights(given.get("target", folder))
     if not is_pretrained(weights):
         raise ValueError(f"{weights.settings_path} names no class of transformers that generates images")
@@ -359,16 +308,6 @@ def _load_pretrained(folder: Path, given: Mapping[str, Path], device: torch.devi
 
 
 def _read_draft(files: Mapping[str, Path], target: Target, dtype: torch.dtype) -> DraftModel | None:
-    """Read the draft model of a target, and prepare it for decoding on the target's device.
-
-    Args:
-        files: paths of the model's files, by their keys in the card. The key of the draft model is "drafter".
-        target: the target.
-        dtype: dtype of the weights.
-
-    Returns:
-        The draft model, or None if `files` has none.
-    """
     if "drafter" not in files:
         return None
     return read_draft(files["drafter"], target.config, dtype).to(target.device).prepare_for_decoding()
@@ -377,19 +316,9 @@ def _read_draft(files: Mapping[str, Path], target: Target, dtype: torch.dtype) -
 def _adopt(
     model: PreTrainedModel, family: str, encoder: TokenPromptEncoder, images: ImageModel, shape: tuple[int, int]
 ) -> Model:
-    """Build a model from a transformers model that is already loaded.
-
-    Sampling follows its `generation_config`. If that does not set `do_sample`, the published settings of the family
-    apply.
-
-    Args:
-        model: the transformers model.
-        family: key of FAMILIES.
-        encoder: text encoder of the family. It is changed to refuse long prompts.
-        images: image tokenizer.
-        shape: height and width of an image in codes.
-    """
+    """Build a model from a transformers model in memory. The encoder is changed to refuse long prompts."""
     card = card_of_family(family)
+    # A generation_config that does not set do_sample states no sampling. The published settings apply then.
     if model.generation_config.do_sample is None and card is not None:
         sampling_of(model, do_sample=True)  # refuses filters that are not supported
         sampling = SamplingConfig(**card.sampling)

@@ -1,4 +1,4 @@
-"""Prompts with ids. The id of a prompt also identifies its records, its image and its metrics."""
+"""Prompts with ids. An id also identifies the records, the image and the metrics of its prompt."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ class Prompt:
     """One prompt. Its id and its text are never used as a path or as a part of a command.
 
     Attributes:
-        id: identifier, unique among prompts that are used together. It is the key of the noise, the records and the
-            image. At most MAX_ID_LENGTH characters, without control characters, line ends and lone surrogates.
-        text: input of the text encoder. At most MAX_TEXT_LENGTH characters, without lone surrogates.
-
-    Raises:
-        ValueError: the id or the text is too long, or has a character that is not allowed.
+        id: unique among prompts that are used together, and a key of the noise. At most MAX_ID_LENGTH characters,
+            without control characters, line ends and lone surrogates.
+        text: at most MAX_TEXT_LENGTH characters, without lone surrogates.
     """
 
     id: str

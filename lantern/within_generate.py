@@ -2,7 +2,10 @@
 
 Every argument of `generate`, and every setting of a model's `generation_config`, is either applied, or refused by an
 error that names it, before a token is sampled. What changes tokens is decided by the logits processors and stopping
-criteria that transformers itself makes of them.
+criteria that transformers itself makes of them. A processor whose class is not known here is therefore refused.
+
+A *word* is a token id of the transformers model. A *token* is Lantern's: a code or the line end, numbered from 0.
+`TransformersTarget.ids` maps tokens to words. The batch axis of all ids and masks is the axis of the prompts.
 """
 
 from __future__ import annotations
@@ -112,12 +115,14 @@ def custom_generate(
             sizes = shape_fields(*shapes)
             if num_sources:
                 glm: Any = model
+                # Without pictures, the prompts hold the codes of the source pictures in place of placeholders.
                 codes = ids.new_empty(0) if pictures is None else glm.get_image_tokens(pictures)
-                num_grids = torch.full((len(ids),), num_sources + 1)
+                num_grids = torch.full((len(ids),), num_sources + 1)  # the last one is the image's
                 prompts = place_sources(model, ids, mask, model_kwargs["image_grid_thw"], num_grids, codes)
         else:
             sizes = shape_fields(_shape_of(model, row, input_ids, given))
         target = adapt(model, row, num_text_tokens=ids.shape[1], **sizes)
+        # Janus numbers its codes apart from its words, so that the result of `generate` could not state them.
         if target.ids is None:
             raise ValueError(f"the codes of {type(model).__name__} are not words: use lantern.from_transformers")
         if negative is not None:
@@ -129,6 +134,7 @@ def custom_generate(
             _check_prefix(processors[_PREFIX], target, words, input_ids, ends)
         decoder = make_decoder(DecodingModels(target, nearest_codes=_table_of(model, spec, target)), spec, sampling)
         first = int(torch.randint(2**31, ())) if seed is None else seed
+        # `Model.generate` gives prompts the same ids.
         noise = [decoder.make_noise(first, str(place)) for place in range(len(ids))]
         codes = decoder.generate(prompts, mask, noise).codes.to(words.device)
         sequences = torch.cat([input_ids, words[codes], ends.expand(len(ids), -1)], dim=1)
@@ -158,6 +164,7 @@ def _refuse_what_is_not_done(
             f"lantern.custom_generate applies guidance_scale, temperature, top_k and top_p, got {', '.join(strange)} "
             "too (of an argument of generate or of generation_config); leave it out"
         )
+    # The set drops a second processor of the same kind, which then is a difference.
     if known != sorted(set(known), key=_ORDER.index):
         raise ValueError(
             f"logits processors must be one of each kind, in the order {', '.join(_ORDER)}, got {', '.join(known)}"
@@ -166,6 +173,7 @@ def _refuse_what_is_not_done(
         raise ValueError("min_tokens_to_keep must be 1 in lantern.custom_generate; leave it out")
     if strange := _unsupported_criteria(stopping):
         raise ValueError(f"an image is generated to its end, got the stopping criterion {strange[0]}; leave it out")
+    # Lantern computes the prompt anew. A filled cache would say that `input_ids` are only the end of the prompt.
     for name in CACHE_NAMES:
         if (past := model_kwargs.get(name)) is not None and past.get_seq_length():
             raise ValueError(f"the cache in {name} must be empty under lantern.custom_generate; leave it out")
@@ -192,11 +200,8 @@ def _unsupported_criteria(stopping: Sequence[StoppingCriteria]) -> list[str]:
 def sampling_of(model: PreTrainedModel, do_sample: bool | None = None) -> SamplingConfig:
     """Return the sampling settings of a transformers model's `generation_config`.
 
-    Settings that it lacks have the defaults of transformers' `generate`, such as a top_k of 50.
-
-    Args:
-        model: the model.
-        do_sample: value in place of the config's, if it is not None. Greedy decoding ignores filters.
+    Settings that it lacks have the defaults of transformers' `generate`, such as a top_k of 50. A `do_sample`
+    that is not None replaces the config's.
 
     Raises:
         ValueError: a setting changes tokens and Lantern does not support it, such as beam search, or transformers
@@ -210,6 +215,8 @@ def sampling_of(model: PreTrainedModel, do_sample: bool | None = None) -> Sampli
         if value is None or (isinstance(value, list | tuple | dict) and not value):
             setattr(config, name, defaults.get(name))  # an empty list changes no token, but transformers may refuse it
     if unsupported := _unsupported_settings(model, config):
+        # A processor does not tell which setting asked for it. Hence each setting is reset alone: if less remains
+        # unsupported then, this setting is to blame.
         for name, value in vars(config).items():
             if name == "do_sample":  # without it, filters would not be asked for
                 continue
@@ -242,6 +249,7 @@ def _made_by(
     config = deepcopy(config)
     generator: Any = model
     generator._prepare_special_tokens(config, device="cpu")  # changes the config
+    # No processor is called here, so that any prompt will do.
     ids = torch.zeros(1, 1, dtype=torch.int64)
     try:
         processors = generator._get_logits_processor(config, 1, ids, logits_processor=[], device="cpu")
@@ -251,17 +259,8 @@ def _made_by(
 
 
 def _source_pictures(model_kwargs: Mapping[str, Any], family: str) -> list[torch.Tensor] | None:
-    """Return the vision encoder's features of the source pictures, (channels, height, width) each.
-
-    A source picture is a picture that the model edits. The result is None if there are no source pictures.
-
-    Args:
-        model_kwargs: further arguments of `generate`.
-        family: key of FAMILIES.
-
-    Raises:
-        ValueError: there are source pictures, and the model cannot edit them.
-    """
+    """Return the vision encoder's features of the source pictures, (channels, height, width) each, or None."""
+    # `generate` has run the vision encoder, and passes its outputs.
     outputs = (model_kwargs.get("mm_encoder_outputs") or {}).get("image")
     if (outputs is not None or "pixel_values" in model_kwargs) and not FAMILIES[family].takes_sources:
         raise ValueError("pixel_values, a source picture, are supported for GLM-Image only; leave them out")
@@ -271,19 +270,9 @@ def _source_pictures(model_kwargs: Mapping[str, Any], family: str) -> list[torch
 def _count_sources(
     model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, pictures: list[torch.Tensor] | None
 ) -> int:
-    """Return the number of source pictures of each prompt of GLM-Image.
-
-    Args:
-        model: the transformers model.
-        ids: ids of the prompts, int64 (batch, tokens).
-        mask: True for prompt tokens, bool (batch, tokens).
-        pictures: see `_source_pictures`.
-
-    Raises:
-        ValueError: the prompts have different numbers of source pictures, or the tokens that begin and end a source
-            picture are missing.
-    """
+    """Return the number of source pictures of each prompt of GLM-Image."""
     config = model.config
+    # A source picture ends with this token. The image to generate has only begun, with image_start_token_id.
     counts = ((ids == config.image_end_token_id) & mask).sum(1)
     if (counts != counts[0]).any():
         raise ValueError(
@@ -299,14 +288,7 @@ def _count_sources(
 
 
 def _sampling_of(processors: Mapping[str, LogitsProcessor], do_sample: bool) -> SamplingConfig:
-    """Read guidance and filters from the logits processors of `generate`.
-
-    transformers has made the processors from the user's arguments and the model's generation config.
-
-    Args:
-        processors: the processors, by class name.
-        do_sample: False for greedy decoding, in which filters are not read.
-    """
+    """Read guidance and filters from the logits processors of `generate`, given by class name."""
 
     def read(kind: str, name: str, otherwise: T) -> T:
         return getattr(processors[kind], name) if kind in processors else otherwise
@@ -314,6 +296,7 @@ def _sampling_of(processors: Mapping[str, LogitsProcessor], do_sample: bool) -> 
     top_p = read("TopPLogitsWarper", "top_p", 1.0)
     is_greedy = not do_sample or top_p == 0  # a top_p of 0 keeps the most probable token
     return SamplingConfig(
+        # Filters keep the most probable token, hence greedy decoding needs none.
         temperature=0.0 if is_greedy else read("TemperatureLogitsWarper", "temperature", 1.0),
         top_k=0 if is_greedy else read("TopKLogitsWarper", "top_k", 0),
         top_p=1.0 if is_greedy else top_p,
@@ -330,26 +313,7 @@ def _shapes_of(
     sampling: SamplingConfig,
     given: tuple[int, int] | None,
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the sizes in codes of GLM-Image's image, and of the smaller preview that it generates before the image.
-
-    Each size is (height, width). If the prompts have source pictures to edit, there is no preview. Its size is then
-    (0, 0).
-
-    Args:
-        model: the transformers model.
-        num_prompts: number of prompts.
-        num_sources: number of source pictures of each prompt.
-        model_kwargs: further arguments of `generate`. `image_grid_thw` lists the grids of codes of each prompt: the
-            grids of its source pictures, then the grid of the image. Without source pictures, the grid of the preview
-            follows.
-        config: generation config of the call.
-        sampling: filters and guidance.
-        given: the grid that was passed to `custom_generate`, or None.
-
-    Raises:
-        ValueError: guidance is on, a grid was passed to `custom_generate`, or several images per prompt are requested.
-            Also if `image_grid_thw` is missing, has another number of grids, or has images of different shapes.
-    """
+    """Return the sizes in codes, (height, width), of GLM-Image's image and of its preview, (0, 0) if there is none."""
     name = type(model).__name__
     grids = model_kwargs.get("image_grid_thw")
     if sampling.is_guided:
@@ -361,6 +325,8 @@ def _shapes_of(
     if config.num_return_sequences > 1:
         raise ValueError(f"num_return_sequences of {name} must be 1, got {config.num_return_sequences}; repeat prompts")
     counts = model_kwargs.get("images_per_sample")
+    # Grids of a prompt: its source pictures' and the image's, or the image's and the preview's. A preview is a
+    # smaller image that GLM-Image generates before the image, unless it edits source pictures.
     num_grids = num_sources + 1 if num_sources else 2
     if len(grids) != num_grids * num_prompts or (counts is not None and (counts != num_grids).any()):
         kinds = f"{num_sources} of source pictures and the image's" if num_sources else "the large and the small one"
@@ -368,35 +334,25 @@ def _shapes_of(
             f"image_grid_thw must hold {num_grids} grids of each prompt, {kinds}, got {len(grids)} of {num_prompts} "
             "prompts; pass all outputs of the processor"
         )
+    # A grid states duration (always 1), height and width.
     shapes = grids.view(num_prompts, num_grids, 3)[:, num_sources:, 1:]
     if (shapes != shapes[0]).any():
         raise ValueError(
             f"the image's grid in image_grid_thw must be the same of all prompts, got {shapes.tolist()}; generate one "
             "size"
         )
+    # There are one or two shapes here. (0, 0) takes the place of the second.
     (height, width), (small_height, small_width) = [*shapes[0].tolist(), (0, 0)][:2]
     return (height, width), (small_height, small_width)
 
 
 def _shape_of(model: PreTrainedModel, family: str, ids: torch.Tensor, grid: tuple[int, int] | None) -> tuple[int, int]:
-    """Return the height and width of the image in codes.
-
-    If `grid` is given, it is returned. Otherwise Emu3's prompts state the size, as in "90*90". For other models it is
-    the published size.
-
-    Args:
-        model: the transformers model.
-        family: key of FAMILIES.
-        ids: ids of the prompts, int64 (batch, tokens).
-        grid: the size that was passed to `custom_generate`, or None.
-
-    Raises:
-        ValueError: Emu3's prompts state no size, or different sizes.
-    """
+    """Return the height and width of the image in codes: given, in Emu3's prompts, or published."""
     if grid is not None:
         return grid
     if FAMILIES[family].model_class != "Emu3ForConditionalGeneration":
         return published_shape(family)
+    # Only these words state a size, as in "<|image start|>90*90<|image token|>". All others become spaces.
     wanted = ("*", "<|image start|>", "<|image token|>")
     words = {id: name for name, id in model.config.vocabulary_map.items() if name.isdigit() or name in wanted}
     sizes = {_size_in("".join(words.get(id, " ") for id in row)) for row in ids.tolist()}
@@ -412,10 +368,7 @@ def _shape_of(model: PreTrainedModel, family: str, ids: torch.Tensor, grid: tupl
 
 
 def _size_in(prompt: str) -> tuple[int, int] | None:
-    """Return the (height, width) in codes that is stated at the end of a prompt of Emu3.
-
-    Such a prompt ends like "<|image start|>90*90<|image token|>". The result is None if it ends in another way.
-    """
+    """Return the (height, width) in codes that ends a prompt of Emu3, or None if it ends in another way."""
     match = re.search(r"<\|image start\|>(\d+)\*(\d+)<\|image token\|>$", prompt)
     return None if match is None else (int(match[1]), int(match[2]))
 
@@ -425,18 +378,7 @@ def _prompts_of(
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
     """Pad prompts and negative prompts on the left to the same length.
 
-    Args:
-        ids: ids of the prompts, int64 (batch, tokens).
-        mask: True for prompt tokens, shaped like `ids`. None if no position is padding.
-        guidance: logits processor that holds the negative prompts. None without guidance. If it holds no negative
-            prompt, the last token of each prompt is the negative prompt, as in transformers.
-
-    Returns:
-        (ids, mask, (negative ids, negative mask) or None without guidance).
-
-    Raises:
-        ValueError: there are no ids, a mask does not describe left padding, or the number of negative prompts is
-            neither 1 nor the number of prompts.
+    Returns (ids, mask, (negative ids, negative mask) or None without guidance).
     """
     if ids.shape[1] == 0:
         raise ValueError("prompts must be input_ids, got none (inputs_embeds are not supported)")
@@ -448,6 +390,7 @@ def _prompts_of(
     null_mask = _check_mask(context["attention_mask"], null, "negative_prompt_attention_mask")
     if len(null) not in (1, len(ids)):
         raise ValueError(f"negative_prompt_ids must have 1 row or {len(ids)}, one of each prompt, got {len(null)}")
+    # One negative prompt serves all prompts.
     null, null_mask = (part.expand(len(ids), -1) for part in (null, null_mask))
     width = max(ids.shape[1], null.shape[1])
     ids, mask, null, null_mask = (F.pad(part, (width - part.shape[1], 0)) for part in (ids, mask, null, null_mask))
@@ -458,6 +401,7 @@ def _check_mask(mask: torch.Tensor | None, ids: torch.Tensor, name: str) -> torc
     if mask is None:
         return torch.ones_like(ids, dtype=torch.bool)
     mask = mask.to(ids.device).bool()
+    # Left padding: no token is followed by padding, and the last position is a token.
     if mask.shape != ids.shape or (mask[:, :-1] & ~mask[:, 1:]).any() or not mask[:, -1].all():
         raise ValueError(
             f"{name} must be the mask of prompts padded on the left, {tuple(ids.shape)}; set padding_side='left' of "
@@ -467,16 +411,7 @@ def _check_mask(mask: torch.Tensor | None, ids: torch.Tensor, name: str) -> torc
 
 
 def _ends_within(target: TransformersTarget, max_new_tokens: int | None) -> tuple[int, ...]:
-    """Return the ids of the tokens that end an image, as far as `max_new_tokens` allows them.
-
-    Args:
-        target: the target.
-        max_new_tokens: limit on the number of new tokens: the tokens of the image and the tokens that end it. None for
-            no limit.
-
-    Raises:
-        ValueError: `max_new_tokens` is too small for the image.
-    """
+    """Return the words that end an image, as far as `max_new_tokens`, which counts them and the image, allows them."""
     needed = target.config.num_image_tokens
     if max_new_tokens is None:
         return target.ends
@@ -494,22 +429,14 @@ def _check_prefix(
 ) -> None:
     """Check that `prefix_allowed_tokens_fn` allows at each position exactly the tokens that Lantern may sample there.
 
-    These are all codes within a line, the line end after a line, and the ending tokens after the image.
-
-    Args:
-        processor: the logits processor that calls this function.
-        target: the target.
-        words: id of each token of the target in the model's vocabulary, int64 (vocab,).
-        ids: ids of the prompts, int64 (batch, tokens).
-        ends: ids of the tokens that follow an image.
-
-    Raises:
-        ValueError: the function allows fewer, more or other tokens at a position.
+    These are all codes within a line, the line end after a line, and the ending words after the image.
     """
     config = target.config
     codes = words[: config.num_codes]
     height, width = config.shape
+    # The image on which the function is tried. Code 0 stands for any code. The line end is the word after the codes.
     line = torch.cat([codes[:1].expand(width), words[config.num_codes :]])
+    # The preview's codes come before the image and have no line ends.
     num_small = config.num_image_tokens - height * len(line)
     image = torch.cat([codes[:1].expand(num_small), line.repeat(height), ends])
     every_code = set(codes.tolist())
@@ -521,6 +448,7 @@ def _check_prefix(
             if allowed is not seen:  # the same long list is often returned again
                 seen = allowed
                 found = _words_in(allowed)
+            # Every other word of the image is the only one that is possible at its position.
             if found != (every_code if word in every_code else {word}):
                 raise ValueError(
                     f"prefix_allowed_tokens_fn must allow the image of {height} x {width} "
@@ -530,11 +458,7 @@ def _check_prefix(
 
 
 def _words_in(allowed: Iterable[int | torch.Tensor]) -> set[int]:
-    """Return the token ids that a user's `prefix_allowed_tokens_fn` allows at a position, as a set.
-
-    Args:
-        allowed: result of that function: ids as integers, or as tensors of any shape.
-    """
+    """Return the words that `prefix_allowed_tokens_fn` returned, as integers or as tensors of any shape."""
     found: set[int] = set()
     for part in [allowed] if isinstance(allowed, torch.Tensor) else allowed:
         found.update(part.flatten().tolist() if isinstance(part, torch.Tensor) else [int(part)])
@@ -546,7 +470,9 @@ def _table_of(model: PreTrainedModel, spec: MethodSpec, target: TransformersTarg
     if k is None or spec.neighbours is None:
         return None
     codes = torch.arange(target.config.num_codes)
+    # By a call of the layer, whose weight may be offloaded or quantised.
     codebook = embed(model.get_submodule("model.vqmodel.quantize.embedding"), codes).float().cpu()
+    # k + 1 columns as in `Model._table`.
     return nearest_codes(codebook, min(k + 1, len(codebook) - 1), spec.neighbours).to(target.device)
 
 

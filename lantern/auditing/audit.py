@@ -1,4 +1,7 @@
-"""The audit of a sampler: it counts the sampled sequences and compares the counts with the exact probabilities."""
+"""The audit of a sampler: it counts the sampled sequences and compares the counts with the exact probabilities.
+
+A *fold* is a tenth of the samples. The estimate of the total variation needs several.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 import torch
 from tqdm import tqdm
+from typing_extensions import override
 
 from lantern.auditing.samplers import ASSISTED, Sampler, make_sampler
 from lantern.auditing.statistics import Interval, chi_square, detectable_noncentrality, total_variation
@@ -16,12 +20,12 @@ from lantern.parameters import Parameter
 
 LEVEL = 0.001  # a p-value below this shows a difference
 UNCLEAR = 0.05  # between these two p-values more samples are needed
-POWER = 0.9
+POWER = 0.9  # probability of finding a total variation of `Audit.detectable`
 NUM_FOLDS = 10
 NUM_SAMPLES = 50_000
 NUM_ASSISTED = 2_000  # transformers' assisted generation takes 10 ms per sequence
 BATCH_SIZE = 1_000
-_NUM_SEEDS = 10_000_000  # number of seeds per audit; audits with different seeds share none
+_NUM_SEEDS = 10_000_000  # seeds per audit, as many as it may have samples; audits with different seeds share none
 _NUM = Parameter("", "number of sequences", 500, 10_000_000, is_integer=True)
 _SEED = Parameter("", "seed of the samples", 0, 2**31, is_integer=True)
 _BATCH = Parameter("", "sequences at a time", 1, is_integer=True)
@@ -59,6 +63,7 @@ class Audit:
     @property
     def sentence(self) -> str:
         """Conclusion of the audit in one sentence: not lossless, undecided, or no difference found."""
+        # A single impossible sequence is proof, so that no p-value is stated.
         if self.num_impossible:
             return (
                 f"{self.name} is not lossless: {self.num_impossible:,} of {self.num_samples:,} sequences are ones that "
@@ -80,8 +85,8 @@ class Audit:
             f"with a probability of at least {100 * POWER:.0f} %."
         )
 
+    @override
     def __str__(self) -> str:
-        """Return the numbers of the audit as a table, and its conclusion (`sentence`) below the table."""
         rows = {
             "sequences": f"{self.num_samples:,} samples of {self.num_possible:,} possible ones",
             "total variation": f"{self.total_variation} (95 % interval)",
@@ -121,6 +126,7 @@ def audit(
     """
     is_assisted = sampler == ASSISTED
     if world is None:
+        # Few possible sequences, for which few samples are enough.
         world = make_world(3, 1, 3, num_prompts=1, top_k=3) if is_assisted else make_world()
     usual = NUM_ASSISTED if is_assisted else NUM_SAMPLES
     num_samples: int = _NUM.check("num", usual if num is None else num, "audit")
@@ -141,34 +147,23 @@ def audit(
         num_impossible=int(counts.sum(0)[is_impossible].sum()),
         total_variation=total_variation(counts, probs),
         p_value=test.p_value,
+        # Let d be the differences of probabilities p. By Cauchy and Schwarz, sum |d| <= sqrt(sum d^2 / p), so that
+        # TV <= sqrt(noncentrality / n) / 2 with n samples. A larger TV therefore has a larger noncentrality.
         detectable=math.sqrt(detectable_noncentrality(test.df, LEVEL, POWER) / num_samples) / 2,
     )
 
 
 def _count(sampler: Sampler, name: str, world: World, num: int, seed: int, batch_size: int) -> torch.Tensor:
-    """Return how often each sequence was sampled, int64 (folds, prompts, sequences).
-
-    The samples are divided into NUM_FOLDS parts of the same size, called folds. The estimate of the total variation
-    needs them.
-
-    Args:
-        sampler: the sampler.
-        name: name of the sampler, for the progress bar and error messages.
-        world: the target and its draft model.
-        num: number of sequences to sample.
-        seed: seed of the audit.
-        batch_size: number of sequences that are sampled together.
-
-    Raises:
-        ValueError: the sampler returns something else than tokens.
-    """
+    """Return how often each sequence was sampled, int64 (folds, prompts, sequences)."""
     counts = torch.zeros(NUM_FOLDS, world.num_prompts, world.num_sequences, dtype=torch.int64)
     every = torch.arange(num)
     for samples in tqdm(every.split(batch_size), desc=name, unit="batch", disable=None):
+        # Both the prompts and the folds of each prompt get equal shares of the samples.
         prompts = samples % world.num_prompts
         tokens = sampler(world, prompts, samples + seed * _NUM_SEEDS)
         _check_tokens(tokens, name, world, len(samples))
         folds = samples // world.num_prompts % NUM_FOLDS
+        # A batch may have one sequence several times, hence accumulate=True.
         cells = (folds, prompts, world.numbers_of(tokens.cpu().long()))
         counts.index_put_(cells, torch.ones_like(samples), accumulate=True)
     return counts

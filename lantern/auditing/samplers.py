@@ -1,4 +1,9 @@
-"""Samplers to audit: the methods of Lantern, custom acceptances and drafters, and functions of users."""
+"""Samplers to audit: the methods of Lantern, custom acceptances and drafters, and functions of users.
+
+A *sampler* maps a world, prompts, int64 (batch,), and seeds, int64 (batch,), to tokens, int64 (batch, num_tokens). The
+sequences of a world have only a few tokens, for which default trees are too deep. Methods with such a tree get a small
+one.
+"""
 
 from __future__ import annotations
 
@@ -20,43 +25,37 @@ from lantern.methods import MethodSpec, make_method
 from lantern.sampling import SamplingConfig
 from lantern.tree_shapes import Choices, DynamicTreeOptions
 
-# A sampler maps a world, prompts, int64 (batch,), and seeds, int64 (batch,), to tokens, int64 (batch, num_tokens).
 Sampler = Callable[[World, torch.Tensor, torch.Tensor], torch.Tensor]
 ASSISTED = "transformers"  # name of transformers' assisted generation
-# Trees that fit a world, in which a context has few codes.
 SMALL_TREE: Choices = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
 SMALL_DYNAMIC_TREE = DynamicTreeOptions(num_nodes=7, depth=2, top_k=3)
 _WANTED = "a function or a class as module:name, of a file in this folder or an installed package"
+# Tree of a custom class if the caller gives none, by the first kind of tree that its drafts support.
 _TREES = {"static": "static", "dynamic": "dynamic", "chains": "chain3x2", "joint": "chain3+chain3"}
 
 
 @dataclass(frozen=True)
 class MethodSampler:
-    """A sampler that decodes sequences with a method of Lantern and the models of a `World`.
-
-    Attributes:
-        spec: the method.
-    """
+    """A sampler that decodes sequences with a method of Lantern and the models of a `World`."""
 
     spec: MethodSpec
 
     def __call__(self, world: World, prompts: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
-        """Decode one sequence for each prompt, with the random numbers of one seed per sequence, see `Sampler`."""
+        """Decode one sequence for each prompt, with the random numbers of its seed."""
         decoder = make_decoder(make_models(world, self.spec), self.spec, SamplingConfig())
         noise = [
             decoder.make_noise(seed, str(prompt)) for seed, prompt in zip(seeds.tolist(), prompts.tolist(), strict=True)
         ]
+        # A prompt is one id, and no position is padding.
         return decoder.generate(prompts[:, None], torch.ones_like(prompts, dtype=torch.bool)[:, None], noise).codes
 
 
 def make_sampler(name: str, parts: Mapping[str, object]) -> Sampler:
     """Make the sampler that a name describes.
 
-    Args:
-        name: a preset, "transformers" for its assisted generation, "module:function" of a sampler, or "module:Class" of
-            an acceptance or a drafter.
-        parts: parts and parameters of the method, such as k=4. They replace those of the preset. With a class, they
-            are the other parts of the method that uses the class.
+    The name is a preset, "transformers" for its assisted generation, "module:function" of a sampler, or "module:Class"
+    of an acceptance or a drafter. `parts` replace those of the preset. With a class, they are the other parts of its
+    method.
 
     Raises:
         ValueError: the name is unknown, a part does not fit, or parts are given to a function.
@@ -64,6 +63,7 @@ def make_sampler(name: str, parts: Mapping[str, object]) -> Sampler:
     if "name" in parts:
         raise ValueError(f"sampler {name} takes no name, got {parts['name']!r}; leave it out")
     if name in PRESETS:
+        # The preset's tree is read, but only the caller's parts are passed: `make_method` adds those of the preset.
         return MethodSampler(make_method(name, **_with_small_tree({**preset_of(name), **parts}, parts)))
     if name != ASSISTED and ":" not in name:
         raise ValueError(
@@ -80,16 +80,11 @@ def make_sampler(name: str, parts: Mapping[str, object]) -> Sampler:
 
 
 def _custom_method(path: str, kind: type, parts: Mapping[str, object]) -> MethodSpec:
-    """Make a method that uses a custom acceptance or a custom drafter.
-
-    Args:
-        path: the class as "module:Class".
-        kind: the class that `path` names.
-        parts: the caller's parts and parameters of the method, such as k=4. A missing tree gets a default.
-    """
+    """Make a method that uses a custom acceptance or drafter."""
     known: dict[str, Any]
     if issubclass(kind, Acceptance):
         row = acceptance_of(path)
+        # An acceptance that lists no drafts takes all, such as sampled ones.
         known = {"acceptance": path, "drafts": (row.drafts or ("sampled",))[0], **parts}
         known.setdefault("tree", "chain3" if row.needs_chain else _TREES[drafts_of(known["drafts"]).trees[0]])
     elif issubclass(kind, Drafter):
@@ -101,16 +96,10 @@ def _custom_method(path: str, kind: type, parts: Mapping[str, object]) -> Method
 
 
 def _with_small_tree(known: Mapping[str, object], given: Mapping[str, object]) -> dict[str, Any]:
-    """Add a small tree shape to a method's parts if its tree is "static" or "dynamic", the names of default trees.
-
-    The sequences of an audited world have only a few tokens, so that the default trees are too deep.
-
-    Args:
-        known: all parts of the method, including a preset's. Only its "tree" is read.
-        given: the parts that the caller gave, which are copied. If they have a tree shape, it is kept.
-    """
+    """Return the given parts, with a small tree shape if the tree of all parts is "static" or "dynamic"."""
     shapes = {"static": SMALL_TREE, "dynamic": SMALL_DYNAMIC_TREE}
     parts = dict(given)
+    # Only these two names stand for default trees. Others, such as "chain3", state the shape.
     tree = known.get("tree")
     if isinstance(tree, str) and tree in shapes:
         parts.setdefault("tree_shape", shapes[tree])

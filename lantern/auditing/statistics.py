@@ -1,7 +1,12 @@
 """Statistics that compare counts with probabilities: a chi-square test, and an estimate of the total variation.
 
 A *cell* is one of the outcomes that are counted, such as a sequence of tokens. A *group* is a set of cells whose
-probabilities add up to 1, such as all sequences after one prompt.
+probabilities add up to 1, such as all sequences after one prompt. A *fold* is a part of the samples. Counts of cells
+are (groups, cells) or (folds, groups, cells), and probabilities are (groups, cells).
+
+The plain distance D = 1/2 sum |frequency - probability| is above 0 even for exact samplers, since counts are random. A
+cell's *excess* is its frequency minus its probability. With many samples, the total variation is the sum of the
+positive excesses. The estimate chooses these cells on other samples than those on which it measures their excess.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 FEWEST_EXPECTED = 5  # sequences that are expected less often are counted together in the chi-square test
 NUM_RESAMPLES = 200  # number of bootstrap resamples
@@ -21,12 +27,7 @@ TAIL = 0.025  # probability with which the upper end of a 95 % interval may be t
 
 @dataclass(frozen=True)
 class ChiSquare:
-    """The result of Pearson's chi-square test.
-
-    Attributes:
-        statistic: sum of (count - expected)^2 / expected. Infinite if a cell of probability 0 was counted.
-        df: degrees of freedom.
-    """
+    """The result of Pearson's chi-square test. `statistic` is infinite if a cell of probability 0 was counted."""
 
     statistic: float
     df: int
@@ -40,19 +41,12 @@ class ChiSquare:
 def chi_square(counts: torch.Tensor, probs: torch.Tensor) -> ChiSquare:
     """Test whether counts have given distributions, by Pearson's chi-square test.
 
-    Shapes: cells = possible outcomes, such as sequences of tokens; groups = distributions over them, such as one per
-    prompt. The test is inexact for rare cells. Within a group, all cells whose expected count is below FEWEST_EXPECTED
-    are therefore added up to one cell.
-
-    Args:
-        counts: number of times that each cell occurred, (groups, cells).
-        probs: probabilities of the cells, each row adding up to 1, (groups, cells).
-
     Raises:
         ValueError: a group has fewer than two cells after its rare cells are added up.
     """
     statistic, df = math.inf if counts[probs == 0].any() else 0.0, 0
     for row, expected in zip(counts.double(), probs.double() * counts.sum(1, keepdim=True), strict=True):
+        # The statistic has a chi-square distribution only if no cell is rare.
         found, wanted = _pool(row, expected)
         if len(found) < 2:
             raise ValueError(
@@ -60,27 +54,17 @@ def chi_square(counts: torch.Tensor, probs: torch.Tensor) -> ChiSquare:
                 f"{len(found)} of {int(row.sum())} counts; draw more samples"
             )
         statistic += float(((found - wanted).square() / wanted).sum())
-        df += len(found) - 1
+        df += len(found) - 1  # the number of counts of a group is given
     return ChiSquare(statistic, df)
 
 
 def _pool(counts: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add up the cells of one group whose expected count is below FEWEST_EXPECTED.
-
-    If the sum of their expected counts is still below this bound, the rarest of the other cells is added as well.
-
-    Args:
-        counts: number of times that each cell occurred, (cells,).
-        expected: expected counts of the cells, (cells,).
-
-    Returns:
-        The counts and the expected counts of the cells. The sum comes first, if there is one. The other cells follow,
-        rarest first.
-    """
+    """Add up the rare cells of a group, whose expected count is below FEWEST_EXPECTED. The sum comes first."""
     order = expected.argsort()
     counts, expected = counts[order], expected[order]
     num_rare = int((expected < FEWEST_EXPECTED).sum())
     if num_rare and expected[:num_rare].sum() < FEWEST_EXPECTED:
+        # All rare cells together are rare: one more is added.
         num_rare += 1
     if num_rare == 0:
         return counts, expected
@@ -97,11 +81,14 @@ def upper_tail(statistic: float, df: int) -> float:
 def noncentral_upper_tail(value: float, df: int, noncentrality: float) -> float:
     """Return the probability that a noncentral chi-square variable exceeds a value.
 
-    The distribution of the variable is a Poisson mixture of central chi-square distributions.
+    The variable is a Poisson mixture of central ones: P = sum_j Poisson(j; noncentrality / 2) P(chi2 with df + 2 j >
+    value).
     """
     mean = noncentrality / 2
+    # Terms beyond 12 standard deviations of the Poisson distribution are negligible.
     most = int(mean + 12 * math.sqrt(mean)) + 30
     number = torch.arange(most, dtype=torch.float64)
+    # xlogy is 0 for number = mean = 0, where number * log(mean) is nan.
     weights = torch.exp(torch.xlogy(number, torch.tensor(mean)) - mean - torch.lgamma(number + 1))
     tails = torch.special.gammaincc(df / 2 + number, torch.full_like(number, value / 2))
     return float((weights * tails).sum())
@@ -110,21 +97,24 @@ def noncentral_upper_tail(value: float, df: int, noncentrality: float) -> float:
 def detectable_noncentrality(df: int, level: float, power: float) -> float:
     """Return the smallest difference of distributions that a chi-square test finds with a given probability.
 
-    The difference is expressed as the noncentrality of the test statistic: the number of samples times the sum of
-    (difference of probabilities)^2 / probability over all outcomes.
+    The difference is expressed as the noncentrality of the statistic: n sum (difference of probabilities)^2 /
+    probability with n samples.
 
     Args:
         df: degrees of freedom.
         level: p-value below which the test finds a difference.
         power: probability that the test finds the difference.
     """
+    # Above both roots for the levels and powers in use.
     most = 10.0 * df + 1000
+    # Both functions increase, since an upper tail falls with the value and grows with the noncentrality.
     critical = _root(lambda value: level - upper_tail(value, df), 0.0, most)
     return _root(lambda value: noncentral_upper_tail(critical, df, value) - power, 0.0, most)
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
     """Return the point between `low` and `high` at which an increasing function is 0, by bisection."""
+    # After 60 halvings the interval is below the rounding of a float.
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if function(middle) > 0 else (middle, high)
@@ -139,33 +129,31 @@ class Interval:
     low: float
     high: float
 
+    @override
     def __str__(self) -> str:
-        """Return the estimate and, in brackets, both ends of the interval, with three decimals."""
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 def total_variation(counts: torch.Tensor, probs: torch.Tensor) -> Interval:
     """Estimate the total variation between the distribution of samples and a given distribution, averaged over groups.
 
-    Shapes: cells = possible outcomes, such as sequences of tokens; groups = distributions over them, such as one per
-    prompt; folds = parts of the samples.
+    The expectation of the estimate is 0 for an exact sampler, is never above the total variation, and is close to it if
+    there are enough samples to choose the cells. A negative estimate becomes 0.
 
-    The distance between observed frequencies and probabilities is above 0 even for exact samplers, since counts are
-    random. This estimate corrects for that: its expectation is 0 for exact samplers, see `_held_out_excess`.
+    The lower end of the interval is 1.96 standard errors, from NUM_RESAMPLES bootstrap resamples, below the estimate.
+    The upper end is another bound, since the estimate is too low if there are few samples: the largest total variation
+    whose samples would rarely have a D as small as the one found.
 
     Args:
-        counts: number of times that each cell occurred, (folds, groups, cells). Each sample is in one fold.
-        probs: probabilities of the cells, (groups, cells).
-
-    Returns:
-        The estimate, or 0 if it is negative, and its interval. The lower end is 1.96 standard errors below the
-        estimate, of NUM_RESAMPLES bootstrap resamples. The upper end is `_largest_total_variation`, since the estimate
-        is too low if there are few samples.
+        counts: (folds, groups, cells). Each sample is in one fold.
+        probs: (groups, cells).
     """
     found, expected = counts.numpy(), probs.numpy()
     sizes = found.sum(-1)
+    # (folds, groups, cells), equal in all folds
     frequencies = np.broadcast_to(found.sum(0) / sizes.sum(0)[:, None], found.shape)
     generator = np.random.default_rng(0)
+    # A resample keeps the number of samples of each fold and group.
     resamples = [_held_out_excess(generator.multinomial(sizes, frequencies), expected) for _ in range(NUM_RESAMPLES)]
     value = _held_out_excess(found, expected)
     low = value - Z_95 * float(np.std(resamples))
@@ -173,52 +161,32 @@ def total_variation(counts: torch.Tensor, probs: torch.Tensor) -> Interval:
 
 
 def _largest_total_variation(counts: np.ndarray, probs: np.ndarray) -> float:
-    """Return the largest total variation whose samples would rarely be as close to the probabilities as these.
-
-    The plain distance D = 1/2 sum |frequency - probability| changes by 1/n at most with each of n samples. With
-    probability 1 - TAIL, it is therefore not lower than its mean minus sqrt(log(1 / TAIL) / 2n) (McDiarmid, 1989).
-
-    Let d be the difference of a cell's probabilities and s the standard deviation of its frequency. The mean of
-    |frequency - probability| is s g(|d| / s) with g(x) = E|x + Z|, Z standard normal. Since g is convex, the mean of D
-    is at least S g(TV / S) with S = 1/2 sum s, and this is solved for TV.
-
-    Args:
-        counts: number of times that each cell occurred, (groups, cells).
-        probs: probabilities of the cells, (groups, cells).
-    """
+    """Return the largest total variation whose samples would rarely be as close to the probabilities as these."""
     expected = counts.sum(1, keepdims=True) * probs
     num = counts.sum()
+    # Each of n samples changes D by 1/n at most. With probability 1 - TAIL, D is therefore not lower than its mean
+    # minus sqrt(log(1 / TAIL) / 2n) (McDiarmid, 1989). This bounds the mean of D from above.
     most = float(np.abs(counts - expected).sum() / 2 + math.sqrt(-math.log(TAIL) * num / 2)) / num
-    # the frequencies of rare cells are not normal; without their s the result is larger
+    # Frequencies of rare cells are not normal. Without their s, S is smaller and the result larger.
     is_common = expected >= FEWEST_EXPECTED
+    # Let d be the difference of a cell's probabilities and s the standard deviation of its frequency. The mean of
+    # |frequency - probability| is s g(|d| / s) with g(x) = E|x + Z|, Z standard normal. Since g is convex, the mean of
+    # D is at least S g(TV / S) with S = 1/2 sum s. This is solved for TV.
     noise = float(np.sqrt(expected * (1 - probs))[is_common].sum() / 2 / num)
     if noise == 0:
         return min(1.0, most)
 
     def mean_distance(x: float) -> float:
+        # g(x)
         return x * math.erf(x / math.sqrt(2)) + math.sqrt(2 / math.pi) * math.exp(-x * x / 2)
 
     return min(1.0, noise * _root(lambda x: mean_distance(x) - most / noise, 0.0, most / noise))
 
 
 def _held_out_excess(counts: np.ndarray, probs: np.ndarray) -> float:
-    """Estimate the total variation from the cells that are too frequent.
-
-    A *cell* is a possible outcome. It is too frequent if its frequency exceeds its probability, and the difference is
-    its excess. The total variation is the sum of the excesses of these cells.
-
-    Chance makes some cells too frequent even for an exact sampler. The cells are therefore chosen on other samples than
-    those on which their excess is measured. A *fold* is a part of the samples. Each fold is held out once: the other
-    folds choose the cells, and the held-out fold measures their excess.
-
-    The expectation of the estimate is 0 for an exact sampler. It never exceeds the total variation. It is close to the
-    total variation if there are enough samples to choose the cells that the sampler makes too frequent.
-
-    Args:
-        counts: number of times that each cell occurred, (folds, groups, cells).
-        probs: probabilities of the cells, (groups, cells).
-    """
+    """Estimate the total variation. Each fold measures the excess of the cells that the other folds chose."""
     others = counts.sum(0) - counts
+    # On the same samples, chance would choose cells and count as their excess.
     is_chosen = others > probs * others.sum(-1, keepdims=True)
     sizes = counts.sum(-1)  # (folds, groups)
     excess = (counts * is_chosen).sum(-1) - sizes * (probs * is_chosen).sum(-1)

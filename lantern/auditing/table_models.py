@@ -1,19 +1,19 @@
 """The target, the draft model and the heads of a world, as models that every method of Lantern can decode with.
 
-A *world* is a target and a draft model whose distributions are in tables, with one row per context. A *context* is a
-prompt and the tokens so far. The number of its row is the sum of one term for the prompt and one term for each token.
+The models have no weights. A *row* is the number of a context in the tables of the `World`, which is a sum of one
+*term* for the prompt and one for each token. A hidden state has two channels: a row, and the table in which to look it
+up, 0 for the target's and 1 for the draft model's.
 
-The models have no weights. The target stores the terms in its key/value cache, in place of attention values.
-"Attention" adds up the terms that the mask admits, and the sum is the number of the row. A wrong slot, mask or position
-therefore leads to a wrong row, so that an audit also finds errors in the handling of the cache.
-
-A shift head predicts the target's hidden state for a later token, see `lantern.models.heads`.
+The target stores the terms in its key/value cache, in place of attention values. "Attention" adds up the terms that the
+mask admits, and the sum is the row. A wrong slot, mask or position therefore leads to a wrong row, so that an audit
+also finds errors in the handling of the cache.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from lantern.auditing.world import World
 from lantern.codebook import nearest_codes
@@ -28,11 +28,7 @@ from lantern.models.target import Target
 
 
 class TableTarget(Target):
-    """A target that reads its probabilities from the tables of a world.
-
-    A hidden state has two channels. The first is the number of the row of the context, which is the prompt and the
-    tokens so far. The second selects the table: 0 for the target's, 1 for the draft model's.
-    """
+    """A target that reads its probabilities from the tables of a world."""
 
     kind = "table_target"
     config_class = TargetConfig
@@ -55,45 +51,42 @@ class TableTarget(Target):
         )
         rows, width = world.codebook.shape
         self.token_embedding = nn.Embedding(rows, width, _weight=world.codebook, _freeze=True)
+        # (2, contexts, vocab)
         self.register_buffer("log_probs", torch.stack([world.target, world.draft]).log().float())
+        # float32 holds the rows exactly, since there are fewer than 2^24.
         self.register_buffer("place_values", world.place_values.float())
         self._contexts_per_prompt = len(world.target) // world.num_prompts
 
     @property
+    @override
     def is_head_linear(self) -> bool:
-        """False, since the head looks up a row of a table. Guidance is therefore applied after the head."""
+        # The head looks up a row, so that guidance, which mixes linearly, must follow it.
         return False
 
     @property
+    @override
     def cache_shape(self) -> tuple[int, int, int]:
-        """Sizes of a key/value cache with one layer, one head and one channel, see `Target.cache_shape`."""
-        return 1, 1, 1
+        return 1, 1, 1  # one layer, one head, one channel
 
     def values_of(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return the term that each token adds to the number of its context's row, float32 (batch, nodes).
+        """Return the term that each token adds to the row of its context, float32 (batch, nodes).
 
-        The number of a row in the tables of the world is a sum with one term per token of the context.
-
-        Args:
-            tokens: tokens, int64 (batch, nodes).
-            positions: their positions in the image, int64 (batch, nodes). The term of a token after the end of the
-                image is 0. Positions of complete images may be negative. Their results are not used.
+        `positions` are positions in the image, int64 (batch, nodes). After the end of the image the term is 0.
         """
+        # The last place value is 0. Positions of complete images may be negative, and their results are not used.
         return (tokens + 1) * self.place_values[positions.clamp(0, len(self.place_values) - 1)]
 
+    @override
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Look up the log-probabilities of the next token, see `Target.read_logits`."""
         context, is_draft = hidden.long().unbind(-1)
         return self.log_probs[is_draft, context.clamp(max=self.log_probs.shape[1] - 1)]  # a wrong mask adds too much
 
+    @override
     def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
-        """Return the number of the table row for the context that is only a prompt, float32 (..., 1).
-
-        Args:
-            features: the prompts as numbers from 0, (...).
-        """
+        # A prompt's embedding is its term.
         return features[..., None].float() * self._contexts_per_prompt
 
+    @override
     def extend(
         self,
         cache: KVCache,
@@ -102,35 +95,27 @@ class TableTarget(Target):
         rotary_positions: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the hidden states of new tokens, which hold the numbers of table rows, see `Target.extend`.
-
-        Each token has the row of its context: the prompt and all tokens up to this one. The number of the row is a sum
-        of one term per token. The terms of the new tokens are stored in the cache.
-        """
+        # Unlike in the base class, the input of a token depends on its position.
         values = self.values_of(tokens, rotary_positions - self.config.num_text_tokens)
         return self.run_nodes(repeat_rows(values[..., None], len(mask)), slots, rotary_positions, mask, cache)
 
+    @override
     def run_nodes(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """Return the hidden states of new tokens, which hold the numbers of table rows.
-
-        The number is the sum of the terms that the token sees in the cache, one term per token of its context.
-        For the arguments see `Target.run_nodes`.
-        """
         (layer,) = cache.layers
+        # The terms are the keys, too, which are not read.
         layer.write(cache.flat_slots(slots), x.view(-1, 1, 1).expand(-1, 2, -1))
         _, values = layer.read()
-        contexts = ((mask == 0) * values[..., 0][:, :, None]).sum(-1)[:, 0]
+        # The additive mask is 0 where a node sees a slot. The sum over slots takes the place of attention.
+        contexts = ((mask == 0) * values[..., 0][:, :, None]).sum(-1)[:, 0]  # (branches * batch, nodes)
         return torch.stack([contexts, torch.zeros_like(contexts)], dim=-1).view(-1, *slots.shape, 2)
 
 
 class TableDraft(DraftModel):
     """A draft model that reads its probabilities from the tables of a world.
 
-    The tables have one row per context, that is, a prompt and the tokens so far. A hidden state holds the number of the
-    context's row. This number is a sum with one term per token, see `TableTarget.values_of`. The next token adds its
-    term, which gives the number for the longer context. The key/value cache is not used.
+    The row of a hidden state and the term of the next token give the row of the longer context, without the cache.
     """
 
     def __init__(self, target: TableTarget) -> None:
@@ -138,6 +123,7 @@ class TableDraft(DraftModel):
             super().__init__(DraftConfig.of(target.config))
         self.values_of = target.values_of
 
+    @override
     def extend(
         self,
         cache: KVCache,
@@ -147,57 +133,45 @@ class TableDraft(DraftModel):
         rotary_positions: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Add each token to a context, and return hidden states with the table rows of the longer contexts.
-
-        For the arguments see `DraftModel.extend`.
-        """
+        # The draft model's rotary positions are one lower than the target's, whose prompt has one token. They are
+        # therefore positions in the image.
         contexts = hidden[..., 0] + self.values_of(tokens, rotary_positions)
         return torch.stack([contexts, torch.ones_like(contexts)], dim=-1)
 
 
 class TableHeads(ShiftHeads):
-    """Shift heads for the tables of a world, without trained weights.
-
-    A shift head predicts the target's hidden state for a later token. Here a hidden state names a row in a table of
-    distributions. These heads ignore the shift: they return the row that they are given, in the draft model's table.
-    """
+    """Shift heads that ignore the shift: they return the row that they are given, in the draft model's table."""
 
     def __init__(self, target: TableTarget) -> None:
         with torch.random.fork_rng(devices=[]):  # the weights of the base class are not used
             super().__init__(HeadsConfig.of(target.config, num_right=1))
 
+    @override
     def right(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """Predict the hidden state for the next token to the right, see `ShiftHeads.right`."""
         return self.below(hidden, embedded)[..., None, :]
 
+    @override
     def below(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """Predict the hidden state for the token one line below, see `ShiftHeads.below`."""
         return torch.stack([hidden[..., 0], torch.ones_like(hidden[..., 0])], dim=-1)
 
 
 class TableStateHead(StateHead):
-    """A state head for the tables of a world, without trained weights.
-
-    A state head corrects an outdated hidden state. Here a hidden state names a row in a table of distributions. This
-    head returns the same row in the draft model's table, so that its drafts are often wrong.
-    """
+    """State head that returns the outdated row, in the draft model's table, so that its drafts are often wrong."""
 
     def __init__(self, target: TableTarget) -> None:
         with torch.random.fork_rng(devices=[]):  # the weights of the base class are not used
             super().__init__(StateHeadConfig.of(target.config))
 
+    @override
     def forward(self, previous: torch.Tensor, outdated: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """Return the outdated row in the draft model's table. For the arguments see `StateHead.forward`."""
         return torch.stack([outdated[..., 0], torch.ones_like(outdated[..., 0])], dim=-1)
 
 
 def make_models(world: World, spec: MethodSpec) -> DecodingModels:
     """Make the target, the draft model and the heads of a world, and a table of the nearest codes of each code.
 
-    Args:
-        world: a small target and draft model with known probabilities.
-        spec: the method. It states the distance that defines the nearest codes ("l2" by default), and whether the heads
-            are shift heads or a state head.
+    The method determines the distance of nearest codes, "l2" by default, and whether the heads are shift heads or a
+    state head.
     """
     target = TableTarget(world)
     table = nearest_codes(world.codebook, world.vocab_size - 1, spec.neighbours or "l2")

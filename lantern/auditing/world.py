@@ -1,6 +1,10 @@
 """Worlds: a target and a draft model, so small that every sequence of tokens can be listed with its probability.
 
-A *context* is a prompt and the tokens so far. The contexts of a world are numbered from 0.
+A *context* is a prompt and the tokens so far. It is numbered by digits in base V + 1, for a vocabulary of V codes:
+digit 0 for a position without a token, and c + 1 for code c. The first position has the place value 1. The last one
+needs no digit, since no distribution follows the last token:
+
+    context = prompt (V + 1)^(num_tokens - 1) + sum_{i < num_tokens - 1} (token_i + 1) (V + 1)^i
 """
 
 from __future__ import annotations
@@ -28,14 +32,12 @@ class World:
     """A target and a draft model with known probabilities.
 
     The distribution of a token depends on the prompt and on all tokens before it. Codes 0 and 1, 2 and 3, ... are
-    similar: their code vectors are near each other, and their probabilities are nearly equal.
+    similar: their code vectors are near each other, and their probabilities are nearly equal. Prompts are numbers
+    from 0. A sequence has `lines` lines of `columns` tokens.
 
     Attributes:
-        lines: number of lines of a sequence.
-        columns: number of tokens of a line.
-        num_prompts: number of prompts, which are the numbers from 0.
         target: target distribution after each context, float64 (contexts, vocab). Some codes have probability 0, as
-            after a top-k filter. `contexts_of` numbers the contexts.
+            after a top-k filter.
         draft: distribution of the draft model, shaped like `target`.
         codebook: code vectors, float32 (vocab, 2).
     """
@@ -64,44 +66,32 @@ class World:
 
     @property
     def place_values(self) -> torch.Tensor:
-        """Place value of each position of a sequence, int64 (num_tokens,), from which contexts are numbered.
-
-        The context without tokens has the lowest number of all contexts of a prompt. Each token adds to this number
-        (token + 1) times the place value of its position. The last position has the place value 0, since no
-        distribution follows the last token.
-        """
+        """Factor of token + 1 in the number of a context, by position, int64 (num_tokens,). The last one is 0."""
         values = (self.vocab_size + 1) ** torch.arange(self.num_tokens)
         values[-1] = 0
         return values
 
     def contexts_of(self, prompts: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the number of the context of each sequence, int64 (batch,).
-
-        The number is the row of the context in `target` and in `draft`. A context is a prompt and the tokens so far.
+        """Return the number of the context of each sequence, which is its row in `target` and `draft`, int64 (batch,).
 
         Args:
-            prompts: prompts, int64 (batch,).
+            prompts: int64 (batch,).
             tokens: tokens so far, int64 (batch, n) with n from 0 to num_tokens - 1.
         """
         first = prompts * (len(self.target) // self.num_prompts)
         return first + ((tokens + 1) * self.place_values[: tokens.shape[1]]).sum(1)
 
     def target_probs(self, prompts: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the target distribution of the next token, float64 (batch, vocab).
-
-        For the arguments see `contexts_of`.
-        """
+        """Return the target distribution of the next token in the contexts, float64 (batch, vocab)."""
         return self.target[self.contexts_of(prompts, tokens)]
 
     def draft_probs(self, prompts: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the draft model's distribution of the next token, float64 (batch, vocab).
-
-        For the arguments see `contexts_of`.
-        """
+        """Return the draft model's distribution of the next token in the contexts, float64 (batch, vocab)."""
         return self.draft[self.contexts_of(prompts, tokens)]
 
     def sequence_probs(self) -> torch.Tensor:
         """Return the probability of every sequence after every prompt, float64 (num_prompts, num_sequences)."""
+        # The last position varies fastest, as `numbers_of` assumes.
         sequences = torch.cartesian_prod(*[torch.arange(self.vocab_size)] * self.num_tokens).view(-1, self.num_tokens)
         found = []
         for prompt in range(self.num_prompts):
@@ -114,11 +104,7 @@ class World:
         return torch.stack(found)
 
     def numbers_of(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the column of each sequence in `sequence_probs`, int64 (batch,).
-
-        Args:
-            tokens: whole sequences, int64 (batch, num_tokens).
-        """
+        """Return the column in `sequence_probs` of each sequence of num_tokens tokens, int64 (batch,)."""
         return (tokens * self.vocab_size ** torch.arange(self.num_tokens - 1, -1, -1)).sum(1)
 
 
@@ -153,12 +139,16 @@ def make_world(
     pairs = torch.arange(vocab_size) // 2
 
     def noise() -> torch.Tensor:
+        # Most of the noise is common to the codes of a pair, so that their probabilities are nearly equal.
         of_pairs, of_codes = torch.randn(2, num_contexts, vocab_size, generator=generator, dtype=torch.float64)
         return of_pairs[:, pairs] + 0.2 * of_codes
 
     target = 1.2 * noise()
+    # Correlated with the target, so that drafts are accepted and rejected often. Its own top-k filter leaves it codes
+    # that the target never emits.
     draft = 0.7 * target + 0.8 * noise()
     filters = SamplingConfig(top_k=top_k)
+    # Code vectors are on a circle, those of a pair 0.2 radians apart.
     angles = 2 * torch.pi * pairs / (pairs[-1] + 1) + 0.2 * (torch.arange(vocab_size) % 2)
     return World(
         lines,

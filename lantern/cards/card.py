@@ -1,4 +1,6 @@
-"""The model card: a record of the kind of prompts, the sizes, the sampling settings and the files of a model.
+"""The model card: the kind of prompts, the sizes, the sampling settings and the files of a model.
+
+The target's config follows from the card. Sizes are a height and a width, or the side of a square.
 
 Snakemake imports this module to plan the workflow, so it must not import torch.
 """
@@ -19,10 +21,7 @@ NUM_WORD_IDS = 64  # number of ids that a target with the encoder `word_ids` emb
 
 @dataclass(frozen=True)
 class PromptSettings:
-    """The prompts of a model.
-
-    A prompt is given to the target as features of a caption's tokens, as ids of its tokens, or as the number of a
-    class.
+    """The prompts of a model: features of a caption's tokens, ids of its tokens, or the number of a class.
 
     Attributes:
         encoder: name of the text encoder: "words", "word_ids", "classes", "t5", or a key of `FAMILIES` in
@@ -46,8 +45,9 @@ class PromptSettings:
     class_words: tuple[tuple[str, ...], ...] | None = None
 
     def sizes(self) -> dict[str, object]:
-        """Return those fields of `TargetConfig` that depend on the kind of prompts: field name -> value."""
+        """Return those fields of `TargetConfig` that depend on the kind of prompts."""
         if self.encoder == "classes":
+            # The null prompt is one more class.
             return {"num_text_tokens": 1, "num_prompt_ids": self.num_classes + 1, "null_ids": (self.num_classes,)}
         sizes: dict[str, object] = {"num_text_tokens": self.max_tokens}
         if self.encoder == "word_ids":
@@ -56,7 +56,7 @@ class PromptSettings:
 
 
 class SamplingSettings(TypedDict, total=False):
-    """Fields of a `SamplingConfig` that a model card may set. `SamplingConfig` describes them."""
+    """Fields of a `SamplingConfig` that a model card may set."""
 
     top_k: int
     top_p: float
@@ -66,14 +66,7 @@ class SamplingSettings(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ImageSettings:
-    """Sizes of a model's images.
-
-    Attributes:
-        size: height and width of an image in pixels, or the side of a square.
-        grid: height and width of an image in codes, or the side of a square.
-        codebook_size: number of codes in the codebook.
-        code_dim: number of channels of a code vector.
-    """
+    """Sizes of a model's images: `size` in pixels, `grid` in codes, and `code_dim`, the channels of a code vector."""
 
     size: Sides
     grid: Sides
@@ -82,7 +75,8 @@ class ImageSettings:
 
     def __post_init__(self) -> None:
         for name in ("size", "grid"):
-            object.__setattr__(self, name, sides_of(shape_of(getattr(self, name))))  # JSON has lists
+            # JSON has lists. A frozen class can only be changed in this way.
+            object.__setattr__(self, name, sides_of(shape_of(getattr(self, name))))
 
 
 @dataclass(frozen=True)
@@ -108,10 +102,7 @@ class ModelCard:
 
     Attributes:
         name: name of the model in published tables.
-        prompts: the model's prompts.
-        images: sizes of the model's images.
         target: further fields of a `TargetConfig`, by name. Those that follow from `prompts` or `images` are left out.
-        sampling: default fields of a `SamplingConfig`, by name.
         trees: default draft trees. "static" is the name of a static tree, "dynamic" has the fields of a
             `DynamicTreeOptions`.
         neighbours: measure of distance between codes, by which nearest codes are found, see
@@ -135,6 +126,7 @@ class ModelCard:
     def target_config(self) -> TargetConfig:
         """Return the sizes of the model's target."""
         sizes = {**self.prompts.sizes(), **shape_fields(shape_of(self.images.grid)), **self.target}
+        # The line end is one more token after the codes.
         has_line_end = self.target.get("line_end") is not None
         return TargetConfig(**sizes, vocab_size=self.images.codebook_size + has_line_end)
 
@@ -144,13 +136,9 @@ class ModelCard:
 
 
 def card_from(known: Mapping[str, Any]) -> ModelCard:
-    """Restore a model card from the JSON values that `ModelCard.to_dict` returned.
-
-    Raises:
-        TypeError: a required value is missing, or there is an unknown one.
-        KeyError: the files, prompts or images are missing.
-    """
+    """Restore a model card from the result of `to_dict`. Values that do not fit raise a TypeError or KeyError."""
     files = {part: file if isinstance(file, str) else HubFiles(**file) for part, file in known["files"].items()}
+    # JSON has lists, and a frozen card has tuples.
     prompts = {name: _as_tuples(value) for name, value in known["prompts"].items()}
     settings = {"prompts": PromptSettings(**prompts), "images": ImageSettings(**known["images"]), "files": files}
     return ModelCard(**{**known, **settings})

@@ -1,7 +1,8 @@
 """The model cards of the published models, and the files of these models on the Hugging Face hub.
 
-The sampling settings are those that each model's authors use. The draft trees, and the distances that
-define nearest codes, are those that the LANTERN authors use.
+The sampling settings are those that each model's authors use. The draft trees, and the distances that define nearest
+codes, are those that the LANTERN authors use. A *family* is a transformers class together with one form of prompts, and
+its name, such as "janus", is the name of the text encoder.
 
 Snakemake imports this module to plan the workflow, so it must not import torch.
 """
@@ -19,11 +20,7 @@ _C2I = "FoundationVision/LlamaGen"
 
 
 def _unhashed(*names: str) -> dict[str, None]:
-    """Return the value of `HubFiles.files` for files whose SHA-256 is not known: each file name with None.
-
-    Args:
-        names: names of the files.
-    """
+    """Return the value of `HubFiles.files` for files whose SHA-256 is not known."""
     return dict.fromkeys(names)
 
 
@@ -126,13 +123,7 @@ def _llamagen_target(size: str) -> dict[str, int]:
 
 
 def _llamagen_stage(stage: int, name: str, pixels: int) -> ModelCard:
-    """Return the model card of LlamaGen-XL for captions. Its image tokenizer has 16 x 16 pixels per code.
-
-    Args:
-        stage: 1 (images of 256 pixels) or 2 (512 pixels).
-        name: name of the model in tables.
-        pixels: side of an image in pixels.
-    """
+    """Return the model card of LlamaGen-XL for captions: stage 1 has images of 256 pixels, stage 2 of 512."""
     return ModelCard(
         name,
         PromptSettings("t5", max_tokens=120, caption_dim=2048),
@@ -152,13 +143,7 @@ def _llamagen_stage(stage: int, name: str, pixels: int) -> ModelCard:
 
 
 def _llamagen_c2i(size: str, pixels: int, cfg_scale: float) -> ModelCard:
-    """Return the model card of LlamaGen for ImageNet's classes.
-
-    Args:
-        size: size of the model, such as "XL", a key of `LLAMAGEN_SIZES`.
-        pixels: side of an image in pixels.
-        cfg_scale: scale of classifier-free guidance.
-    """
+    """Return the model card of LlamaGen for ImageNet's classes."""
     return ModelCard(
         f"LlamaGen-{size}, classes",
         PromptSettings("classes", num_classes=1000),
@@ -185,21 +170,8 @@ def _of_family(
     trees: Mapping[str, object] | None = None,
     neighbours: str = "l2",
 ) -> ModelCard:
-    """Return the model card of a published model for which transformers has a class.
-
-    Args:
-        family: key of `FAMILIES`, such as "janus": a transformers class together with one form of prompts. The family
-            states the remaining fields of the target.
-        name: name of the model in tables.
-        prompt_tokens: length of the longest prompt in tokens.
-        images: sizes of the images.
-        target: fields of a `TargetConfig` that the family does not state, by name.
-        sampling: default fields of a `SamplingConfig`, by name.
-        files: files of the model, as in `ModelCard`.
-        licence: licence of the weights.
-        trees: default draft trees, as in `ModelCard`. None if there is no draft model.
-        neighbours: measure of distance between codes, as in `ModelCard`.
-    """
+    """Return the model card of a published model for which transformers has a class."""
+    # `target` are the fields that differ within a family, which states the others.
     target = {**FAMILIES[family].target, "rope": "1d", **target}
     return ModelCard(
         name, PromptSettings(family, prompt_tokens), images, target, sampling, trees or {}, neighbours, files, licence
@@ -222,17 +194,7 @@ def _janus(billions: int, **sizes: int) -> ModelCard:
 
 
 def _chameleon(family: str, name: str, prompt_tokens: int, pixels: int, files: str, depth: int) -> ModelCard:
-    """Return the model card of a published model based on Chameleon, with Chameleon's image and text tokenizers.
-
-    Args:
-        family: key of `FAMILIES`, "anole" or "lumina".
-        name: name of the model in tables.
-        prompt_tokens: length of the longest prompt in tokens.
-        pixels: side of an image in pixels.
-        files: key of the target's files in `HUB_FILES`. The draft model's key is this key followed by
-            "_drafter".
-        depth: depth of the dynamic draft tree.
-    """
+    """Return the model card of a published model based on Chameleon, with Chameleon's image and text tokenizers."""
     return _of_family(
         family,
         name,
@@ -307,19 +269,12 @@ CARDS: dict[str, ModelCard] = {
 
 
 def card_of_family(family: str) -> ModelCard | None:
-    """Return the model card of the first published model of a family, or None if there is no such model.
-
-    Args:
-        family: key of `FAMILIES`, such as "janus": a transformers class together with one form of prompts.
-    """
+    """Return the model card of the first published model of a family, or None if there is no such model."""
     return next((card for card in CARDS.values() if card.prompts.encoder == family), None)
 
 
 def published_shape(family: str) -> tuple[int, int]:
     """Return the height and width, in codes, of the images that the published models of a family generate.
-
-    Args:
-        family: key of `FAMILIES`, such as "janus": a transformers class together with one form of prompts.
 
     Raises:
         ValueError: no model of the family is published.

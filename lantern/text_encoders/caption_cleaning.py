@@ -17,6 +17,7 @@ from html.parser import HTMLParser
 from urllib.parse import unquote_plus
 
 import ftfy
+from typing_extensions import override
 
 _HOST = r"[a-z0-9.\-]+[.](?:com|co|ru|net|org|edu|gov|it)[\w/-]*\b/?(?!@)"
 _SUFFIX = r"(?:png|jpg|jpeg|bmp|webp|eps|pdf|apk|mp4)"
@@ -113,10 +114,7 @@ def _substitute(text: str, steps: list[tuple[re.Pattern[str], str]]) -> str:
 
 
 def _text_of_markup(markup: str) -> str:
-    """Return the text of an HTML fragment, without tags.
-
-    Beautiful Soup extracts the same text if it uses the HTML parser of the standard library.
-    """
+    """Return the text of an HTML fragment, as Beautiful Soup extracts it with the standard library's parser."""
     parser = _TextParser()
     try:
         parser.feed(markup)
@@ -127,13 +125,10 @@ def _text_of_markup(markup: str) -> str:
 
 
 class _TextParser(HTMLParser):
-    """An HTML parser that collects the text outside of scripts, styles, templates and ruby annotations.
-
-    Attributes:
-        parts: the pieces of text in order.
-    """
+    """An HTML parser that collects the text outside of scripts, styles, templates and ruby annotations in `parts`."""
 
     _SILENT = frozenset({"script", "style", "template", "rt", "rp"})
+    # Tags without an end tag, which must not stay open.
     _VOID = frozenset(
         {
             *("area", "base", "basefont", "bgsound", "br", "col", "command", "embed", "frame", "hr", "image", "img"),
@@ -147,28 +142,37 @@ class _TextParser(HTMLParser):
         self.parts: list[str] = []
         self._open: list[str] = []
 
+    @override
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in self._VOID:
             self._open.append(tag)
 
+    @override
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         pass
 
+    @override
     def handle_endtag(self, tag: str) -> None:
         if tag in self._open:
+            # Tags that were opened within this one and never closed end with it.
             while self._open.pop() != tag:
                 pass
 
+    @override
     def handle_data(self, data: str) -> None:
         if not self._SILENT.intersection(self._open):
             self.parts.append(data)
 
+    @override
     def handle_entityref(self, name: str) -> None:
+        # Beautiful Soup replaces known entities with and without a semicolon, and drops that of unknown ones.
         self.handle_data(html.entities.html5.get(f"{name};", f"&{name}"))
 
+    @override
     def handle_charref(self, name: str) -> None:
         self.handle_data(html.unescape(f"&#{name};"))
 
+    @override
     def unknown_decl(self, data: str) -> None:
         if data.upper().startswith("CDATA["):
             self.parts.append(data[len("CDATA[") :])

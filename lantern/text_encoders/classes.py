@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lantern.text_encoders.base import split_words
 
@@ -15,46 +16,35 @@ IMAGENET_CLASSES = Path(__file__).with_name("imagenet_classes.txt")  # torchvisi
 
 
 class ClassEncoder:
-    """The encoder of prompts that are class numbers, such as "207".
+    """The encoder of prompts that are class numbers, such as "207", from 0 to num_classes - 1.
 
     If there are 1000 classes, a prompt may also be a class name of ImageNet. Case only matters for "Cardigan", a dog,
     and "cardigan", a garment.
-
-    Args:
-        num_classes: number of classes. Class numbers go from 0 to num_classes - 1.
     """
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
         names = IMAGENET_CLASSES.read_text(encoding="utf-8").splitlines() if num_classes == 1000 else []
         self.numbers = {name: number for number, name in enumerate(names)}
+        # A number is a name of its class.
         self.numbers |= {str(number): number for number in range(num_classes)}
         self.names: dict[str, list[str]] = {}  # a name in lower case -> names that are spelt so
         for name in self.numbers:
             self.names.setdefault(name.lower(), []).append(name)
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return the class number of each text, see `TextEncoder.encode`.
-
-        Returns:
-            Two tensors of shape (texts, 1): the class numbers, int64, and a mask that is always True.
-
-        Raises:
-            ValueError: a text is not a class.
-        """
+        """Return the class number of each text, int64 (texts, 1), and a mask that is always True."""
         ids = torch.tensor([[self.check(text)] for text in texts])
         return ids, torch.ones_like(ids, dtype=torch.bool)
 
     def check(self, text: str) -> int:
         """Return the class number of a text.
 
-        Args:
-            text: class number in digits, or class name of ImageNet if there are 1000 classes.
-
         Raises:
-            ValueError: the text is neither the number nor the name of a class, or it may be the name of several.
+            ValueError: the text is not a class, or may be the name of several.
         """
         text = text.strip()
+        # An exact spelling wins over one in another case, which decides between Cardigan and cardigan.
         found = [text] if text in self.numbers else self.names.get(text.lower(), [])
         if len(found) > 1:
             known = " and ".join(f"{name} ({self.numbers[name]})" for name in found)
@@ -70,12 +60,9 @@ class ClassEncoder:
 class WordClassEncoder(ClassEncoder):
     """The encoder of captions whose words determine the class.
 
-    A caption must contain a word of each list, for example one of the colours and one of the shapes. If it contains
-    several words of a list, the first of them in the caption counts. The class is the combination of these words.
-    Classes are numbered in the order of `itertools.product`.
-
-    Args:
-        class_words: the lists of words.
+    A caption must contain a word of each list of `class_words`, for example one of the colours and one of the shapes.
+    If it contains several words of a list, the first of them in the caption counts. The class is the combination of
+    these words. Classes are numbered in the order of `itertools.product`.
     """
 
     def __init__(self, class_words: Sequence[Sequence[str]]) -> None:
@@ -84,12 +71,8 @@ class WordClassEncoder(ClassEncoder):
         super().__init__(len(combinations))
         self.combinations = {words: number for number, words in enumerate(combinations)}
 
+    @override
     def check(self, text: str) -> int:
-        """Return the class number of a caption.
-
-        Raises:
-            ValueError: the caption contains no word of one of the lists.
-        """
         found = []
         for words in self.class_words:
             word = next((word for word in split_words(text) if word in words), None)

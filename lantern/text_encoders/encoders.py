@@ -1,4 +1,8 @@
-"""Construction of a model's text encoder, and a check that the target was trained with this encoder."""
+"""Construction of a model's text encoder, and a check that the target was trained with this encoder.
+
+A target understands only the features with which it was trained. The settings that determine them are therefore stored
+in the target's file, under "text" in the report of its training, and compared when the target is used.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +38,7 @@ def make_text_encoder(
             folder. Not needed for other encoders.
         shape: height and width of the image in codes. Only needed if the model's prompts state them, as Emu3's and
             GLM-Image's do.
-        small_shape: height and width, in codes, of the smaller preview that GLM-Image generates before the image.
-            (0, 0) for other models.
+        small_shape: the same of the preview that GLM-Image generates before the image, (0, 0) for other models.
         device: device of a T5.
 
     Raises:
@@ -56,6 +59,7 @@ def make_text_encoder(
     if file is None:
         raise ValueError(f"the text encoder {name} is read from a file, got none; pass the path of its file or folder")
     try:
+        # Imported late: tokenizers and transformers are optional packages.
         if name in FAMILIES:
             from lantern.text_encoders.tokens import TokenPromptEncoder
 
@@ -71,29 +75,13 @@ def make_text_encoder(
 
 
 def describe_features(encoder: str) -> dict[str, str | int]:
-    """Return the settings that determine the features of a prompt, to be stored in the file of a target.
-
-    A target understands only the features with which it was trained. `compare_features` therefore checks these settings
-    when the target is used. They are the name of the text encoder and, for the encoder "words", its arguments `seed`
-    and `phrase_words`.
-
-    Args:
-        encoder: name of the text encoder.
-    """
+    """Return the settings that determine the features of a prompt, to be stored in the file of a target."""
     return {"encoder": encoder, **(WORD_FEATURES if encoder == "words" else {})}
 
 
 def compare_features(path: Path, report: Mapping[str, Any], encoder: str) -> None:
-    """Check that a text encoder makes the same features of prompts as in the training of a target.
-
-    Args:
-        path: file of the target.
-        report: JSON values in that file that describe the training. The settings of the features are under "text".
-        encoder: name of the text encoder that will be used with the target.
-
-    Raises:
-        ValueError: the settings differ, so that the target would ignore the prompt.
-    """
+    """Raise a ValueError if an encoder's settings differ from those in the report of a target's training."""
+    # Only stored settings are compared: published targets have no report.
     wanted = describe_features(encoder)
     for key, value in report.get("text", {}).items():
         check_equal(path, f"text.{key}", wanted.get(key), value, "text encoder")

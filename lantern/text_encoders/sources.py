@@ -1,4 +1,8 @@
-"""Encoder of prompts with source pictures, which GLM-Image edits."""
+"""Encoder of prompts with source pictures, which GLM-Image edits.
+
+A prompt begins with the codes of its pictures, each between two tokens of the model. The text and the size of the image
+follow.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,13 @@ from lantern.models.sources import place_sources
 class SourceEncoder:
     """The encoder of prompts that describe edits of source pictures. It is a `TextEncoder` that takes their numbers.
 
-    A prompt begins with the codes of its pictures, each between two tokens of the model. The text and the size of the
-    image follow. Each picture may have any height and width that the processor supports.
+    Prompts are numbered, since two of them may have the same text and other pictures.
 
     Args:
         model: a `GlmImageForConditionalGeneration` of transformers, which computes the codes.
         processor: its `GlmImageProcessor`.
         texts: text of each prompt.
-        pictures: source pictures of each prompt, in any type that the processor supports.
+        pictures: source pictures of each prompt, of any height and width, in any type that the processor supports.
         shape: height and width of the image in codes.
 
     Attributes:
@@ -47,7 +50,8 @@ class SourceEncoder:
         self._begin, self._end = processor.tokenizer.convert_ids_to_tokens(ids)
         known: dict[tuple[str, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         codes: dict[int, torch.Tensor] = {}
-        keys = [(text, id(row)) for text, row in zip(texts, pictures, strict=True)]  # prompts may share their pictures
+        # Prompts may share a list of pictures, which is then encoded once.
+        keys = [(text, id(row)) for text, row in zip(texts, pictures, strict=True)]
         for key, row in zip(keys, pictures, strict=True):
             if key in known:
                 continue
@@ -66,6 +70,7 @@ class SourceEncoder:
             raise ValueError(self._find_cause(text, pictures, error)) from error
 
     def _find_cause(self, text: str, pictures: Sequence[Any], error: Exception) -> str:
+        # The processor's message does not say which picture is at fault, so that each is tried alone.
         for number, picture in enumerate(pictures):
             try:
                 self._processor.image_processor(images=[picture], return_tensors="pt")
@@ -80,18 +85,18 @@ class SourceEncoder:
         grids = inputs["image_grid_thw"].to(self._model.device)
         with torch.inference_mode():
             pixels = inputs["pixel_values"].to(self._model.device)
+            # The last grid is that of the image to generate.
             features = self._model.get_image_features(pixels, grids[:-1], return_dict=True)
             return self._model.get_image_tokens(features.pooler_output)
 
     def encode(self, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return prompts, int64 (prompts, max_tokens, 4), and their mask, bool (prompts, max_tokens).
 
-        A token of a prompt has four numbers: its id, and its positions in time, row and column, see `place_sources`.
-
-        Args:
-            texts: the number of each prompt, such as "3": two prompts may have the same text and other pictures.
+        A token has four numbers: its id, and its positions in time, row and column (`place_sources`). `texts` are
+        numbers of prompts, such as "3".
         """
         rows, grids, codes = zip(*(self._prompts[int(text)] for text in texts), strict=True)
+        # Padding is on the left.
         ids = torch.stack([F.pad(row, (self.max_tokens - len(row), 0)) for row in rows])
         begins = torch.tensor([[self.max_tokens - len(row)] for row in rows])
         mask = torch.arange(self.max_tokens) >= begins

@@ -1,4 +1,7 @@
-"""LlamaGen's text encoder, the T5 model flan-t5-xl, read from a local folder in its published layout."""
+"""LlamaGen's text encoder, the T5 model flan-t5-xl, read from a local folder in its published layout.
+
+A text is cleaned and encoded by T5 with the padding on the right. LlamaGen then moves the padding to the left.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +30,14 @@ log = logging.getLogger(__name__)
 class T5TextEncoder:
     """LlamaGen's text encoder, a `TextEncoder`.
 
-    It cleans a text, encodes it with T5, and moves the padding to the left. A text with more than `max_tokens` tokens,
-    including the end token, is cut. A warning states how many are, once per text.
+    A text with more than `max_tokens` tokens, including the end token, is cut. A warning states how many are, once per
+    text.
 
     Args:
         folder: folder with config.json, tokenizer.json and the weights of a T5, as in its Hugging Face repository. If
             the T5 has a decoder, only its encoder is read.
         caption_dim: expected number of channels of a token's feature. None accepts any number. flan-t5-xl has 2048.
-        max_tokens: length of the longest prompt in tokens.
         dtype: dtype of the weights. LlamaGen was run with a T5 in bfloat16.
-        device: device of the T5.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -68,8 +69,8 @@ class T5TextEncoder:
         """Clean texts and split them into tokens, padded on the right.
 
         Returns:
-            Three tensors: ids with the end token, int64 (texts, max_tokens); mask, bool (texts, max_tokens), False at
-            padding; whether each text was cut, bool (texts,).
+            Three tensors: ids with the end token, int64 (texts, max_tokens), their mask, bool (texts, max_tokens), and
+            whether each text was cut, bool (texts,).
         """
         encodings = self._tokenizer.encode_batch([clean_caption(text) for text in texts])
         ids = torch.full((len(texts), self.max_tokens), self._pad_id)
@@ -77,6 +78,7 @@ class T5TextEncoder:
         for row, encoding in enumerate(encodings):
             ids[row, : len(encoding.ids)] = torch.tensor(encoding.ids)
             mask[row, : len(encoding.ids)] = True
+        # `overflowing` holds the tokens after max_tokens.
         is_cut = [bool(encoding.overflowing) for encoding in encodings]
         cut = list(compress(texts, is_cut))
         if not self._reported.issuperset(cut):
@@ -89,27 +91,25 @@ class T5TextEncoder:
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return the features of texts, on the CPU, see `TextEncoder.encode`."""
+        """Return the features of texts, on the CPU, and their mask, both padded on the left."""
         ids, mask, _ = self.tokenize(texts)
         output = self._model(input_ids=ids.to(self._device), attention_mask=mask.to(self._device))
         return rotate_to_left_padding(output.last_hidden_state.float().cpu(), mask)
 
 
 def rotate_to_left_padding(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Move the tokens of each text to the end of the axis `tokens`, and the padding to the start.
+    """Move the tokens of each text to the end of the axis, and the padding, whose features become 0, to the start.
 
     Args:
-        features: features of the tokens, (texts, tokens, dim), padded on the right.
-        mask: True for tokens, False for padding, bool (texts, tokens).
-
-    Returns:
-        Two tensors, shaped like the arguments: the features, 0 at padding, and the mask.
+        features: (texts, tokens, dim), padded on the right.
+        mask: bool (texts, tokens), False at padding.
     """
     num_tokens = mask.shape[1]
     num_pads = (~mask).sum(1, keepdim=True)  # (texts, 1)
+    # Position i takes the feature of i - num_pads. The modulo moves the padding from the end to the front.
     source = (torch.arange(num_tokens, device=mask.device) - num_pads) % num_tokens  # (texts, tokens)
     rotated = features.gather(1, source[..., None].expand_as(features))
-    mask = mask.flip(1)
+    mask = mask.flip(1)  # tokens last
     return rotated.masked_fill(~mask[..., None], 0), mask
 
 
@@ -128,21 +128,10 @@ def _read_config(folder: Path, caption_dim: int | None) -> dict[str, Any]:
 
 
 def _load_tokenizer(folder: Path, max_tokens: int) -> Tokenizer:
-    """Load the tokenizer in a tokenizer.json with the package tokenizers.
-
-    The package transformers, version 5, is not used, since it would build a different tokenizer from the vocabulary in
-    the file.
-
-    Args:
-        folder: folder of the file.
-        max_tokens: number of tokens to which texts are cut.
-
-    Raises:
-        FileNotFoundError: the file is missing.
-        ValueError: the file is damaged.
-    """
+    """Load the tokenizer in a tokenizer.json, which cuts texts to `max_tokens`."""
     from tokenizers import Tokenizer
 
+    # Not by transformers, whose version 5 would build a different tokenizer from the vocabulary in the file.
     path = _existing(folder / "tokenizer.json")
     try:
         tokenizer = Tokenizer.from_file(str(path))
@@ -169,6 +158,7 @@ def _load_model(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
     except (RuntimeError, SafetensorError, EOFError, UnpicklingError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"the weights in {folder} cannot be read ({reason:.300}); fetch them again") from error
+    # transformers would only warn, and initialise these tensors at random.
     if missing := sorted(report["missing_keys"]):
         raise ValueError(
             f"the weights in {folder} lack the tensor {missing[0]} ({len(missing)} such); they are not those of "

@@ -1,4 +1,13 @@
-"""Encoder for language models that generate images: a caption becomes ids, with fixed text around it."""
+"""Encoder for language models that generate images: a caption becomes ids, with fixed text around it.
+
+The *form* of a family is the text and tokens around a caption. Its placeholders are filled by `fill_form`. For example,
+Emu3's form states the size of the image after the caption. A prompt is
+
+    start tokens, tokens of the text with the caption in it, end tokens
+
+`shape` and `small_shape` are the height and width in codes of the image, and of the smaller preview that GLM-Image
+generates before it, (0, 0) for other models. They are needed only if the form states them.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +33,9 @@ log = logging.getLogger(__name__)
 
 
 class NullPrompt(TypedDict):
-    """The null prompt of classifier-free guidance: the prompt without a caption.
+    """The null prompt of classifier-free guidance, which has no caption, as fields of a `TargetConfig`.
 
-    The two entries are fields of a `TargetConfig`. For example, the ids (1, 2) with the filler 0 give the null prompt
-    1, 0, ..., 0, 2. The filler is repeated until the null prompt is as long as the prompt.
+    For example, the ids (1, 2) with the filler 0 give the null prompt 1, 0, ..., 0, 2, as long as the prompt.
     """
 
     null_ids: tuple[int, ...]
@@ -35,21 +43,15 @@ class NullPrompt(TypedDict):
 
 
 class TokenPromptEncoder:
-    """The encoder that turns prompts into ids with the tokenizer in a `tokenizer.json`.
+    """The encoder that turns prompts into ids with the tokenizer in a `tokenizer.json`. It is a `TextEncoder`.
 
-    It is a `TextEncoder`. A prompt is a caption with fixed text and tokens around it, the *form*. For example, Emu3's
-    form states the size of the image after the caption. A prompt is padded on the left to `max_tokens`. If it is too
-    long, the end of the caption is cut, a warning is logged, and the text after the caption is kept.
+    If a prompt is longer than `max_tokens`, the end of the caption is cut, a warning is logged, and the text after the
+    caption is kept.
 
     Args:
-        form: the text and tokens around a caption, with placeholders.
         tokenizer: the model's tokenizer. The encoder switches off its truncation and padding.
-        max_tokens: length of the longest prompt in tokens.
         path: file of the tokenizer, for error messages.
-        names: names of the tokenizer's special tokens, by placeholder, as in `fill_form`.
-        shape: height and width of an image in codes. Only needed if the form states them.
-        small_shape: height and width, in codes, of the smaller preview that GLM-Image generates before the image.
-            (0, 0) for other models.
+        names: names of the tokenizer's special tokens, by placeholder.
 
     Attributes:
         refuses_long: whether a prompt that is too long raises a ValueError instead of being cut.
@@ -86,19 +88,14 @@ class TokenPromptEncoder:
         self._end = self._ids(self.form.end)
         self._before, _, self._after = self.form.text.partition("{}")
         fixed = [*self._start, *self._tokens(self._before), *self._tokens(self._after), *self._end]
+        # A prompt needs room for one token of its caption. The null prompt must fit, too.
         needed = max(len(fixed) + 1, len(self.null_prompt["null_ids"]))
         if max_tokens < needed:
             raise ValueError(f"max_tokens must be at least {needed} for the form of these prompts, got {max_tokens}")
 
     @classmethod
     def of_file(cls, family: str, given: str | Path, max_tokens: int, **shapes: tuple[int, int]) -> TokenPromptEncoder:
-        """Make the encoder for a family of models from a `tokenizer.json`.
-
-        Args:
-            family: key of `FAMILIES`, such as "janus".
-            given: the file, or its folder.
-            max_tokens: length of the longest prompt in tokens.
-            shapes: the arguments `shape` and `small_shape` of the class.
+        """Make the encoder for a family, a key of `FAMILIES`, from a `tokenizer.json` or its folder.
 
         Raises:
             FileNotFoundError: the file or folder does not exist.
@@ -110,13 +107,7 @@ class TokenPromptEncoder:
         return cls(FAMILIES[family].prompt, tokenizer, max_tokens, path, names=read_names(path.parent), **shapes)
 
     def with_shape(self, shape: tuple[int, int], small_shape: tuple[int, int]) -> TokenPromptEncoder:
-        """Return a copy of this encoder, whose prompts state the given size of an image.
-
-        Args:
-            shape: height and width of an image in codes.
-            small_shape: height and width, in codes, of the smaller preview that GLM-Image generates before the image.
-                (0, 0) for other models.
-        """
+        """Return a copy of this encoder, whose prompts state another size of the image."""
         other = TokenPromptEncoder(
             self._unfilled,
             self.tokenizer,
@@ -131,7 +122,7 @@ class TokenPromptEncoder:
 
     @property
     def null_prompt(self) -> NullPrompt:
-        """The null prompt of classifier-free guidance, as the fields of a `TargetConfig` that describe it."""
+        """The null prompt of the form, in ids of the tokenizer."""
         filler = self.form.filler
         return {
             "null_ids": tuple(self._ids(self.form.null)),
@@ -139,11 +130,7 @@ class TokenPromptEncoder:
         }
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return the ids of prompts, see `TextEncoder.encode`.
-
-        Raises:
-            ValueError: a prompt is too long, and `refuses_long` is True.
-        """
+        """Return the ids of prompts, padded on the left, and their mask."""
         ids = torch.zeros(len(texts), self.max_tokens, dtype=torch.int64)
         mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)
         for row, text in enumerate(texts):
@@ -153,6 +140,7 @@ class TokenPromptEncoder:
         return ids, mask
 
     def _prompt(self, text: str) -> list[int]:
+        # Tokenised as a whole, since tokens may span the ends of the caption.
         ids = self._tokens(self._before + text + self._after)
         room = self.max_tokens - len(self._start + self._end)
         if len(ids) > room:
@@ -184,15 +172,10 @@ class TokenPromptEncoder:
 def fill_form(
     form: PromptForm, names: Mapping[str, object], shape: tuple[int, int], small_shape: tuple[int, int]
 ) -> PromptForm:
-    """Fill the placeholders in the text and tokens that a model expects around a caption.
+    """Fill the placeholders of a form.
 
-    Args:
-        form: the text and tokens, see `PromptForm`.
-        names: names of the tokenizer's special tokens, by placeholder such as "grid_bos_token". Entries that are not
-            strings are ignored.
-        shape: height and width of the image in codes.
-        small_shape: height and width, in codes, of the smaller preview that GLM-Image generates before the image.
-            (0, 0) for other models.
+    `names` are the tokenizer's special tokens by placeholder, such as "grid_bos_token". Entries that are not strings
+    are ignored.
 
     Raises:
         ValueError: the tokenizer has no name for a placeholder, or Lumina-mGPT has no token for a side of the image.
@@ -200,6 +183,7 @@ def fill_form(
     sides = ("height", "width", "small_height", "small_width")
     known: dict[str, object] = {key: value for key, value in names.items() if isinstance(value, str)}
     known |= zip(sides, (*shape, *small_shape), strict=True)
+    # Only Lumina-mGPT's form has this placeholder.
     if "{height_token}" in form.end:
         if any(side % 2 for side in shape):
             raise ValueError(f"height and width must be even numbers of codes for these prompts, got {shape}")
@@ -223,10 +207,8 @@ def read_names(folder: Path) -> dict[str, str]:
     """Return the names of a tokenizer's special tokens by role, such as "bos_token", as `AutoTokenizer` finds them.
 
     A role that only some models have, such as "grid_bos_token", is at the top of tokenizer_config.json, or in a mapping
-    under extra_special_tokens or model_specific_special_tokens. A list of tokens gives them no role.
-
-    Args:
-        folder: folder of the tokenizer. Without tokenizer_config.json and special_tokens_map.json there are no names.
+    under extra_special_tokens or model_specific_special_tokens. A list of tokens gives them no role. Without these
+    files there are no names.
 
     Raises:
         ValueError: a value is neither a token nor one of these forms. The message states the file and the key.
@@ -235,6 +217,7 @@ def read_names(folder: Path) -> dict[str, str]:
     settings = read_object(path) if path.is_file() else {}
     # transformers 4 wrote a second file. It counts only if the first lists no added tokens.
     old = read_object(old_path) if old_path.is_file() and "added_tokens_decoder" not in settings else {}
+    # transformers 5 renamed additional_special_tokens.
     extra = "extra_special_tokens" if settings.get("extra_special_tokens") else "additional_special_tokens"
     named = _tokens_at_top(path, settings)
     own = {role: name for role, name in named.items() if role not in _USUAL} | _tokens_under(path, settings, extra)
@@ -255,6 +238,7 @@ def _tokens_at_top(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
 def _tokens_under(path: Path, settings: Mapping[str, Any], key: str, takes_list: bool = True) -> dict[str, str]:
     value = settings.get(key) or {}
     if isinstance(value, list) and takes_list:
+        # Only the check of the entries matters here.
         for index, token in enumerate(value):
             _token(path, f"{key}[{index}]", token)
         return {}
@@ -265,7 +249,7 @@ def _tokens_under(path: Path, settings: Mapping[str, Any], key: str, takes_list:
 
 
 def _token(path: Path, key: str, value: object) -> str:
-    """Return the name of a token, which is a text or, with its options, a mapping with the text under "content"."""
+    """Return the name of a token, which is a text, or a mapping of its options with the text under "content"."""
     name = value.get("content") if isinstance(value, dict) else value
     if not isinstance(name, str):
         raise ValueError(f"{path}: {key} should be a token, found {value!r:.60}; save the tokenizer again")
@@ -273,19 +257,10 @@ def _token(path: Path, key: str, value: object) -> str:
 
 
 def _check_codes(path: Path, ids: Mapping[str, int]) -> None:
-    """Check that Chameleon's words for image codes have the ids that the target expects.
-
-    A word consists of "IMGIMG", the digits of the code as letters with A for 0, and "Z". The word for code 13 is
-    "IMGIMGBDZ". Other tokenizers have no such words.
-
-    Args:
-        path: file of the tokenizer, for error messages.
-        ids: ids of the tokenizer's vocabulary, by word.
-
-    Raises:
-        ValueError: an id differs.
-    """
+    """Check that Chameleon's words for image codes have the ids that the target expects."""
     for name, id in ids.items():
+        # A code's digits as letters, with A for 0: the word for code 13 is "IMGIMGBDZ". Other tokenizers have no such
+        # words.
         if found := re.fullmatch("IMGIMG([A-J]+)Z", name):
             code = int(found[1].translate(_DIGITS))
             if id != FIRST_CODE + code:
@@ -296,15 +271,7 @@ def _check_codes(path: Path, ids: Mapping[str, int]) -> None:
 
 
 def _find_file(path: Path) -> Path:
-    """Return the path of a tokenizer's file.
-
-    Args:
-        path: the file, its folder, or the folder of a diffusers pipeline.
-
-    Raises:
-        FileNotFoundError: the path does not exist.
-        ValueError: the folder does not hold exactly one tokenizer.
-    """
+    """Return the path of a tokenizer's file, given the file, its folder, or the folder of a diffusers pipeline."""
     if not path.is_dir():
         if not path.is_file():
             raise FileNotFoundError(2, f"there is no file {path}; fetch the tokenizer, or correct the path")

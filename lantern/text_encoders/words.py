@@ -1,4 +1,7 @@
-"""Text encoders that encode each word: as a fixed random embedding, or as its number in a vocabulary."""
+"""Text encoders that encode each word: as a fixed random embedding, or as its number in a vocabulary.
+
+The features need no training and no files, but a target understands only those with which it was trained.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lantern.text_encoders.base import split_words
 
@@ -18,9 +22,11 @@ log = logging.getLogger(__name__)
 class WordEmbeddingEncoder:
     """The encoder that turns each word into a fixed random feature, which depends on its position.
 
-    Let E be a random normal vector per phrase, and S a random vector of signs per position. The feature of a word is
-    S[position] * (E[the word] + E[the last two words] + ...) / sqrt(number of terms). It has a term for every phrase of
-    at most `phrase_words` words that ends with the word. These terms encode which words belong together.
+    Let E be a random normal vector per phrase, and S a random vector of signs per position. The feature of a word has a
+    term for every phrase of at most `phrase_words` words that ends with it, so that it encodes which words belong
+    together:
+
+        feature = S[position] * (E[the word] + E[the last two words] + ...) / sqrt(number of terms)
 
     LlamaGen's rotary table sets queries and keys of prompt tokens to 0 (see `rotary_table`). Attention is therefore
     uniform over prompt tokens, and sees only the mean of their features. Without the signs, "red left of blue" and
@@ -31,7 +37,6 @@ class WordEmbeddingEncoder:
         caption_dim: number of channels of a feature.
         max_tokens: number of words of the longest prompt.
         seed: random seed of E and S.
-        phrase_words: number of words of the longest phrase.
         captions: regular expression of the captions that the target has learnt, in lower case and without punctuation.
             A warning names the prompts that it does not match. None allows any text.
     """
@@ -57,11 +62,7 @@ class WordEmbeddingEncoder:
         self._rows: dict[str, Tensor] = {}
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return the features of the words of each text, see `TextEncoder.encode`.
-
-        Raises:
-            ValueError: a text has no word, more than `max_tokens` words, or an unknown word.
-        """
+        """Return the features of the words of each text, padded on the left, and their mask."""
         features = torch.zeros(len(texts), self.max_tokens, self.caption_dim)
         mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)
         for row, text in enumerate(texts):
@@ -74,7 +75,7 @@ class WordEmbeddingEncoder:
     def check(self, text: str) -> list[str]:
         """Return the words of a text, after checking that they can be encoded.
 
-        If the text does not match the regular expression `captions`, a warning is logged, once per text.
+        A text that does not match `captions` is encoded all the same, with a warning once per text.
 
         Raises:
             ValueError: the text has no word, more than `max_tokens` words, or an unknown word.
@@ -89,6 +90,7 @@ class WordEmbeddingEncoder:
             if self.vocabulary is not None and word not in self.vocabulary:
                 known = ", ".join(self.vocabulary)
                 raise ValueError(f"prompt {text!r:.80} holds the unknown word {word!r:.80}; known words: {known}")
+        # By words, so that case and punctuation do not count.
         is_caption = self.captions is None or re.fullmatch(self.captions, " ".join(words))
         if not is_caption and text not in self._warned:
             self._warned.add(text)
@@ -100,14 +102,9 @@ class WordEmbeddingEncoder:
         return words
 
     def feature(self, words: Sequence[str]) -> Tensor:
-        """Return the feature of the last word in a list, (caption_dim,).
-
-        It is not yet multiplied by the signs, 1 or -1, that encode the word's position.
-
-        Args:
-            words: the words of a text up to the encoded one.
-        """
+        """Return the feature of the last of some words, (caption_dim,), without the signs of its position."""
         phrases = [" ".join(words[-n:]) for n in range(1, min(self.phrase_words, len(words)) + 1)]
+        # The square root keeps the variance at 1 for every number of terms.
         return torch.stack([self._row(phrase) for phrase in phrases]).sum(0) / len(phrases) ** 0.5
 
     def _row(self, phrase: str) -> Tensor:
@@ -116,6 +113,7 @@ class WordEmbeddingEncoder:
         return self._rows[phrase]
 
     def _generator(self, name: str) -> torch.Generator:
+        # CRC-32, since Python's own hash of a string differs between processes.
         return torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
 
 
@@ -123,23 +121,14 @@ class WordIdEncoder(WordEmbeddingEncoder):
     """The encoder that turns each word into its number in the vocabulary. Numbers begin at 1, and 0 is padding.
 
     A target with this encoder embeds `NUM_WORD_IDS` ids. The last id is the null prompt of classifier-free guidance.
-
-    Args:
-        vocabulary: known words.
-        max_tokens: number of words of the longest prompt.
-        captions: regular expression of the captions that the target has learnt, see `WordEmbeddingEncoder`.
     """
 
     def __init__(self, vocabulary: Sequence[str], max_tokens: int = 16, captions: str | None = None) -> None:
         super().__init__(vocabulary, max_tokens=max_tokens, captions=captions)
         self.numbers = {word: number for number, word in enumerate(vocabulary, 1)}
 
+    @override
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return the numbers of the words of each text, see `TextEncoder.encode`.
-
-        Raises:
-            ValueError: a text has no word, more than `max_tokens` words, or an unknown word.
-        """
         ids = torch.zeros(len(texts), self.max_tokens, dtype=torch.int64)
         for row, text in enumerate(texts):
             words = self.check(text)
