@@ -37,8 +37,7 @@ def draw_ablations(table: pd.DataFrame) -> Figure:
     A panel has tokens per forward pass on the left and the change of NLL on the right. All panels share their scales.
     Bars are 95 % intervals. `table` has the tables ablations/*.csv, concatenated.
     """
-    # Autoregressive decoding has 1 token per forward pass and no change by definition: a dashed line instead of a
-    # row.
+    # Autoregressive decoding has 1 token per forward pass and no change by definition: a dashed line, no row.
     variants = table[table["method"] != BASELINE]
     panels = [(str(name), _label(rows)) for name, rows in variants.groupby("ablation", sort=False)]
     heights = [TITLE_HEIGHT + _height(rows) for _, rows in panels]
@@ -93,8 +92,7 @@ def _draw_side(part: SubFigure, side: Sequence[Panel], height: float, limits: di
     """Draw the panels of one column, from top to bottom, of the `height` of the taller column."""
     heights = [_height(rows) for _, rows in side]
     empty = height - sum(heights) - TITLE_HEIGHT * len(side)
-    # The last row is empty and fills a shorter column, so that a line is as high in both. A ratio must be above
-    # 0.
+    # The last row is empty and fills a shorter column, so that a line is as high in both. Ratios must be above 0.
     grid = part.add_gridspec(len(side) + 1, 2, height_ratios=[*heights, max(empty, 1e-3)])
     for line, (name, rows) in enumerate(side):
         is_last = line == len(side) - 1

@@ -79,8 +79,8 @@ def _draw_curves(axes: Axes, rows: pd.DataFrame, speed: str, is_list: bool = Fal
 
 
 def _scale(axes: Axes) -> None:
-    # Square root: small total variations are spread, and 0 exists, unlike on a logarithmic axis. The clip is for the
-    # margin below 0.
+    # Square root: small total variations are spread, and 0 exists, unlike on a logarithmic axis. Margins are
+    # below 0, where there is no root.
     axes.set_yscale("function", functions=(lambda value: np.sqrt(np.clip(value, 0, None)), np.square))
     axes.yaxis.set_major_locator(FixedLocator(TICKS))
     axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))

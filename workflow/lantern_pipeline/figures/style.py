@@ -141,8 +141,7 @@ def _add_fonts(figure: Figure) -> str:
         missing -= found[best]
         found = {path: has & missing for path, has in found.items()}
     for text in texts if families else []:
-        # Letters that DejaVu Sans has are drawn with it as before, because matplotlib takes the first family with a
-        # glyph.
+        # Letters that DejaVu Sans has are drawn with it as before, since the first family with a glyph counts.
         text.set_fontfamily([*text.get_fontfamily(), *families])
     return "".join(map(chr, sorted(missing)))
 
@@ -155,8 +154,7 @@ def fitting_columns(labels: Sequence[str]) -> int:
 def half_widths(rows: pd.DataFrame, name: str, factor: float = 1.0) -> np.ndarray:
     """Return the lengths of error bars below and above the value of each row, (2, rows), for `Axes.errorbar`."""
     value, low, high = (factor * rows[name + end].to_numpy(float) for end in ("", "_low", "_high"))
-    # 0 without an interval. A bootstrap interval need not contain its value, and matplotlib refuses negative
-    # lengths.
+    # 0 without an interval. A bootstrap interval need not contain its value, and a length may not be below 0.
     return np.nan_to_num(np.stack([value - low, high - value])).clip(min=0)
 
 

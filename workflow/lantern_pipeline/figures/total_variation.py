@@ -109,8 +109,7 @@ def _draw_methods(axes: Axes, methods: pd.DataFrame) -> None:
     style.name_rows(axes, methods["label"])
     axes.grid(visible=False, axis="y")
     for place, (_, row) in enumerate(methods.iterrows()):
-        # Drafts with the target's noise: TV <= share of tokens that differ from the target's sample (coupling
-        # inequality).
+        # Drafts with the target's noise. Coupling inequality: TV <= P(emitted token != target's sample).
         is_coupling = row["kind"] == "coupling"
         name, colour = "substitution_rate" if is_coupling else "tv_mean", method_colour(row["method"])
         look = {"color": colour, "markerfacecolor": "white" if is_coupling else colour, "elinewidth": 1.0}

@@ -63,8 +63,7 @@ def write_demo(folder: Path) -> None:
         "methods": [_describe_method(id, preset, parts) for id, (preset, parts) in METHODS.items()],
         "sampling": {"guidance": model.sampling.cfg_scale, "topK": model.sampling.top_k},
         "keys": [
-            # Integers below 2^64, as texts, since JavaScript's numbers are exact only up to 2^53. Equal keys give the
-            # images of Python.
+            # Integers below 2^64, as texts: JavaScript's numbers are exact up to 2^53. Equal keys give Python's images.
             {stream: [str(part) for part in key_of(seed, PROMPT_ID, stream)] for stream in STREAMS}
             for seed in range(NUM_SEEDS)
         ],

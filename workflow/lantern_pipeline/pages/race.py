@@ -1,7 +1,7 @@
 """Page of the race: several methods generate the same prompt side by side, at the recorded speed.
 
-The page is one HTML file, which needs no network. It contains the images and the time of each forward pass. Functions
-return what its script reads, as JSON values.
+The page is one HTML file, which needs no network. It contains the images and the time of each forward pass. The
+`_describe_*` functions return what its script reads, as JSON values.
 """
 
 from __future__ import annotations

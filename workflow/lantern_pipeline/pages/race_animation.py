@@ -81,8 +81,7 @@ def _state_at(timed: TimedImages, row: int, now: float) -> tuple[int, int, float
     # Rows are padded with 0 to the number of tokens, and every real step emits at least one.
     lengths = timed.step_lengths[row][timed.step_lengths[row] > 0].long()
     ends = timed.step_seconds[row][: len(lengths)].double().cumsum(0)
-    # The last frame is at the end of the slowest image, which must count as done although sums of seconds are
-    # rounded.
+    # The last frame is at the end of the slowest image, which must count as done although sums are rounded.
     done = int((ends <= now + 1e-9).sum())
     return int(lengths[:done].sum()), done, float(ends[-1])
 

@@ -177,8 +177,7 @@ def _choose_methods(records: Mapping[str, GenerationRecords], wanted: Sequence[s
         first: dict[str, str] = {}
         for method_id, record in records.items():
             if not record.metadata["method"]["is_exact"]:
-                # The first method of each preset. Exact ones have nothing to compare: their images follow the same
-                # distribution.
+                # The first of each preset. Exact methods have nothing to compare: equal distributions of images.
                 first.setdefault(record.metadata["method"]["name"], method_id)
         return list(first.values())
     known = [method_id for method_id in records if method_id != BASELINE]

@@ -98,6 +98,7 @@ def claims_of_rows(rows: pd.DataFrame) -> dict[str, object]:
     Relaxed methods that lose more than ACCURACY_TOLERANCE of prompt accuracy are never called the longest or fastest.
     """
     baseline = rows[rows["method_id"] == BASELINE].iloc[0]
+    # `eq(True)`: real images leave cells empty, so the dtype is object, for which `~` is no logical not.
     lossless, is_relaxed = rows[_is_lossless(rows)], ~rows["is_exact"].eq(True)
     # 1e-9: a loss of exactly the tolerance, as 0.98 - 0.96 in floats, is still allowed.
     loses = baseline["prompt_accuracy"] - rows["prompt_accuracy"] > ACCURACY_TOLERANCE + 1e-9
@@ -169,7 +170,6 @@ def _is_lossless(rows: pd.DataFrame) -> pd.Series:
     """Return whether each method is exact, by proof and by equal tokens where they can be demanded."""
     # A proof is not enough: tokens that must be equal must have been so in this run, too.
     is_equal = (rows["tokens_equal_autoregressive"] == 1) | ~_must_be_equal(rows)
-    # `eq(True)`: real images leave cells empty, so the dtype is object, for which `~` is no logical not.
     return rows["is_exact"].eq(True) & is_equal & (rows["method_id"] != BASELINE)
 
 

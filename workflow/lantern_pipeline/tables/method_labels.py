@@ -1,9 +1,9 @@
 """Labels, colours and markers of methods, which are the same in every table, figure and page.
 
 A label depends on the method only, not on other methods in the same table. It has the name of the preset, in brackets
-the tree, drafts and acceptance that differ from the preset, and last the parameters that do: "LANTERN (chain9, sjd) k
-20, δ 0.1". The tree is also told if a preset stands in tables with trees of several sizes: "EAGLE-1 (static 57)",
-"LANTERN (dynamic 58)".
+the tree, drafts and acceptance that differ from the preset, and last the parameters that do:
+"LANTERN (chain9, sjd) k 20, δ 0.1". The tree is also told if a preset stands in tables with trees of several sizes:
+"EAGLE-1 (static 57)", "LANTERN (dynamic 58)".
 
 A `method` is a row of a table, unless it is a str: the name from column method.
 """
@@ -128,8 +128,7 @@ def label_rows(table: pd.DataFrame) -> pd.Series:
 def _base_of(method: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
     """Return the name with which a method's label begins, and the values that the label need not state."""
     base = preset_of(str(method["method"]))
-    # The paper's formula is for sampled drafts, so that these drafts mean the paper's LANTERN, not its authors'
-    # code.
+    # The paper's formula is for sampled drafts, so that these drafts mean the paper's LANTERN, not its code.
     if base == "lantern" and method.get("drafts") == "sampled":
         base = "lantern_chain"
     usual: dict[str, object] = {"acceptance": "exact", **_USUAL}

@@ -74,8 +74,7 @@ def cost_of(report: Report, spec: MethodSpec) -> StepCost:
             return StepCost(*_ends(row), "measured")
     kind = "with a draft model" if spec.drafts_row.is_trained else "without a draft model"
     rows = [row for row in rows if drafts_of(row["method"]["drafts"]).is_trained == spec.drafts_row.is_trained]
-    # A step does not get cheaper with more drafts, but how much dearer it gets is unknown: nothing is
-    # extrapolated.
+    # A step does not get cheaper with more drafts, but by how much it gets dearer is unknown: no extrapolation.
     larger = [row["num_drafts"] for row in rows if row["num_drafts"] >= number]
     if not larger:
         most = max((row["num_drafts"] for row in rows), default=0)
