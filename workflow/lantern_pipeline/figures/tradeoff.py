@@ -61,7 +61,7 @@ def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
 
 
 def split_curves(rows: pd.DataFrame) -> pd.DataFrame:
-    """Divide the main results into curves, of the same method, tree, drafts and acceptance.
+    """Divide the main results into curves, each of one method, tree, drafts and acceptance.
 
     The parameter that varies along a curve is the first of SYMBOLS with several values, and k only if no other has.
     Each value of a second parameter gives a curve: LANTERN with k 20 and k 100 and five deltas gives two curves of five

@@ -100,6 +100,7 @@ def _contexts(num_words: int) -> list[str]:
     """Return all contexts in captions of the shapes dataset: a word and up to `num_words - 1` words before it."""
     objects = [(size, colour, shape) for size in SIZES for colour in COLOURS for shape in SHAPES]
     single = (Scene(background, (item,)) for background in BACKGROUNDS for item in objects)
+    # Backgrounds follow the last object of a caption, and `single` has all of them.
     background = BACKGROUNDS[0]
     # Signs of positions are a table of their own, so that a context has one feature wherever it stands.
     pairs = (Scene(background, (one, other), name) for name in RELATIONS for one in objects for other in objects)

@@ -1,8 +1,9 @@
 """Analysis of the preference study: answer files, preference rates with intervals, and conclusions.
 
-Pairs, attention checks, trials, ties and the key are defined in `study`. The *preference rate* of a method is the share of choices of
-the autoregressive image. Its interval regards both readers and prompts as random samples, so it also holds for readers
-and prompts that are not in the study. If the interval excludes one half, readers prefer one of the two kinds of images.
+Pairs, attention checks, trials, ties and the key are defined in `study`. The *preference rate* of a method is the share
+of choices of the autoregressive image. Its interval regards both readers and prompts as random samples, so it also
+holds for readers and prompts that are not in the study. If the interval excludes one half, readers prefer one of the
+two kinds of images.
 
 The page and the key of a study name trials "t001" and so on. `chosen` is whether a reader chose the autoregressive
 image, bool (readers, prompts).

@@ -195,8 +195,7 @@ def _finding(tables: Mapping[str, pd.DataFrame]) -> str:
     """Write the first finding of the README, whose words a test compares with the tables."""
     lengths: dict[float, list[str]] = {1.0: [], 0.0: []}
     relaxed: dict[float, list[str]] = {1.0: [], 0.0: []}
-    # Ids as experiments/papers.yaml gives them: exact drafts, the same drafts relaxed, and LANTERN++ at every (k,
-    # lambda).
+    # Ids as experiments/papers.yaml gives them: exact drafts, the same drafts relaxed, and LANTERN++ at every (k, λ).
     for temperature in lengths:
         for name, world in _WORLDS.items():
             rows = tables[name][tables[name]["temperature"] == temperature].set_index("method_id")[LENGTH]

@@ -134,7 +134,7 @@ def _ambiguous(run: _Run, ambiguity: pd.DataFrame) -> tuple[str, str, str, str]:
     here = [f"top-1 probability {_text(top1)}"]
     verdict = HOLDS if top1[2] < 0.5 else IN_PART
     for _, row in run.find({"method": "eagle2_one"}).iterrows():
-        # A tree of one draft emits 1 + accepted tokens a step, so length - 1 is the share of accepted drafts.
+        # A tree of one draft emits 1 + accepted tokens a step, so length - 1 is about the share of accepted drafts.
         accepted = tuple(row[name] - 1 for name in with_ends("mean_accepted_length"))
         here.append(f"the draft model's best token is accepted in {_text(accepted, '.1f', 100)} % of steps")
         verdict = HOLDS if accepted[2] < 0.5 else NOT  # most drafts are rejected
@@ -144,7 +144,7 @@ def _ambiguous(run: _Run, ambiguity: pd.DataFrame) -> tuple[str, str, str, str]:
 
 
 def _papers(run: _Run) -> Iterator[Row]:
-    # The gain at temperature 0 over the gain sampled: a ratio above 1 confirms the claim.
+    # Length at temperature 0 over length sampled: a ratio above 1 confirms the claim.
     greedy, sampled = run.find(EAGLE_2, 0.0), run.find(EAGLE_2)
     yield _larger(
         run,

@@ -31,8 +31,7 @@ T = TypeVar("T")
 
 EAGER, GRAPH = "eager", "graph"
 BANDWIDTH = {"a100": 2.04e12, "h100": 3.35e12, "h200": 4.8e12}  # bytes per second, SXM versions
-# Decoding at batch 1 reads every weight once a step, and reaches this share of the bandwidth
-# (WEIGHTS_SOURCE).
+# Decoding at batch 1 reads every weight once a step, at this share of the bandwidth (WEIGHTS_SOURCE).
 BANDWIDTH_SHARE = 0.68
 
 
@@ -105,8 +104,7 @@ def step_ms(model: str, gpu: str, stepping: str) -> Estimate:
     graph = Estimate(*(reading + kernels * us / 1000 for us in KERNEL_US))
     if stepping == GRAPH:
         return graph
-    # The CPU launches kernels one after another, on any GPU. A GPU that is slower than the CPU sets the time
-    # instead.
+    # The CPU launches kernels one after another, on any GPU. A slower GPU sets the time instead.
     return Estimate(*(max(kernels * us / 1000, step) for us, step in zip(LAUNCH_US, graph, strict=True)))
 
 

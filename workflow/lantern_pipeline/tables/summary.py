@@ -194,7 +194,7 @@ def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
             values |= dict(zip(columns, combine_repeats(*(group[column] for column in columns)), strict=True))
         values |= {name: group[name].max() if name == "tv_max" else group[name].mean() for name in TV_VALUES}
         p_values = group["law_p"].dropna()
-        # Fisher's method, for the independent tests of the repeats.
+        # Fisher's method, which takes the tests of the repeats as independent.
         values["law_p"] = combine_pvalues(p_values).pvalue if len(p_values) else np.nan
         combined.append(values)
     return pd.DataFrame(combined, columns=[*KEYS, *TV_COLUMNS])
@@ -243,7 +243,7 @@ def _share_with_interval(
     if not is_counted.any():
         return dict.fromkeys(with_ends(name), np.nan)
     hits = np.where(is_counted, is_hit, 0.0)
-    # Exact for independent images, and of a width above 0 even if all images are hits.
+    # Exact for independent images.
     low, high = (float(end) for end in share_interval(hits.sum(), is_counted.sum()))
     if len(hits) > 1:  # images of one repeat depend on each other, and so do images of one prompt
         ends = bootstrap_interval(ratio_statistic, hits, is_counted, **options)
