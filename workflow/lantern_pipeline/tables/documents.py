@@ -40,10 +40,8 @@ _RULES = {
     "top_children": "LANTERN's bound for each of several top drafts",
     "top_official": "the authors' code",
 }
-_WORLDS = {
-    "papers": "shapes",
-    "fashion_papers": "clothes",
-}  # names of tables and claims of docs/ with the papers' claims -> the images
+# Names of the tables and claims in docs/ with the papers' claims -> the images.
+_WORLDS = {"papers": "shapes", "fashion_papers": "clothes"}
 # Title of a line -> (section of docs/results.md and label of this project's row, or (None, ""); then source, method and
 # the beginnings of other columns that select the published row).
 _PAPERS: dict[str, tuple[str | None, str, str, str, dict[str, str]]] = {

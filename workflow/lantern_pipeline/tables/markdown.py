@@ -33,11 +33,8 @@ FIRST = ("mean_accepted_length", "nll", "tv_mean", "prompt_accuracy")
 LAST = ("relative_step_cost", "speedup")  # of one machine
 _OTHERS = [metric.column for metric in METRICS if not metric.is_distance and metric.column not in LEFT_OUT]
 COLUMNS = (*FIRST, *(name for name in _OTHERS if name not in (*FIRST, *LAST)), *LAST)
-README_PLAIN = (
-    "mean_accepted_length",
-    "nll",
-    "tv_mean",
-)  # columns of the README without intervals, so that a line stays short
+# Columns of the README without intervals, so that a line stays short.
+README_PLAIN = ("mean_accepted_length", "nll", "tv_mean")
 # Trees of the README: the authors', ours of as many nodes, and that of the fastest exact method on a CPU.
 LARGE_TREES = ("naive_extend_57", "dynamic58k10d4", "jacobi_50", "hybrid_50")
 README_TREES = (*LARGE_TREES, "chain9")

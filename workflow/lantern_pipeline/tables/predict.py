@@ -111,9 +111,8 @@ def step_ms(model: str, gpu: str, stepping: str) -> Estimate:
 def weights_ms(model: str, gpu: str) -> float:
     """Estimate the milliseconds in which a GPU reads all weights that one step uses, in bfloat16."""
     config = CARDS[model].target_config()
-    num_read = (
-        target_parameters(config) - config.num_prompt_ids * config.dim
-    )  # a step does not read the embeddings of prompts
+    # A step does not read the embeddings of prompts.
+    num_read = target_parameters(config) - config.num_prompt_ids * config.dim
     # 2 bytes a weight. With guidance, both branches share one reading.
     return 1000 * 2 * num_read / (BANDWIDTH_SHARE * _look_up(BANDWIDTH, "gpu", gpu))
 
