@@ -1,7 +1,7 @@
 """Figure (n): ablations, with one panel per ablation that shows tokens per forward pass and change of NLL.
 
-A *point* of an ablation is a method with certain settings, which has one row in the table of the ablation. NLL is the
-negative log-likelihood of the tokens under the target.
+A row of the table is a *variant*, a method with certain settings. NLL is the negative log-likelihood of the tokens
+under the target.
 """
 
 from __future__ import annotations
@@ -32,15 +32,12 @@ Panel = tuple[str, pd.DataFrame]  # name of an ablation, and the rows of its var
 
 
 def draw_ablations(table: pd.DataFrame) -> Figure:
-    """Draw one panel per ablation, with one line per point (a method with certain settings).
+    """Draw one panel per ablation, with one line per variant, in two columns of a figure of page width.
 
-    A panel has tokens per forward pass on the left and the change of NLL on the right. The panels are in two columns of
-    a figure of page width, and share their scales. Bars are 95 % intervals.
-
-    Args:
-        table: the tables ablations/*.csv, concatenated. Rows of autoregressive decoding are not drawn, because they
-            always have 1 token per forward pass and no change of NLL.
+    A panel has tokens per forward pass on the left and the change of NLL on the right. All panels share their scales.
+    Bars are 95 % intervals. `table` has the tables ablations/*.csv, concatenated.
     """
+    # Autoregressive decoding has 1 token per forward pass and no change by definition: a dashed line, no row.
     variants = table[table["method"] != BASELINE]
     panels = [(str(name), _label(rows)) for name, rows in variants.groupby("ablation", sort=False)]
     heights = [TITLE_HEIGHT + _height(rows) for _, rows in panels]
@@ -57,14 +54,8 @@ def draw_ablations(table: pd.DataFrame) -> Figure:
 
 
 def _label(rows: pd.DataFrame) -> pd.DataFrame:
-    """Sort the rows of one ablation, and add the column `label` with the text that names a row in the figure.
-
-    A label states only in what the rows of one method differ, such as "top_k 100". The method's name comes first if
-    there are several methods.
-
-    Args:
-        rows: one row per point, a method with certain settings.
-    """
+    """Sort the rows of one ablation by method and parts, and add the column `label` that names a row in the figure."""
+    # "none" instead of nan: labels show it, and `factorize` would put nan first.
     shown = rows.assign(**{part: rows[part].astype(object).where(rows[part].notna(), "none") for part in PARTS})
     # in the order of first appearance
     shown = shown.sort_values(["method", *PARTS], key=lambda column: pd.factorize(column)[0], kind="stable")
@@ -81,15 +72,7 @@ def _label(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _is_told(name: str, value: float) -> bool:
-    """Return whether the label of a row in the figure states the row's value of one column.
-
-    The caller asks this only about columns in which the rows of a method differ. Labels do not mention empty cells,
-    except in column drafter_steps, where an empty cell means the draft model of the run.
-
-    Args:
-        name: the column, a key of NUMBERS.
-        value: value of the row in this column; nan if the cell is empty.
-    """
+    # An empty number is not told, except in drafter_steps, where it means the draft model of the run.
     return name == "drafter_steps" or not pd.isna(value)
 
 
@@ -100,27 +83,16 @@ def _title(name: str, rows: pd.DataFrame) -> str:
 
 
 def _height(rows: pd.DataFrame) -> float:
-    """Return the height in inches of a panel without its title.
-
-    All rows of a panel have the same height, which fits the label with the most lines of text.
-
-    Args:
-        rows: one row per method and settings of the ablation, with the column `label`.
-    """
+    """Return the height in inches of a panel without its title."""
+    # All rows are as high as the label with the most lines.
     return ROW_HEIGHT * len(rows) * (int(rows["label"].str.count("\n").max()) + 1)
 
 
 def _draw_side(part: SubFigure, side: Sequence[Panel], height: float, limits: dict[str, tuple[float, float]]) -> None:
-    """Draw the panels of one column of the figure, from top to bottom.
-
-    Args:
-        part: the column of the figure.
-        side: the panels.
-        height: height of the taller column in inches. If this column is shorter, the rest stays empty.
-        limits: measure -> ends of its axis.
-    """
+    """Draw the panels of one column, from top to bottom, of the `height` of the taller column."""
     heights = [_height(rows) for _, rows in side]
     empty = height - sum(heights) - TITLE_HEIGHT * len(side)
+    # The last row is empty and fills a shorter column, so that a line is as high in both. Ratios must be above 0.
     grid = part.add_gridspec(len(side) + 1, 2, height_ratios=[*heights, max(empty, 1e-3)])
     for line, (name, rows) in enumerate(side):
         is_last = line == len(side) - 1
@@ -135,12 +107,7 @@ def _draw_side(part: SubFigure, side: Sequence[Panel], height: float, limits: di
 
 
 def _limits(rows: pd.DataFrame, name: str) -> tuple[float, float]:
-    """Return the ends of an axis that shows all values, their intervals, and the value of autoregressive decoding.
-
-    Args:
-        rows: one row per method and settings of all ablations.
-        name: key of MEASURES, the column that the axis shows.
-    """
+    """Return the ends of an axis that shows all values, intervals, and the value of autoregressive decoding."""
     values = [MEASURES[name][1], *rows[[name, f"{name}_low", f"{name}_high"]].stack()]
     margin = 0.06 * (max(values) - min(values))
     return min(values) - margin, max(values) + margin

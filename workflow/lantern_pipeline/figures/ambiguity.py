@@ -17,14 +17,12 @@ LINES = ("-", "--", "-.", ":")
 
 
 def draw_ambiguity(ambiguity: pd.DataFrame) -> Figure:
-    """Draw histograms of the target's top-1 and top-10 probability, in two panels.
+    """Draw histograms of the target's top-1 and top-10 probability, in two panels of column width.
 
-    Each panel has one histogram per guidance scale, drawn as an outline. The vertical lines and the text above a panel
-    show the means. The figure has column width.
+    There is one histogram per guidance scale. Vertical lines and the text above a panel show the means.
 
     Args:
-        ambiguity: one row per guidance scale, image and position, with columns cfg_scale, top1 and top10 (probabilities
-            in [0, 1]).
+        ambiguity: one row per guidance scale, image and position, with columns cfg_scale, top1 and top10.
     """
     with paper_style():
         figure = new_figure(COLUMN_WIDTH, 3.7)
@@ -42,7 +40,9 @@ def _draw_panel(axes: Axes, ambiguity: pd.DataFrame, name: str) -> None:
     edges, means = np.linspace(0, 1, NUM_BINS + 1), []
     for place, (cfg_scale, rows) in enumerate(ambiguity.groupby("cfg_scale")):
         values = rows[name].to_numpy()
+        # Shares of positions, so that guidance scales with other numbers of images can be compared.
         shares = 100 * np.histogram(values, edges)[0] / len(values)
+        # Line styles as well, for readers who cannot distinguish the colours.
         colour, line = PALETTE[place % len(PALETTE)], LINES[place % len(LINES)]
         axes.stairs(shares, edges, color=colour, fill=True, alpha=0.18)
         axes.stairs(shares, edges, color=colour, linestyle=line, linewidth=1.3, label=f"guidance {cfg_scale:g}")

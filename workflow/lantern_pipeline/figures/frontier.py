@@ -27,25 +27,21 @@ FILLS: dict[bool, tuple[str, Literal["full", "none"]]] = {
 
 
 def draw_frontier(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
-    """Draw total variation against speed-up (left) and against tokens per forward pass (right).
+    """Draw total variation against speed-up (left) and against tokens per forward pass (right), with page width.
 
-    A line connects the rows of one method with different parameter values. Methods whose total variation is 0 or
-    unknown are listed below the panels with their speed. Horizontal bars are 95 % intervals of the speed. The vertical
-    axis has a square-root scale. The figure has page width.
-
-    Args:
-        summary: table of results, one row per method and repeat (pair of seeds), from `build_summary`.
-        settings: keys of config section `metrics`.
+    A line connects the rows of one curve (`split_curves`). Methods whose total variation is 0 or unknown are listed
+    below the panels with their speed. Bars are 95 % intervals of the speed.
     """
     rows = split_curves(add_distance(select_headline(summary, settings)))
     distance = rows["distance"]
     known = rows[distance > 0]
+    # A distance of 0 would put all exact methods on one line, where they hide each other.
     lists = {"total variation 0": rows[distance == 0], "total variation not known": rows[distance.isna()]}
     lists = {title: listed for title, listed in lists.items() if len(listed)}
     fills = [fill for has_draft_model, fill in FILLS.items() if (rows["has_draft_model"] == has_draft_model).any()]
     num_columns = style.fitting_columns([*(name for name, _ in fills), *known["curve"]])
     heights = [HEIGHT, *(ROW_HEIGHT * (listed["curve"].nunique() + 1) for listed in lists.values())]
-    legend_rows = -(-(known["curve"].nunique() + len(fills)) // num_columns)
+    legend_rows = -(-(known["curve"].nunique() + len(fills)) // num_columns)  # rounded up
     with style.paper_style():
         figure = style.new_figure(style.PAGE_WIDTH, sum(heights) + ROW_HEIGHT * (legend_rows + 2))
         panels = figure.subplots(len(heights), 2, sharex="col", sharey="row", height_ratios=heights, squeeze=False)
@@ -53,12 +49,14 @@ def draw_frontier(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
             _draw_curves(panels[0, x], known, speed)
             _scale(panels[0, x])
             for axes, listed in zip(panels[1:, x], lists.values(), strict=True):
+                # In a list, the vertical position is the number of the curve.
                 _draw_curves(axes, listed.assign(distance=pd.factorize(listed["curve"])[0]), speed, is_list=True)
                 style.name_rows(axes, listed["curve"].unique())
             panels[-1, x].set_xlabel(title)
         for axes, title in zip(panels[1:, 0], lists, strict=True):
             axes.set_title(title, loc="left", fontsize=8)
         panels[0, 0].set_ylabel("total variation from the target, per token")
+        # Methods of the lists have their names beside them, and need no entry.
         handles, _ = panels[0, 1].get_legend_handles_labels()
         handles += [
             Line2D([], [], fillstyle=fill, label=name, color=style.GREY, marker="o", linestyle="none")
@@ -70,26 +68,19 @@ def draw_frontier(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
 
 
 def _draw_curves(axes: Axes, rows: pd.DataFrame, speed: str, is_list: bool = False) -> None:
-    """Draw the total variation of methods against a measure of speed, with one marker per row.
-
-    A line connects rows that differ in one parameter only (a curve, see `split_curves`). Markers are filled if the
-    method has a draft model, else open. If a method has several curves, only its first curve has small markers.
-
-    Args:
-        axes: the panel.
-        rows: rows with the columns of `split_curves` and `add_distance`. Column distance is the vertical position.
-        speed: column of the horizontal axis.
-        is_list: True to leave out the lines, because the vertical axis lists methods instead of total variations.
-    """
+    """Draw column distance against a measure of speed, one marker per row, filled if the method has a draft model."""
     for (method, place), curve in rows.groupby(["method", "place"], sort=False):
         look = style.method_look(method, is_open=not curve["has_draft_model"].iloc[0])
         look["linestyle"] = "none" if is_list or len(curve) == 1 else LINES[place % len(LINES)]
+        # Small markers for the first curve of a method, large ones for the others, which have the same colour.
         look["markersize"] = 11 if method == BASELINE else 9 if place else 6
         bars, y = style.half_widths(curve, speed), curve["distance"].to_numpy(float)
         axes.errorbar(curve[speed], y, xerr=bars, label=curve["curve"].iloc[0], clip_on=False, **look)
 
 
 def _scale(axes: Axes) -> None:
+    # Square root: small total variations are spread, and 0 exists, unlike on a logarithmic axis. Margins are
+    # below 0, where there is no root.
     axes.set_yscale("function", functions=(lambda value: np.sqrt(np.clip(value, 0, None)), np.square))
     axes.yaxis.set_major_locator(FixedLocator(TICKS))
     axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))

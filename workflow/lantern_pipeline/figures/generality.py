@@ -1,7 +1,4 @@
-"""Figure (r): tokens per forward pass of every method against the ambiguity of the target, for many targets.
-
-A target is ambiguous if it is unsure of the next token.
-"""
+"""Figure (r): tokens per forward pass of every method against the ambiguity of the target, for many targets."""
 
 from __future__ import annotations
 
@@ -17,15 +14,10 @@ from lantern_pipeline.tables.method_labels import label_rows
 
 
 def draw_generality(table: pd.DataFrame) -> Figure:
-    """Draw tokens per forward pass (left) and the gain of relaxed methods (right) against the ambiguity of the target.
+    """Draw tokens per forward pass (left) and the gain of relaxed methods (right) against ambiguity, with page width.
 
-    The gain is the tokens per forward pass divided by those of the exact method with the same drafts and tree. The
-    ambiguity is 1 minus the target's top-10 probability. Each method has one marker per target, which is open for exact
-    methods. Bars are 95 % intervals. Dashed lines are least-squares fits that guide the eye. The targets are named
-    above the panels. The figure has page width.
-
-    Args:
-        table: generality.csv, with the columns `tables.generality.COLUMNS`.
+    Gain and ambiguity are those of `tables.generality`, whose columns `table` has. Each method has one marker per
+    target, which is open for exact methods. Bars are 95 % intervals. The targets are named above the panels.
     """
     rows = table.assign(label=label_rows(table), ambiguity=1 - table["top10"])
     rows = rows[rows["method_id"] != BASELINE]
@@ -39,6 +31,7 @@ def draw_generality(table: pd.DataFrame) -> Figure:
             axes.set_ylabel(title)
             axes.set_xlabel("ambiguity: 1 - mass of the ten best tokens")
             style.name_places(axes, rows.drop_duplicates("target").set_index("target")["ambiguity"])
+        # A gain of 1 is that of the exact method itself.
         panels[1].axhline(1, color=style.BLACK, linewidth=0.7)
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=style.fitting_columns(labels))
@@ -49,6 +42,7 @@ def _draw_method(axes: Axes, line: pd.DataFrame, name: str) -> None:
     first, x, bars = line.iloc[0], line["ambiguity"].to_numpy(float), style.half_widths(line, name)
     look = style.method_look(first["method"], is_open=bool(first["is_exact"]))
     axes.errorbar(x, line[name], yerr=bars, linestyle="none", label=first["label"], **look)
+    # A least-squares line to guide the eye. The claim of a trend rests on Kendall's tau instead.
     if len(set(x)) > 1:
         ends = np.array([x.min(), x.max()])
         fit = np.polynomial.Polynomial.fit(x, line[name].to_numpy(float), 1)

@@ -19,12 +19,9 @@ from lantern_pipeline.tables.method_labels import label_rows, method_name
 def draw_grid_sizes(table: pd.DataFrame) -> Figure:
     """Draw tokens per forward pass against the side of the grid, measured (left) and published (right).
 
-    The left panel has one line per method, with 95 % intervals. The right panel has one hollow marker per published
-    number, and the published models are named above it. The legend has the arXiv numbers of the papers. The figure has
-    page width.
-
-    Args:
-        table: generality.csv, with the columns `tables.generality.COLUMNS`. Each target has another grid.
+    The left panel has one line per method, with 95 % intervals, the right one a hollow marker per published number,
+    with the models above it and arXiv numbers in the legend. The figure has page width. `table` is a generality.csv
+    whose targets differ in their grid.
     """
     ours = table.assign(label=label_rows(table))
     ours = ours[ours["method_id"] != BASELINE].sort_values("grid_side", kind="stable")
@@ -42,7 +39,8 @@ def draw_grid_sizes(table: pd.DataFrame) -> Figure:
 
 
 def _draw_measured(axes: Axes, rows: pd.DataFrame) -> None:
-    counts = Counter()  # lines of each method, which differ in their style
+    # Lines of each method so far: methods of one name share a colour, and differ in the style of their lines.
+    counts = Counter()
     for (method, label), line in rows.groupby(["method", "label"], sort=False):
         look = {**style.method_look(str(method)), "linestyle": LINES[counts[method] % len(LINES)]}
         axes.errorbar(line["grid_side"], line[LENGTH], yerr=style.half_widths(line, LENGTH), label=label, **look)
@@ -55,4 +53,5 @@ def _draw_published(axes: Axes, rows: pd.DataFrame) -> None:
         look = {**style.method_look(str(method), is_open=True), "linestyle": "none", "markersize": 6}
         axes.errorbar(dots["grid_side"], dots[LENGTH], label=f"{method_name(str(method))} ({arxiv})", **look)
     axes.set_xticks(rows["grid_side"].unique())
+    # A model is named once, although several papers use it.
     style.name_places(axes, rows.drop_duplicates("model").set_index("model")["grid_side"])

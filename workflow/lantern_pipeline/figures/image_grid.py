@@ -1,4 +1,7 @@
-"""Grids of generated images: one row per prompt, one column per method, and a short text under each image."""
+"""Grids of generated images: one row per prompt, one column per method, and a short text under each image.
+
+All lengths are computed here in inches, and passed to matplotlib as fractions of the figure.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +26,14 @@ SHARP = 128  # pixels: images up to this longer side are enlarged without smooth
 
 
 def wrap_prompt(text: str, width: int = WRAP, max_lines: int = MAX_LINES) -> str:
-    """Break a prompt into lines for a figure, and replace control characters.
-
-    Args:
-        text: the prompt.
-        width: letters per line.
-        max_lines: largest number of lines. A longer text is cut and ends in "…".
-    """
+    """Break a prompt into lines of `width` letters, at most `max_lines`, and replace control characters."""
     words = " ".join(text.split())
     visible = "".join("\N{REPLACEMENT CHARACTER}" if category(letter) == "Cc" else letter for letter in words)
     return "\n".join(textwrap.wrap(visible, width, max_lines=max_lines, placeholder=" …"))
 
 
 class Pictures(TypedDict):
-    """Arguments of `draw_pictures`, as a dict. The docstring of that function explains them."""
+    """Arguments of `draw_pictures`, as a dict."""
 
     images: np.ndarray
     row_titles: Sequence[str]
@@ -66,13 +63,16 @@ def draw_pictures(
     top = 0.13 * max(title.count("\n") + 1 for title in column_titles) + 0.06  # inches
     shape = images.shape[2:4]
     tall = cell * shape[0] / shape[1]  # inches: height of a row without its notes
+    # A row that is lower than wide has room for fewer lines of the prompt.
     max_lines = max(1, int(MAX_LINES * min(1, tall / cell)))
+    # A row without notes leaves only a gap.
     feet = [NOTE_HEIGHT if any(line) else GAP for line in notes]
     width, height = PROMPT_WIDTH + cell * columns, top + tall * rows + sum(feet)
     with paper_style():
         figure = new_figure(width, height)
         figure.set_layout_engine("none")  # all lengths are computed here, so matplotlib must not change the layout
         for row in range(rows):
+            # Rows go down, matplotlib's fractions go up.
             bottom = (height - top - (row + 1) * tall - sum(feet[:row])) / height
             lines = wrap_prompt(row_titles[row], max_lines=max_lines).split("\n")
             _write_lines(figure, lines, bottom + tall / height / 2)
@@ -82,6 +82,7 @@ def draw_pictures(
             for column in range(columns):
                 left = (PROMPT_WIDTH + column * cell + 0.025) / width
                 axes = figure.add_axes((left, bottom, (cell - 0.05) / width, (tall - 0.05) / height))
+                # Smoothing blurs the pixels of small images, but without it large ones show moiré.
                 interpolation = "nearest" if max(shape) <= SHARP else "antialiased"
                 axes.imshow(images[row, column], interpolation=interpolation)
                 frame(axes)
@@ -100,16 +101,9 @@ def frame(axes: Axes) -> None:
 
 
 def _write_lines(figure: Figure, lines: Sequence[str], middle: float) -> None:
-    """Write a prompt next to its row of images.
-
-    It is written line by line, because matplotlib's spacing of several lines depends on their letters.
-
-    Args:
-        figure: the figure.
-        lines: lines of the prompt.
-        middle: vertical middle of the row, as a fraction of the figure's height.
-    """
+    """Write a prompt around the vertical middle of its row, a fraction of the figure's height."""
     width, height = figure.get_size_inches()
+    # Line by line, because matplotlib's spacing of several lines depends on their letters.
     for number, line in enumerate(lines):
         y = middle + ((len(lines) - 1) / 2 - number) * LINE_HEIGHT / height
         # Without parse_math a "$" in a prompt would begin a formula.

@@ -1,6 +1,7 @@
 """Figure (e): images whose tokens are all replaced by a near code or by a random code, to see if near codes look alike.
 
-The distance of two codes is measured between their vectors in the tokenizer's codebook.
+The distance of two codes is measured between their vectors in the tokenizer's codebook. PSNR = -10 log10(mean squared
+error) for intensities in [0, 1].
 """
 
 from __future__ import annotations
@@ -32,16 +33,7 @@ def draw_latent_proximity(
     settings: MetricsSection,
     seed: int,
 ) -> Figure:
-    """Draw images of autoregressive decoding whose tokens are replaced by near or random codes.
-
-    Args:
-        records: method id -> generated images. Only those of autoregressive decoding are used.
-        prompts: prompts of the images, in the order of the records.
-        tokenizer: image tokenizer, which decodes codes to images.
-        nearest_codes: table of nearest codes, (vocab, columns), nearest first.
-        settings: keys of config section `metrics`. Key proximity_prompts is the number of rows.
-        seed: random seed of the random codes.
-    """
+    """Draw images of autoregressive decoding whose tokens are replaced, by `select_proximity`."""
     codes, num_rows = records[BASELINE].codes, settings["proximity_prompts"]
     return draw_pictures(**select_proximity(codes, prompts, tokenizer, nearest_codes, num_rows=num_rows, seed=seed))
 
@@ -57,33 +49,32 @@ def select_proximity(
 ) -> Pictures:
     """Replace every token of images by other codes, decode them, and return the arguments of `draw_pictures`.
 
-    A row shows one image. Its first column is the original. In the next columns, every token is replaced by its 1st,
-    10th and 100th nearest code. If the table of nearest codes is too short for some of these columns, one column with
-    the farthest code of the table replaces them. In the last column, every token is replaced by a random other code.
-
-    Under each image of the last row is a note: the mean PSNR in dB between the images of this column and the
-    originals. The mean is over all images used, not only over the images shown.
+    A row shows one image: the original, then every token replaced by its 1st, 10th and 100th nearest code, then by a
+    random other code. The notes of the last row are mean PSNRs to the originals, over all images used.
 
     Args:
-        codes: tokens of the images, (images, tokens), in the order of `prompts`. Only the first images are used, with
-            at most MOST_TOKENS tokens in total, but at least `num_rows` images.
+        codes: tokens of the images, (images, tokens). Only the first images are used, with at most MOST_TOKENS tokens
+            in total, but at least `num_rows` images.
         prompts: one per image.
         tokenizer: image tokenizer, which decodes codes to images.
-        nearest_codes: table of nearest codes, (vocab, columns), nearest first.
+        nearest_codes: (vocab, columns), nearest first.
         num_rows: number of images shown.
         seed: random seed of the random codes.
     """
     vocab, num_ranks = nearest_codes.shape
     codes = codes[: max(num_rows, MOST_TOKENS // codes.shape[1])].long()
-    codes = codes[:, code_positions(tokenizer, codes).flatten()]
+    codes = codes[:, code_positions(tokenizer, codes).flatten()]  # without line-end tokens
+    # A table that is too short for a rank shows its farthest code instead, once.
     ranks = sorted({min(rank, num_ranks) for rank in RANKS})
     generator = torch.Generator().manual_seed(seed)
+    # An offset of 1 to vocab - 1, modulo vocab, is a uniform code other than the original.
     offsets = torch.randint(1, vocab, codes.shape, generator=generator)
     variants = [*(nearest_codes[codes, rank - 1].long() for rank in ranks), (codes + offsets) % vocab]
     num_rows, original = min(num_rows, len(codes)), decode_images(tokenizer, codes)
     shown, quality = [to_pixels(original[:num_rows])], [""]
     for variant in variants:
         images = decode_images(tokenizer, variant)
+        # Intensities in [-1, 1] are twice as far apart as in [0, 1].
         errors = ((images - original) / 2).square().mean((1, 2, 3)).clamp(min=SMALLEST_ERROR)  # (images,)
         shown.append(to_pixels(images[:num_rows]))
         quality.append(f"{float((-10 * errors.log10()).mean()):.1f} dB")
@@ -97,5 +88,6 @@ def select_proximity(
 
 
 def _ordinal(number: int) -> str:
+    # 11th, 12th and 13th, but 1st, 2nd and 3rd.
     ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"

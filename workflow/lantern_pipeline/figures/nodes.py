@@ -14,14 +14,8 @@ from lantern_pipeline.tables.summary import MetricsSection, select_headline
 def draw_nodes(summary: pd.DataFrame, settings: MetricsSection, trees: Trees) -> Figure:
     """Draw tokens per forward pass (left) and predicted speed-up on GPUs (right) against the size of the draft tree.
 
-    There is one line per kind of drafts. Its markers are open if the drafts need no draft model. Bars are 95 %
-    intervals. A band spans the speed-ups that are predicted from the highest and from the lowest published step cost.
-    The figure has page width.
-
-    Args:
-        summary: table of results, one row per method and repeat (pair of seeds), from `build_summary`.
-        settings: keys of config section `metrics`.
-        trees: config key `trees`, the static trees that the config defines, by name.
+    There is one line per kind of drafts, with open markers if they need no draft model. Bars are 95 % intervals. Bands
+    span the published step costs, from the highest to the lowest. The figure has page width.
     """
     rows = node_rows(select_headline(summary, settings), trees)
     with style.paper_style():
@@ -36,6 +30,7 @@ def draw_nodes(summary: pd.DataFrame, settings: MetricsSection, trees: Trees) ->
             right.plot(nodes, low, nodes, high, color=look["color"], linewidth=0.9)
             style.draw_band(right, nodes, low, high, look["color"])
         for axes, title in ((left, "tokens / forward"), (right, "speed-up on GPUs (predicted)")):
+            # Sizes grow by factors. The ticks are the measured sizes, without minor ones between them.
             axes.set_xscale("log")
             axes.set_xticks(sorted(set(rows["nodes"])), [str(number) for number in sorted(set(rows["nodes"]))])
             axes.xaxis.set_minor_locator(NullLocator())

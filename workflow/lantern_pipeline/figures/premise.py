@@ -25,20 +25,16 @@ TITLES = {"acceptance": "acceptance of a draft", "tv_mean": "TV from the target,
 
 
 def draw_premise(premise: pd.DataFrame) -> Figure:
-    """Draw what changes if codes may be replaced by one of k nearest or random codes, in four panels.
-
-    The horizontal axis of each panel is k.
+    """Draw what changes if codes may be replaced by one of k nearest or random codes, against k, in four panels.
 
     The upper panels show the quality of images whose codes are all replaced. The lower ones show how often drafts are
-    accepted and at what total variation, with one colour per value of LANTERN's parameter delta. The figure has page
-    width.
-
-    Args:
-        premise: premise.csv, with one row per kind of other codes (nearest or random) and per k.
+    accepted and at what total variation, with one colour per delta. The figure has page width. `premise` is
+    premise.csv, with one row per kind of other codes and per k.
     """
     metrics = {metric.column: metric for metric in METRICS}
     deltas = [name.removeprefix("acceptance_") for name in premise if name.startswith("acceptance_")]
     colours = dict(zip(deltas, itertools.cycle(style.PALETTE), strict=False))
+    # The row without replacement, k = 0: exact acceptance. The target's numbers are equal in all rows.
     first = premise.iloc[0]
     with style.paper_style():
         figure = style.new_figure(style.PAGE_WIDTH, 5.2)
@@ -46,6 +42,7 @@ def draw_premise(premise: pd.DataFrame) -> Figure:
         for axes, names in zip(panels[0], OF_IMAGES, strict=True):
             name = next(name for name in names if name in premise)
             _draw_lines(axes, premise, name, style.BLACK, metrics[name].factor)
+            # The unit gets a line of its own.
             axes.set_ylabel(metrics[name].title.replace(" (", "\n("))
         for axes, (name, title) in zip(panels[1], TITLES.items(), strict=True):
             for delta, colour in colours.items():
@@ -64,18 +61,7 @@ def draw_premise(premise: pd.DataFrame) -> Figure:
 
 
 def _draw_lines(axes: Axes, premise: pd.DataFrame, name: str, colour: str, factor: float = 1.0) -> None:
-    """Draw a measure of quality against k, for images in which each code is replaced by one of k other codes.
-
-    One line is for the k nearest codes, one for k random codes. A horizontal line shows the measure without
-    replacement.
-
-    Args:
-        axes: the panel.
-        premise: premise.csv, see `draw_premise`.
-        name: column of the measure.
-        colour: colour of the lines.
-        factor: factor by which values are multiplied.
-    """
+    """Draw a column against k, one line per kind of other codes, and a horizontal line without replacement."""
     is_unchanged = premise["neighbours"] == NONE
     axes.axhline(factor * premise.loc[is_unchanged, name].iloc[0], **style.AT_BASELINE)
     for kind, (line, _) in LINES.items():
@@ -84,6 +70,7 @@ def _draw_lines(axes: Axes, premise: pd.DataFrame, name: str, colour: str, facto
         axes.plot(x, factor * rows[name], color=colour, linestyle=line, marker="o", markersize=3.5, zorder=3)
         if f"{name}_low" in rows:
             style.draw_band(axes, x, factor * rows[f"{name}_low"], factor * rows[f"{name}_high"], colour)
+    # k grows by factors, and only measured ks are ticks.
     ks = sorted(premise.loc[~is_unchanged, "k"].unique())
     axes.set_xscale("log")
     axes.set_xticks(ks, [f"{k:g}" for k in ks])

@@ -1,14 +1,7 @@
 """Figure (l): published speed-ups next to this run's, in separate panels, because models, GPUs and data differ.
 
-The published numbers are in published_results.csv. Its column grade states where a number was found:
-
-- P: the abstract of the paper.
-- S: a summary of the paper by others.
-- R: the README of its code.
-- T: another paper that measured the method again.
-
-Some methods need a model that was trained specially for them. Their speed-ups are in published_results.csv, but not in
-the figure.
+The column grade of published_results.csv states where a number was found: P in the abstract of the paper, S in a
+summary by others, R in the README of its code, T in another paper that measured the method again.
 """
 
 from __future__ import annotations
@@ -29,11 +22,10 @@ SHIFT = 0.27  # distance to which such markers are moved apart, in lines
 
 
 def draw_published(summary: pd.DataFrame, settings: MetricsSection, published: pd.DataFrame | None = None) -> Figure:
-    """Draw speed-ups as dots, published ones on the left and this run's on the right.
+    """Draw speed-ups as dots, published ones on the left and this run's on the right, with page width.
 
     The left panel has one line per paper, model and temperature, the right panel one line per method. Bars are 95 %
-    intervals, which published numbers do not have. Markers that would hide each other are moved up and down. The dashed
-    line is autoregressive decoding, 1 by definition. The figure has page width.
+    intervals, which published numbers do not have. Methods with a specially trained model are left out.
 
     Args:
         summary: table of results.
@@ -47,6 +39,7 @@ def draw_published(summary: pd.DataFrame, settings: MetricsSection, published: p
     ours = headline[headline["speedup"].notna() & (headline["method_id"] != BASELINE)]
     lines = list(theirs["setting"].unique())
     with style.paper_style():
+        # A published line has two lines of text.
         figure = style.new_figure(style.PAGE_WIDTH, 0.95 + ROW_HEIGHT * max(2 * len(lines), len(ours)))
         left, right = figure.subplots(1, 2)
         figure.set_layout_engine("constrained", wspace=0.15)
@@ -56,37 +49,31 @@ def draw_published(summary: pd.DataFrame, settings: MetricsSection, published: p
             left.errorbar(dots["speedup"], places, linestyle="none", **look)
         style.name_rows(left, lines, fontsize=7.5)
         style.draw_rows(right, ours, "speedup", elinewidth=1.1, **MARKER)
+        # Both panels have the same scale, which shows 1 even if all methods are slower.
         limit = 1.06 * max(theirs["speedup"].max(), ours["speedup_high"].max(), ours["speedup"].max(), 1.0)
         for axes, title in ((left, "published (other models and GPUs)"), (right, "this run")):
             axes.set_title(title, loc="left")
             axes.axvline(1, **style.AT_BASELINE)
             axes.set(xlim=(0, limit), xlabel="speed-up (times)")
         handles, labels = left.get_legend_handles_labels()
+        # The marker alone: a handle of `errorbar` would be drawn with its bar.
         figure.legend([dots.lines[0] for dots in handles], labels, loc="outside lower center", ncols=4)
         return figure
 
 
 def _shifts(speedups: pd.Series) -> pd.Series:
-    """Compute how far each marker on a line is moved up or down, so that markers do not hide each other.
-
-    Args:
-        speedups: the speed-ups that are drawn on this line, which are the horizontal positions of the markers.
-
-    Returns:
-        Vertical shift of each marker, with the index of `speedups`. The distance from a line to the next is 1. A marker
-        without a close neighbour has shift 0.
-    """
+    """Return how far each marker on a line is moved, in lines, so that markers do not hide each other."""
     ordered = speedups.sort_values(kind="stable")
+    # A gap of OVERLAP or more to the next smaller speed-up begins a new group. A group is spread around its line,
+    # so that a marker alone stays on it.
     near = ordered.groupby((ordered.diff() >= OVERLAP).cumsum())
     shifts = SHIFT * (near.cumcount() - (near.transform("size") - 1) / 2)
     return shifts[speedups.index]
 
 
 def _setting(row: pd.Series) -> str:
-    """Describe a published measurement in two lines: "VVS, A40" (source, GPU) and "LlamaGen-XL stage I, T 1".
-
-    The second line has the model and the temperature.
-    """
+    """Describe a published measurement in two lines: "VVS, A40" (source, GPU) and "LlamaGen-XL stage I, T 1"."""
+    # "Up to" is no mean, and must not look like one.
     is_best_case = str(row["note"]).startswith("up to")
     first = [str(row["source"]), *(["best case"] if is_best_case else []), row["gpu"]]
     second = ["model not given" if pd.isna(row["model"]) else str(row["model"])]

@@ -22,10 +22,7 @@ def draw_samples(
     tokenizer: ImageModel,
     settings: MetricsSection,
 ) -> Figure:
-    """Draw images of the first prompts by several methods, one row per prompt.
-
-    The arguments are those of `select_samples`, which chooses and decodes the images.
-    """
+    """Draw images of the first prompts by several methods. The arguments are those of `select_samples`."""
     return draw_pictures(**select_samples(records, prompts, tokenizer, settings))
 
 
@@ -37,19 +34,20 @@ def select_samples(
 ) -> Pictures:
     """Decode the images of the first prompts by several methods, and return the arguments of `draw_pictures`.
 
-    Under each image is a note: its number of tokens per forward pass of the target.
+    The notes are tokens per forward pass of the target.
 
     Args:
         records: method id -> generated images of one prompt set and temperature, in the order of `prompts`.
         prompts: prompts of the images.
         tokenizer: image tokenizer, which decodes codes to images.
-        settings: keys of config section `metrics`. Keys sample_prompts (number of prompts) and sample_methods (ids of
-            the methods) are used. If sample_methods is None, the first method of each preset is shown.
+        settings: its keys sample_prompts (number of prompts) and sample_methods (ids; None: the first of each preset).
     """
     num_prompts = settings["sample_prompts"]
     chosen = settings["sample_methods"] or first_of_each_preset(records)
     shown = [records[method_id] for method_id in chosen]
+    # (prompts, methods, 3, height, width)
     images = torch.stack([decode_images(tokenizer, found.codes[:num_prompts]) for found in shown], dim=1)
+    # Line-end tokens count, since the target generates them, too.
     accepted = [found.codes.shape[1] / found.target_forwards[:num_prompts].double() for found in shown]
     return {
         "images": to_pixels(images),

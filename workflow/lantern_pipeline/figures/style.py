@@ -1,4 +1,7 @@
-"""Functions that all figures share: style, colours for colour-blind readers, error bars, titles, reproducible files."""
+"""Functions that all figures share: style, colours for colour-blind readers, error bars, titles, reproducible files.
+
+Sizes of figures are in inches. An interval of column x is in x_low and x_high. `factor` multiplies values.
+"""
 
 from __future__ import annotations
 
@@ -81,34 +84,24 @@ FIGURE_SUFFIXES = tuple(_METADATA)
 
 @contextmanager
 def paper_style() -> Iterator[None]:
-    """Apply the common style of all figures within a `with` block.
-
-    Afterwards the caller's matplotlib settings are restored.
-    """
+    """Apply the common style of all figures within a `with` block."""
+    # From the defaults, so that a matplotlibrc of the user changes no figure.
     settings = {**mpl.rcParamsDefault, "backend": mpl.rcParams["backend"], **_STYLE}
     with mpl.rc_context(settings):  # pyright: ignore[reportArgumentType]  the annotation wants literal keys
         yield
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Create a figure that needs no window system. Call this function within a `paper_style` block.
-
-    Args:
-        width: width in inches.
-        height: height in inches.
-    """
+    """Create a figure of a size in inches. Call this function within a `paper_style` block."""
+    # Not pyplot, which may want a window system and keeps figures in memory.
     return Figure(figsize=(width, height))
 
 
 def save_figure(figure: Figure, paths: Sequence[Path | str], dpi: int = 200) -> None:
-    """Write a figure to one or several files, atomically.
+    """Write a figure to .png or .pdf files, atomically.
 
-    The files contain no date and no software version, so that the same figure always gives the same bytes.
-
-    Args:
-        figure: figure that was made within a `paper_style` block.
-        paths: files to write, which end in .png or .pdf.
-        dpi: pixels per inch of a .png file.
+    The files contain no date and no software version, so that the same figure always gives the same bytes. `dpi` counts
+    for .png files.
     """
     missing = _add_fonts(figure)
     if missing:
@@ -118,6 +111,7 @@ def save_figure(figure: Figure, paths: Sequence[Path | str], dpi: int = 200) -> 
             "it again",
             *(paths[0], len(missing), missing[:5]),
         )
+    # The `paper_style` block has ended, but matplotlib reads these two settings only now.
     with mpl.rc_context({"pdf.fonttype": 42, "savefig.facecolor": "white"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")  # the warning above names them once
         for path in map(Path, paths):
@@ -126,13 +120,7 @@ def save_figure(figure: Figure, paths: Sequence[Path | str], dpi: int = 200) -> 
 
 
 def _add_fonts(figure: Figure) -> str:
-    """Give all texts of a figure fonts of this machine for letters that DejaVu Sans lacks, such as Chinese ones.
-
-    Letters that DejaVu Sans has are drawn with it as before.
-
-    Returns:
-        The letters that no font has.
-    """
+    """Give all texts fonts of this machine for letters that DejaVu Sans lacks. Return the letters that no font has."""
     texts = cast("list[Text]", figure.findobj(Text))
     letters = set("".join(text.get_text() for text in texts))
     # marks that join or vary the letters around them have no glyph of their own
@@ -146,12 +134,14 @@ def _add_fonts(figure: Figure) -> str:
                 found[path] = missing & font.get_charmap().keys()
     families = []
     while any(found.values()):
+        # Greedy cover: the font with most missing letters, then an upright one. The path makes the choice repeatable.
         best = max(found, key=lambda path: (len(found[path]), "Regular" in path.stem, path))
         font_manager.fontManager.addfont(best)
         families.append(font_manager.get_font(best).family_name)
         missing -= found[best]
         found = {path: has & missing for path, has in found.items()}
     for text in texts if families else []:
+        # Letters that DejaVu Sans has are drawn with it as before, since the first family with a glyph counts.
         text.set_fontfamily([*text.get_fontfamily(), *families])
     return "".join(map(chr, sorted(missing)))
 
@@ -162,56 +152,37 @@ def fitting_columns(labels: Sequence[str]) -> int:
 
 
 def half_widths(rows: pd.DataFrame, name: str, factor: float = 1.0) -> np.ndarray:
-    """Return the lengths of error bars below and above the value of each row, (2, rows), for `Axes.errorbar`.
-
-    Args:
-        rows: table with the columns `<name>`, `<name>_low` and `<name>_high`. Lengths are 0 without an interval.
-        name: column of the value.
-        factor: factor by which values are multiplied.
-    """
+    """Return the lengths of error bars below and above the value of each row, (2, rows), for `Axes.errorbar`."""
     value, low, high = (factor * rows[name + end].to_numpy(float) for end in ("", "_low", "_high"))
+    # 0 without an interval. A bootstrap interval need not contain its value, and a length may not be below 0.
     return np.nan_to_num(np.stack([value - low, high - value])).clip(min=0)
 
 
 def method_look(method: str, is_open: bool = False) -> dict[str, Any]:
-    """Return the colour and the marker of a method, the same in every figure, as options of `Axes.errorbar`.
-
-    Args:
-        method: name of the method.
-        is_open: whether markers are open, that is, filled with white.
-    """
+    """Return the colour and the marker of a method, the same in every figure, as options of `Axes.errorbar`."""
     colour = method_colour(method)
     look = {"color": colour, "marker": method_marker(method), "markerfacecolor": "white" if is_open else colour}
     return {**look, "markeredgecolor": colour, "ecolor": (colour, 0.45), "elinewidth": 0.9}
 
 
 def name_rows(axes: Axes, labels: Iterable[str], **options: Any) -> None:
-    """Label the lines of a panel on the vertical axis, with the first label on top.
-
-    Args:
-        axes: the panel, in which line i (from 0) is at height i.
-        labels: the label of each line.
-        options: options of the labels' text, such as fontsize.
-    """
+    """Label the lines of a panel on the vertical axis. Line i is at height i, with the first on top."""
     labels = list(labels)
     axes.set_yticks(range(len(labels)), labels, **options)
-    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.set_ylim(len(labels) - 0.4, -0.6)  # downwards
 
 
 def name_places(axes: Axes, places: pd.Series) -> None:
-    """Write names above a panel, each at its horizontal position.
+    """Write names above a panel whose horizontal axis is linear. `places` are positions, with the names as index.
 
-    Names that would overlap are moved apart. A line then leads from the name to its position at the upper edge of the
-    panel.
-
-    Args:
-        axes: the panel, whose horizontal axis is linear.
-        places: positions on the horizontal axis, with the names as index.
+    Names that would overlap are moved apart, and lines lead from them to their positions.
     """
     places = places.sort_values(kind="stable")
     low, high = axes.get_xlim()
     fractions = (places.to_numpy(float) - low) / (high - low)
     apart = fractions.copy()
+    # Neighbours that are too close push each other away by half of what is missing, until all have room. A push
+    # may make new neighbours too close, hence the rounds.
     for _ in range(500):
         push = (NAME_WIDTH - np.diff(apart)).clip(min=0) / 2
         apart[1:] += push
@@ -222,16 +193,7 @@ def name_places(axes: Axes, places: pd.Series) -> None:
 
 
 def draw_rows(axes: Axes, rows: pd.DataFrame, name: str, **look: Any) -> None:
-    """Draw a list of values with their intervals, one line per row of a table, the first row on top.
-
-    Each value has the colour and the marker of its method.
-
-    Args:
-        axes: the panel.
-        rows: table with the columns method, label, and `name` with its interval.
-        name: column of the value.
-        look: further options of `Axes.errorbar`.
-    """
+    """Draw values with their intervals in the look of their methods, one line per row of a table, the first on top."""
     bars = half_widths(rows, name)
     for place, (_, row) in enumerate(rows.iterrows()):
         options = {"xerr": bars[:, [place]], "linestyle": "none", **method_look(row["method"]), **look}
@@ -240,24 +202,12 @@ def draw_rows(axes: Axes, rows: pd.DataFrame, name: str, **look: Any) -> None:
 
 
 def draw_band(axes: Axes, x: np.ndarray, low: np.ndarray, high: np.ndarray, colour: str) -> None:
-    """Shade the interval around a curve.
-
-    Args:
-        axes: the panel.
-        x: horizontal positions, (points,).
-        low: lower ends of the interval, (points,).
-        high: upper ends of the interval, (points,).
-        colour: colour of the curve.
-    """
+    """Shade the interval around a curve. All arrays are (points,)."""
     axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0, zorder=1)
 
 
 def first_of_each_preset(records: Mapping[str, GenerationRecords]) -> list[str]:
-    """Return the id of the first method of each preset, with autoregressive decoding first.
-
-    Args:
-        records: method id -> generated images. Their order decides which method of a preset is the first.
-    """
+    """Return the id of the first method of each preset, with autoregressive decoding first."""
     first: dict[str, str] = {BASELINE: BASELINE}
     for method_id, record in records.items():
         first.setdefault(record.metadata["method"]["name"], method_id)
@@ -265,17 +215,12 @@ def first_of_each_preset(records: Mapping[str, GenerationRecords]) -> list[str]:
 
 
 def column_titles(records: Sequence[GenerationRecords]) -> list[str]:
-    """Write one title per method, for a column of images by this method.
-
-    A title is the method's label with one word per line, followed by the parameters.
-
-    Args:
-        records: generated images of each method, whose metadata name the method.
-    """
+    """Write one title per method, for a column of its images: a word of its label per line, then the parameters."""
     methods = [record.metadata["method"] for record in records]
     table = pd.DataFrame([{**method, "method": method["name"]} for method in methods])
     titles = []
     for family, (_, row) in zip(label_families(table), table.iterrows(), strict=True):
+        # One word per line, and a hyphen in the longest, since a column may be 0.7 inches wide.
         name = family.replace(" ", "\n").replace("autoregressive", "auto-\nregressive")
         titles.append("\n".join(part for part in (name, describe_parameters(row)) if part))
     return titles

@@ -1,7 +1,9 @@
 """Figure (h): total variation (TV) from the target against delta.
 
 Delta is a parameter of relaxed acceptances that limits the relaxation. The figure shows whether it also bounds the TV
-between the distribution of the emitted token and the target's distribution.
+between the distribution of the emitted token and the target's distribution. `curves` is total_variation/curves.csv,
+with one row per acceptance (column rule) and delta, all at the same nodes. `methods` is total_variation/methods.csv,
+with one row per method, prompt set, temperature and repeat.
 """
 
 from __future__ import annotations
@@ -38,21 +40,13 @@ WRAP = 58  # letters in a line of the legend
 def draw_total_variation(
     curves: pd.DataFrame, methods: pd.DataFrame, summary: pd.DataFrame, settings: MetricsSection
 ) -> Figure:
-    """Draw the total variation (TV) from the target against delta (top), and of each relaxed method (bottom).
+    """Draw the TV of acceptances against delta (top), and the TV of each relaxed method of the run (bottom).
 
-    The TV is between the distributions of the emitted token and of the target's token. The top has two lines per
-    acceptance. An acceptance determines the probability with which a draft is accepted. The line with markers is the
-    mean TV over nodes of draft trees, the thin line the 95th percentile. Bands and bars are 95 % intervals. The figure
-    has page width.
-
-    Args:
-        curves: total_variation/curves.csv, with one row per acceptance and delta, all at the same nodes.
-        methods: total_variation/methods.csv, with one row per method, prompt set, temperature and repeat.
-        summary: table of results.
-        settings: keys of config section `metrics`.
+    At the top, a line with markers is the mean TV over nodes of draft trees, and a thin line the 95th percentile. Bands
+    and bars are 95 % intervals. The figure has page width.
     """
     relaxed = _select_relaxed(methods, select_headline(summary, settings))
-    positive = curves[curves["delta"] > 0]
+    positive = curves[curves["delta"] > 0]  # both axes are logarithmic
     lower_height = 0.85 + 0.17 * len(relaxed)  # inches
     with style.paper_style():
         figure = style.new_figure(style.PAGE_WIDTH, UPPER_HEIGHT + lower_height)
@@ -69,17 +63,10 @@ def draw_total_variation(
 
 
 def _select_relaxed(methods: pd.DataFrame, headline: pd.DataFrame) -> pd.DataFrame:
-    """Select the relaxed methods whose total variation (TV) from the target, or an upper bound of it, was measured.
-
-    Args:
-        methods: total_variation/methods.csv, see `draw_total_variation`.
-        headline: main results of the run, one row per method, see `select_headline`.
-
-    Returns:
-        Rows of `methods`, to which the columns label, method and delta (the parameter) of `headline` are added.
-    """
+    """Select relaxed methods with a TV or an upper bound of it, with label, method and delta of `headline`."""
     keys = headline.iloc[0]
     rows = methods[(methods["prompt_set"] == keys["prompt_set"]) & (methods["temperature"] == keys["temperature"])]
+    # Kind "none": neither a TV nor a bound was measured.
     rows = preferred_rows(rows)[lambda kept: kept["kind"] != "none"].drop(columns=["delta"], errors="ignore")
     names = headline.loc[~headline["is_exact"].eq(True), ["method_id", "label", "method", "delta"]]
     return names.merge(rows, on="method_id", how="inner")
@@ -87,6 +74,7 @@ def _select_relaxed(methods: pd.DataFrame, headline: pd.DataFrame) -> pd.DataFra
 
 def _draw_curves(axes: Axes, everything: pd.DataFrame, rows: pd.DataFrame) -> None:
     deltas, floor = np.sort(everything["delta"].unique()), _set_scales(axes, everything)
+    # A curve above this line is not bounded by its delta.
     axes.plot(deltas, deltas, color=style.GREY, linewidth=4, alpha=0.5, zorder=0, solid_capstyle="butt", label="TV = δ")
     for place, (rule, curve) in enumerate(rows.groupby("rule", sort=False)):
         curve, colour = curve.sort_values("delta"), COLOURS.get(str(rule), style.GREY)
@@ -96,21 +84,15 @@ def _draw_curves(axes: Axes, everything: pd.DataFrame, rows: pd.DataFrame) -> No
         axes.plot(x, p95, color=colour, linewidth=0.8, linestyle=":", zorder=2)
         marker, label = style.MARKERS[place % len(style.MARKERS)], textwrap.fill(curve["label"].iloc[0], WRAP)
         axes.plot(x, mean, color=colour, marker=marker, markersize=4.5, label=label, zorder=3)
+    # One entry for all thin lines, in grey, since each has the colour of its acceptance.
     axes.plot([], [], color=style.GREY, linewidth=0.8, linestyle=":", label="95th percentile over nodes")
     axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.2), handlelength=1.8, labelspacing=0.3, fontsize=7.5)
 
 
 def _set_scales(axes: Axes, everything: pd.DataFrame) -> float:
-    """Make both axes of an upper panel logarithmic: delta (horizontal) and total variation (vertical).
-
-    Args:
-        axes: one of the two upper panels.
-        everything: the curves of both panels, so that they get the same scales.
-
-    Returns:
-        The lower end of the vertical axis. The caller draws smaller total variations at this value.
-    """
+    """Make both axes of an upper panel logarithmic, and return the lower end of the vertical axis."""
     deltas, distances = np.sort(everything["delta"].unique()), everything["tv_mean"].to_numpy()
+    # `everything` has the curves of both panels, which share their scales. TVs of 0 are drawn at the floor.
     floor = max(LOWEST, 0.5 * min(deltas.min(), distances[distances > 0].min(initial=1.0)))
     axes.set(xscale="log", yscale="log", xlabel="parameter δ")
     axes.set(xlim=(deltas.min() / 1.15, deltas.max() * 1.15), ylim=(floor, max(1.05, deltas.max())))
@@ -121,19 +103,13 @@ def _set_scales(axes: Axes, everything: pd.DataFrame) -> float:
 
 
 def _draw_methods(axes: Axes, methods: pd.DataFrame) -> None:
-    """Draw the lower panel, with one line per relaxed method: a dot at its total variation, and a tick at its delta.
-
-    The dot is open if only an upper bound is known: the share of tokens that differ from the target's sample.
-
-    Args:
-        axes: the lower panel.
-        methods: result of `_select_relaxed`.
-    """
+    """Draw one line per relaxed method: a dot at its TV, open if it is an upper bound, and a tick at its delta."""
     axes.set_title("this run's relaxed methods, over the tokens that they met", loc="left")
     axes.set_xlabel("TV from the target, per token (mean)")
     style.name_rows(axes, methods["label"])
     axes.grid(visible=False, axis="y")
     for place, (_, row) in enumerate(methods.iterrows()):
+        # Drafts with the target's noise. Coupling inequality: TV <= P(emitted token != target's sample).
         is_coupling = row["kind"] == "coupling"
         name, colour = "substitution_rate" if is_coupling else "tv_mean", method_colour(row["method"])
         look = {"color": colour, "markerfacecolor": "white" if is_coupling else colour, "elinewidth": 1.0}
@@ -144,11 +120,7 @@ def _draw_methods(axes: Axes, methods: pd.DataFrame) -> None:
 
 
 def _method_marks(methods: pd.DataFrame) -> list[Line2D]:
-    """Return the legend entries of the markers that occur in the lower panel.
-
-    Args:
-        methods: result of `_select_relaxed`.
-    """
+    """Return the legend entries of the markers that occur in the lower panel."""
     is_coupling = methods["kind"] == "coupling"
     measured, bound, delta = (
         Line2D([], [], marker=marker, linestyle="none", color=colour)

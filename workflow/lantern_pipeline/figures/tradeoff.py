@@ -1,4 +1,8 @@
-"""Figure (b): the loss of quality at higher speed, as NLL and prompt accuracy against two measures of speed."""
+"""Figure (b): the loss of quality at higher speed, as NLL and prompt accuracy against two measures of speed.
+
+A *curve* has rows of the main results that differ in one parameter only, and a line connects them. `quality` and
+`speed` are columns, and `factor` multiplies the quality.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +31,15 @@ FILLS = ("full", "open", "bottom", "left")  # fills of the markers, one per curv
 
 
 def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
-    """Draw quality against speed in 2 x 2 panels.
+    """Draw quality (rows: NLL, prompt accuracy) against speed (columns: speed-up, tokens per forward pass).
 
-    The columns are speed-up and tokens per forward pass, the rows NLL and prompt accuracy. A line connects the rows of
-    one method with different parameter values. A method with a single row is a point. Bars are 95 % intervals. The
-    figure has page width.
-
-    Args:
-        summary: table of results, one row per method and repeat (pair of seeds), from `build_summary`.
-        settings: keys of config section `metrics`.
+    A curve of one row is a point. Bars are 95 % intervals. The figure has page width.
     """
     rows = select_headline(summary, settings)
     curves = split_curves(rows)
     num_columns = style.fitting_columns([LINE_LABEL, BAND_LABEL, *curves["curve"]])
     with style.paper_style():
+        # Inches of the panels, and of the lines of the legend, whose number is rounded up.
         figure = style.new_figure(style.PAGE_WIDTH, 4.6 + 0.17 * -(-(curves["curve"].nunique() + 2) // num_columns))
         panels = figure.subplots(2, 2, sharex="col", sharey="row")
         named = {}  # entries of the legend that occur in some panel
@@ -54,6 +53,7 @@ def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
                 axes.set(xlabel=speed_title if y == 1 else None, ylabel=quality_title if x == 0 else None)
                 handles, labels = axes.get_legend_handles_labels()
                 named |= dict(zip(labels, handles, strict=True))
+        # A method may be missing in one panel, such as an untimed one, so that no panel has all entries.
         order = [label for label in (LINE_LABEL, BAND_LABEL, *curves["curve"].unique()) if label in named]
         look = {"ncols": num_columns, "columnspacing": 1.2, "handlelength": 2.2}
         figure.legend([named[label] for label in order], order, loc="outside lower center", **look)
@@ -61,23 +61,19 @@ def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
 
 
 def split_curves(rows: pd.DataFrame) -> pd.DataFrame:
-    """Divide the main results into curves: lists of rows that differ in one parameter only, which a line connects.
+    """Divide the main results into curves, each of one method, tree, drafts and acceptance.
 
-    The rows of a curve have the same method, tree, drafts and acceptance. One parameter varies along the curve: the
-    first in the order of SYMBOLS that has several values. Parameter k is used only if no other parameter has several
-    values. If a second parameter varies too, there is one curve per value of it. For example, LANTERN with k 20 and
-    k 100, and with five values of delta, gives two curves of five points.
-
-    Args:
-        rows: main results of the run, one row per method, see `select_headline`.
+    The parameter that varies along a curve is the first of SYMBOLS with several values, and k only if no other has.
+    Each value of a second parameter gives a curve: LANTERN with k 20 and k 100 and five deltas gives two curves of five
+    points.
 
     Returns:
-        The rows, sorted by curve and along each curve, with two more columns. `curve` is the name of the curve, such as
-        "LANTERN: k 20, δ 0.03–0.4". `place` is the number of the curve among the curves of its method, from 0.
+        The rows, sorted by curve and along each curve. Column `curve` is its name, such as "LANTERN: k 20, δ 0.03–0.4",
+        and `place` its number among the curves of its method, from 0.
     """
     symbols = SYMBOLS | custom_parameters(rows)
     symbols = {name: symbol for name, symbol in symbols.items() if name in rows}  # an older table lacks new parameters
-    grid_order = sorted(symbols, key=lambda name: name == "k")
+    grid_order = sorted(symbols, key=lambda name: name == "k")  # k last; the sort is stable
     rows = rows.assign(family=label_families(rows))
     curves, counts = [], Counter()
     for _, family in rows.groupby(["method", *PARTS], sort=False, dropna=False):
@@ -101,17 +97,7 @@ def _label(curve: pd.DataFrame, along: str | None, symbols: Mapping[str, str]) -
 
 
 def _draw_curve(axes: Axes, curve: pd.DataFrame, speed: str, quality: str, factor: float) -> None:
-    """Draw the quality of methods that differ in one parameter against a measure of speed, as one curve.
-
-    Line style and fill of the markers distinguish the curves of one method from each other.
-
-    Args:
-        axes: the panel.
-        curve: rows of the curve, from `split_curves`.
-        speed: column of the horizontal axis.
-        quality: column of the vertical axis.
-        factor: factor by which the quality is multiplied.
-    """
+    """Draw one curve. Line style and fill of the markers distinguish the curves of one method, which share a colour."""
     if curve.empty:
         return
     method, place = curve["method"].iloc[0], curve["place"].iloc[0]
@@ -120,9 +106,11 @@ def _draw_curve(axes: Axes, curve: pd.DataFrame, speed: str, quality: str, facto
         "linestyle": LINES[place % len(LINES)] if len(curve) > 1 else "none",
         "markersize": 11 if is_baseline else 6,
         "fillstyle": "full" if fill == "open" else fill,
+        # The other half of a half-filled marker.
         "markerfacecoloralt": "white",
         "zorder": 4 if is_baseline else 3,
     }
+    # A white edge separates markers that overlap.
     if fill == "full":
         look |= {"markeredgecolor": "white", "markeredgewidth": 0.5}
     bars = {"xerr": style.half_widths(curve, speed), "yerr": style.half_widths(curve, quality, factor)}
@@ -130,16 +118,7 @@ def _draw_curve(axes: Axes, curve: pd.DataFrame, speed: str, quality: str, facto
 
 
 def _draw_baseline(axes: Axes, rows: pd.DataFrame, quality: str, factor: float) -> None:
-    """Draw the quality of autoregressive decoding as a horizontal line.
-
-    If the quality is prompt accuracy, a band below the line shows which losses are tolerated (ACCURACY_TOLERANCE).
-
-    Args:
-        axes: the panel.
-        rows: main results of the run, one row per method, see `select_headline`.
-        quality: column of the vertical axis.
-        factor: factor by which the quality is multiplied.
-    """
+    """Draw the quality of autoregressive decoding as a line, for accuracy with a band of tolerated losses."""
     level = factor * rows.loc[rows["method_id"] == BASELINE, quality].iloc[0]
     if pd.isna(level):
         return
@@ -151,6 +130,7 @@ def _draw_baseline(axes: Axes, rows: pd.DataFrame, quality: str, factor: float) 
 
 def _note_missing(axes: Axes, rows: pd.DataFrame, speed: str, quality: str) -> None:
     for name, reason in ((speed, "not timed on these prompts"), (quality, "prompts name no known attributes")):
+        # An empty panel says why it is empty.
         if rows[name].isna().all():
             axes.text(0.5, 0.5, reason, transform=axes.transAxes, ha="center", color=style.GREY)
             return

@@ -42,14 +42,7 @@ MOST_NEAREST = 60  # largest k of the page
 
 
 def write_demo(folder: Path) -> None:
-    """Write the live page, on which Lantern's embedded model generates images in the reader's browser.
-
-    Args:
-        folder: folder to write into. It is made if it does not exist.
-
-    Raises:
-        ValueError: the embedded model is not installed.
-    """
+    """Write the live page into a folder, which is made if it does not exist."""
     weights = find_shipped("models/embedded")
     if weights is None:
         raise ValueError("models/embedded is missing, which the live page shows; run the command in a clone")
@@ -58,6 +51,7 @@ def write_demo(folder: Path) -> None:
     for path in [*SCRIPTS.iterdir(), *(weights / name for name in WEIGHTS)]:
         shutil.copyfile(path, folder / path.name)
     assert isinstance(model.encoder, WordEmbeddingEncoder)
+    # Features come from torch's generator, which a browser lacks, so that the page has those of all captions.
     contexts = _contexts(model.encoder.phrase_words)
     tables = {
         "features": torch.stack([model.encoder.feature(context.split()) for context in contexts]),
@@ -69,9 +63,11 @@ def write_demo(folder: Path) -> None:
         "methods": [_describe_method(id, preset, parts) for id, (preset, parts) in METHODS.items()],
         "sampling": {"guidance": model.sampling.cfg_scale, "topK": model.sampling.top_k},
         "keys": [
+            # Integers below 2^64, as texts: JavaScript's numbers are exact up to 2^53. Equal keys give Python's images.
             {stream: [str(part) for part in key_of(seed, PROMPT_ID, stream)] for stream in STREAMS}
             for seed in range(NUM_SEEDS)
         ],
+        # Random numbers per position: the page must skip as many as Lantern to read the same stream.
         "slots": MAX_SIBLINGS,
         "mostNearest": MOST_NEAREST,
         "contexts": contexts,
@@ -88,18 +84,12 @@ def write_demo(folder: Path) -> None:
 
 
 def _describe_method(id: str, preset: str, parts: dict[str, Any]) -> dict[str, Any]:
-    """Return what the live page needs to know about a method, as JSON values.
-
-    Args:
-        id: id of the method.
-        preset: name of its preset.
-        parts: its parameters.
-    """
     spec = make_method(preset, **parts)
     return {
         "id": id,
         "label": method_name(id),
         "colour": method_colour(id),
+        # The static trees of METHODS are chains, as deep as they have nodes.
         "depth": 0 if spec.drafts is None else len(spec.static_choices),
         "k": parts.get("k"),
         "delta": parts.get("delta"),
@@ -107,17 +97,12 @@ def _describe_method(id: str, preset: str, parts: dict[str, Any]) -> dict[str, A
 
 
 def _contexts(num_words: int) -> list[str]:
-    """Return the contexts of all words in all captions of the shapes dataset: a word and the words before it.
-
-    The page stores one feature vector per context. A word's position in the caption changes only the signs of the
-    entries of its vector.
-
-    Args:
-        num_words: largest number of words of a context.
-    """
+    """Return all contexts in captions of the shapes dataset: a word and up to `num_words - 1` words before it."""
     objects = [(size, colour, shape) for size in SIZES for colour in COLOURS for shape in SHAPES]
     single = (Scene(background, (item,)) for background in BACKGROUNDS for item in objects)
+    # Backgrounds follow the last object of a caption, and `single` has all of them.
     background = BACKGROUNDS[0]
+    # Signs of positions are a table of their own, so that a context has one feature wherever it stands.
     pairs = (Scene(background, (one, other), name) for name in RELATIONS for one in objects for other in objects)
     return sorted({context for scene in (*single, *pairs) for context in _contexts_of(caption(scene), num_words)})
 

@@ -16,38 +16,25 @@ from PIL import Image
 
 
 def data_uri(pixels: np.ndarray, kind: str = "png", **options: int) -> str:
-    """Encode an image as a data URI, which an HTML page can contain. The image file has no metadata.
-
-    Args:
-        pixels: the image, uint8 (height, width, 3).
-        kind: Pillow's name of the file format, such as "png" or "webp".
-        options: Pillow's options for this format.
-    """
+    """Encode an image, uint8 (height, width, 3), as a data URI without metadata, with Pillow's format and options."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format=kind, **options)
     return f"data:image/{kind};base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 def to_json(data: object) -> Markup:
-    """Write data as JSON in ASCII, for a script element of a page.
-
-    The characters <, >, & and ' are escaped, so no text in the data can end the element.
-    """
+    """Write data as JSON in ASCII, for a script element of a page."""
+    # It escapes <, >, & and ', so that no text in the data can end the script element.
     return htmlsafe_json_dumps(data, ensure_ascii=True, separators=(",", ":"))
 
 
 def fill_page(template: str, data: Mapping[str, object]) -> str:
-    """Return a page filled with its data, as HTML.
-
-    Args:
-        template: file name of a jinja2 template that extends `page_shell.html`.
-        data: JSON values that the script of the page reads.
-    """
+    """Return the HTML of a template (its file name) with the JSON values that its script reads."""
     return _TEMPLATES.get_template(template).render(data=to_json(data))
 
 
 def _csp_hash(text: str) -> Markup:
-    """Return the hash of a style or script element's text, by which a content security policy allows the element."""
+    """Return the hash by which a content security policy allows a style or script element with this text."""
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return Markup(f"'sha256-{digest}'")
 
@@ -55,6 +42,7 @@ def _csp_hash(text: str) -> Markup:
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
     autoescape=True,
+    # A misspelled name in a template must fail, not print nothing.
     undefined=StrictUndefined,
     trim_blocks=True,
     keep_trailing_newline=True,

@@ -1,6 +1,7 @@
 """Page of the race: several methods generate the same prompt side by side, at the recorded speed.
 
-The page is one HTML file, which needs no network. It contains the images and the time of each forward pass.
+The page is one HTML file, which needs no network. It contains the images and the time of each forward pass. The
+`_describe_*` functions return what its script reads, as JSON values.
 """
 
 from __future__ import annotations
@@ -32,9 +33,7 @@ def build_page(
     draw: Callable[[Tensor], np.ndarray],
     positions: Tensor,
 ) -> str:
-    """Build the HTML page on which several methods generate the same prompts side by side, at the recorded speed.
-
-    Prompts are added in the given order until the page would exceed MAX_BYTES.
+    """Build the page. Prompts are added in the given order until it would exceed MAX_BYTES.
 
     Args:
         timed: images of all methods, with the time of each forward pass.
@@ -42,12 +41,6 @@ def build_page(
         draw: function that decodes codes, integer (images, tokens), to pixels, uint8 (images, height, width, 3).
         positions: position of each code of an image among its tokens, int64 (lines, columns). The page shows no other
             tokens.
-
-    Returns:
-        HTML.
-
-    Raises:
-        ValueError: the page exceeds MAX_BYTES with a single prompt.
     """
     methods = _describe_methods(timed)
     place = {key: row for row, key in enumerate(zip(timed.prompt_ids, timed.method_ids, strict=True))}
@@ -56,6 +49,7 @@ def build_page(
         "methods": methods,
         "lines": lines,
         "columns": columns,
+        # Tokens before it, such as those of a smaller image, are not on the page.
         "first": int(positions[0, 0]),
         "tokens": timed.codes.shape[1],
         "pixelated": True,
@@ -67,6 +61,7 @@ def build_page(
     size = len(fill_page(TEMPLATE, data))
     for prompt in prompts:
         rows = [place[prompt.id, method["id"]] for method in methods]
+        # Exact methods often have the same image, which the page then has once.
         codes, which = timed.codes[rows].unique(dim=0, return_inverse=True)
         pixels = draw(codes)
         data["pixelated"] = max(pixels.shape[1:3]) <= MAX_EXACT_SIDE
@@ -76,6 +71,7 @@ def build_page(
             for row, image in zip(rows, which.tolist(), strict=True)
         ]
         entry = {"text": prompt.text, "runs": runs}
+        # The size grows by each part, so that the page is not written anew for every prompt.
         size += len(to_json(entry)) + len(to_json(images))
         if size > MAX_BYTES:
             break
@@ -87,11 +83,9 @@ def build_page(
 
 
 class RaceMethod(TypedDict):
-    """A method on the page that replays methods side by side, as data for the script of the page.
+    """A method on the page.
 
     Attributes:
-        id: id of the method.
-        label: name of the method for readers.
         kind: "baseline" for autoregressive decoding. For methods that verify drafts by rejection sampling,
             "exact_rejection" or "relaxed_rejection". For all others "exact" or "relaxed".
         seconds: sum of the times of the method's images.
@@ -104,7 +98,6 @@ class RaceMethod(TypedDict):
 
 
 def _describe_methods(timed: TimedImages) -> list[RaceMethod]:
-    """Return the methods that the page shows, as data for its script, autoregressive decoding first."""
     metadata, seconds = timed.metadata, dict.fromkeys(timed.method_ids, 0.0)
     for method_id, row in zip(timed.method_ids, timed.step_seconds.double().sum(1).tolist(), strict=True):
         seconds[method_id] += row
@@ -123,34 +116,22 @@ def _kind(method: Mapping[str, object], temperature: float) -> str:
     if method["method_id"] == BASELINE:
         return "baseline"
     kind = "exact" if method["is_exact"] else "relaxed"
+    # Only samples of the target define substitutions, and let an exact method have the tokens of the baseline.
     return kind if samples_target_tokens(method, temperature) else f"{kind}_rejection"
 
 
 def _describe_run(timed: TimedImages, row: int, baseline: int) -> dict[str, object]:
-    """Describe how a method generated an image, step by step, as data for the script of the page.
-
-    Args:
-        timed: the timed images of all methods.
-        row: index of the image in `timed`.
-        baseline: index of the autoregressive image of the same prompt.
-
-    Returns:
-        A dict with four keys.
-
-        - lengths: number of tokens that each forward pass emits.
-        - ms: milliseconds of each forward pass.
-        - marks: string with one letter per token. SUBSTITUTION marks a token that differs from the target's sample,
-          DRAFT any other accepted draft, and OWN any other token, which the target sampled.
-        - differs: number of tokens that differ from the autoregressive image.
-    """
+    """Describe how an image was generated, step by step. `row` and `baseline` are indices of images in `timed`."""
+    # Rows are padded with 0 to the number of tokens, and every real step emits at least one.
     lengths = timed.step_lengths[row][timed.step_lengths[row] > 0].tolist()
     milliseconds = (1000 * timed.step_seconds[row][: len(lengths)].double()).tolist()
     flags = zip(timed.is_draft[row].tolist(), timed.is_substituted[row].tolist(), strict=True)
     return {
         "lengths": lengths,
         "ms": [round(found, 3) for found in milliseconds],
+        # One letter per token. A substitution is an accepted draft, too, and the more telling of the two.
         "marks": "".join(SUBSTITUTION if other else DRAFT if draft else OWN for draft, other in flags),
-        "differs": int((timed.codes[row] != timed.codes[baseline]).sum()),
+        "differs": int((timed.codes[row] != timed.codes[baseline]).sum()),  # tokens
     }
 
 

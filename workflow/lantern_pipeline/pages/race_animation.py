@@ -30,10 +30,9 @@ def draw_race(
     draw: Callable[[Tensor], np.ndarray],
     positions: Tensor,
 ) -> None:
-    """Write an animated PNG in which several methods generate the same prompt.
+    """Write an animated PNG in which several methods generate one typical prompt.
 
-    One typical prompt is shown. For each prompt, the speed-up of the fastest shown method is computed. The prompt with
-    the median of these speed-ups is chosen.
+    For each prompt, the speed-up of the fastest shown method is computed. The prompt with the median of these is shown.
 
     Args:
         path: file to write.
@@ -46,8 +45,9 @@ def draw_race(
     place = {key: row for row, key in enumerate(zip(timed.prompt_ids, timed.method_ids, strict=True))}
     rows = {prompt.text: [place[prompt.id, method] for method in methods] for prompt in prompts}
     seconds = timed.step_seconds.double().sum(1)
+    # Autoregressive decoding is the first of SHOWN.
     gains = {text: float(seconds[row[0]] / seconds[row].min()) for text, row in rows.items()}
-    text = sorted(gains, key=gains.__getitem__)[(len(gains) - 1) // 2]
+    text = sorted(gains, key=gains.__getitem__)[(len(gains) - 1) // 2]  # lower median
     size = WIDTH, round(WIDTH * positions.shape[0] / positions.shape[1])
     pixels = [Image.fromarray(image).resize(size, Image.Resampling.NEAREST) for image in draw(timed.codes[rows[text]])]
     labels = [label_family(method_columns(timed.metadata["methods"][method])) for method in methods]
@@ -66,11 +66,7 @@ def draw_race(
 
 
 def _choose_methods(timed: TimedImages) -> list[str]:
-    """Return the ids of the methods that the animation shows, at most one per name in SHOWN.
-
-    Several methods may have the same name and differ in their parameters. Of these, the one with the least total time
-    is shown.
-    """
+    """Return the ids of the methods to show, in the order of SHOWN: of each name, the one with the least total time."""
     total = dict.fromkeys(timed.method_ids, 0.0)
     for method, seconds in zip(timed.method_ids, timed.step_seconds.double().sum(1).tolist(), strict=True):
         total[method] += seconds
@@ -81,19 +77,11 @@ def _choose_methods(timed: TimedImages) -> list[str]:
 
 
 def _state_at(timed: TimedImages, row: int, now: float) -> tuple[int, int, float]:
-    """Return how much of an image had been generated at a given time.
-
-    Args:
-        timed: the timed images of all methods.
-        row: index of the image in `timed`.
-        now: seconds since the generation of the image began.
-
-    Returns:
-        (number of tokens at this time, number of forward passes at this time, seconds that the whole image takes from
-        its beginning to its end).
-    """
+    """Return (tokens, forward passes) of an image `now` seconds after its begin, and the seconds of the whole image."""
+    # Rows are padded with 0 to the number of tokens, and every real step emits at least one.
     lengths = timed.step_lengths[row][timed.step_lengths[row] > 0].long()
     ends = timed.step_seconds[row][: len(lengths)].double().cumsum(0)
+    # The last frame is at the end of the slowest image, which must count as done although sums are rounded.
     done = int((ends <= now + 1e-9).sum())
     return int(lengths[:done].sum()), done, float(ends[-1])
 
@@ -106,18 +94,7 @@ def _draw_frame(
     states: list[tuple[int, int, float]],
     now: float,
 ) -> Image.Image:
-    """Draw one frame of the animation.
-
-    It shows the prompt and the clock at the top, the finished part of each image, and its forward passes below.
-
-    Args:
-        text: the prompt.
-        labels: names of the methods.
-        pixels: complete image of each method.
-        positions: position of each code of an image among its tokens, (lines, columns).
-        states: progress of each method's image at this time, from `_state_at`.
-        now: seconds since generation began, which the clock shows.
-    """
+    """Draw the prompt and the clock at the top, the finished part of each image, and its forward passes below."""
     width, height = pixels[0].size
     frame = Image.new("RGB", (GAP + (width + GAP) * len(pixels), HEAD + height + FOOT), PAPER)
     pen, font = ImageDraw.Draw(frame), ImageFont.truetype(FONT, 12)
@@ -127,6 +104,7 @@ def _draw_frame(
         left = GAP + column * (width + GAP)
         pen.text((left, HEAD - 22), label, INK, font)
         pen.rectangle((left, HEAD, left + width - 1, HEAD + height - 1), EMPTY)
+        # A mask of the grid, in the size of the image: a code is visible once its token is emitted.
         is_drawn = Image.fromarray(positions < tokens).resize(image.size, Image.Resampling.NEAREST)
         frame.paste(image, (left, HEAD), is_drawn)
         ended = f", done in {seconds:.2f} s" if seconds <= now + 1e-9 else ""

@@ -1,8 +1,11 @@
-"""Page of the preference study, and the study's key: a file that states which image of a pair is which.
+"""Page of the preference study, and the study's *key*, which states which image of a pair is which.
 
-Readers of the page choose between two images of a prompt: one by autoregressive decoding, one by a relaxed method. The
-page is one HTML file, which needs no network. It does not name the methods. Pairs are numbered in a shuffled order, and
-only the key states which image of a pair is the autoregressive one.
+Readers of the page choose between two images of a prompt: one by autoregressive decoding, one by a relaxed method (a
+*pair*). An *attention check* has an image of its prompt and one that clearly does not fit, both autoregressive. A
+*trial* is either. A *tie* is a pair of equal images, which is counted but not shown.
+
+The page is one HTML file, which needs no network. It does not name the methods, and its trials are numbered in a
+shuffled order.
 """
 
 from __future__ import annotations
@@ -33,11 +36,8 @@ class Trial(NamedTuple):
     """One question of the study: a caption and two images, of which a reader chooses one.
 
     Attributes:
-        kind: PAIR or CHECK. A pair has an autoregressive image and the image of a method. A check (attention check) has
-            an image of this caption and an image of another caption, both autoregressive.
-        caption: prompt that the page shows with the two images, as plain text.
-        prompt_id: id of the prompt.
-        method_id: id of the method; empty for a check.
+        kind: PAIR or CHECK.
+        method_id: empty for a check.
         images: RGB, uint8 (2, height, width, 3). The first is the autoregressive image of the caption.
     """
 
@@ -49,17 +49,11 @@ class Trial(NamedTuple):
 
 
 class StudySection(TypedDict):
-    """Keys of config section `study` (preference study) that choose which images readers compare.
+    """Keys of config section `study` that choose which images readers compare. config.yaml explains them."""
 
-    Attributes:
-        num_trials: number of pairs per method.
-        num_checks: number of attention checks.
-        methods: ids of the methods; None for the first method of each relaxed preset.
-    """
-
-    num_trials: int
+    num_trials: int  # pairs per method, with ties
     num_checks: int
-    methods: Sequence[str] | None
+    methods: Sequence[str] | None  # ids; None for the first method of each relaxed preset
 
 
 def select_trials(
@@ -68,26 +62,13 @@ def select_trials(
     tokenizer: ImageModel,
     settings: StudySection,
 ) -> tuple[list[Trial], list[StudyMethod]]:
-    """Choose and decode the pairs of images that a preference study shows, and its attention checks.
-
-    Each method gets `num_trials` prompts: the first method the first ones, the next method the prompts that follow, and
-    so on. After the last prompt comes the first again. Methods get different prompts because every pair also shows the
-    autoregressive image of its prompt, which readers would recognise. If the two images of a pair are equal in every
-    token, the pair is not shown, but counted in `num_ties` of its method.
-
-    An attention check is a pair in which one image clearly does not fit the prompt.
+    """Choose and decode the trials of a preference study. Return (trials, compared methods).
 
     Args:
         records: method id -> codes of its images, in the order of `prompts`.
         prompts: all prompts of the prompt set that the config names for the main results.
         tokenizer: image tokenizer, which decodes codes to images.
         settings: config section `study`.
-
-    Returns:
-        (pairs and attention checks, compared methods).
-
-    Raises:
-        ValueError: num_trials or num_checks exceeds the number of prompts, or a method is unknown.
     """
     count, num_checks = settings["num_trials"], settings["num_checks"]
     for name, number in (("num_trials", count), ("num_checks", num_checks)):
@@ -102,6 +83,8 @@ def select_trials(
     baseline = records[BASELINE].codes
     for number, method_id in enumerate(_choose_methods(records, settings["methods"])):
         label, first = label_method(records[method_id].metadata["method"]), number * count
+        # Methods get different prompts, one block after the other, because readers would recognise the autoregressive
+        # image that every pair of a prompt shows.
         rows = np.arange(first, first + count) % len(prompts)
         codes = torch.stack([baseline[rows], records[method_id].codes[rows]], dim=1)  # (pairs, 2, tokens)
         is_tie = (codes[:, 0] == codes[:, 1]).all(dim=1).numpy()
@@ -109,32 +92,27 @@ def select_trials(
         shown = rows[~is_tie].tolist()
         used.update(shown)
         trials += _make_trials(tokenizer, PAIR, method_id, [prompts[i] for i in shown], codes[~is_tie])
-    right = list(range(len(prompts) - num_checks, len(prompts)))  # the prompts that pairs use only after all others
+    right = list(range(len(prompts) - num_checks, len(prompts)))  # the prompts that pairs use last
     wrong = choose_wrong_prompts([prompt.text for prompt in prompts], right, used)
     codes = torch.stack([baseline[right], baseline[wrong]], dim=1)
     return trials + _make_trials(tokenizer, CHECK, "", [prompts[i] for i in right], codes), methods
 
 
 def choose_wrong_prompts(texts: Sequence[str], right: Sequence[int], used: set[int]) -> list[int]:
-    """Choose a wrong prompt for each attention check: one whose image clearly does not fit the prompt of the check.
-
-    The wrong prompt is the one that shares the smallest fraction of words with the prompt of the check. If several
-    prompts share the same fraction, the one chosen least often so far is taken. Prompts in `used` are chosen only if
-    there are no others.
+    """Choose for each attention check the index of a prompt whose image clearly does not fit.
 
     Args:
         texts: all prompts.
         right: indices of the prompts of the attention checks.
-        used: indices of prompts in other trials.
-
-    Returns:
-        One index per entry of `right`.
+        used: indices of prompts in other trials, which are chosen only if there are no others.
     """
     words = [set(text.lower().split()) for text in texts]
     times, chosen = [0] * len(texts), []
     for index in right:
         others = [i for i in range(len(texts)) if i != index]
+        # Share of common words (Jaccard index): the prompt with the smallest describes the most different image.
         common = {i: len(words[i] & words[index]) / max(1, len(words[i] | words[index])) for i in others}
+        # Of equal shares, the prompt chosen least often so far is taken.
         best = min(others, key=lambda i: (i in used, common[i], times[i], i))
         times[best] += 1
         chosen.append(best)
@@ -144,22 +122,9 @@ def choose_wrong_prompts(texts: Sequence[str], right: Sequence[int], used: set[i
 def build_page(
     trials: Sequence[Trial], methods: Sequence[StudyMethod], *, question: str, seed: int
 ) -> tuple[str, StudyKey]:
-    """Build the page of the preference study and its key, which states which image of a pair is which.
+    """Build the page of the preference study. Return (HTML, key).
 
-    Both contain the id of the study, a hash of everything in the page and the key. Answers to one page can therefore
-    not be read with the key of another. `KeyTrial` describes the content of the key.
-
-    Args:
-        trials: the pairs and attention checks.
-        methods: the compared methods.
-        question: question that the page asks about each pair.
-        seed: random seed of the order of the pairs, and of the two images in each pair.
-
-    Returns:
-        (HTML, key).
-
-    Raises:
-        ValueError: there is no pair to show.
+    `question` is asked about each pair. `seed` determines the order of the trials, and of the two images in each.
     """
     if not any(trial.kind == PAIR for trial in trials):
         raise ValueError(
@@ -179,10 +144,12 @@ def build_page(
             "prompt_id": trial.prompt_id,
             "baseline": baseline,
         }
-    side = trials[0].images.shape[2]  # pixels of a line
+    # A whole number of CSS pixels per pixel, so that small images stay sharp.
+    side = trials[0].images.shape[2]
     width = side * max(1, round(SHOWN_WIDTH / side))
     data = {"question": question, "side": side, "width": width, "trials": shown}
     key = {"format": KEY_FORMAT, "version": VERSION, "methods": list(methods), "trials": hidden}
+    # The id is a hash of page and key, so that answers to one page cannot be read with the key of another.
     study = hashlib.sha256(json.dumps([data, key], sort_keys=True).encode()).hexdigest()[:16]
     whole: StudyKey = {
         "format": KEY_FORMAT,
@@ -197,15 +164,7 @@ def build_page(
 def _make_trials(
     tokenizer: ImageModel, kind: str, method_id: str, prompts: Sequence[Prompt], codes: Tensor
 ) -> list[Trial]:
-    """Decode pairs of images from their codes, and build a trial (question of the study) from each pair.
-
-    Args:
-        tokenizer: image tokenizer.
-        kind: PAIR, or CHECK for attention checks.
-        method_id: id of the compared method; empty for checks.
-        prompts: one prompt per pair.
-        codes: integer (pairs, 2, tokens). The first image of each pair is the autoregressive image of the prompt.
-    """
+    """Decode a trial from each pair of codes, integer (pairs, 2, tokens), the autoregressive image first."""
     if not len(codes):
         return []
     pixels = to_pixels(decode_images(tokenizer, codes.flatten(0, 1)))
@@ -218,6 +177,7 @@ def _choose_methods(records: Mapping[str, GenerationRecords], wanted: Sequence[s
         first: dict[str, str] = {}
         for method_id, record in records.items():
             if not record.metadata["method"]["is_exact"]:
+                # The first of each preset. Exact methods have nothing to compare: equal distributions of images.
                 first.setdefault(record.metadata["method"]["name"], method_id)
         return list(first.values())
     known = [method_id for method_id in records if method_id != BASELINE]

@@ -1,11 +1,12 @@
 """Analysis of the preference study: answer files, preference rates with intervals, and conclusions.
 
-Readers of the study choose between two images of a prompt, one by autoregressive decoding and one by a relaxed method.
-The *preference rate* of a method is the share of choices of the autoregressive image. Its interval regards both readers
-and prompts as random samples, so it also holds for readers and prompts that are not in the study. If the interval
-excludes one half, readers prefer one of the two kinds of images.
+Pairs, attention checks, trials, ties and the key are defined in `study`. The *preference rate* of a method is the share
+of choices of the autoregressive image. Its interval regards both readers and prompts as random samples, so it also
+holds for readers and prompts that are not in the study. If the interval excludes one half, readers prefer one of the
+two kinds of images.
 
-The *key* of a study is a file that states which image of each trial is the autoregressive one. The page hides this.
+The page and the key of a study name trials "t001" and so on. `chosen` is whether a reader chose the autoregressive
+image, bool (readers, prompts).
 """
 
 from __future__ import annotations
@@ -31,11 +32,7 @@ PAIR, CHECK = "pair", "check"  # kinds of trials
 
 
 def _object(**properties: Mapping[str, object]) -> dict[str, object]:
-    """Return the JSON schema of an object that must have all of the given properties.
-
-    Args:
-        properties: name -> JSON schema of the value.
-    """
+    """Return the JSON schema of an object that must have all of the given properties (name -> schema)."""
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
@@ -56,12 +53,11 @@ _ANSWERS = _object(
 
 
 class KeyTrial(TypedDict):
-    """The facts that the key of a preference study states about one trial, a pair of images on the page.
+    """What the key states about one trial.
 
     Attributes:
-        kind: PAIR, or CHECK for an attention check.
-        method_id: id of the compared method; empty for a check.
-        prompt_id: id of the prompt.
+        kind: PAIR or CHECK.
+        method_id: empty for a check.
         baseline: position, 0 or 1, of the autoregressive image. In a check: position of the image that fits the prompt.
     """
 
@@ -75,9 +71,7 @@ class StudyMethod(TypedDict):
     """A method that a study compares with autoregressive decoding.
 
     Attributes:
-        method_id: id of the method.
-        label: name of the method for readers.
-        num_pairs: number of pairs of images for the method, including the pairs that the page does not show.
+        num_pairs: number of pairs, with ties.
         num_ties: number of pairs that are not shown, because both images are equal.
     """
 
@@ -88,16 +82,7 @@ class StudyMethod(TypedDict):
 
 
 class StudyKey(TypedDict):
-    """Contents of the key of a preference study, which states which image of each pair is the autoregressive one.
-
-    Attributes:
-        format: the constant KEY_FORMAT, which marks a JSON file as a key.
-        version: version of the format.
-        methods: the compared methods.
-        trials: name of a trial (a pair of images), such as "t001" -> its kind, method, prompt and position of the
-            autoregressive image.
-        study: id of the study.
-    """
+    """Contents of the key: `trials` by name, and `study`, the id that page and key share."""
 
     format: str
     version: int
@@ -107,16 +92,12 @@ class StudyKey(TypedDict):
 
 
 class Reader(NamedTuple):
-    """The answers of one reader (participant) of the preference study, from a file that the reader saved.
-
-    The page names its trials (pairs and attention checks) "t001" and so on, and so does the key of the study.
+    """The answers of one reader, from a file that the reader saved.
 
     Attributes:
-        path: the file.
-        reader: random id of the reader.
+        reader: random id.
         download: 1 for the reader's first file, 2 for the second, and so on.
-        is_baseline: name of a trial -> whether the reader chose the autoregressive image. If the trial is an attention
-            check: whether the reader chose the image that fits the prompt.
+        is_baseline: name of a trial -> whether the reader chose the image at position `KeyTrial.baseline`.
         is_left: name of a trial -> whether the reader chose the image on the left.
         seconds: median time from the appearance of a trial to its answer.
     """
@@ -132,34 +113,22 @@ class Reader(NamedTuple):
 def analyse_answers(
     paths: Sequence[Path | str], key: StudyKey, min_checks: float
 ) -> tuple[pd.DataFrame, dict[str, object]]:
-    """Compute the preference rate of each method: the share of answers that chose the autoregressive image.
-
-    The answers are in files that the readers saved. If a reader saved several files, only the last counts.
-
-    Args:
-        paths: the answer files.
-        key: key of the study, as `read_key` returns it.
-        min_checks: fraction of the attention checks that a reader must pass to be counted.
+    """Compute the preference rate of each method, of readers who pass a share `min_checks` of the attention checks.
 
     Returns:
-        (table with one row per method, facts about the readers). The facts are counts of files, readers and checks, and
-        two results:
-
-        - left: (share, low, high). The share counts answers in which the reader chose the left image. Low and high are
-          the ends of the 95 % interval that is exact if answers are independent.
-        - seconds: median over readers of their median time per trial.
-
-    Raises:
-        ValueError: no reader passed enough attention checks, or an answer file is refused (see `read_answers`).
+        (table with one row per method, facts about the readers). Fact `left` is the share of choices of the left image
+        with its exact interval, (share, low, high). Fact `seconds` is the median of the readers' medians.
     """
     readers = last_of_each_reader([read_answers(path, key) for path in paths])
     checks = [name for name, trial in key["trials"].items() if trial["kind"] == CHECK]
+    # `or [1]`: without checks, every reader counts.
     counted = [reader for reader in readers if np.mean([reader.is_baseline[i] for i in checks] or [1]) >= min_checks]
     if not counted:
         raise ValueError(
             f"none of the {len(readers)} readers passed {min_checks:.0%} of the {len(checks)} attention checks; "
             "collect more answers or lower study.min_checks"
         )
+    # Readers who look at images choose left about half the time, since sides are random.
     is_left = np.array([list(reader.is_left.values()) for reader in counted])
     about = {
         "num_files": len(paths),
@@ -175,19 +144,9 @@ def analyse_answers(
 
 
 def preference_interval(chosen: np.ndarray) -> tuple[float, float]:
-    """Compute the 95 % interval of a preference rate: the share of choices of the autoregressive image.
-
-    Both readers and prompts are regarded as random samples, so that the interval also holds for readers and prompts
-    that are not in the study. The interval extends 1.96 standard errors (see `_standard_error`) to either side of the
-    share. It is never narrower than the exact interval for the same number of independent choices.
-
-    Args:
-        chosen: whether a reader chose the autoregressive image, bool (readers, prompts).
-
-    Returns:
-        (low, high).
-    """
+    """Return the 95 % interval of a preference rate, never narrower than the exact one for independent choices."""
     low, high = map(float, share_interval(chosen.sum(), np.asarray(chosen.size)))
+    # A variance between readers or prompts needs two of them.
     if min(chosen.shape) > 1:
         ends = normal_interval(chosen.mean(), _standard_error(chosen))
         low, high = min(low, ends[0]), max(high, ends[1])
@@ -195,11 +154,7 @@ def preference_interval(chosen: np.ndarray) -> tuple[float, float]:
 
 
 def read_key(path: Path | str) -> StudyKey:
-    """Read the key of a preference study, which states which image of each pair is the autoregressive one.
-
-    Raises:
-        ValueError: the file is not a key, or is a key of another version.
-    """
+    """Read the key of a study."""
     key = read_json(path)
     if not isinstance(key, dict) or key.get("format") != KEY_FORMAT or key.get("version") != VERSION:
         raise ValueError(f"{path} is not the key of a study (version {VERSION}); run build_study again")
@@ -207,18 +162,10 @@ def read_key(path: Path | str) -> StudyKey:
 
 
 def read_answers(path: Path | str, key: StudyKey) -> Reader:
-    """Read the answer file that a reader (participant) of the preference study saved.
-
-    Args:
-        path: the file.
-        key: key of the study, which states which image of each pair is the autoregressive one.
-
-    Raises:
-        ValueError: the file is not an answer file, is damaged or belongs to another study. Or a trial (pair of images)
-            has no answer or two answers, or is not in the study.
-    """
+    """Read an answer file, and refuse one that is damaged, incomplete or of another study."""
     path = Path(path)
     try:
+        # Files come from outside: NaN is no JSON, and deep nesting ends in a RecursionError.
         found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is truncated or is not JSON ({error}); ask its reader to save it again") from error
@@ -235,6 +182,7 @@ def read_answers(path: Path | str, key: StudyKey) -> Reader:
     answers = {answer["trial"]: answer for answer in found["answers"]}
     _check_pairs(path, [answer["trial"] for answer in found["answers"]], key["trials"])
     is_left = {trial: answer["choice"] == "left" for trial, answer in answers.items()}
+    # `left` is the position in the key's order of the image that the page showed on the left.
     is_baseline = {
         trial: (answer["left"] if is_left[trial] else 1 - answer["left"]) == key["trials"][trial]["baseline"]
         for trial, answer in answers.items()
@@ -244,15 +192,10 @@ def read_answers(path: Path | str, key: StudyKey) -> Reader:
 
 
 def last_of_each_reader(files: Sequence[Reader]) -> list[Reader]:
-    """Keep only the last saved answer file of each reader (participant).
-
-    The readers are in the order in which their first files occur in `files`.
-
-    Raises:
-        ValueError: two files of a reader have the same `download` number, but different answers.
-    """
+    """Keep only the last saved file of each reader, in the order of their first files."""
     last: dict[str, Reader] = {}
     for file in files:
+        # Equal answers under one number are copies of a file, of which the first is kept.
         other = last.setdefault(file.reader, file)
         if file.download == other.download and file.is_baseline != other.is_baseline:
             raise ValueError(
@@ -281,14 +224,9 @@ def _check_pairs(path: Path, answered: Sequence[str], known: Mapping[str, object
 
 
 def _measure(method: StudyMethod, key: StudyKey, readers: Sequence[Reader]) -> dict[str, object]:
-    """Compute the preference rate of one method, as one row of the table that `analyse_answers` returns.
-
-    Args:
-        method: the method.
-        key: key of the study.
-        readers: answers of the readers who passed the attention checks.
-    """
+    """Compute the preference rate of one method, as a row of the table."""
     wanted = {"kind": PAIR, "method_id": method["method_id"]}
+    # Items of a dict compare as sets: >= is "has all of these".
     names = [name for name, trial in key["trials"].items() if trial.items() >= wanted.items()]
     chosen = np.array([[reader.is_baseline[name] for name in names] for reader in readers])  # (readers, pairs)
     share, low, high, preferred = np.nan, np.nan, np.nan, "none"
@@ -297,6 +235,7 @@ def _measure(method: StudyMethod, key: StudyKey, readers: Sequence[Reader]) -> d
         low, high = preference_interval(chosen)
         preferred = "autoregressive" if low > 0.5 else "relaxed" if high < 0.5 else "none"
     shares = {"share_autoregressive": share, "share_autoregressive_low": low, "share_autoregressive_high": high}
+    # Mirrored, so that the ends change places.
     shares |= {"share_relaxed": 1 - share, "share_relaxed_low": 1 - high, "share_relaxed_high": 1 - low}
     counts = {"num_shown": len(names), "num_readers": len(readers), "num_judgements": chosen.size}
     return {**method, **counts, **shares, "preferred": preferred}
@@ -305,22 +244,19 @@ def _measure(method: StudyMethod, key: StudyKey, readers: Sequence[Reader]) -> d
 def _standard_error(chosen: np.ndarray) -> float:
     """Compute the standard error of a preference rate, if both readers and prompts are random samples.
 
-    The variance is clustered in two ways (Cameron, Gelbach and Miller 2011): variance of reader means plus variance of
-    prompt means, minus the residual variance. Its root is multiplied by the ratio of Student's to the normal quantile.
-    An interval of ± 1.96 standard errors is then a 95 % interval of Student's distribution. The degrees of freedom are
-    those of Satterthwaite (1946).
-
-    Args:
-        chosen: whether a reader chose the autoregressive image, bool (readers, prompts).
+    Variance clustered in two ways (Cameron, Gelbach and Miller 2011): var(reader means) / readers + var(prompt means) /
+    prompts - residual variance / choices. Degrees of freedom: Satterthwaite (1946).
     """
     num_readers, num_prompts = chosen.shape
     reader_means, prompt_means = chosen.mean(axis=1, keepdims=True), chosen.mean(axis=0, keepdims=True)
     residual = chosen - reader_means - prompt_means + chosen.mean()
     freedom = np.array([num_readers - 1, num_prompts - 1, (num_readers - 1) * (num_prompts - 1)])
     of_means = (reader_means.var(ddof=1) / num_readers, prompt_means.var(ddof=1) / num_prompts)
+    # Both variances of means contain the residual variance, which is therefore subtracted once.
     parts = np.array([*of_means, (residual**2).sum() / freedom[2] / chosen.size])
     variance = parts[0] + parts[1] - parts[2]
     if variance <= 0:
         return 0.0  # the choices vary less than independent choices, so the exact interval is used
     degrees = max(1.0, variance**2 / (parts**2 / freedom).sum())
+    # Scaled so that 1.96 of these errors give the interval of Student's distribution.
     return float(np.sqrt(variance) * t.ppf((1 + LEVEL) / 2, degrees) / NORMAL_QUANTILE)

@@ -1,11 +1,12 @@
 """Claims: the numbers behind the conclusions of a run, computed from its tables.
 
-The claims state which methods are exact, which emit the most tokens per forward pass of the target, which are fastest,
-and what this costs. Tokens per forward pass are the same on other machines, but speed-ups are not. Most claims are
-about the run's main results: one row per method, at the prompt set and temperature that the config names for
-conclusions (`select_headline`).
+Of several methods, the *longest* has the most tokens per forward pass of the target, and the *fastest* has the highest
+speed-up. Tokens per forward pass are the same on other machines, but speed-ups are not.
 
-Sentences in README.md and docs/results.md that rest on these numbers are written by hand. Read them again when a run is
+In this file, `rows` are the run's main results with one row per method (`select_headline`), and the *numbers* of a
+method are its columns CLAIM_COLUMNS. `options` are the arguments num_resamples and seed of the bootstrap.
+
+Sentences in README.md and docs/results.md that rest on claims are written by hand. Read them again when a run is
 published.
 """
 
@@ -28,8 +29,10 @@ from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
 ACCURACY_TOLERANCE = 0.02  # prompt accuracy that a relaxed method may lose and still be ranked
 IDLE = 0.1  # a machine counts as idle if at most this number of cores is busy
-MIN_TIMED = 6  # timed prompts; with fewer, the probability that the measured range misses the true median is above 5 %
-LEVEL = 0.05  # significance level of all tests of the output distribution together; each test has an equal part of it
+# All n times lie on one side of the true median with probability 2 * 0.5**n: 3 % for 6 prompts, 6 % for 5.
+MIN_TIMED = 6  # timed prompts; with fewer, the measured range misses the true median too often
+LEVEL = 0.05  # significance level of all tests of the output distribution together
+# Acceptances of the papers and of their code, by column `rule` of total_variation/curves.csv.
 PUBLISHED_RULES = ("sampled_paper", "top_children", "top_official")
 # Columns of the table of results that a claim about one method contains.
 CLAIM_COLUMNS = (
@@ -58,21 +61,21 @@ def find_claims(
     settings: MetricsSection,
     seed: int,
 ) -> dict[str, object]:
-    """Compute all claims of a run: the numbers behind its conclusions, such as which method is fastest.
+    """Return all claims of a run: name of the claim -> its numbers, as JSON values.
+
+    Claims about methods that did not run are left out.
 
     Args:
-        summary: table of results, one row per method and repeat (pair of seeds), from `build_summary`.
-        curves: total variation as a function of delta, from total_variation/curves.csv.
+        summary: table of results, from `build_summary`.
+        curves: total_variation/curves.csv, with one row per acceptance and delta.
         images: one row per method and image.
         reports: name of a model -> its training report.
         settings: keys of config section `metrics`.
         seed: random seed of the bootstrap.
-
-    Returns:
-        Name of the claim -> its numbers, as JSON values. Claims about methods that did not run are left out.
     """
     rows = select_headline(summary, settings)
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
+    # Only the first repeat, since curves at equal length are paired by prompt: one image per method and prompt.
     place = {name: rows[name].iloc[0] for name in ("prompt_set", "temperature")} | {"repeat": images["repeat"].iloc[0]}
     images = images[(images[list(place)] == pd.Series(place)).all(axis=1)]
     equal_length = {}
@@ -90,28 +93,17 @@ def find_claims(
 
 
 def claims_of_rows(rows: pd.DataFrame) -> dict[str, object]:
-    """Compute the claims that follow from the main results: which methods are exact, and which are the best.
+    """Return the claims that follow from the main results: which methods are exact, and which are the best.
 
-    Args:
-        rows: main results of the run, one row per method, see `select_headline`.
-
-    Returns:
-        A dict with nine claims. "Longest" means with the most tokens per forward pass, "fastest" with the highest
-        speed-up. Relaxed methods that lose more than ACCURACY_TOLERANCE of prompt accuracy are never chosen.
-
-        - baseline: numbers of autoregressive decoding.
-        - exact, exact_fastest: numbers of the longest and of the fastest exact method, see `_is_lossless`.
-        - exact_without_draft_model: numbers of the longest exact method without a draft model.
-        - relaxed, relaxed_fastest: numbers of the longest and of the fastest relaxed method.
-        - relaxed_and_slow: labels of the relaxed methods for which the whole interval of the speed-up is below 1. Only
-          methods that were timed on at least MIN_TIMED prompts count.
-        - distribution: see `_judge_distributions`.
-        - frontier: see `_frontier`.
+    Relaxed methods that lose more than ACCURACY_TOLERANCE of prompt accuracy are never called the longest or fastest.
     """
     baseline = rows[rows["method_id"] == BASELINE].iloc[0]
+    # `eq(True)`: real images leave cells empty, so the dtype is object, for which `~` is no logical not.
     lossless, is_relaxed = rows[_is_lossless(rows)], ~rows["is_exact"].eq(True)
+    # 1e-9: a loss of exactly the tolerance, as 0.98 - 0.96 in floats, is still allowed.
     loses = baseline["prompt_accuracy"] - rows["prompt_accuracy"] > ACCURACY_TOLERANCE + 1e-9
     relaxed = rows[is_relaxed & ~loses]
+    # Slow only if the whole interval is below 1, and enough prompts were timed for an interval to mean something.
     is_slow = is_relaxed & (rows["speedup_high"] < 1) & (num_timed(rows) >= MIN_TIMED)
     return {
         "baseline": _numbers_of_row(baseline),
@@ -127,17 +119,12 @@ def claims_of_rows(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def describe_setting(rows: pd.DataFrame) -> dict[str, str]:
-    """Describe how the main results were measured, as short texts that captions of figures and tables contain.
+    """Describe how the main results were measured, as name -> short text for captions of figures and tables.
 
-    Args:
-        rows: main results of the run, one row per method, see `select_headline`.
-
-    Returns:
-        Name -> text: number of prompts, prompt set, temperature, guidance scale, numbers of methods and of timed
-        prompts, and latency of autoregressive decoding in milliseconds. If methods were timed, it also has the name of
-        the machine and the number of cores that were busy with other work.
+    `busy_elsewhere` (cores that other work kept busy) and `machine` are missing if no method was timed.
     """
     row = rows.set_index("method_id").loc[BASELINE]
+    # Column num_images counts a prompt once per repeat.
     is_timed, num_repeats = not pd.isna(row["speedup"]), int(row["num_repeats"])
     prompts = f"{int(row['num_images']) // num_repeats} prompts"
     timing = {}
@@ -156,11 +143,7 @@ def describe_setting(rows: pd.DataFrame) -> dict[str, str]:
 
 
 def describe_run(setting: Mapping[str, str]) -> str:
-    """Write two sentences about how the main results were measured, for the text above a table.
-
-    Args:
-        setting: result of `describe_setting`.
-    """
+    """Write two sentences for the text above a table, from the result of `describe_setting`."""
     timed = "none" if setting["num_timed"] == "no" else setting["num_timed"]
     machine, busy = setting.get("machine", "the machine that made this run"), setting.get("busy_elsewhere", "0")
     others = f", and it was not idle: other work kept {busy} cores busy meanwhile" if float(busy) > IDLE else ""
@@ -172,14 +155,8 @@ def describe_run(setting: Mapping[str, str]) -> str:
 
 
 def num_timed(rows: pd.DataFrame | Mapping[str, Any]) -> Any:
-    """Return on how many prompts the method of each row, or of one row, was timed.
-
-    Column num_timed counts a prompt once per repeat of the run with other seeds. It is therefore divided by column
-    num_repeats.
-
-    Args:
-        rows: the rows as a table, or a single row as a mapping.
-    """
+    """Return on how many prompts the method of each row was timed. `rows` may be a single row."""
+    # Column num_timed counts a prompt once per repeat.
     return rows["num_timed"] / rows["num_repeats"]
 
 
@@ -190,84 +167,63 @@ def needs_draft_model(rows: pd.DataFrame) -> pd.Series:
 
 
 def _is_lossless(rows: pd.DataFrame) -> pd.Series:
-    """Return whether the method of each row is exact, bool. The row of autoregressive decoding gets False.
-
-    A method is exact if a proof says so (column is_exact). If its tokens must also equal those of autoregressive
-    decoding (see `_must_be_equal`), they must have done so in this run.
-    """
+    """Return whether each method is exact, by proof and by equal tokens where they can be demanded."""
+    # A proof is not enough: tokens that must be equal must have been so in this run, too.
     is_equal = (rows["tokens_equal_autoregressive"] == 1) | ~_must_be_equal(rows)
     return rows["is_exact"].eq(True) & is_equal & (rows["method_id"] != BASELINE)
 
 
 def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
-    """Return whether the method of each row must emit the same tokens as autoregressive decoding, bool.
-
-    Relaxed methods get False, and so do exact methods in two cases:
-
-    - The method uses rejection sampling, which keeps the distribution, but not the tokens.
-    - The dtype is bfloat16. A forward pass over several nodes then rounds differently from a pass over a single node.
-      If the two largest keys of a position are closer than the rounding error, the tokens may differ.
-    """
+    """Return whether each method must emit the tokens of autoregressive decoding, not only its distribution."""
+    # In bfloat16, a forward pass over several nodes rounds differently from one over a single node. At a near-tie the
+    # tokens may then differ, although nothing is wrong.
     return _keeps_tokens(rows) & (rows["dtype"] == "float32")
 
 
 def add_distance(rows: pd.DataFrame) -> pd.DataFrame:
     """Add column `distance`, a method's total variation from the target, and column `has_draft_model`.
 
-    If the total variation is unknown, `distance` is its upper bound: the share of tokens that are not the target's
-    sample (substitutions). `has_draft_model` states whether the method needs a draft model.
+    If the total variation is unknown, `distance` is its upper bound: the share of substitutions.
     """
+    # Coupling inequality: TV <= P(emitted token != target's sample). The baseline samples the target itself: 0.
     distance = rows["tv_mean"].fillna(rows["substitution_rate"]).mask(rows["method_id"] == BASELINE, 0.0)
     distance = distance.mask(distance < ROUNDING, 0.0)
     return rows.assign(distance=distance, has_draft_model=needs_draft_model(rows))
 
 
 def _keeps_tokens(rows: pd.DataFrame) -> pd.Series:
+    # Rows of real images have no drafts. Autoregressive decoding would be compared with itself.
     kept = [keeps_tokens(row, row["temperature"]) for _, row in rows.iterrows()]
     return pd.Series(kept, rows.index, dtype=bool) & (rows["method_id"] != BASELINE) & rows["drafts"].notna()
 
 
 def _longest(rows: pd.DataFrame) -> dict[str, object] | None:
-    """Return the numbers (CLAIM_COLUMNS) of the method with the most tokens per forward pass, or None without rows."""
     return None if rows.empty else _numbers_of_row(rows.loc[rows["mean_accepted_length"].idxmax()])
 
 
 def _fastest(rows: pd.DataFrame) -> dict[str, object] | None:
-    """Return the numbers (CLAIM_COLUMNS) of the method with the highest speed-up, or None if no method is timed."""
     timed = rows[rows["speedup"].notna()]
     return None if timed.empty else _numbers_of_row(timed.loc[timed["speedup"].idxmax()])
 
 
 def _numbers_of_row(row: pd.Series) -> dict[str, object]:
-    """Return the numbers by which claims describe a method: its columns CLAIM_COLUMNS, with None for empty cells."""
     cells = ((name, row.get(name, np.nan)) for name in CLAIM_COLUMNS)
     return {name: None if pd.isna(cell) else cell if isinstance(cell, str) else float(cell) for name, cell in cells}
 
 
 def _count_equal_rows(summary: pd.DataFrame) -> dict[str, float]:
-    """Count the rows whose tokens must equal those of autoregressive decoding, and how many of these rows pass.
-
-    Args:
-        summary: table of results. Rows of single repeats are counted, rows that pool several repeats are not.
-
-    Returns:
-        A dict with up to four numbers.
-
-        - num_rows: number of float32 rows whose tokens must be equal.
-        - num_equal: number of these rows in which all tokens are equal.
-        - num_near_ties: number of images in these rows that differ at a near-tie: two keys that are so close that
-          rounding explains the difference.
-        - share_equal_bfloat16: share of equal images, averaged over the bfloat16 rows. Only if there are such rows.
-    """
+    """Count the rows whose tokens must equal those of autoregressive decoding, and the rows in which they do."""
+    # Pooled rows would count the same images twice.
     kept = summary[summary["repeat"] != POOLED]
     kept = kept[_keeps_tokens(kept)]
     must, rounded = (kept[(kept["dtype"] == "float32") == is_full] for is_full in (True, False))
     counts: dict[str, float] = {
         "num_rows": len(must),
         "num_equal": int((must["tokens_equal_autoregressive"] == 1).sum()),
-        "num_near_ties": int(must["num_near_ties"].sum()),
+        "num_near_ties": int(must["num_near_ties"].sum()),  # images that differ, but at a near-tie
     }
     if len(rounded):
+        # Nothing is demanded of bfloat16 rows, so only their mean share of equal images is stated.
         counts["share_equal_bfloat16"] = float(rounded["tokens_equal_autoregressive"].mean())
     return counts
 
@@ -276,43 +232,28 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
     """Return the claim `distribution`: whether tests confirm that methods have the target's output distribution.
 
     The test of whole images compares a method's images with the target's distribution of images. Its p-value is column
-    law_p. An exact method is refuted if any of these is true:
-
-    - The test of whole images rejects the method.
-    - Its total variation from the target at the nodes of the draft tree exceeds the rounding error.
-    - Its tokens differ from those of autoregressive decoding, although they must be equal.
-
-    For relaxed methods, the claim states for how many of them the test of whole images detects a difference.
-
-    Args:
-        rows: main results of the run, one row per method, see `select_headline`.
-
-    Returns:
-        An empty dict if no row was tested. Otherwise:
-
-        - num_claims, num_confirmed: number of methods that a proof calls exact, and of those that passed all tests.
-        - refuted: label of a refuted exact method -> p-value.
-        - not_measured: labels of the exact methods that are not refuted, but that the test of whole images left out.
-        - num_tests, level: number of tests of whole images, and significance level of each.
-        - baseline_p: p-value of autoregressive decoding.
-        - num_relaxed, num_told: number of tested relaxed methods, and number of those for which a difference was
-          detected.
-        - not_told: label of a relaxed method for which no difference was detected -> p-value.
+    law_p. An exact method is *refuted* by this test, by a total variation at the nodes above rounding, or by tokens
+    that differ although they must be equal. For relaxed methods, the claim counts how many the test tells from the
+    target.
     """
     others = rows[rows["method_id"] != BASELINE]
     tested, is_claimed = others["law_p"].notna(), others["is_exact"].eq(True)
     if not tested.any():
         return {}
+    # Bonferroni: with equal parts of LEVEL, the probability of any false alarm is at most LEVEL.
     level = LEVEL / tested.sum()
     is_refuted = (others["law_p"] < level) | (others["tv_mean"] > ROUNDING)
     is_refuted |= _must_be_equal(others) & (others["tokens_equal_autoregressive"] < 1)
     refuted, open_ = others[is_claimed & is_refuted], others[is_claimed & ~is_refuted & ~tested]
     relaxed = others[tested & ~is_claimed]
-    alike = relaxed[relaxed["law_p"] >= level]
+    alike = relaxed[relaxed["law_p"] >= level]  # no difference was detected
     return {
+        # Methods that a proof calls exact, and those of them that passed all tests.
         "num_claims": int(is_claimed.sum()),
         "num_confirmed": int(is_claimed.sum()) - len(refuted) - len(open_),
+        # Label -> p-value, here and in `not_told`.
         "refuted": dict(zip(refuted["label"], refuted["law_p"], strict=True)),
+        # Not refuted, but the test of whole images left them out.
         "not_measured": list(open_["label"]),
         "num_tests": int(tested.sum()),
         "level": float(level),
@@ -324,22 +265,10 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def _frontier(rows: pd.DataFrame) -> dict[str, object]:
-    """Return the claim `frontier`: the Pareto frontier of tokens per forward pass and distance from the target.
+    """Return the claim `frontier`: the Pareto frontier of tokens per forward pass and distance (`add_distance`).
 
-    The distance is the total variation, or its upper bound if only that is known, see `add_distance`. A method is on
-    the frontier if every method with a smaller or equal distance has fewer tokens per forward pass.
-
-    Args:
-        rows: main results of the run, one row per method, see `select_headline`.
-
-    Returns:
-        An empty dict if the distance of fewer than two methods is known. Otherwise:
-
-        - all: frontier of all methods. It is a list of dicts with label, mean_accepted_length (tokens per forward
-          pass) and distance. The method with the most tokens comes first.
-        - without_draft_model: the same for the methods without a draft model.
-        - num_rows: number of rows with a known distance.
-        - not_measured: labels of the rows with an unknown distance.
+    A method is on the frontier if every method that is as close or closer to the target emits fewer tokens per forward
+    pass. The claim is empty if fewer than two methods are known.
     """
     placed = add_distance(rows)
     known = placed[placed["distance"].notna()]
@@ -347,6 +276,7 @@ def _frontier(rows: pd.DataFrame) -> dict[str, object]:
         return {}
     columns, best = ["label", "mean_accepted_length", "distance"], {}
     for name, part in {"all": known, "without_draft_model": known[~known["has_draft_model"]]}.items():
+        # From the longest method on, each method must be closer than all before it.
         rows = part.sort_values(["mean_accepted_length", "distance"], ascending=[False, True], kind="stable")
         closest_before = rows["distance"].cummin().shift(fill_value=float("inf"))
         best[name] = rows.loc[rows["distance"] < closest_before, columns].to_dict("records")
@@ -354,26 +284,13 @@ def _frontier(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def _bound(curves: pd.DataFrame) -> dict[str, object]:
-    """Return the claim `delta`: whether the parameter delta of an acceptance bounds its total variation.
+    """Return the claim `delta`: whether the parameter delta of an acceptance bounds its total variation at every node.
 
-    Total variation compares the distributions of the emitted token and of the target's token. Published acceptances are
-    checked at one delta, the measured value nearest to 0.1. Lantern's acceptance `bounded` is checked at every measured
-    delta.
-
-    Args:
-        curves: total variation as a function of delta, from total_variation/curves.csv.
-
-    Returns:
-        An empty dict if `curves` is empty. Otherwise:
-
-        - delta: the value at which published acceptances are checked.
-        - published: name of the acceptance -> mean total variation and its interval at this delta.
-        - published_is_above: whether the total variation of a published acceptance exceeds this delta at some node.
-        - ours_is_above: whether the total variation of `bounded` exceeds delta at some node, for some delta.
-        - num_nodes, num_deltas: number of nodes and of values of delta at which `bounded` is checked.
+    One delta near 0.1 suffices to refute published acceptances. Lantern's `bounded` must keep every measured delta.
     """
     if curves.empty:  # the run has no draft model
         return {}
+    # The smaller of two deltas that are equally near.
     delta = min(sorted(curves["delta"].unique()), key=lambda value: abs(value - 0.1))
     at = curves[curves["delta"] == delta].set_index("rule").loc[list(PUBLISHED_RULES)]
     ours = curves[curves["rule"] == "bounded"]
@@ -390,26 +307,15 @@ def _bound(curves: pd.DataFrame) -> dict[str, object]:
 def _compare_acceptance(
     rows: pd.DataFrame, images: pd.DataFrame, first: str, others: tuple[str, ...], options: Mapping[str, int]
 ) -> dict[str, object]:
-    """Compare one acceptance with others by likelihood and total variation, at equal tokens per forward pass.
+    """Compare one acceptance with others by NLL and total variation, at equal tokens per forward pass.
 
-    An acceptance determines the probability with which a draft is accepted. Only methods with the same drafts and tree
-    are compared. The first row with acceptance `first` determines which drafts and tree these are.
-
-    Args:
-        rows: main results of the run, one row per method, see `select_headline`.
-        images: one row per method and image.
-        first: acceptance that is compared with the others.
-        others: the other acceptances.
-        options: arguments num_resamples and seed of the bootstrap.
-
-    Returns:
-        `first` -> other acceptance -> result of `compare_at_equal_length`, to which the mean total variations tv_first
-        and tv_second are added. The result is None if the two have no common range of tokens per forward pass. The dict
-        is empty if `first` or all others did not run.
+    Only methods with the drafts and the tree of the first row with acceptance `first` are compared. Returns `first` ->
+    other -> result of `compare_at_equal_length` with the mean TVs, or None if the two have no common length.
     """
     # the acceptance "weighted" has three variants, by its parameter `fall`
     falls = rows["fall"].map({0.7: "annealed", 0.0: "constant", -0.7: "reversed"})
     rows = rows.assign(acceptance=rows["acceptance"].mask(rows["acceptance"] == "weighted", falls))
+    # Random codes in place of the nearest ones are the control, and count as an acceptance of their own.
     rows["acceptance"] = rows["acceptance"].mask(rows["neighbours"] == "random", "random " + rows["acceptance"])
     asked = rows[rows["acceptance"] == first]
     if asked.empty:
@@ -423,6 +329,7 @@ def _compare_acceptance(
         numbers = compare_at_equal_length(curves[first], curves[other], **options)
         found[other] = None if numbers is None else {**numbers}
         if numbers:
+            # The TV curves are read off at the lengths at which the NLL curves were compared.
             lengths = np.linspace(numbers["shortest"], numbers["longest"], NUM_LENGTHS)
             tvs: dict[str, float | None] = {}
             for name, kind in (("tv_first", first), ("tv_second", other)):
@@ -434,17 +341,10 @@ def _compare_acceptance(
 
 
 def _numbers_of_models(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return the claim `models`: the numbers that training reports state about the trained models.
-
-    Args:
-        reports: name of a model -> its training report.
-
-    Returns:
-        Name of a model -> name of a number -> float. Numbers of the report keep their names, integers are left out. The
-        accuracy on a split gets the name `<split>_accuracy`.
-    """
+    """Return the claim `models`: model -> name -> the floats of its training report, with `<split>_accuracy`."""
     found = {}
     for name, report in reports.items():
         splits = {f"{key}_accuracy": part["accuracy"] for key, part in report.items() if key in ("val", "unseen")}
+        # Integers are sizes and counts of steps, no results.
         found[name] = {key: value for key, value in {**report, **splits}.items() if isinstance(value, float)}
     return found

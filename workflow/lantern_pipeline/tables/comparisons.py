@@ -5,6 +5,8 @@ precisely than their two means.
 
 Each conclusion uses a separate 95 % interval, without a correction for the number of comparisons. If there is no true
 difference, about one interval in twenty still excludes 0.
+
+`options` are the arguments num_resamples and seed of the bootstrap. A *length* is tokens per forward pass.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ PUBLISHED_RESULTS = Path(__file__).with_name("published_results.csv")
 OWN_MODEL = "own model"  # first words of the note of a published method that needs a model trained specially for it
 INTERVAL = ("difference", "difference_low", "difference_high")
 PAIRED_COLUMNS = (*KEYS, "metric", "num_prompts", *INTERVAL, "unit", "conclusion")
-NUM_LENGTHS = 21  # number of lengths (tokens per forward pass) at which curves are compared
+NUM_LENGTHS = 21  # number of lengths at which curves are compared
 OF_A_SOURCE = ("source", "arxiv", "grade", "gpu", "model", "dataset", "temperature", "method", "parameters", "note")
 # Which values of a metric are better -> words for a difference above 0 and for one below 0.
 WORDS = {HIGHER: ("better", "worse"), LOWER: ("worse", "better"), NEITHER: ("higher", "lower")}
@@ -40,16 +42,8 @@ SPEEDUP = next(metric for metric in METRICS if metric.column == "speedup")
 def build_paired(images: pd.DataFrame, latency: pd.DataFrame, *, settings: MetricsSection, seed: int) -> pd.DataFrame:
     """Compare every method with autoregressive decoding, on the same prompts and with the same noise.
 
-    Args:
-        images: one row per method and image.
-        latency: timings at batch 1.
-        settings: keys of config section `metrics`.
-        seed: random seed of the bootstrap.
-
-    Returns:
-        One row per metric and combination of KEYS (method, prompt set, temperature, repeat). Column difference is the
-        mean difference over prompts; for the speed-up it is the speed-up minus 1. Its 95 % interval is over prompts and
-        repeats.
+    Returns one row per metric and combination of KEYS. Column difference is the mean over prompts of the method minus
+    autoregressive decoding. For the speed-up, which is a ratio, it is the speed-up minus 1.
     """
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
     rows = [*_compare_images(images, options), *_compare_latency(latency, options)]
@@ -57,25 +51,19 @@ def build_paired(images: pd.DataFrame, latency: pd.DataFrame, *, settings: Metri
 
 
 def conclude(low: float, high: float, num_prompts: int, num_repeats: int = 1, *, metric: Metric) -> str:
-    """Write what the 95 % interval of a difference shows, in words such as "better at n = 192".
-
-    Args:
-        low: lower end of the interval; nan if there is no interval.
-        high: upper end of the interval.
-        num_prompts: number of prompts.
-        num_repeats: number of repeats of the run with other seeds.
-        metric: the metric, which determines the words, such as "better" or "higher".
-    """
+    """Write what an interval of a difference shows, such as "better at n = 192". nan is no interval."""
     above, below, none = *WORDS[metric.better], "no detectable difference"
     if metric.column == "nll":  # more probable tokens are not better: greedy images are the most probable
         above, below = "worse", "lower (not a merit by itself)"
     if metric.is_distance:
+        # A distance cannot be negative, so there is no word for below.
         above, below, none = "different images", "", "identical images"
     word = "no interval" if not np.isfinite(low) else above if low > 0 else below if high < 0 else none
     return f"{word} at n = {num_prompts}" + (f" in {num_repeats} repeats" if num_repeats > 1 else "")
 
 
 def _compare_images(images: pd.DataFrame, options: dict[str, int]) -> Iterator[dict[str, object]]:
+    # Real images and reconstructions were not decoded by a method.
     decoded = images[images["target_forwards"].notna()]
     groups = dict(repeat_groups(decoded))
     for key, group in groups.items():
@@ -86,11 +74,13 @@ def _compare_images(images: pd.DataFrame, options: dict[str, int]) -> Iterator[d
                 continue
             values = stack_prompts(group, name)
             if not metric.is_distance:
+                # A distance is already a difference from the autoregressive image.
                 values = values - stack_prompts(groups[BASELINE, *key[1:]], name)
             values = values[:, np.isfinite(values).all(axis=0)]  # prompts without known attributes have no accuracy
             if values.size:
                 ends = bootstrap_interval(mean_statistic, values, **options)
                 # A distance is never negative. If a single image differs, the images are different.
+                # Hence the conclusion rests on the largest distance of any image, not on the interval of the mean.
                 largest = float(values.max())
                 shown = (largest, largest) if metric.is_distance else ends
                 yield _row(key, metric, values.shape, (float(values.mean()), *ends), shown)
@@ -102,6 +92,7 @@ def _compare_latency(latency: pd.DataFrame, options: dict[str, int]) -> Iterator
         if row["method_id"] == BASELINE:
             continue
         key = tuple(row[name] for name in KEYS)
+        # Column num_timed counts a prompt once per repeat.
         num_repeats = repeats[key[:-1]] if row["repeat"] == POOLED else 1
         counts = (num_repeats, row["num_timed"] // num_repeats)
         interval = tuple(row[name] - 1 for name in with_ends("speedup"))
@@ -115,17 +106,7 @@ def _row(
     interval: tuple[float, float, float],
     shown: tuple[float, float],
 ) -> dict[str, object]:
-    """Build a row of the table that `build_paired` returns.
-
-    Args:
-        key: values of KEYS (method, prompt set, temperature, repeat), which identify the compared rows.
-        metric: metric by which they are compared.
-        counts: (number of repeats of the run with other seeds, number of prompts).
-        interval: (difference from autoregressive decoding, lower end and upper end of its interval).
-        shown: ends of the interval that decides the conclusion, see `conclude`. For most metrics it is `interval`. For
-            a distance between images, both ends are the largest distance of any image. The images then count as equal
-            only if all of them are.
-    """
+    """Build a row of `build_paired`. `counts` is (repeats, prompts), `interval` (difference, low, high)."""
     num_repeats, num_prompts = counts
     conclusion = conclude(*shown, num_prompts, num_repeats, metric=metric)
     row = {**dict(zip(KEYS, key, strict=True)), "metric": metric.column, "num_prompts": num_prompts}
@@ -135,31 +116,27 @@ def _row(
 def compare_at_equal_length(
     first: pd.DataFrame, second: pd.DataFrame, *, num_resamples: int = 1000, seed: int = 0
 ) -> dict[str, float] | None:
-    """Compare the NLL of two families of methods at equal tokens per forward pass (*length*).
+    """Compare the NLL of two families of methods at equal length.
 
-    NLL is the negative log-likelihood of the tokens under the target. The methods of a family differ in one parameter,
-    such as delta. Each method is one point (length, NLL), and the points of a family are joined to a piecewise linear
-    curve. The curves of the two families are compared at the lengths that both reach.
+    The methods of a family differ in one parameter, such as delta. Each is one point (length, NLL), and the points of a
+    family are joined to a piecewise linear curve. The curves are compared at the lengths that both reach.
 
     Args:
-        first: table with one row per image of every method in the first family.
-        second: table with one row per image of every method in the second family, for the same prompts.
+        first: one row per image of every method in the first family.
+        second: the same for the second family, for the same prompts.
         num_resamples: number of bootstrap resamples.
         seed: random seed of the bootstrap.
 
     Returns:
-        None if the curves have no common length. Otherwise:
-
-        - shortest, longest: ends of the common lengths.
-        - first, second: mean NLL of each curve over the common lengths, in nats per token.
-        - difference: NLL of the first curve minus NLL of the second.
-        - low, high: 95 % bootstrap interval of the difference over prompts.
+        The common lengths, the mean NLL of each curve over them in nats per token, and the difference with its interval
+        over prompts. None if there is no common length.
     """
     curves = [_stack(rows) for rows in (first, second)]
     shortest, longest, *means = _read_off(curves, slice(None))
     if shortest > longest:
         return None
     differences = []
+    # Both curves get the same prompts. The range of lengths is found anew in every resample.
     for _, prompts in crossed_resamples(1, first["prompt_id"].nunique(), num_resamples, seed):
         resampled = [_read_off(curves, chosen)[2:] for chosen in prompts]
         differences += [mean - other for mean, other in resampled]
@@ -169,14 +146,7 @@ def compare_at_equal_length(
 
 
 def _stack(rows: pd.DataFrame) -> tuple[np.ndarray, ...]:
-    """Convert a table of images to arrays with one line per method and one column per prompt.
-
-    Args:
-        rows: table with one row per image of several methods.
-
-    Returns:
-        (num_tokens, target_forwards, nll), each (methods, prompts).
-    """
+    """Return (num_tokens, target_forwards, nll) of several methods, each (methods, prompts)."""
     names = ["num_tokens", "target_forwards", "nll"]
     table = rows.pivot(index="method_id", columns="prompt_id", values=names)
     return tuple(table[name].to_numpy(float) for name in names)
@@ -185,20 +155,11 @@ def _stack(rows: pd.DataFrame) -> tuple[np.ndarray, ...]:
 def _read_off(
     curves: Sequence[tuple[np.ndarray, ...]], prompts: slice | np.ndarray
 ) -> tuple[float, float, float, float]:
-    """Average the NLL of two families of methods over the range of lengths that both families reach.
-
-    A length is a number of tokens per forward pass. The curve of a family states the NLL at each length, see
-    `compare_at_equal_length`. Lengths and NLLs are first averaged over prompts.
-
-    Args:
-        curves: for each of the two families, the arrays that `_stack` returns.
-        prompts: indices of the prompts.
-
-    Returns:
-        (shortest common length, longest common length, mean NLL of the first family, mean NLL of the second family).
-    """
+    """Return shortest and longest common length, and each family's mean NLL over the lengths between them."""
+    # (methods,) per family: total tokens / total forward passes, as in column mean_accepted_length.
     lengths = [tokens[:, prompts].sum(1) / forwards[:, prompts].sum(1) for tokens, forwards, _ in curves]
     shortest, longest = max(values.min() for values in lengths), min(values.max() for values in lengths)
+    # `np.interp` needs points in the order of their lengths.
     common, nll = np.linspace(shortest, longest, NUM_LENGTHS), []
     for (_, _, nats), values in zip(curves, lengths, strict=True):
         order = values.argsort()
@@ -207,22 +168,12 @@ def _read_off(
 
 
 def read_published() -> pd.DataFrame:
-    """Read published_results.csv, which has one row per paper, model and method.
-
-    Column grid_side is the number of codes along a side of an image. It is empty if the source leaves it open.
-    """
+    """Read published_results.csv: one row per paper, model and method. An open grid_side is empty."""
     return read_table(PUBLISHED_RESULTS, text_columns=["arxiv"])
 
 
 def select_published(published: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """Select published results by methods that decode an unchanged target, if they have a value of a measure.
-
-    Rows of autoregressive decoding are left out.
-
-    Args:
-        published: table of published numbers, as `read_published` returns it.
-        measure: column of the measure, such as "speedup".
-    """
+    """Select published values of a column for methods other than the baseline that decode an unchanged target."""
     is_other_model = published["note"].str.startswith(OWN_MODEL, na=False)
     return published[published[measure].notna() & (published["method"] != BASELINE) & ~is_other_model]
 
@@ -232,18 +183,9 @@ def compare_with_published(
 ) -> pd.DataFrame:
     """Build a table that has results of this run next to published results of the same methods.
 
-    A row of the run matches a published row if it has the same method, temperature and parameters. Parameters that the
-    source does not state are ignored. The numbers are comparable only if column is_same_model is true.
-
-    Args:
-        published: table of published numbers, as `read_published` returns it.
-        summary: table of results of this run.
-        settings: keys of config section `metrics`.
-        model: name of this run's model as in column model of `published`, or None if it has none.
-
-    Returns:
-        One row per pair of a published row and a matching row of the run. A published row without a match has one row
-        with empty cells.
+    A row of the run matches a published row if it has the same method, temperature and parameters. A published row
+    without a match has one row with empty cells. Numbers are comparable only if column is_same_model is true: `model`
+    is the name of this run's model in column model of `published`, or None if it has none there.
     """
     measures = {metric.column: metric.columns for metric in METRICS if metric.column in published}
     rows = preferred_rows(summary)
@@ -254,6 +196,7 @@ def compare_with_published(
         found = _matching(rows, line, settings["headline_temperature"])
         head = {name: line[name] for name in OF_A_SOURCE} | {f"{name}_published": line[name] for name in measures}
         head["is_same_model"] = model is not None and line["model"] == model
+        # `or [{}]`: a published row without a match stays in the table.
         lines += [head | values for values in found[["method_id", *own]].to_dict("records") or [{}]]
     order = [*OF_A_SOURCE, "is_same_model", "method_id"]
     order += [column for name, columns in measures.items() for column in (f"{name}_published", *columns)]
@@ -261,8 +204,10 @@ def compare_with_published(
 
 
 def _matching(rows: pd.DataFrame, line: pd.Series, default_temperature: float) -> pd.DataFrame:
+    # What the source does not state is no condition: the temperature is the run's, and parameters are ignored.
     temperature = default_temperature if pd.isna(line["temperature"]) else line["temperature"]
     found = rows[(rows["method"] == line["method"]) & (rows["temperature"] == temperature)]
+    # Parameters are written as in "delta 0.2".
     for name, value in re.findall(r"(\w+) ([\d.]+)", "" if pd.isna(line["parameters"]) else line["parameters"]):
         found = found[np.isclose(found[name].astype(float), float(value))]
     return found

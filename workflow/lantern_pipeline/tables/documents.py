@@ -1,6 +1,6 @@
 """Generation of the tables in README.md and docs/results.md, from files with results in docs/ and a benchmark.
 
-Each table replaces the text between two markers of the page, see `update_marked_block`.
+Each table replaces the text between two markers of its page. `found` is one claim of a run, by its keys in claims.json.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _RULES = {
     "top_children": "LANTERN's bound for each of several top drafts",
     "top_official": "the authors' code",
 }
-_WORLDS = {"papers": "shapes", "fashion_papers": "clothes"}  # sections with the papers' claims -> the images
+# Names of the tables and claims in docs/ with the papers' claims -> the images.
+_WORLDS = {"papers": "shapes", "fashion_papers": "clothes"}
 # Title of a line -> (section of docs/results.md and label of this project's row, or (None, ""); then source, method and
 # the beginnings of other columns that select the published row).
 _PAPERS: dict[str, tuple[str | None, str, str, str, dict[str, str]]] = {
@@ -61,14 +62,7 @@ _PAPERS: dict[str, tuple[str | None, str, str, str, dict[str, str]]] = {
 
 
 def publish(root: Path) -> list[str]:
-    """Update every generated table in README.md and docs/results.md.
-
-    Args:
-        root: folder of the repository.
-
-    Returns:
-        Paths of those pages that changed, relative to `root`.
-    """
+    """Update every generated table below `root`, the repository. Return the paths of the pages that changed."""
     sections = ("results", "fashion", *_WORLDS, "peers", "fashion_peers", "generality", "nodes", "grid_sizes")
     tables = {name: read_table(root / "docs" / f"{name}.csv") for name in sections}
     claims = read_json(root / "docs" / "claims.json")
@@ -81,10 +75,12 @@ def publish(root: Path) -> list[str]:
     }
     for name, shown in shown_claims.items():
         table = tables[name]
+        # Rows of real images have no acceptance. They stay in the table, but do not describe the run.
         setting = describe_setting(table[table["acceptance"].notna()])
         run = textwrap.fill(describe_run(setting), 120)
         parts = [method_cells(table), *claim_tables(claims[name], shown)]
         blocks.append((RESULTS, name, _join(run, *parts)))
+        # Only the default run is in the README, with few rows and without most intervals.
         if name == "results":
             few = method_cells(select_few(table), FIRST, README_PLAIN)
             notes = textwrap.fill(f"{describe_run(setting)} {describe_speed(table)}", 120)
@@ -103,6 +99,7 @@ def publish(root: Path) -> list[str]:
     blocks.append((RESULTS, "batches", _join(batch_cells(read_json(root / BATCHES)["cases"]["embedded"]))))
     blocks.append((RESULTS, "papers", _join(paper_cells(tables, read_published()))))
     changed = [page for page, name, text in blocks if update_marked_block(root / page, text, name)]
+    # A page has several blocks and is named once.
     return list(dict.fromkeys(changed))
 
 
@@ -111,26 +108,13 @@ def _join(*parts: str | Cells) -> str:
 
 
 def claim_tables(claims: Mapping[str, Any], names: Sequence[str]) -> list[Cells]:
-    """Make one table per claim. A claim has the numbers behind one conclusion of a run.
-
-    Args:
-        claims: claims of a run, name -> numbers, from `find_claims`.
-        names: names of the claims to show: "distribution", "delta" or "equal_length". Names that `claims` lacks are
-            left out.
-    """
+    """Make one table per name of a claim, for those that the run has."""
     makers = {"distribution": distribution_cells, "delta": bound_cells, "equal_length": curve_cells}
     return [makers[name](claims[name]) for name in names if claims.get(name)]
 
 
 def distribution_cells(found: Mapping[str, Any]) -> Cells:
-    """Make the table that summarises how tests compare the output distribution of methods with the target's.
-
-    Its only line shows the number of exact methods, and how many of them passed all tests. It also shows the number of
-    relaxed methods, and for how many of them the test of whole images detects a difference from the target.
-
-    Args:
-        found: numbers of the claim, from `find_claims`.
-    """
+    """Make the table, of one line, that counts exact and relaxed methods by the tests of their output distribution."""
     refuted = ", ".join(f"{label} (p {p:.4f})" for label, p in found["refuted"].items())
     return [
         [
@@ -147,14 +131,9 @@ def distribution_cells(found: Mapping[str, Any]) -> Cells:
 
 
 def bound_cells(found: Mapping[str, Any]) -> Cells:
-    """Make the table that shows whether the parameter delta of an acceptance bounds its total variation.
+    """Make the table that shows whether delta bounds the total variation.
 
-    Total variation compares the distribution of emitted tokens with the target's distribution. It is shown for
-    published acceptances at one value of delta. For Lantern's `bounded`, the table only says whether the total
-    variation ever exceeds delta.
-
-    Args:
-        found: numbers of the claim, from `find_claims`.
+    Published acceptances have their mean at one delta. Of `bounded`, the table says if any node exceeds any delta.
     """
     rows = [[title, with_interval(found["published"][rule], "tv_mean")] for rule, title in _RULES.items()]
     bounded = "above" if found["ours_is_above"] else "never above"
@@ -163,18 +142,11 @@ def bound_cells(found: Mapping[str, Any]) -> Cells:
 
 
 def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
-    """Make the table that compares acceptances at equal tokens per forward pass.
-
-    Each line compares two acceptances by the difference of their NLL, and by their total variations from the target. An
-    acceptance determines the probability with which a draft is accepted.
-
-    Args:
-        found: first acceptance -> second acceptance -> result of `claims._compare_acceptance` for the two. The
-            result is None if the two have no common range of tokens per forward pass.
-    """
+    """Make the table that compares acceptances at equal tokens per forward pass, from claim `equal_length`."""
     rows = []
     for first, others in found.items():
         for second, part in others.items():
+            # No length is common to both.
             if part is None:
                 rows.append([first, second, "none", EMPTY, EMPTY, EMPTY])
                 continue
@@ -186,15 +158,7 @@ def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
 
 
 def trend_cells(claims: Mapping[str, Mapping[str, Any]]) -> Cells:
-    """Make the table that shows whether methods gain more on more ambiguous targets, with one line per method.
-
-    A target is ambiguous if it is unsure of the next token. A line shows how the method's gain varies over all targets,
-    and how it correlates with their ambiguity. The gain is the tokens per forward pass of a relaxed method divided by
-    those of the exact method with the same drafts. For other methods, the line is about tokens per forward pass.
-
-    Args:
-        claims: method id -> claim, as `find_generality_claims` returns them.
-    """
+    """Make the table, of one line per method, that shows whether it gains more on more ambiguous targets."""
     rows = []
     for found in claims.values():
         measure = found["measure"]
@@ -205,25 +169,20 @@ def trend_cells(claims: Mapping[str, Mapping[str, Any]]) -> Cells:
 
 
 def grid_cells(table: pd.DataFrame) -> Cells:
-    """Make the table of tokens per forward pass and added NLL of each method, with one column per grid.
-
-    Args:
-        table: a table with the columns `generality.COLUMNS`. Each target has another grid.
-    """
+    """Make the table of tokens per forward pass and added NLL of each method, with one column per grid."""
+    # Each target has another grid, which names it.
     sides = table["grid_side"].astype(str)
     return target_cells(table.assign(target=sides + " x " + sides), (LENGTH, "nll_change"))
 
 
 def batch_cells(cases: Mapping[str, Any]) -> Cells:
-    """Make the table of images per second by batch size.
-
-    Args:
-        cases: results of benchmarks/decode.py for one model: "batch <size>" -> method -> numbers.
-    """
+    """Make the table of images per second by batch size, from the results of benchmarks/decode.py for one model."""
     batches = [f"batch {size}" for size in _BATCH_SIZES]
     titles = ["method", *batches, "tokens / forward", "steps without refill, 8 and 48"]
     rows = []
     for method in cases[batches[0]]:
+        # This checkout's numbers; a benchmark may also have those of another. Without refill, a batch waits for its
+        # slowest image: the last column is by what factor that takes more steps.
         sides = [cases[batch][method]["this"] for batch in batches]
         cells = [f"{side['images_per_s']:.2f}" for side in sides] + [f"{sides[-1]['mean_accepted_length']:.2f}"]
         rows.append([method, *cells, ", ".join(f"{side['steps_without_refill']:.2f}" for side in sides[1:])])
@@ -234,6 +193,7 @@ def _finding(tables: Mapping[str, pd.DataFrame]) -> str:
     """Write the first finding of the README, whose words a test compares with the tables."""
     lengths: dict[float, list[str]] = {1.0: [], 0.0: []}
     relaxed: dict[float, list[str]] = {1.0: [], 0.0: []}
+    # Ids as experiments/papers.yaml gives them: exact drafts, the same drafts relaxed, and LANTERN++ at every (k, λ).
     for temperature in lengths:
         for name, world in _WORLDS.items():
             rows = tables[name][tables[name]["temperature"] == temperature].set_index("method_id")[LENGTH]
@@ -253,7 +213,7 @@ Worlds = Mapping[str, tuple[pd.DataFrame, Sequence[Mapping[str, str]]]]  # image
 
 
 def setting_cells(worlds: Worlds) -> Cells:
-    """Make the table of the methods at their authors' settings: tokens per forward pass and NLL in every world."""
+    """Make the table of the methods at their authors' settings, in every world."""
     measures = [(1.0, LENGTH, "tokens / forward"), (1.0, "nll", "NLL"), (0.0, LENGTH, "tokens / forward at T 0")]
     labels = list(dict.fromkeys(label for table, _ in worlds.values() for label in table["label"]))
     cells = [["method", *(f"{world}: {title}" for *_, title in measures for world in worlds)]]
@@ -271,6 +231,7 @@ def setting_cells(worlds: Worlds) -> Cells:
 def world_cells(worlds: Worlds) -> Cells:
     """Make the table of the papers' claims, from the verdicts of `judge_papers` in every world."""
     judged = {world: {row["claim"]: row for row in rows} for world, (_, rows) in worlds.items()}
+    # A world whose run lacks the methods of a claim has empty cells in its line.
     claims = {claim: row for rows in judged.values() for claim, row in rows.items()}
     titles = [title for world in worlds for title in (world, "verdict")]
     missing = {"here": EMPTY, "verdict": EMPTY}
@@ -284,9 +245,7 @@ def world_cells(worlds: Worlds) -> Cells:
 def paper_cells(tables: Mapping[str, pd.DataFrame], published: pd.DataFrame) -> Cells:
     """Make the table of this project's speed-ups and tokens per forward pass next to published ones.
 
-    Args:
-        tables: file name without suffix -> table. Tables "results" and "peers" have this project's results.
-        published: table of published numbers, as `read_published` returns it.
+    `tables` has this project's results under "results" and "peers".
     """
     rows = []
     for title, (section, label, source, method, columns) in _PAPERS.items():
@@ -297,6 +256,7 @@ def paper_cells(tables: Mapping[str, pd.DataFrame], published: pd.DataFrame) -> 
         found = published[(published["source"] == source) & (published["method"] == method)]
         for column, start in columns.items():
             found = found[found[column].fillna("").str.startswith(start)]
+        # Unpacking fails if the columns of _PAPERS no longer select exactly one published row.
         (row,) = found.to_dict("records")
         place = ", ".join(row[column] for column in ("model", "gpu") if isinstance(row[column], str))
         rows.append([title, here, _speed(row), place or EMPTY, source])

@@ -1,8 +1,12 @@
 """Tokens per forward pass of each method on many targets, and whether they grow with the ambiguity of a target.
 
-A target is *ambiguous* if it is unsure of the next token. Its ambiguity is measured as 1 minus the total probability of
-its ten most probable tokens. Every target is decoded by the same methods with the same settings. The *gain* of a
-relaxed method is its tokens per forward pass divided by those of the exact method with the same drafts and tree.
+A target is *ambiguous* if it is unsure of the next token: ambiguity = 1 - top10, where top1 and top10 are the total
+probability of its most probable token and of its ten most probable ones. All targets are decoded by the same methods
+with the same settings. The *gain* of a relaxed method is its tokens per forward pass divided by those of the exact
+method with the same drafts and tree.
+
+`changes` are the config keys of a target that differ from the run itself: section -> key -> value. `options` are the
+arguments num_resamples and seed of the bootstrap.
 """
 
 from __future__ import annotations
@@ -35,18 +39,9 @@ COLUMNS = (
 def target_rows(
     summary: pd.DataFrame, paired: pd.DataFrame, images: pd.DataFrame, settings: MetricsSection, seed: int
 ) -> pd.DataFrame:
-    """Return the main results of one target (see `select_headline`), for a table that compares several targets.
+    """Return the main results of one target, with columns nll_change and gain added and their intervals.
 
-    Two columns are added, each with the ends of its interval. Column nll_change is the NLL minus the NLL of
-    autoregressive decoding. Column gain is the tokens per forward pass divided by those of the exact method with the
-    same drafts and tree.
-
-    Args:
-        summary: table of results.
-        paired: comparisons with autoregressive decoding, as `build_paired` returns them.
-        images: table with one row per image of every method in the main results.
-        settings: keys of config section `metrics`.
-        seed: random seed of the bootstrap.
+    Column nll_change, the NLL minus that of autoregressive decoding, is from `paired` (`build_paired`).
     """
     place = ["method_id", "prompt_set", "temperature", "repeat"]
     changes = paired.loc[paired["metric"] == "nll", [*place, *INTERVAL]]
@@ -56,60 +51,39 @@ def target_rows(
 
 
 def describe_changes(changes: Mapping[str, Mapping[str, object]]) -> str:
-    """Write in which config keys a target differs from the target of the run itself: "tokenizer.grid 12".
-
-    Args:
-        changes: config section -> key -> value of this target. Key `checkpoint` is not written, because it names a
-            file.
-    """
+    """Write in which config keys a target differs from the target of the run itself: "tokenizer.grid 12"."""
     return ", ".join(
         f"{section}.{key} {str(value).lower() if isinstance(value, bool) else value}"
         for section, keys in changes.items()
         for key, value in keys.items()
+        # A checkpoint names a file, which tells readers nothing.
         if key != "checkpoint"
     )
 
 
 def find_grid_side(changes: Mapping[str, Mapping[str, Any]], grid: Sides) -> int:
-    """Return the number of codes along a side of a target's images, or along their height if they are not square.
-
-    Args:
-        changes: config section -> key -> value of this target.
-        grid: grid of the target of the run itself, as config key `tokenizer.grid`.
-    """
+    """Return the number of codes along a target's height. `grid` is that of the run itself."""
     return shape_of(changes.get("tokenizer", {}).get("grid", grid))[0]
 
 
 def measure_masses(ambiguity: pd.DataFrame, cfg_scale: float, options: Mapping[str, int]) -> dict[str, float]:
-    """Compute the mean probability of the target's most probable token and of its ten most probable tokens.
+    """Return the mean top1 and top10 at a guidance scale, with 95 % intervals over images.
 
-    Args:
-        ambiguity: top1 and top10 per guidance scale, image and position, as `measure_ambiguity` returns them.
-        cfg_scale: guidance scale of decoding. Rows with other guidance scales are ignored.
-        options: arguments num_resamples and seed of the bootstrap.
-
-    Returns:
-        Column -> value: means top1 and top10, and the ends of their 95 % intervals over images (_low and _high).
+    `ambiguity` has one row per guidance scale, image and position, from `measure_ambiguity`.
     """
     rows = ambiguity[np.isclose(ambiguity["cfg_scale"], cfg_scale)]
+    # Positions of an image depend on each other. Images are the independent samples.
     by_image = rows.groupby("image")[list(MASSES)].mean()
     return {key: value for name in MASSES for key, value in mean_with_interval(name, by_image[name], **options).items()}
 
 
 def measure_gains(rows: pd.DataFrame, images: pd.DataFrame, options: Mapping[str, int]) -> pd.DataFrame:
-    """Compute the gain of each relaxed method over the exact method with the same drafts and tree.
+    """Return columns gain, gain_low, gain_high and gain_over, the id of the exact method, for the rows of `rows`.
 
-    The gain is the method's tokens per forward pass divided by those of the exact method.
-
-    Args:
-        rows: main results of the run, one row per method, see `select_headline`.
-        images: one row per method and image, with target_forwards.
-        options: arguments num_resamples and seed of the bootstrap.
-
-    Returns:
-        A table with the index of `rows`. Columns are gain, gain_low, gain_high, and gain_over, the id of the exact
-        method. Cells are empty if the row's method is exact, or if no exact method has the same drafts and tree.
+    Cells are empty if the method is exact, or if no exact method has the same drafts and tree.
     """
+    # Images of a target have equally many tokens, so that lengths differ by forward passes only:
+    # gain = forwards of the exact method / forwards of the relaxed one.
     forwards = images.pivot(index="prompt_id", columns="method_id", values="target_forwards")
     is_exact = rows["is_exact"].eq(True)
     found = []
@@ -126,26 +100,9 @@ def measure_gains(rows: pd.DataFrame, images: pd.DataFrame, options: Mapping[str
 
 
 def find_generality_claims(table: pd.DataFrame) -> dict[str, object]:
-    """Compute one claim per method: how its gain varies over many targets, and whether it grows with their ambiguity.
+    """Return one claim per method: how its gain varies over targets, and whether it grows with their ambiguity.
 
-    A target is ambiguous if it is unsure of the next token. The gain of a relaxed method is its tokens per forward pass
-    divided by those of the exact method with the same drafts and tree. The claim of an exact method is about its tokens
-    per forward pass instead. The same holds for a relaxed method if no such exact method ran.
-
-    Args:
-        table: a table with the columns COLUMNS.
-
-    Returns:
-        Method id -> its claim, a dict. Numbers that are nan are left out.
-
-        - label: label of the method.
-        - measure: "gain", or the column of tokens per forward pass. `<measure>` stands for it below.
-        - num_targets: number of targets.
-        - num_above_one: number of targets on which the whole interval of the measure is above 1.
-        - base: value of the measure on the target of the run itself.
-        - unlike_base: target -> value, for targets whose interval does not overlap the interval of `base`.
-        - tau, p: Kendall's tau between ambiguity and measure, and its p-value.
-        - <measure>_min, <measure>_max, and the same for nll_change and tv_mean: extremes over all targets.
+    The claim of a method without a gain is about its tokens per forward pass. Numbers that are nan are left out.
     """
     rows = table[table["method_id"] != BASELINE]
     return {str(method_id): _claims_of_method(part) for method_id, part in rows.groupby("method_id", sort=False)}
@@ -156,8 +113,10 @@ def _claims_of_method(rows: pd.DataFrame) -> dict[str, object]:
 
     name = "gain" if rows["gain"].notna().any() else LENGTH
     base = rows[rows["target"] == BASE].iloc[0]
+    # A target is unlike the base if the two intervals do not overlap.
     is_apart = (rows[f"{name}_low"] > base[f"{name}_high"]) | (rows[f"{name}_high"] < base[f"{name}_low"])
-    tau, p = kendalltau(1 - rows["top10"], rows[name])  # trend with ambiguity
+    # Trend with ambiguity, by rank: no line through the targets is assumed.
+    tau, p = kendalltau(1 - rows["top10"], rows[name])
     ends = {
         f"{column}_{end}": float(getattr(rows[column], end)())
         for column in (name, "nll_change", "tv_mean")
@@ -166,7 +125,7 @@ def _claims_of_method(rows: pd.DataFrame) -> dict[str, object]:
     numbers = {"base": float(base[name]), "tau": float(tau), "p": float(p), **ends}
     return {
         "label": label_method(rows.iloc[0]),
-        "measure": name,
+        "measure": name,  # also the stem of the keys <measure>_min and <measure>_max
         "num_targets": len(rows),
         "num_above_one": int((rows[f"{name}_low"] > 1).sum()),
         "unlike_base": dict(zip(rows.loc[is_apart, "target"], rows.loc[is_apart, name], strict=True)),

@@ -1,4 +1,8 @@
-"""Result tables as readers see them, in Markdown documents and on HTML pages of the report."""
+"""Result tables as readers see them, in Markdown documents and on HTML pages of the report.
+
+A table is a list of rows of texts (`Cells`), the titles first. `*_cells` functions make such tables from results.
+`markdown_table`, `text_table` and `html_page` write them. `claims` are those of one run, from `find_claims`.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +33,8 @@ FIRST = ("mean_accepted_length", "nll", "tv_mean", "prompt_accuracy")
 LAST = ("relative_step_cost", "speedup")  # of one machine
 _OTHERS = [metric.column for metric in METRICS if not metric.is_distance and metric.column not in LEFT_OUT]
 COLUMNS = (*FIRST, *(name for name in _OTHERS if name not in (*FIRST, *LAST)), *LAST)
-README_PLAIN = (
-    "mean_accepted_length",
-    "nll",
-    "tv_mean",
-)  # columns of the README without intervals, so that a line stays short
+# Columns of the README without intervals, so that a line stays short.
+README_PLAIN = ("mean_accepted_length", "nll", "tv_mean")
 # Trees of the README: the authors', ours of as many nodes, and that of the fastest exact method on a CPU.
 LARGE_TREES = ("naive_extend_57", "dynamic58k10d4", "jacobi_50", "hybrid_50")
 README_TREES = (*LARGE_TREES, "chain9")
@@ -53,6 +54,7 @@ OF_METHOD = {
     "prompt_accuracy_change": ("accuracy added (points)", "+.1f", 100),
     "tv_mean": ("TV", ".3f", 1),
 }
+# The interval in a cell never breaks, and a table scrolls on its own, so that a narrow screen shows all.
 PAGE = """{% macro table(cells) %}
 <div><table>
 {% for row in cells %}
@@ -92,11 +94,7 @@ Cells = list[list[str]]  # titles, then rows of texts
 
 
 def results_table(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
-    """Return the rows that readers see: the run's main results, one row per method, and two rows for comparison.
-
-    `select_headline` selects the main results. The two rows for comparison are real images and their reconstructions by
-    the tokenizer.
-    """
+    """Return the rows that readers see: the headline rows, real images and their reconstructions."""
     return pd.concat([select_headline(summary, settings), select_ceilings(summary, settings)], ignore_index=True)
 
 
@@ -119,12 +117,9 @@ def describe_speed(table: pd.DataFrame) -> str:
 
 
 def method_cells(table: pd.DataFrame, columns: Sequence[str] = COLUMNS, plain: Sequence[str] = ()) -> Cells:
-    """Make a table with one line per method and one column per metric.
+    """Make a table with one line per row of `results_table` and one column per metric with any value.
 
-    Args:
-        table: main results of a run and the rows of real images, from `results_table`.
-        columns: metrics to show. Metrics without any value are left out.
-        plain: metrics to show without intervals.
+    `plain` names metrics to show without intervals, in addition to PLAIN.
     """
     rows = [row for _, row in table.iterrows()]
     shown = {"method": [row["label"] for row in rows]}
@@ -140,7 +135,7 @@ def target_cells(table: pd.DataFrame, measures: Sequence[str] = tuple(OF_METHOD)
 
     Args:
         table: a table with the columns `generality.COLUMNS`.
-        measures: keys of OF_METHOD. The table shows all of them for relaxed methods, and the first for exact ones.
+        measures: keys of OF_METHOD. Relaxed methods show all of them, exact ones only the first.
     """
     of_method = {name: OF_METHOD[name] for name in measures}
     rows, targets = table.set_index(["method_id", "target"]), list(table["target"].unique())
@@ -149,31 +144,25 @@ def target_cells(table: pd.DataFrame, measures: Sequence[str] = tuple(OF_METHOD)
     for method_id in table["method_id"].unique():
         found = rows.loc[method_id]
         is_exact, label = found["is_exact"].eq(True).iloc[0], label_method(found.iloc[0])
+        # An exact method has the target's quality, and only its speed says something new.
         shown = OF_TARGET if method_id == BASELINE else dict([*of_method.items()][: 1 if is_exact else None])
         for column, (title, spec, factor) in shown.items():
             cells = [with_interval(found.loc[target], column, spec, factor) for target in targets]
+            # A measure that no target has needs no line.
             if set(cells) != {EMPTY}:
                 lines.append([title if method_id == BASELINE else f"{label}: {title}", *cells])
     return [["", *targets], *lines]
 
 
 def best_cells(claims: Mapping[str, Any]) -> Cells:
-    """Make a table of the best exact and the best relaxed methods, with speed and loss of quality.
-
-    Of each kind, two methods are best: the one with the most tokens per forward pass, and the one with the highest
-    speed-up. If both are the same method, it has one line. Relaxed methods that lose too much prompt accuracy are left
-    out.
-
-    Args:
-        claims: claims of a run, name -> numbers, from `find_claims`. "exact", "relaxed", "exact_fastest",
-            "relaxed_fastest" and "baseline" are used.
-    """
+    """Make a table of the longest and the fastest exact and relaxed methods (`claims_of_rows`), with their cost."""
     cells = [["chosen by", "method", "tokens / forward", "speed-up on this machine", "cost"]]
     for name in ("exact", "relaxed"):
         longest, fastest = claims.get(name), claims.get(f"{name}_fastest")
         if longest is None:
             cells.append([name, "none was run that keeps the prompt accuracy", EMPTY, EMPTY, EMPTY])
             continue
+        # One line for a method that is both.
         chosen = {"most tokens / forward": longest, "highest speed-up": fastest}
         if fastest is None:
             del chosen["highest speed-up"]
@@ -187,9 +176,9 @@ def best_cells(claims: Mapping[str, Any]) -> Cells:
 
 
 def _timed_speed(row: Mapping[str, Any]) -> str:
-    """Write the speed-up of a row, with a remark if it was measured on too few prompts."""
     speed = with_interval(row, "speedup")
     if row["speedup"] is not None and num_timed(row) < MIN_TIMED:
+        # A range over fewer prompts is no 95 % interval of the median.
         speed += f" (only {num_timed(row):.0f} prompts timed: too few to tell)"
     return speed
 
@@ -201,13 +190,9 @@ def _exact_cost(row: Mapping[str, Any]) -> str:
 
 
 def _relaxed_cost(row: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> str:
-    """Write what a relaxed method costs in quality: total variation from the target, NLL and prompt accuracy.
-
-    Args:
-        row: numbers of the method, with the columns CLAIM_COLUMNS.
-        baseline: numbers of autoregressive decoding, whose NLL is written as well. None leaves out the NLL.
-    """
+    """Write what a relaxed method costs in quality. Without a baseline, leave out the NLL."""
     if row["tv_mean"] is None:
+        # The share of substitutions is an upper bound of the total variation.
         bound = "" if row["substitution_rate"] is None else "≤ "
         parts = [f"TV {bound}{with_interval(row, 'substitution_rate')}"]
     else:
@@ -220,14 +205,11 @@ def _relaxed_cost(row: Mapping[str, Any], baseline: Mapping[str, Any] | None) ->
 
 
 def claim_cells(claims: Mapping[str, object]) -> Cells:
-    """Make a table of all claims (numbers behind the conclusions) of a run, with one number per line.
+    """Make a table of all claims of a run, with one number per line.
 
-    The title of a line joins the keys that lead to the number. For example, line "exact: speedup" has the speed-up of
-    claim `exact`, with its interval.
-
-    Args:
-        claims: claims of a run, name -> numbers, from `find_claims`.
+    The title of a line joins the keys that lead to the number: "exact: speedup" is the speed-up of claim `exact`.
     """
+    # The papers' claims are texts with a table of their own.
     return [["claim", "value"], *_flatten({name: part for name, part in claims.items() if name != "papers"}, "")]
 
 
@@ -237,16 +219,10 @@ def verdict_cells(judged: Sequence[Mapping[str, str]]) -> Cells:
 
 
 def with_interval(row: Mapping[str, Any], name: str, spec: str = ".2f", factor: float = 1.0) -> str:
-    """Write a value and its interval as "value [low, high]". Without an interval, write the value only.
-
-    Args:
-        row: values by name, with the interval in `<name>_low` and `<name>_high`.
-        name: name of the value.
-        spec: format of the numbers, such as ".2f".
-        factor: factor by which the numbers are multiplied.
-    """
+    """Write a value, times a factor, as "value [low, high]", or without an interval only the value."""
     ends = [row.get(f"{name}{end}") for end in ("", "_low", "_high")]
     texts = [EMPTY if end is None or pd.isna(end) else f"{factor * end:{spec}}" for end in ends]
+    # An interval that equals its value in all shown digits is left out.
     return texts[0] if EMPTY in texts or len(set(texts)) == 1 else f"{texts[0]} [{texts[1]}, {texts[2]}]"
 
 
@@ -268,26 +244,15 @@ def text_table(cells: Cells) -> str:
 
 
 def html_page(title: str, *blocks: str | Cells, folded: Mapping[str, Cells] | None = None) -> str:
-    """Write a self-contained HTML page of the report.
+    """Write a self-contained HTML page of the report, with paragraphs and tables as blocks.
 
-    Args:
-        title: title of the page, which is also its heading.
-        blocks: paragraphs and tables, in their order.
-        folded: title -> table. These tables follow the blocks and are hidden until a reader opens them.
+    The tables in `folded` (title -> table) follow the blocks and are hidden until a reader opens them.
     """
     return _PAGES.from_string(PAGE).render(title=title, blocks=blocks, folded=folded or {})
 
 
 def update_marked_block(path: Path, text: str, name: str) -> bool:
-    """Replace the text between `<!-- name:begin -->` and `<!-- name:end -->` in a file.
-
-    Args:
-        path: the file.
-        text: the new text.
-        name: name in the markers.
-
-    Returns:
-        True if the file changed.
+    """Replace the text between `<!-- name:begin -->` and `<!-- name:end -->` in a file. Return whether it changed.
 
     Raises:
         ValueError: the markers are missing, repeated or in the wrong order.
@@ -304,27 +269,21 @@ def update_marked_block(path: Path, text: str, name: str) -> bool:
 
 
 def _keep_interval(cell: str) -> Markup:
-    """Prevent a line break within the interval "[low, high]" at the end of a cell. A break before it is allowed."""
+    """Prevent a line break within the interval at the end of a cell, but not before it."""
     value, space, interval = cell.rpartition(" [")
     if not space or not interval.endswith("]"):
         return escape(cell)
+    # `Markup.format` escapes its arguments.
     return Markup("{} <span>[{}</span>").format(value, interval)
 
 
 def _cell(row: pd.Series, metric: Metric, is_plain: bool) -> str:
-    """Write the value of a metric for one row, with its interval.
-
-    If the total variation is unknown, its upper bound is written instead: the share of substitutions, after "≤".
-
-    Args:
-        row: a row of the table of results.
-        metric: the metric.
-        is_plain: True to leave out the interval.
-    """
+    """Write the value of a metric, or an upper bound of an unknown total variation after "≤"."""
     name, bound = metric.column, ""
     if name == "tv_mean" and pd.isna(row["tv_mean"]) and not pd.isna(row["substitution_rate"]):
         name, bound = "substitution_rate", "≤ "
     text = with_interval(row, name, f".{metric.digits}f", metric.factor)
+    # The value ends at the first space, where its interval begins.
     return text if text == EMPTY else bound + (text.partition(" ")[0] if is_plain else text)
 
 
@@ -334,8 +293,10 @@ def _flatten(claims: Mapping[str, object], path: str) -> Iterator[list[str]]:
         if isinstance(value, Mapping):
             yield from _flatten(value, place)
         elif isinstance(value, list):
+            # Lists are of labels, or of methods as in claim `frontier`.
             parts = (part["label"] if isinstance(part, Mapping) else str(part) for part in value)
             yield [place, ", ".join(parts) or EMPTY]
+        # The ends of an interval are written with their value.
         elif not name.endswith(("_low", "_high")):
             text = EMPTY if value is None else str(value)
             yield [place, with_interval(claims, name, ".3g") if isinstance(value, float) else text]

@@ -1,9 +1,11 @@
 """Labels, colours and markers of methods, which are the same in every table, figure and page.
 
-A label depends on the method only, not on other methods in the same table. The name of the preset comes first. Tree,
-drafts and acceptance follow in brackets if they differ from the preset. The tree is also told if a preset stands in
-tables with trees of several sizes: "EAGLE-1 (static 57)", "LANTERN (dynamic 58)". The parameters come last. An example
-is "LANTERN (chain9, sjd) k 20, δ 0.1".
+A label depends on the method only, not on other methods in the same table. It has the name of the preset, in brackets
+the tree, drafts and acceptance that differ from the preset, and last the parameters that do:
+"LANTERN (chain9, sjd) k 20, δ 0.1". The tree is also told if a preset stands in tables with trees of several sizes:
+"EAGLE-1 (static 57)", "LANTERN (dynamic 58)".
+
+A `method` is a row of a table, unless it is a str: the name from column method.
 """
 
 from __future__ import annotations
@@ -41,10 +43,7 @@ _USUAL_SJD = {"coupling": "none", "labels": "point"}
 
 
 def preset_of(method: str) -> str:
-    """Return the name of the preset from which a method is derived: "lantern" for the method's name "lantern_sjd".
-
-    If the method's name begins with no preset, return the name itself.
-    """
+    """Return the longest preset with which a method's name begins, "lantern" for "lantern_sjd", or the name itself."""
     known = [name for name in PRESETS if method == name or method.startswith(f"{name}_")]
     return max(known, key=len, default=method)
 
@@ -60,6 +59,7 @@ def method_name(method: str) -> str:
 def method_colour(method: str) -> str:
     """Return the colour of a method. If its preset has no colour, the method's name determines one."""
     own = _ROWS[method].colour if method in _ROWS else ""
+    # A sum of bytes, since Python's hash of a str differs from process to process.
     return own or SPARE_COLOURS[sum(method.encode()) % len(SPARE_COLOURS)]
 
 
@@ -70,15 +70,12 @@ def method_marker(method: str) -> str:
 
 
 def label_family(method: Mapping[str, object]) -> str:
-    """Write a method's label without parameters, such as "LANTERN (chain9, sjd)" for the tree chain9 and SJD drafts.
-
-    Args:
-        method: a row of a table.
-    """
+    """Write a method's label without parameters, such as "LANTERN (chain9, sjd)"."""
     base, usual = _base_of(method)
     if grown := re.fullmatch(rf"{base}_(\d+)", str(method.get("tree"))):  # a grown tree of these drafts, as hybrid_50
         name = f"{method_name(base)}, {grown[1]} nodes"
         usual = {**usual, "tree": method["tree"]}
+    # "LANTERN chain5": the length is part of the name, not a word in brackets.
     elif base == "lantern_chain" and (chain := re.fullmatch(r"chain(\d+)", str(method.get("tree")))):
         name = f"{method_name(base)}{chain[1]}"
         usual = {**usual, "tree": method["tree"]}
@@ -96,11 +93,7 @@ def _part_in_words(part: str) -> str:
 
 
 def describe_parameters(method: Mapping[str, object]) -> str:
-    """Write a method's parameters, such as "k 20, δ 0.1". Values that equal those of the preset are left out.
-
-    Args:
-        method: a row of a table, whose columns include the parameters.
-    """
+    """Write a method's parameters, such as "k 20, δ 0.1". Values that equal those of the preset are left out."""
     usual = _base_of(method)[1]
     symbols = SYMBOLS | custom_parameters(pd.DataFrame([dict(method)]))
     told = [(symbol, method[name]) for name, symbol in symbols.items() if _is_told(method, name, usual)]
@@ -108,14 +101,7 @@ def describe_parameters(method: Mapping[str, object]) -> str:
 
 
 def custom_parameters(rows: pd.DataFrame) -> dict[str, str]:
-    """Return the parameters that a user's custom drafters and acceptances declare in addition to Lantern's.
-
-    Args:
-        rows: rows of a table. Custom classes are values "module:Class" of the columns drafts and acceptance.
-
-    Returns:
-        Name of the parameter -> symbol for labels.
-    """
+    """Return name -> symbol of the parameters that custom drafters and acceptances ("module:Class") of rows add."""
     parts = {str(name) for column in ("drafts", "acceptance") if column in rows for name in rows[column].unique()}
     declared = [getattr(load_class(name), "parameters", {}) for name in sorted(parts) if ":" in name]
     own = {name: parameter.symbol for parameters in declared for name, parameter in parameters.items()}
@@ -123,35 +109,26 @@ def custom_parameters(rows: pd.DataFrame) -> dict[str, str]:
 
 
 def label_method(method: Mapping[str, object]) -> str:
-    """Write the label of a method: "LANTERN k 20, δ 0.1".
-
-    Args:
-        method: a row of a table, or a dict from `MethodSpec.to_dict`.
-    """
+    """Write the label of a method, a row of a table or a dict from `MethodSpec.to_dict`."""
+    # The dict has key `name` instead of `method`.
     method = method if "method" in method else method_columns(method)
     return f"{label_family(method)} {describe_parameters(method)}".strip()
 
 
 def label_families(table: pd.DataFrame) -> pd.Series:
-    """Return the label without parameters (`label_family`) of each row's method, as a series with the table's index."""
+    """Return the label without parameters of each row's method, as a series with the table's index."""
     return pd.Series([label_family(row) for _, row in table.iterrows()], table.index, dtype=object)
 
 
 def label_rows(table: pd.DataFrame) -> pd.Series:
-    """Return the label (`label_method`) of each row's method, as a series with the index of `table`."""
+    """Return the label of each row's method, as a series with the table's index."""
     return pd.Series([label_method(row) for _, row in table.iterrows()], table.index, dtype=object)
 
 
 def _base_of(method: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
-    """Return the name with which a method's label begins, and the values that the label need not state.
-
-    If the name is that of a preset, these values are the preset's tree, drafts, acceptance and parameters. Otherwise
-    these values are the defaults.
-
-    Args:
-        method: a row of a table.
-    """
+    """Return the name with which a method's label begins, and the values that the label need not state."""
     base = preset_of(str(method["method"]))
+    # The paper's formula is for sampled drafts, so that these drafts mean the paper's LANTERN, not its code.
     if base == "lantern" and method.get("drafts") == "sampled":
         base = "lantern_chain"
     usual: dict[str, object] = {"acceptance": "exact", **_USUAL}
@@ -159,6 +136,7 @@ def _base_of(method: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
         usual |= _USUAL_SJD
     if base in _ROWS:
         usual |= dict(_ROWS[base].parts)
+    # Without a usual tree, every tree is told.
     if base in OF_ANY_SIZE:
         del usual["tree"]
     return base, usual

@@ -1,6 +1,7 @@
 """Table of tokens per forward pass of exact methods, by the number of nodes of their static draft tree.
 
 Jacobi drafts need no trained model. Hybrid drafts also need a draft model, or a state head in its place.
+`trees` is the config key of this name: the static trees that the config defines. `table` is from `results_table`.
 """
 
 from __future__ import annotations
@@ -21,28 +22,15 @@ LENGTH = "mean_accepted_length"
 
 
 def num_nodes(tree: str, trees: Trees | None = None) -> int:
-    """Return the number of nodes of a draft tree without its root.
-
-    Args:
-        tree: name of a static tree, or two names joined by "+" for two trees below one root.
-        trees: config key `trees`, the static trees that the config defines, by name.
-    """
+    """Return the number of nodes of a static tree, or of a joint tree "a+b", without the root."""
     return sum(len(tree_choices(name, trees)) for name in tree.split("+"))
 
 
 def node_rows(table: pd.DataFrame, trees: Trees | None = None) -> pd.DataFrame:
-    """Select the exact methods with Jacobi or hybrid drafts in static trees, and predict their speed-up on a GPU.
+    """Select the exact methods with Jacobi or hybrid drafts in static trees, sorted by drafts and nodes.
 
-    The prediction divides a method's tokens per forward pass by published relative step costs. These are times of a
-    decoding step on GPUs without CUDA graphs, in steps of autoregressive decoding.
-
-    Args:
-        table: table with one row per method, from `markdown.results_table`.
-        trees: config key `trees`, the static trees that the config defines, by name.
-
-    Returns:
-        Rows of `table`, sorted by drafts and then by number of nodes. Column `nodes` is the number of nodes of the
-        draft tree. predicted_low and predicted_high are the speed-ups at the highest and the lowest step cost.
+    Columns predicted_low and predicted_high are speed-ups on a GPU with eager steps, at the highest and lowest
+    published relative step cost.
     """
     rows = table[table["drafts"].isin(list(DRAFTS)) & table["is_exact"].eq(True)]
     rows = rows.assign(nodes=[num_nodes(tree, trees) for tree in rows["tree"]])
@@ -54,17 +42,15 @@ def node_rows(table: pd.DataFrame, trees: Trees | None = None) -> pd.DataFrame:
         predicted_low=[low for low, _ in speedups],
         predicted_high=[high for _, high in speedups],
     )
+    # Descending by name: Jacobi, then the state head, then hybrid, as the legend of the figure.
     return rows.sort_values(["drafts", "nodes"], ascending=[False, True], ignore_index=True)
 
 
 def node_cells(table: pd.DataFrame) -> Cells:
-    """Make a table of tokens per forward pass by size of the draft tree, with one line per method of `node_rows`.
-
-    Args:
-        table: table with one row per method, from `markdown.results_table`.
-    """
+    """Make a table of tokens per forward pass by size of the draft tree, with one line per method of `node_rows`."""
     cells = [["drafts", "tree", "nodes", "tokens / forward", "equal to autoregressive"]]
     for _, row in node_rows(table).iterrows():
+        # The table has the share of equal images only, in float.
         num_equal = round(row["num_images"] * row["tokens_equal_autoregressive"])
         cells.append(
             [

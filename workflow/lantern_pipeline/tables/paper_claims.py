@@ -5,7 +5,8 @@ that one number is larger than another *holds* if the whole 95 % interval of the
 *does not* if the whole interval says the opposite. It holds *in part* if neither is the case, or if some of several
 settings or measures say so and others do not. Claims about time are marked: they need a GPU.
 
-Sources of the published numbers: published_results.csv.
+Each function that returns a `Row` judges one claim, and returns None if its methods did not run. `_papers`, `_quality`
+and `_ours` yield them in the order of the table. Sources of the published numbers: published_results.csv.
 """
 
 from __future__ import annotations
@@ -42,20 +43,18 @@ Interval = tuple[float, float, float]  # value, low, high
 def judge_papers(
     summary: pd.DataFrame, images: pd.DataFrame, ambiguity: pd.DataFrame, *, settings: MetricsSection, seed: int
 ) -> list[dict[str, str]]:
-    """Compare the claims of the two papers, and ours about them, with a run.
+    """Return one dict of texts with keys TITLES per claim of the two papers, and of ours about them.
 
     Args:
         summary: table of results, from `build_summary`.
         images: one row per method and image.
-        ambiguity: top-1 probability of the target at every position of some images, from `measure_ambiguity`.
+        ambiguity: top1 at every position of some images, from `measure_ambiguity`.
         settings: keys of config section `metrics`.
         seed: random seed of the bootstrap.
-
-    Returns:
-        One dict of texts with keys TITLES per claim. Claims about methods that did not run are left out.
     """
     run = _Run.of(summary, images, settings, seed)
     rows = [row for judge in (_papers, _quality, _ours) for row in judge(run) if row]
+    # Any run can judge the target's ambiguity, but the table is for runs with the papers' methods.
     if rows:
         rows = [_ambiguous(run, ambiguity), *rows, _TIMES]
     return [dict(zip(TITLES, row, strict=True)) for row in rows]
@@ -72,20 +71,18 @@ Row = tuple[str, str, str, str] | None
 
 @dataclass(frozen=True)
 class _Run:
-    """Rows of one prompt set, one per method and temperature, and the images of the same prompts.
-
-    `neighbours` is the distance by which the run orders codes, that of the first method that has one.
-    """
+    """The headline prompt set: its rows, one per method and temperature, and its images."""
 
     rows: pd.DataFrame
     images: pd.DataFrame
-    neighbours: str | None
+    neighbours: str | None  # the run's own distance between codes
     options: Mapping[str, int]
 
     @classmethod
     def of(cls, summary: pd.DataFrame, images: pd.DataFrame, settings: MetricsSection, seed: int) -> _Run:
         place = settings["headline_prompt_set"]
         rows = preferred_rows(summary[summary["prompt_set"] == place])
+        # Rows of other distances come later in the config, as controls.
         neighbours = next(iter(rows["neighbours"].dropna()), None)
         options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
         return cls(rows, images[images["prompt_set"] == place], neighbours, options)
@@ -95,18 +92,21 @@ class _Run:
         rows = self.rows[self.rows["temperature"] == temperature]
         for name, value in parts.items():
             rows = rows[rows[name] == value]
+        # Exact methods have no neighbours.
         is_own = rows["neighbours"].isna() | (rows["neighbours"] == self.neighbours)
         return rows if "neighbours" in parts else rows[is_own]
 
     def ratio(self, first: pd.Series, second: pd.Series) -> Interval:
-        """Return the ratio of the lengths of two rows, which may differ in temperature."""
+        """Return the ratio of the lengths of two rows, which may differ in temperature, paired by prompt."""
         columns = [stack_prompts(self._of(row), name) for row in (first, second) for name in _COUNTS]
+        # (repeats, prompts) -> one flat resample, the one that has every image once.
         value = _ratio(*(column.reshape(1, -1) for column in columns))[0]
         return value, *bootstrap_interval(_ratio, *columns, **self.options)
 
     def change(self, first: pd.Series, second: pd.Series, column: str) -> Interval:
-        """Return the mean difference of a column of the images, first minus second."""
+        """Return the mean difference of a column of the images, first minus second, paired by prompt."""
         values = stack_prompts(self._of(first), column) - stack_prompts(self._of(second), column)
+        # Prompts without known attributes have no accuracy.
         values = values[:, np.isfinite(values).all(axis=0)]
         return float(values.mean()), *bootstrap_interval(mean_statistic, values, **self.options)
 
@@ -122,16 +122,19 @@ _COUNTS = ("num_tokens", "target_forwards")
 
 
 def _ratio(tokens: np.ndarray, forwards: np.ndarray, other_tokens: np.ndarray, other: np.ndarray) -> np.ndarray:
+    # length / other length = (tokens / forwards) * (other forwards / other tokens)
     return tokens.sum(-1) / forwards.sum(-1) * other.sum(-1) / other_tokens.sum(-1)
 
 
 def _ambiguous(run: _Run, ambiguity: pd.DataFrame) -> tuple[str, str, str, str]:
+    # The largest scale is that of decoding; 1 is without guidance.
     guided = ambiguity[ambiguity["cfg_scale"] == ambiguity["cfg_scale"].max()]
     per_image = guided.groupby("image")["top1"].mean().to_numpy()
     top1 = (float(per_image.mean()), *bootstrap_interval(mean_statistic, per_image, **run.options))
     here = [f"top-1 probability {_text(top1)}"]
     verdict = HOLDS if top1[2] < 0.5 else IN_PART
     for _, row in run.find({"method": "eagle2_one"}).iterrows():
+        # A tree of one draft emits 1 + accepted tokens a step, so length - 1 is about the share of accepted drafts.
         accepted = tuple(row[name] - 1 for name in with_ends("mean_accepted_length"))
         here.append(f"the draft model's best token is accepted in {_text(accepted, '.1f', 100)} % of steps")
         verdict = HOLDS if accepted[2] < 0.5 else NOT  # most drafts are rejected
@@ -141,6 +144,7 @@ def _ambiguous(run: _Run, ambiguity: pd.DataFrame) -> tuple[str, str, str, str]:
 
 
 def _papers(run: _Run) -> Iterator[Row]:
+    # Length at temperature 0 over length sampled: a ratio above 1 confirms the claim.
     greedy, sampled = run.find(EAGLE_2, 0.0), run.find(EAGLE_2)
     yield _larger(
         run,
@@ -149,6 +153,7 @@ def _papers(run: _Run) -> Iterator[Row]:
         [(*pair, f"{_length(pair[1])} sampled, {_length(pair[0])} at 0: ratio") for pair in _pairs(greedy, sampled)],
     )
     for temperature, published, name in ((0.0, "1.75x", "at temperature 0"), (1.0, "1.82x", "sampled")):
+        # k as in the paper, at every delta that was run.
         lantern = _most_codes(run.find(LANTERN, temperature))
         yield _larger(
             run,
@@ -156,6 +161,7 @@ def _papers(run: _Run) -> Iterator[Row]:
             f"{published} in time (LANTERN)",
             [(*pair, f"δ {pair[0]['delta']:g}") for pair in _pairs(lantern, run.find(EAGLE_2, temperature))],
         )
+    # Largest value over smallest.
     by_delta, by_k = _ends_of(run, "delta"), _ends_of(run, "k")
     yield _larger(
         run,
@@ -182,6 +188,7 @@ def _papers(run: _Run) -> Iterator[Row]:
         rows = run.find(LANTERN_PP, temperature)
         if len(rows):
             best = rows.loc[rows["mean_accepted_length"].idxmax()]
+            # "Up to": the claim stands if 3.63 is not above the interval of the best row.
             verdict = HOLDS if best["mean_accepted_length_high"] >= 3.63 else IN_PART
             here = f"{_length(best)} tokens / forward at {_k_lambda(best)}"
             yield f"LANTERN++ takes up to 3.63 times fewer steps, {name}", "3.63 (LANTERN++)", here, verdict
@@ -193,6 +200,7 @@ def _quality(run: _Run) -> Iterator[Row]:
         parts, shown = [], []
         for name, column, (high, low) in grown:
             tv = [_text(tuple(row[end] for end in with_ends("tv_mean")), ".2f") for row in (low, high)]
+            # TVs are of nodes, not of prompts, and cannot be paired: their intervals must not overlap.
             is_apart = high["tv_mean_low"] > low["tv_mean_high"]
             told, is_loss = _losses(run, high, low)
             shown += [is_apart, *is_loss]
@@ -215,13 +223,14 @@ _SHOWN = {"prompt_accuracy": "prompt accuracy", "clip_score": "CLIP score"}
 
 
 def _losses(run: _Run, first: pd.Series, second: pd.Series) -> tuple[list[str], list[bool]]:
-    """Return the change of every measured measure from the second row to the first, and whether it is a loss."""
+    """Return the change of each measure from the second row to the first as text, and whether it is a loss."""
     told, is_loss = [], []
     for column, title in _SHOWN.items():
         if run.has(column):
             change = run.change(first, second, column)
             factor, spec, unit = (100, "+.1f", " points") if column == "prompt_accuracy" else (1, "+.3f", "")
             told.append(f"{title} {_text(change, spec, factor)}{unit}")
+            # A loss that is significant: the whole interval is below 0.
             is_loss.append(change[2] < 0)
     return told, is_loss
 
@@ -245,13 +254,14 @@ def _no_loss(run: _Run, parts: Mapping[str, object], name: str, published: str, 
 
 
 def _same_order(run: _Run) -> Row:
-    """Compare the run's own distance between codes with the other one."""
+    """Judge whether the run's own distance between codes and the other one do the same."""
     other = "l2" if run.neighbours == "l2_normalised" else "l2_normalised"
     pairs = _same_setting(run.find({**LANTERN, "neighbours": other}), run.find(LANTERN))
     if not pairs:
         return None
     measures = ("target_forwards", "nll")
     changes = [[run.change(*pair, name) for name in measures] for pair in pairs]
+    # For unit vectors, |a - b|^2 = 2 - 2 a b: the smallest distance is the largest cosine.
     if all(change == (0, 0, 0) for found in changes for change in found):
         here = "equal steps and NLL in every image, as unit vectors must give, which both order alike"
         return "nearest codes by l2 and by cosine do the same", "yes (LANTERN)", here, HOLDS
@@ -267,6 +277,7 @@ def _nearest_or_random(run: _Run) -> Row:
     for random, nearest in pairs:
         nll, ratio = run.change(random, nearest, "nll"), run.ratio(random, nearest)
         told, is_loss = _losses(run, random, nearest)
+        # Random codes are worse in each measure: higher NLL, lower accuracy and CLIP score.
         shown += [nll[1] > 0, *is_loss]
         words = [f"NLL {_text(nll, '+.2f')}", f"length {_text(ratio)}x", *told]
         parts.append(f"random at δ {random['delta']:g}: {', '.join(words)}")
@@ -274,9 +285,10 @@ def _nearest_or_random(run: _Run) -> Row:
 
 
 def _divergences(run: _Run) -> Row:
-    """Compare the two bounds at equal length, over the curve of their deltas."""
+    """Judge whether both bounds have the same NLL at equal length, over the curve of their deltas."""
     other = run.find({"acceptance": "jensen_shannon", "tree": DYNAMIC})
     usual = _most_codes(run.find(LANTERN))
+    # A curve needs two points.
     if len(other) < 2 or len(usual) < 2:
         return None
     is_compared = (run.images["temperature"] == 1) & (run.images["repeat"] == run.images["repeat"].iloc[0])
@@ -287,6 +299,7 @@ def _divergences(run: _Run) -> Row:
         return None
     change = (found["difference"], found["low"], found["high"])
     lengths = f"{found['shortest']:.2f} to {found['longest']:.2f} tokens / forward"
+    # Equal as far as the interval can tell.
     verdict = HOLDS if change[1] <= 0 <= change[2] else IN_PART
     here = f"NLL {_text(change, '+.3f')} nats with JSD, at the same {lengths}"
     return "total variation and Jensen-Shannon divergence as bounds do the same", "yes (LANTERN)", here, verdict
@@ -304,6 +317,7 @@ def _ours(run: _Run) -> Iterator[Row]:
             )
     for temperature, name in ((1.0, "sampled"), (0.0, "at temperature 0")):
         relaxed = run.find({"tree": "hybrid_50", "drafts": "hybrid"}, temperature)
+        # Same tree and drafts, exact or not, so that relaxation is the only difference.
         relaxed = relaxed[relaxed["acceptance"] != "exact"]
         yield _larger(
             run,

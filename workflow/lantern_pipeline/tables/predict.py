@@ -1,10 +1,16 @@
 """Predictions of decoding time on a GPU, from counts of kernels and from published times and step costs.
 
 A *step* is one forward pass of the target at batch 1, with guidance if the model uses it. The *relative step cost* of a
-method is the time of its step, divided by the time of an autoregressive step. So speed-up = tokens per forward pass /
-relative step cost. The seconds of an image are number of tokens * seconds of an autoregressive step / speed-up.
+method is the time of its step, divided by the time of an autoregressive step. *Eager* steps launch each kernel from
+Python, *graph* steps replay a recorded CUDA graph. With `reading`, the time to read all weights in bfloat16:
 
-docs/gpu.md explains the numbers. The source of each number is stated next to it.
+    graph step = reading + kernels * KERNEL_US
+    eager step = max(kernels * LAUNCH_US, graph step)
+    speed-up = tokens per forward pass / relative step cost
+    seconds of an image = its tokens * seconds of an autoregressive step / speed-up
+
+In this file, `model` is a key of KERNELS, `gpu` of BANDWIDTH, `method` is a preset, and `stepping` is EAGER or GRAPH.
+`_look_up` raises a ValueError for other names. docs/gpu.md explains the numbers.
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ T = TypeVar("T")
 
 EAGER, GRAPH = "eager", "graph"
 BANDWIDTH = {"a100": 2.04e12, "h100": 3.35e12, "h200": 4.8e12}  # bytes per second, SXM versions
+# Decoding at batch 1 reads every weight once a step, at this share of the bandwidth (WEIGHTS_SOURCE).
 BANDWIDTH_SHARE = 0.68
 
 
@@ -42,12 +49,7 @@ KERNEL_SOURCE = "estimated; `make gpu-check` measures both"
 
 
 class LayerTime(NamedTuple):
-    """Published time of one layer of a model in eager code.
-
-    Attributes:
-        milliseconds: milliseconds per layer and step.
-        source: source of that number.
-    """
+    """Published time per layer and step of a model in eager code, and the source of the number."""
 
     milliseconds: float
     source: str
@@ -86,85 +88,42 @@ WEIGHTS_SOURCE = (
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted time per image and speed-up of a method on a GPU, with eager steps or with CUDA graphs.
-
-    Attributes:
-        method: name of the preset.
-        stepping: EAGER or GRAPH.
-        tokens_per_forward: tokens per forward pass of the target.
-        seconds: (lowest, highest) time of an image in seconds.
-        speedup: (lowest, highest) speed-up over autoregressive decoding with the same stepping.
-    """
+    """Prediction for one method: tuples are (lowest, highest), the time is of an image."""
 
     method: str
     stepping: str
     tokens_per_forward: float
     seconds: tuple[float, float]
-    speedup: tuple[float, float]
+    speedup: tuple[float, float]  # over autoregressive decoding with the same stepping
 
 
 def step_ms(model: str, gpu: str, stepping: str) -> Estimate:
-    """Estimate the milliseconds of a step of autoregressive decoding.
-
-    In a CUDA graph, a step takes the time to read the weights in bfloat16, and a little time per kernel. An eager step
-    takes as long as the CPU needs to launch its kernels, on any GPU. It never takes less than a step in a CUDA graph.
-
-    Args:
-        model: name of a published model, a key of KERNELS.
-        gpu: key of BANDWIDTH.
-        stepping: EAGER or GRAPH.
-
-    Raises:
-        ValueError: `model` is not in KERNELS, or `gpu` is not in BANDWIDTH.
-    """
+    """Estimate the milliseconds of a step of autoregressive decoding."""
     kernels = _look_up(KERNELS, "model", model)
     reading = weights_ms(model, gpu)
     graph = Estimate(*(reading + kernels * us / 1000 for us in KERNEL_US))
     if stepping == GRAPH:
         return graph
+    # The CPU launches kernels one after another, on any GPU. A slower GPU sets the time instead.
     return Estimate(*(max(kernels * us / 1000, step) for us, step in zip(LAUNCH_US, graph, strict=True)))
 
 
 def weights_ms(model: str, gpu: str) -> float:
-    """Estimate the milliseconds in which a GPU reads all weights that one step uses, in bfloat16.
-
-    Args:
-        model: name of a published model.
-        gpu: key of BANDWIDTH.
-    """
+    """Estimate the milliseconds in which a GPU reads all weights that one step uses, in bfloat16."""
     config = CARDS[model].target_config()
-    num_read = (
-        target_parameters(config) - config.num_prompt_ids * config.dim
-    )  # a step does not read the embeddings of prompts
+    # A step does not read the embeddings of prompts.
+    num_read = target_parameters(config) - config.num_prompt_ids * config.dim
+    # 2 bytes a weight. With guidance, both branches share one reading.
     return 1000 * 2 * num_read / (BANDWIDTH_SHARE * _look_up(BANDWIDTH, "gpu", gpu))
 
 
 def published_ms(model: str) -> float:
-    """Estimate the milliseconds of one forward pass of a model in the eager code of other projects.
-
-    It is the time per layer that these projects published, times the number of layers.
-
-    Args:
-        model: name of a published model.
-    """
+    """Estimate the milliseconds of a forward pass in the eager code of other projects, from their times per layer."""
     return CARDS[model].target_config().num_layers * LAYER_TIMES[model].milliseconds
 
 
 def predict(model: str, gpu: str, method: str, tokens_per_forward: float) -> list[Prediction]:
-    """Predict time per image and speed-up of a method on a GPU, with eager steps and with CUDA graphs.
-
-    Args:
-        model: name of a published model, such as "llamagen_stage1".
-        gpu: key of BANDWIDTH.
-        method: name of a preset.
-        tokens_per_forward: tokens per forward pass of the target, at least 1.
-
-    Returns:
-        Two predictions, for eager steps and for CUDA graphs.
-
-    Raises:
-        ValueError: a name is unknown, or `tokens_per_forward` is below 1 or not finite.
-    """
+    """Predict time per image and speed-up of a method on a GPU, for eager steps and for CUDA graphs, in this order."""
     check_tokens(tokens_per_forward)
     needs_draft_model = uses_draft_model(method)
     found = []
@@ -174,55 +133,31 @@ def predict(model: str, gpu: str, method: str, tokens_per_forward: float) -> lis
             speedup = predict_speedup(tokens_per_forward, needs_draft_model, stepping)
         step = step_ms(model, gpu, stepping)
         num_tokens = CARDS[model].target_config().num_image_tokens
+        # Ends combine: the fastest step with the highest speed-up, the slowest with the lowest.
         seconds = num_tokens * step.low / 1000 / speedup[1], num_tokens * step.high / 1000 / speedup[0]
         found.append(Prediction(method, stepping, tokens_per_forward, seconds, speedup))
     return found
 
 
 def check_tokens(tokens_per_forward: float) -> None:
-    """Check a number of tokens per forward pass.
-
-    Raises:
-        ValueError: it is below 1 or not finite.
-    """
+    """Raise a ValueError if a number of tokens per forward pass is below 1 or not finite."""
     if not 1 <= tokens_per_forward < math.inf:  # also refuses nan
         raise ValueError(f"--tokens-per-forward must be a finite number of at least 1, got {tokens_per_forward:g}")
 
 
 def predict_speedup(tokens_per_forward: float, needs_draft_model: bool, stepping: str) -> tuple[float, float]:
-    """Predict the speed-up of a method on a GPU: tokens per forward pass divided by published relative step costs.
-
-    Args:
-        tokens_per_forward: tokens per forward pass of the target.
-        needs_draft_model: whether the method needs a draft model.
-        stepping: EAGER or GRAPH.
-
-    Returns:
-        (speed-up at the highest step cost, speed-up at the lowest step cost).
-    """
+    """Return the speed-ups of a method on a GPU at the highest and at the lowest published step cost."""
     low, high, _ = STEP_COSTS[needs_draft_model, stepping]
     return tokens_per_forward / high, tokens_per_forward / low
 
 
 def uses_draft_model(method: str) -> bool:
-    """Return whether a preset needs a draft model or heads.
-
-    Raises:
-        ValueError: `method` is not a preset.
-    """
+    """Return whether a preset needs a draft model or heads."""
     return drafts_of(_look_up(PRESETS, "method", method).get("drafts")).is_trained
 
 
 def published_tokens(table: Path | str, method: str) -> float:
-    """Return the tokens per forward pass that docs/results.csv has for a preset on the shapes dataset.
-
-    Args:
-        table: path of docs/results.csv. The first row of the preset is used.
-        method: name of the preset.
-
-    Raises:
-        ValueError: `method` is not a preset, or has no row in the table.
-    """
+    """Return the tokens per forward pass in the first row of a preset in docs/results.csv, on the shapes dataset."""
     _look_up(PRESETS, "method", method)
     with Path(table).open(encoding="utf-8", newline="") as file:
         found: dict[str, str] = {}
@@ -235,14 +170,9 @@ def published_tokens(table: Path | str, method: str) -> float:
 
 
 def table_of(model: str, gpu: str, methods: Iterable[tuple[str, float, str]]) -> str:
-    """Write predicted times and speed-ups of several methods as a text table, autoregressive decoding first.
+    """Write predicted times and speed-ups as a text table, autoregressive decoding first, then all sources.
 
-    The sources of all numbers follow the table.
-
-    Args:
-        model: name of a published model.
-        gpu: key of BANDWIDTH.
-        methods: for each method, (name, tokens per forward pass, words that state where this number is from).
+    `methods` are (preset, tokens per forward pass, words that state where this number is from).
     """
     methods = list(methods)
     rows = [row for name, tokens, _ in [(BASELINE, 1.0, ""), *methods] for row in predict(model, gpu, name, tokens)]
@@ -270,6 +200,7 @@ def table_of(model: str, gpu: str, methods: Iterable[tuple[str, float, str]]) ->
     lines.append(
         f"  eager step of other code, for comparison, {published_ms(model):.2f} ms: {LAYER_TIMES[model].source}"
     )
+    # Each source is written once, although several methods use it.
     for needs_draft_model in dict.fromkeys(uses_draft_model(name) for name, _, _ in methods if name != BASELINE):
         for stepping in (EAGER, GRAPH):
             low, high, source = STEP_COSTS[needs_draft_model, stepping]
@@ -284,7 +215,7 @@ def _steps(step: Estimate) -> str:
 
 
 def format_range(bounds: tuple[float, float]) -> str:
-    """Write a range of values with two decimals: "1.40 to 1.70", or a single value if both ends are equal."""
+    """Write a range with two decimals: "1.40 to 1.70", or one value if both ends look equal."""
     low, high = (f"{value:.2f}" for value in bounds)
     return low if low == high else f"{low} to {high}"
 

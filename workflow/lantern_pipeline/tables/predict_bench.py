@@ -1,7 +1,8 @@
 """Predictions of speed-ups from the step costs that `lantern bench` measured on the user's own machine.
 
 They answer two questions without another measurement. How fast is a method at other tokens per forward pass, for
-example if only random weights were timed? How fast is a method that was not timed?
+example if only random weights were timed? How fast is a method that was not timed? The *kind* of a method is whether it
+needs a draft model.
 """
 
 from __future__ import annotations
@@ -30,13 +31,7 @@ Row = Mapping[str, Any]  # one of its rows
 
 @dataclass(frozen=True)
 class StepCost:
-    """Relative step cost of a method, as a range: time of its step divided by that of an autoregressive step.
-
-    Attributes:
-        low: lowest cost.
-        high: highest cost.
-        source: words that state from which measurement the range is.
-    """
+    """Relative step cost of a method, as a range, and words that state from which measurement it is."""
 
     low: float
     high: float
@@ -44,10 +39,7 @@ class StepCost:
 
 
 def read_bench(path: Path) -> Report:
-    """Read the file that `lantern bench --output` wrote.
-
-    Args:
-        path: the file, or its folder.
+    """Read the file that `lantern bench --output` wrote, by its path or by its folder.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -57,25 +49,20 @@ def read_bench(path: Path) -> Report:
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
         rows = [row for row in report["rows"] if all(key in row for key in ROW_KEYS)]
+        # The first row is the baseline, to which all costs are relative.
         is_complete = all(key in report for key in KEYS) and rows[0]["method"]["name"] == BASELINE
     except (ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{path} must be a file of lantern bench --output; measure again") from error
+    # A report of an older version lacks keys. Predicting from the remaining rows would be silently wrong.
     if not is_complete or len(rows) < len(report["rows"]):
         raise ValueError(f"{path} must be a file of this version's lantern bench --output; measure again")
     return report
 
 
 def cost_of(report: Report, spec: MethodSpec) -> StepCost:
-    """Return the relative step cost of a method: a measured one, or a range between two measured methods.
+    """Return the relative step cost of a method: measured, or a range between two measured methods of its kind.
 
-    If the method itself was not measured, measured methods of its kind are used. There are two kinds: methods that need
-    a draft model, and methods that need none. The range begins at the step cost of the measured method with the next
-    smaller number of drafts. It ends at the step cost of the one with the next larger number. Autoregressive decoding
-    counts as a method with 0 drafts.
-
-    Args:
-        report: measurements of `lantern bench`, from `read_bench`.
-        spec: the method.
+    The range begins at the cost of the next smaller number of drafts and ends at that of the next larger one.
 
     Raises:
         ValueError: no measured method of the same kind has at least as many drafts.
@@ -87,6 +74,7 @@ def cost_of(report: Report, spec: MethodSpec) -> StepCost:
             return StepCost(*_ends(row), "measured")
     kind = "with a draft model" if spec.drafts_row.is_trained else "without a draft model"
     rows = [row for row in rows if drafts_of(row["method"]["drafts"]).is_trained == spec.drafts_row.is_trained]
+    # A step does not get cheaper with more drafts, but by how much it gets dearer is unknown: no extrapolation.
     larger = [row["num_drafts"] for row in rows if row["num_drafts"] >= number]
     if not larger:
         most = max((row["num_drafts"] for row in rows), default=0)
@@ -95,10 +83,12 @@ def cost_of(report: Report, spec: MethodSpec) -> StepCost:
             "a larger tree with lantern bench --methods or --trees"
         )
     above = min(larger)
+    # Autoregressive decoding has 0 drafts and cost 1, for both kinds.
     below = max((row["num_drafts"] for row in rows if row["num_drafts"] <= number), default=0)
     low = min((_ends(row)[0] for row in rows if row["num_drafts"] == below), default=1.0)
     high = max(_ends(row)[1] for row in rows if row["num_drafts"] == above)
     numbers = f"{below} and {above}" if below < above else f"{above}"
+    # By noise, the smaller tree may have been slower.
     return StepCost(min(low, high), high, f"between measured methods {kind} with {numbers} drafts")
 
 
@@ -107,7 +97,7 @@ def _parts_of(method: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ends(row: Row) -> tuple[float, float]:
-    """Return the ends of the interval of a row's relative step cost, or the value twice if there is no interval."""
+    """Return the interval of a row's relative step cost, or the value twice if there is no interval."""
     value = row["relative_step_cost"]
     low, high = (row.get(f"relative_step_cost_{end}") for end in ("low", "high"))
     return value if low is None else low, value if high is None else high
@@ -115,6 +105,7 @@ def _ends(row: Row) -> tuple[float, float]:
 
 def measured_tokens(report: Report, spec: MethodSpec) -> float | None:
     """Return the tokens per forward pass that `lantern bench` measured for a method, or None if it did not."""
+    # Random weights have a step's cost, but accept other drafts than a trained model.
     if report["random_weights"]:
         return None
     wanted = _parts_of(spec.to_dict())
@@ -122,14 +113,9 @@ def measured_tokens(report: Report, spec: MethodSpec) -> float | None:
 
 
 def table_of(report: Report, methods: Sequence[tuple[MethodSpec, float, str]]) -> str:
-    """Write predicted times and speed-ups of several methods as a text table, autoregressive decoding first.
+    """Write predicted times and speed-ups as a text table, autoregressive decoding first, then all sources.
 
-    Args:
-        report: measurements of `lantern bench`, from `read_bench`.
-        methods: for each method, (the method, tokens per forward pass, words that state where this number is from).
-
-    Raises:
-        ValueError: tokens per forward pass are below 1 or not finite, or the cost of a step cannot be predicted.
+    `methods` are (method, tokens per forward pass, words that state where this number is from).
     """
     seconds = report["num_tokens"] * report["rows"][0]["forward_s"]  # of an image by autoregressive decoding
     cells = [["method", "tokens / forward", "relative step cost", "predicted seconds", "predicted speed-up"]]
@@ -138,6 +124,7 @@ def table_of(report: Report, methods: Sequence[tuple[MethodSpec, float, str]]) -
     for spec, tokens, source in methods:
         check_tokens(tokens)
         cost = cost_of(report, spec)
+        # speed-up = tokens per forward pass / relative step cost, lowest first
         speedup = tokens / cost.high, tokens / cost.low
         of_image = seconds / speedup[1], seconds / speedup[0]
         ranges = [format_range(bounds) for bounds in ((cost.low, cost.high), of_image, speedup)]

@@ -1,10 +1,12 @@
 """Table of results: one row per method, parameters, prompt set, temperature and repeat, with 95 % intervals.
 
-If the run was repeated with other seeds, each method also has a *pooled* row, which combines all repeats and comes
-first. Its column repeat is "pooled".
+If the run has several repeats, each method also has a pooled row, which comes first and has "pooled" in column repeat.
+Rows of real images and of their reconstructions by the tokenizer, which no method generated, are called *ceilings*,
+because no method can be expected to be better.
 
-The table also has rows for real images and their reconstructions by the tokenizer, which no method generated. They are
-called *ceilings*, because no method can be expected to be better.
+In this file, a *group* has one row per image: the images of one method, prompt set and temperature, in one repeat or in
+all. The interval of column x is in x_low and x_high. `options` are the arguments num_resamples and seed of the
+bootstrap.
 """
 
 from __future__ import annotations
@@ -49,15 +51,19 @@ METHOD_PARTS = ("method", *PARTS, *SYMBOLS, "is_exact")
 SAMPLING = ("cfg_scale", "dtype")
 # Metric -> columns with its details, which follow its columns in the table.
 _DETAILS = {
+    # Stepping is "eager" or "graph" (CUDA graph). Column speedup_eager is the speed-up if both methods run eagerly, and
+    # empty unless the timed steps ran as CUDA graphs.
     "speedup": ("speedup_cpu", "busy_elsewhere", "machine", "num_timed", "stepping", *with_ends("speedup_eager")),
-    "clip_score": ("clip_num_cut",),
+    "clip_score": ("clip_num_cut",),  # images whose caption CLIP does not read to its end
     "hps": ("hps_num_cut",),
-    "prompt_accuracy": with_ends("prompt_accuracy_change"),
+    "prompt_accuracy": with_ends("prompt_accuracy_change"),  # paired difference from autoregressive decoding
+    # Nats between the two largest keys of autoregressive decoding at the first token that differs, median over images.
     "tokens_equal_autoregressive": ("num_near_ties", "margin_at_difference"),
     "tv_mean": (*with_ends(*TV_INTERVALS[1:]), *TV_VALUES),
 }
 SUMMARY_COLUMNS = (
     *(*METHOD_PARTS, "temperature", *SAMPLING, "prompt_set", "repeat", "num_images", "num_repeats"),
+    # The target's own quality. Its prompt accuracy is that of autoregressive decoding.
     *("target_cross_entropy", "target_prompt_accuracy"),
     *(
         column
@@ -90,29 +96,19 @@ def build_summary(
     settings: MetricsSection,
     seed: int,
 ) -> pd.DataFrame:
-    """Build the table of results: one row per method, parameters, prompt set, temperature and repeat.
-
-    A repeat is the run with one pair of seeds. Cells of values that were not measured are empty.
+    """Build the table of results. Cells of values that were not measured are empty.
 
     Args:
-        quality: one row per method, and for real images and their reconstructions, from `measure_quality`.
+        quality: one row per method or ceiling, and repeat, from `measure_quality`.
         images: one row per method and image, from `measure_quality`.
         latency: timings at batch 1, from `measure_latency`.
-        total_variation: one row per method, from `measure_methods`.
+        total_variation: one row per method and repeat, from `measure_methods`.
         cross_entropy: training seed -> cross-entropy of the target on held-out images, in nats per token.
         settings: keys of config section `metrics`.
         seed: random seed of the bootstrap.
 
     Returns:
-        The columns SUMMARY_COLUMNS, and those of custom parameters. These columns need an explanation:
-
-        - clip_num_cut, hps_num_cut: number of images whose caption the CLIP model does not read to its end.
-        - prompt_accuracy_change: paired difference from autoregressive decoding.
-        - target_prompt_accuracy: prompt accuracy of autoregressive decoding.
-        - stepping: how the timed steps ran, "eager" or "graph" (CUDA graph).
-        - speedup_eager: speed-up if both methods run eagerly. Empty unless the timed steps ran as CUDA graphs.
-        - margin_at_difference: in nats, the difference between the two largest keys of autoregressive decoding at the
-          first token in which the method's image differs. The cell has the median over all images that differ.
+        The columns SUMMARY_COLUMNS, and those of custom parameters.
     """
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
     images_of = dict(repeat_groups(images))
@@ -122,42 +118,33 @@ def build_summary(
         values |= _measure_images(images_of[key], options)
         if key[0] not in CEILINGS:
             values |= _measure_decoding(images_of[key], images_of[BASELINE, *key[1:]], options)
+            # Repeats share a target if they have the same training seed.
             entropies = [cross_entropy[training_seed(repeat)] for repeat in rows["repeat"]]
             values["target_cross_entropy"] = float(np.mean(entropies))
         summary.append(values)
     table = _keep_ceilings_once(pd.DataFrame(summary))
     parts = [summarise_latency(latency, **options), _combine_tv(total_variation)]
     is_eager, columns = latency["stepping"] == "eager", with_ends("speedup")
-    if is_eager.nunique() > 1:  # some steps ran as CUDA graphs, too: add the speed-up of eager steps
+    if is_eager.nunique() > 1:  # a CUDA graph replaces a method's eager timings above
         eager = summarise_latency(latency[is_eager], **options)[[*KEYS, *columns]]
         parts.append(eager.rename(columns=dict(zip(columns, with_ends("speedup_eager"), strict=True))))
     for part in parts:
+        # Left joins: the ceilings and untimed methods keep their rows.
         table = table.merge(part, on=list(KEYS), how="left", validate="many_to_one")
     table = table.merge(_steppings(latency), on=list(RUN_KEYS), how="left", validate="many_to_one")
     return table.reindex(columns=[*SUMMARY_COLUMNS, *custom_parameters(table)])
 
 
 def _steppings(latency: pd.DataFrame) -> pd.DataFrame:
-    """Return how the timed steps of each method ran: "eager" or "graph" (CUDA graph).
-
-    If a method was timed in both ways, the result is "graph".
-
-    Args:
-        latency: timings at batch 1.
-
-    Returns:
-        A table with the columns RUN_KEYS and stepping.
-    """
+    """Return how the timed steps of each method ran, with columns RUN_KEYS and stepping."""
     modes = latency.groupby(list(RUN_KEYS))["stepping"]
+    # If a method was timed in both ways, its speed-up is that of the graph.
     return modes.agg(lambda found: next((mode for mode in found if mode != "eager"), "eager")).reset_index()
 
 
 def preferred_rows(summary: pd.DataFrame) -> pd.DataFrame:
-    """Select one row per method, prompt set and temperature from a table that has a row for every repeat.
-
-    A repeat is the run with one pair of seeds. The row that pools all repeats is selected. If there is only one repeat,
-    its row is selected.
-    """
+    """Select one row per method, prompt set and temperature: the pooled row, or the row of the only repeat."""
+    # Ceilings have an empty temperature, so that `dropna=False` keeps their groups.
     is_pooled = summary["repeat"] == POOLED
     has_pooled = is_pooled.groupby([summary[name] for name in RUN_KEYS], dropna=False).transform("any")
     return summary[is_pooled | ~has_pooled]
@@ -166,82 +153,58 @@ def preferred_rows(summary: pd.DataFrame) -> pd.DataFrame:
 def select_headline(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
     """Select the run's main results, the *headline rows*, and add the column `label`.
 
-    Conclusions are drawn from these rows. There is one row per method, at the prompt set and the temperature that the
-    config keys metrics.headline_* name. `preferred_rows` selects among repeats of the run. Rows of real images and of
-    reconstructions have no temperature and are left out.
+    There is one row per method, at the prompt set and temperature that the config keys metrics.headline_* name, without
+    ceilings.
     """
     prompt_set, temperature = settings["headline_prompt_set"], settings["headline_temperature"]
     rows = preferred_rows(summary)
+    # Ceilings have no temperature, so they equal none.
     rows = rows[(rows["prompt_set"] == prompt_set) & (rows["temperature"] == temperature)]
     rows = rows.reset_index(drop=True)
     return rows.assign(label=label_rows(rows))
 
 
 def select_ceilings(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
-    """Select the rows of real images and of their reconstructions (*ceilings*) for the prompt set of the main results.
-
-    There is one row for real images and one for reconstructions; `preferred_rows` selects among repeats. Column `label`
-    is added.
-    """
+    """Select one row each for real images and reconstructions at the headline prompt set, with column `label`."""
     rows = preferred_rows(summary)
     rows = rows[rows["method"].isin(CEILINGS) & (rows["prompt_set"] == settings["headline_prompt_set"])]
     return rows.assign(label=label_rows(rows)).reset_index(drop=True)
 
 
 def _combine_quality(rows: pd.DataFrame) -> dict[str, object]:
-    """Combine quality metrics of one method over repeats (runs with other seeds) into one row.
-
-    Args:
-        rows: rows of the quality table for one method, prompt set and temperature, one per repeat.
-
-    Returns:
-        Column -> value. Columns that describe the method are copied. Numbers of images are summed. Metrics of whole
-        sets of images, such as FID, are averaged over the repeats.
-    """
+    """Combine the rows of a method's repeats in the quality table into one."""
     over_sets = [metric for metric in metrics_over(SETS) if metric.column in rows]
+    # What describes the method is the same in all repeats.
     values = {name: rows[name].iloc[0] for name in (*METHOD_PARTS, *custom_parameters(rows), *SAMPLING) if name in rows}
     counts = [name for name in ("num_images", "clip_num_cut", "hps_num_cut") if name in rows]
     values |= {name: int(rows[name].sum()) for name in counts} | {"num_repeats": len(rows)}
+    # A metric of a set, such as FID, exists once per repeat: the mean has no interval.
     values |= {metric.column: float(rows[metric.column].mean()) for metric in over_sets}
     return values
 
 
 def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add rows that combine all repeats (runs with other seeds) of a method to the table of total variation.
-
-    Such a pooled row has the mean of each column over the repeats, with two exceptions. tv_max is the maximum, and
-    p-values are combined by Fisher's method. The rows of single repeats remain.
-
-    Args:
-        rows: one row per method, prompt set, temperature and repeat.
-    """
+    """Build one row per method and repeat, and the pooled rows, from the table of total variation."""
     combined = []
     for key, group in repeat_groups(rows[rows["repeat"] != POOLED]):
         values: dict[str, object] = dict(zip(KEYS, key, strict=True))
         for name in TV_INTERVALS:
             columns = with_ends(name)
+            # The table has no values per prompt for a bootstrap, so repeats are combined by their intervals.
             values |= dict(zip(columns, combine_repeats(*(group[column] for column in columns)), strict=True))
         values |= {name: group[name].max() if name == "tv_max" else group[name].mean() for name in TV_VALUES}
         p_values = group["law_p"].dropna()
+        # Fisher's method, which takes the tests of the repeats as independent.
         values["law_p"] = combine_pvalues(p_values).pvalue if len(p_values) else np.nan
         combined.append(values)
     return pd.DataFrame(combined, columns=[*KEYS, *TV_COLUMNS])
 
 
 def _measure_images(group: pd.DataFrame, options: dict[str, int]) -> dict[str, float]:
-    """Compute the mean over images of each metric of single images, such as NLL, with its 95 % interval.
-
-    For a metric that only says yes or no about an image, the share of images with yes is computed instead.
-
-    Args:
-        group: rows of the images of one method, prompt set, temperature and repeat, or of all repeats.
-        options: arguments num_resamples and seed of the bootstrap.
-
-    Returns:
-        Column -> value. The ends of the interval are in the columns with `_low` and `_high`.
-    """
+    """Return the mean of each metric of single images, or the share of images with yes, with intervals."""
     values: dict[str, float] = {}
     for metric in metrics_over(IMAGES):
+        # Distances from the autoregressive image are in the table of comparisons.
         if metric.is_distance or metric.per_image not in group:  # if not measured, the summary has empty cells
             continue
         measured = stack_prompts(group, metric.per_image)
@@ -253,28 +216,18 @@ def _measure_images(group: pd.DataFrame, options: dict[str, int]) -> dict[str, f
 
 
 def _measure_decoding(group: pd.DataFrame, baseline: pd.DataFrame, options: dict[str, int]) -> dict[str, float]:
-    """Compute the metrics of how images were decoded, and the change of prompt accuracy.
-
-    The metrics are tokens per forward pass, substitutions, and the share of images whose tokens equal those of
-    autoregressive decoding. The change is relative to autoregressive decoding.
-
-    Args:
-        group: rows of the method's images.
-        baseline: rows of the autoregressive images of the same prompts and repeats.
-        options: arguments num_resamples and seed of the bootstrap.
-
-    Returns:
-        Column -> value. The ends of the 95 % intervals are in the columns with `_low` and `_high`.
-    """
+    """Measure tokens per forward pass, substitutions and equal tokens, and the paired change of prompt accuracy."""
     values: dict[str, float] = {}
     if "prompt_accuracy" in group:
         accuracy, reference = (stack_prompts(rows, "prompt_accuracy") for rows in (group, baseline))
         values |= mean_with_interval("prompt_accuracy_change", accuracy - reference, **options)
         values["target_prompt_accuracy"] = mean_with_interval("", reference, **options)[""]
+    # Prompt accuracy may be off in the config. The numbers from decoding are always there.
     names = ("num_tokens", "target_forwards", "substitutions", "is_equal", "is_near_tie")
     tokens, forwards, substitutions, is_equal, is_near_tie = (stack_prompts(group, name) for name in names)
     values |= mean_accepted_length(tokens, forwards, **options)
     values |= mean_with_interval("substitutions", substitutions, **options)
+    # Images that differ at a near-tie are left out: rounding decided, not the method.
     values |= _share_with_interval("tokens_equal_autoregressive", is_equal, is_near_tie == 0, options)
     near_ties, margin = int(is_near_tie.sum()), group["margin_at_difference"].median()
     return {**values, "num_near_ties": near_ties, "margin_at_difference": margin}
@@ -283,36 +236,25 @@ def _measure_decoding(group: pd.DataFrame, baseline: pd.DataFrame, options: dict
 def _share_with_interval(
     name: str, is_hit: np.ndarray, is_counted: np.ndarray, options: dict[str, int]
 ) -> dict[str, float]:
-    """Compute the share of images with a property, such as equal tokens, and its 95 % interval.
+    """Compute the share of counted images with a property, and its 95 % interval.
 
-    The interval is exact for independent images. If the run was repeated with other seeds, the images of a prompt are
-    not independent. The bootstrap interval is then computed as well, and the result spans both intervals.
-
-    Args:
-        name: name of the share, a column of the table of results.
-        is_hit: whether an image has the property, (repeats, prompts).
-        is_counted: whether an image is included in the share, (repeats, prompts).
-        options: arguments num_resamples and seed of the bootstrap.
-
-    Returns:
-        Values of `<name>`, `<name>_low` and `<name>_high`; nan if no image is included.
+    Both arrays are (repeats, prompts). All results are nan if no image is counted.
     """
     if not is_counted.any():
         return dict.fromkeys(with_ends(name), np.nan)
     hits = np.where(is_counted, is_hit, 0.0)
+    # Exact for independent images.
     low, high = (float(end) for end in share_interval(hits.sum(), is_counted.sum()))
     if len(hits) > 1:  # images of one repeat depend on each other, and so do images of one prompt
         ends = bootstrap_interval(ratio_statistic, hits, is_counted, **options)
+        # The wider of both, since the bootstrap has no width if all images are hits.
         low, high = min(low, ends[0]), max(high, ends[1])
     return {name: float(hits.sum() / is_counted.sum()), f"{name}_low": low, f"{name}_high": high}
 
 
 def _keep_ceilings_once(summary: pd.DataFrame) -> pd.DataFrame:
-    """Remove repeated rows of real images and of their reconstructions (*ceilings*), and clear their temperature.
-
-    The table repeats these rows for every temperature, although their images do not depend on it. For each
-    prompt set and repeat, one row for real images and one for reconstructions are kept.
-    """
+    """Keep one row per ceiling, prompt set and repeat, without temperature."""
+    # The quality table repeats ceilings for every temperature, although their images do not depend on it.
     is_ceiling = summary["method"].isin(CEILINGS)
     summary = summary[~(is_ceiling & summary.duplicated(subset=["method", "prompt_set", "repeat"]))].copy()
     summary.loc[summary["method"].isin(CEILINGS), "temperature"] = np.nan
