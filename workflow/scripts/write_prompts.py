@@ -1,7 +1,4 @@
-"""Write one prompt set.
-
-Each prompt is also encoded once, so that an unknown word or a long prompt stops the run early.
-"""
+"""Write one prompt set."""
 
 from lantern_pipeline.config.prompt_counts import check_prompt_count
 from lantern_pipeline.data.image_sources import make_source

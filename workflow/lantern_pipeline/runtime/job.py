@@ -25,7 +25,7 @@ PARTIAL_EVERY_S = float(os.environ.get("LANTERN_PARTIAL_EVERY_S", 30))
 
 
 class Job(Protocol):
-    """The object `snakemake` that Snakemake gives to a script. Files and parameters are attributes named in the rule."""
+    """The object `snakemake` of a Snakemake script. Files and parameters are attributes, with the names in the rule."""
 
     rule: str
     threads: int
