@@ -31,7 +31,7 @@ with job_log(snakemake):
             "differs": describe_changes(changes) or None,
             "made_by": describe_maker(),
         }
-        # tokens per forward pass are compared with the ambiguity of each target
+        # `masses` state the ambiguity of the target, the horizontal axis of figure `generality`.
         parts.append(rows.assign(**about, **masses))
     table = pd.concat(parts, ignore_index=True).reindex(columns=list(COLUMNS))
     write_table(snakemake.output.table, table)

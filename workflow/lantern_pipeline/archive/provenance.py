@@ -148,8 +148,7 @@ def describe_environment() -> Environment:
     """Return Python, the operating system and the packages on which results may depend."""
     try:
         system = platform.freedesktop_os_release()["PRETTY_NAME"]
-    # only Linux has the file os-release
-    except (OSError, KeyError, AttributeError):
+    except (OSError, KeyError, AttributeError):  # only Linux has the file os-release
         system = platform.system()
     return {
         "python": f"{platform.python_implementation()} {platform.python_version()}",

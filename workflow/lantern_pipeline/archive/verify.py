@@ -46,7 +46,7 @@ def read_provenance(folder: Path) -> Provenance:
             provenance["kind"] == KIND
             and all(map(_NAME.fullmatch, sums_of(provenance)))
             and isinstance(code["fingerprints"], dict)
-            # `compare_code` prints both, so they may hold no other characters.
+            # `compare_code` puts both into a sentence for the terminal, so they may hold no control characters.
             and re.fullmatch(r"[\w.+-]{1,40}", code["version"]) is not None
             and (code["commit"] is None or re.fullmatch(r"[0-9a-f]{40,64}", code["commit"]) is not None)
         )
@@ -60,8 +60,6 @@ def read_provenance(folder: Path) -> Provenance:
 def check_files(folder: Path, provenance: Provenance) -> int:
     """Compare the results with their digests, and return the number of files that the provenance lists.
 
-    Models that were converted from published weights may be missing, since their licence may forbid distribution.
-
     Raises:
         ValueError: a file was changed or is missing, or the provenance does not list summary.csv.
     """
@@ -71,6 +69,7 @@ def check_files(folder: Path, provenance: Provenance) -> int:
     missing, changed = [], []
     for name, sha256 in sums.items():
         if not (folder / name).is_file():
+            # The licence of published weights may forbid that a converted model is sent with the results.
             if not re.fullmatch(foreign, name):
                 missing.append(name)
         elif describe_file(folder / name)["sha256"] != sha256:
@@ -109,7 +108,7 @@ def refuse_own_classes(found: object, where: str) -> None:
         if isinstance(value, dict):
             values += value.items()
         elif isinstance(value, list):
-            values += ((key, inner) for inner in value)  # a key may have a list of methods' parts
+            values += ((key, inner) for inner in value)  # a key may have a list of values
         elif key in ("drafts", "acceptance") and ":" in str(value):
             raise ValueError(
                 f"{where}: {key} must be one of Lantern's own, got {value!r:.100}; images of a user's class, which "

@@ -1,6 +1,6 @@
 """Checks whether config keys fit together, and whether they fit Lantern's methods and the files in `resources`.
 
-Each private function is a check. It yields one sentence per error, which begins with the key.
+Each generator is a check, which yields one sentence per error. A sentence begins with the key.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _prompt_set(name: str, entry: PromptSet, config: RunConfig) -> Iterator[str]
 
 def _resources(config: RunConfig) -> Iterator[str]:
     """Check section `resources`, the keys that name its entries, and the keys that finished weights determine."""
-    # These two functions raise their ValueError themselves, with the same beginning.
+    # `parse_entries` and `check_reference` raise their ValueError themselves.
     resources = parse_entries(config.resource_entries)
     checkpoints = {
         "tokenizer": config.tokenizer.checkpoint,
@@ -112,7 +112,7 @@ def _source(config: RunConfig) -> Iterator[str]:
     """Check that the images and captions of a run suffice for its training, metrics and prompt sets."""
     source = config.data.source
     encoder = config.text.encoder
-    # Whether prompts are captions of the dataset: "classes" reads words of captions only for the shapes dataset.
+    # Whether the encoder reads the words of captions: "classes" does so only for the shapes dataset.
     reads_captions = encoder in ("words", "word_ids") or (encoder == "classes" and source == "scenes")
     if not reads_captions and config.metrics.fidelity == "attribute_classifier":
         yield (
@@ -209,6 +209,7 @@ def _shape(config: RunConfig) -> Iterator[str]:
     if pixels[0] % (2 * shape[0]):
         twice = 2 * grid if isinstance(grid, int) else [2 * side for side in grid]
         yield f"data.image_size must be a multiple of 2 * tokenizer.grid = {twice}, got {image_size}"
+    # Only published models generate other shapes: all models that the workflow trains see squares.
     if isinstance(grid, int):
         return
     if config.text.encoder not in FAMILIES:

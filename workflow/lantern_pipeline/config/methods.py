@@ -157,6 +157,7 @@ def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]
         value = spec.parameters[name]
         if isinstance(value, str):
             words += [value] * departs.get(name, False)
+        # these three even with the preset's values
         elif name in ("k", "delta", "lambda_") or value != defaults.get(name):
             words.append(f"{name.strip('_')}{value:g}")  # lambda_ has its underscore because Python reserves the word
     return "-".join([spec.name, *words])

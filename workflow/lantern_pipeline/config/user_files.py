@@ -100,7 +100,7 @@ def _header_sizes(path: Path | str | None) -> dict[str, object]:
 
 def _check_prompts(path: Path, entry: PromptSet, config: RunConfig) -> None:
     """Raise a ValueError if a prompt file cannot be read, or if the text encoder refuses a prompt."""
-    # They import torch, which takes a second, and only runs with prompt files of the user need them.
+    # These modules import torch, which takes a second. Only runs with prompt files of the user need them.
     from lantern_pipeline.data.prompt_files import load_prompt_set
     from lantern_pipeline.data.text_encoders import make_text_encoder
 

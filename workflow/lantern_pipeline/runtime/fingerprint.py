@@ -95,9 +95,8 @@ def _imports_of(path: Path, packages: tuple[Path, ...]) -> set[Path]:
             # The imported name may be a module or a class. `_files_of` finds no file of a class.
             names.update(f"{base}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and CLASS_PATH.fullmatch(node.value):
-            names.add(
-                node.value.split(":")[0]
-            )  # tables name classes as "lantern.module:Class", which are imported later
+            # Tables name classes as "lantern.module:Class", which are imported when a method needs them.
+            names.add(node.value.split(":")[0])
     return {file for name in names for package in packages for file in _files_of(name, package)}
 
 

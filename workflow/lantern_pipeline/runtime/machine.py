@@ -65,7 +65,7 @@ class Workflow(Protocol):
 
 def find_own_classes(config: object, configfiles: Iterable[Path | str]) -> None:
     """Allow this process and its jobs to import a user's custom classes from the folders of the config files."""
-    # Only then: otherwise a file next to a config file could replace a library unnoticed.
+    # Only then: otherwise a file next to a config file could stand in for a missing library unnoticed.
     if names_own_class(config):
         # jobs inherit the variable
         os.environ[CLASS_FOLDERS] = os.pathsep.join(sorted({str(Path(file).resolve().parent) for file in configfiles}))
