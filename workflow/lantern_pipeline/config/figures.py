@@ -272,8 +272,8 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
             package_files=(PUBLISHED,),
         ),
     }
-    # Name -> whether the run lacks the data. Figures that are not named here are always drawn.
     is_off = {
+        # whether the run lacks the data; figures that are not named here are always drawn
         "total_variation": not plan.needs_draft_model,
         "ablations": not ablations,
         "generality": not config.variants,
