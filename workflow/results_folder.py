@@ -1,7 +1,6 @@
 """Print the folder results/<experiment> into which a Snakemake command would write, given its arguments.
 
-`make` runs this script before it starts Snakemake with these arguments. Nothing is printed for a dry run. Snakemake's
-parser reads the arguments and the profiles that they name.
+`make` runs this script before it starts Snakemake with these arguments. Nothing is printed for a dry run.
 """
 
 import sys
@@ -18,13 +17,11 @@ from lantern_pipeline.config.validate import check_config_files
 def find_results(arguments: list[str]) -> Path | None:
     """Return the folder of results that a Snakemake command writes, or None if it writes none.
 
-    Args:
-        arguments: command-line arguments of Snakemake.
-
     Raises:
         ValueError: a config file does not exist or is not valid YAML.
         CliException: `--config` is not of the form name=value.
     """
+    # Snakemake's own parser, which also reads the profiles that the arguments name.
     _, options = parse_args(["--workflow-profile", "none", *arguments])
     files = [Path("config.yaml"), *options.configfile]
     for file in files:
@@ -32,6 +29,7 @@ def find_results(arguments: list[str]) -> Path | None:
             raise ValueError(f"ARGS names {file}, which does not exist: check its spelling and folder")
     check_config_files(files)
     config: dict = {}
+    # in Snakemake's order: later values win
     for overlay in (*map(load_configfile, files), parse_config(options.config)):
         update_config(config, overlay)
     name = str(config["experiment"])

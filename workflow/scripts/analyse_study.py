@@ -7,6 +7,7 @@ from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake):
     files = snakemake.input
+    # The key alone states which image of a pair is the autoregressive one: the page does not tell its readers.
     table, about = analyse_answers(files.answers, read_key(files.key), snakemake.params.min_checks)
     write_table(snakemake.output.table, table)
     write_json(snakemake.output.readers, about)

@@ -1,4 +1,4 @@
-"""Write a table of nearest codes, which lists the most similar codes for each code of the image tokenizer."""
+"""Write a table of nearest codes."""
 
 from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.codebook import nearest_codes
@@ -7,6 +7,7 @@ from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
     params, neighbours = snakemake.params, snakemake.wildcards.neighbours
+    # the stored vectors: for l2_normalised, `nearest_codes` itself gives them unit length
     codebook = load_tokenizer(snakemake.input.tokenizer).codebook.detach()
     table = nearest_codes(codebook, params.num_neighbours, neighbours, params.seed)
     metadata = {"neighbours": neighbours, "codebook_size": len(codebook), "seed": params.seed}

@@ -14,6 +14,7 @@ from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
     files = snakemake.input
+    # Only codes and times are stored, from `measure_latency`, so images are decoded here.
     timed, tokenizer = load_timed_images(files.images), load_tokenizer(files.tokenizer)
     prompts = [prompt for path in files.prompts for prompt in read_prompts(path) if prompt.id in set(timed.prompt_ids)]
 

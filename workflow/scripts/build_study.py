@@ -1,7 +1,4 @@
-"""Write the HTML page of the preference study, on which readers choose between two images, and its key.
-
-The key is a JSON file that states which image of each pair is the autoregressive one.
-"""
+"""Write the HTML page of the preference study, on which readers choose between two images, and its key."""
 
 from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.io import write_json, write_text
@@ -16,6 +13,7 @@ with job_log(snakemake) as log:
     records = load_shards(snakemake.input.records, [prompt.id for prompt in prompts])
     trials, methods = select_trials(records, prompts, load_tokenizer(snakemake.input.tokenizer), settings)
     html, key = build_page(trials, methods, question=settings["question"], seed=settings["seed"])
+    # states which image of each pair is the autoregressive one
     write_json(snakemake.output.key, key)
     write_text(snakemake.output.page, html)
     log.info("study %s: %d pairs and checks", key["study"], len(key["trials"]))

@@ -1,7 +1,4 @@
-"""Join the results of the run and of its variants into one table and one HTML page.
-
-A variant is a repetition of the run with some config keys changed, such as the sizes of the target model.
-"""
+"""Join the results of the run and of its variants into one table and one HTML page."""
 
 import pandas as pd
 
@@ -22,6 +19,7 @@ from lantern_pipeline.tables.markdown import claim_cells, html_page, target_cell
 with job_log(snakemake):
     files, params, parts = snakemake.input, snakemake.params, []
     options = {"num_resamples": params.settings["bootstrap_resamples"], "seed": params.seed}
+    # The inputs and `targets` have the same order: first the run itself, then the variants.
     tables = zip(files.summary, files.paired, files.images, files.ambiguity, strict=True)
     for (name, changes), paths in zip(params.targets.items(), tables, strict=True):
         summary, paired, images, ambiguity = map(read_table, paths)
@@ -33,6 +31,7 @@ with job_log(snakemake):
             "differs": describe_changes(changes) or None,
             "made_by": describe_maker(),
         }
+        # `masses` state the ambiguity of the target, the horizontal axis of figure `generality`.
         parts.append(rows.assign(**about, **masses))
     table = pd.concat(parts, ignore_index=True).reindex(columns=list(COLUMNS))
     write_table(snakemake.output.table, table)

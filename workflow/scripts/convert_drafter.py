@@ -1,7 +1,4 @@
-"""Convert a draft model of another run, or a published one, to Lantern's file layout.
-
-The script also checks that the draft model fits the target.
-"""
+"""Convert a draft model of another run, or a published one, to Lantern's file layout, if it fits the target."""
 
 import torch
 
@@ -14,9 +11,11 @@ from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
     params, files, path = snakemake.params, snakemake.input, resource_path(snakemake.input.checkpoint)
+    # The header has the sizes, so the large target itself is not loaded.
     target = pick(TargetConfig, read_metadata(files.target)["config"])
     model = read_draft(path, target, getattr(torch, params.dtype))
     report = describe_conversion(files.checkpoint, model)
+    # A published draft model has a copy of a matrix of its own target, which shows whether the two belong together.
     embedding = find_embedding(model, files.target)
     if embedding is None and "val_loss" not in report:  # Lantern's training changes the embedding
         log.warning(

@@ -8,6 +8,7 @@ from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
     path = resource_path(snakemake.input.checkpoint)
+    # raises an error that names the config key if a size differs
     model = read_metric_model(path, snakemake.wildcards.model, snakemake.params.sizes)
     report = describe_conversion(snakemake.input.checkpoint, model)
     save_model(snakemake.output.model, model, report)

@@ -1,7 +1,4 @@
-"""Convert a target model of another run, or a published one, to Lantern's file layout.
-
-The script also checks that the model fits the config.
-"""
+"""Convert a target of another run, or a published one, to Lantern's file layout, if it fits the config."""
 
 from dataclasses import replace
 
@@ -22,10 +19,12 @@ with job_log(snakemake) as log:
     text = TextSettings(**params.text)
     path = resource_path(snakemake.input.checkpoint)
     sizes = TargetConfig(**params.sizes)
+    # Only the tokenizer knows the ids of the null prompt. The converted file states them.
     if snakemake.input.tokenizer:
         sizes = replace(sizes, **make_text_encoder(text, None, snakemake.input.tokenizer).null_prompt)
     model = read_target(path, sizes, getattr(torch, params.dtype), text.encoder)
     report = describe_conversion(snakemake.input.checkpoint, model)
+    # A target of another run ignores prompts whose features differ from those of its training.
     compare_features(path, report, text.encoder)
     save_model(snakemake.output.model, model, report)
     write_json(snakemake.output.report, report)

@@ -1,7 +1,4 @@
-"""Convert an image tokenizer of another run, or the published VQ-16, to Lantern's file layout.
-
-The script also checks that the tokenizer fits the config.
-"""
+"""Convert an image tokenizer of another run, or the published VQ-16, to Lantern's layout, if it fits the config."""
 
 from lantern.cards.card import ImageSettings
 from lantern.checkpoints.native import save_model
@@ -12,6 +9,7 @@ from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
     path = resource_path(snakemake.input.checkpoint)
+    # raises an error that names the size that differs
     model = read_tokenizer(path, ImageSettings(**snakemake.params.sizes))
     report = describe_conversion(snakemake.input.checkpoint, model)
     save_model(snakemake.output.model, model, report)

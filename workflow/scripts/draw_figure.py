@@ -11,19 +11,12 @@ from lantern_pipeline.runtime.job import job_log
 
 
 def read(name, files):
-    """Read files as the value of an argument of the drawing function.
-
-    torch is imported only for figures that show images.
-
-    Args:
-        name: name of the argument, which is also the name of the files in the rule's input. It decides how they are
-            read: "prompts", "records", "tokenizer" and "nearest_codes" have their own formats. All others are tables.
-        files: path or paths.
-    """
+    """Read files as the value of the argument `name` of the drawing function. They are tables if no case names them."""
     match name:
         case "prompts":
             return read_prompts(files)
         case "records":
+            # torch is imported only for figures that show images
             from lantern.records import load_shards
 
             return load_shards(files, [prompt.id for prompt in read_prompts(snakemake.input.prompts)])
@@ -42,5 +35,6 @@ def read(name, files):
 with job_log(snakemake):
     params, outputs = snakemake.params, snakemake.output
     draw = getattr(import_module(f"lantern_pipeline.figures.{params.figure}"), f"draw_{params.figure}")
+    # the claims are for the caption, which the rule itself fills in
     arguments = {name: read(name, files) for name, files in snakemake.input.items() if name != "claims"}
     save_figure(draw(**arguments, **params.settings), [outputs.png, outputs.pdf], dpi=params.dpi)

@@ -1,7 +1,4 @@
-"""Encode one shard of the images of a split as codes, for the target model, the draft model and the metrics.
-
-A shard is a part of the images, which one job processes.
-"""
+"""Encode one shard of the images of a split as codes, for the target, the draft model and the metrics."""
 
 import torch
 from tqdm import tqdm
@@ -23,10 +20,12 @@ with job_log(snakemake) as log, torch.inference_mode():
     split, captions = snakemake.wildcards.split, read_prompts(snakemake.input.captions)
     shard = select_shard(range(len(captions)), snakemake.wildcards.scatteritem)
     begins = tqdm(range(0, len(shard), chunk), desc=f"encoding {split}", unit="chunk", disable=None)
+    # a generator, so that only one chunk of images is in memory
     images = (source.images(split, shard[begin : begin + chunk]).to(device) for begin in begins)
     codes = torch.cat([tokenizer.encode(part).cpu() for part in images])
     if params.ends_lines:  # the target generates a line-end token after each line
         codes = add_line_ends(codes, tokenizer.config.shape, len(tokenizer.codebook))
     metadata = {"split": split, "ids": [captions[index].id for index in shard]}
+    # the order of the captions is lost in shards, so `load_codes` matches images by id
     save_tensors(snakemake.output[0], {"codes": codes.int()}, metadata)
     log.info("encoded %d images of %s", len(shard), split)

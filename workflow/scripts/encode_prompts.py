@@ -1,7 +1,4 @@
-"""Encode one shard of a prompt set with T5 and store the features.
-
-A shard is a part of the prompts, which one job processes. No other script loads T5, which is a large model.
-"""
+"""Encode one shard of a prompt set with T5 and store the features. No other script loads T5, which is a large model."""
 
 from lantern.text_encoders.t5 import T5TextEncoder
 from lantern_pipeline.data.prompt_files import read_prompts
@@ -19,11 +16,13 @@ with job_log(snakemake) as log:
         max_tokens=settings["max_tokens"],
         device=execution_of(snakemake).device,
     )
+    # for warnings only: `write_text_features` tokenizes the prompts itself
     _, mask, is_truncated = encoder.tokenize([prompt.text for prompt in prompts])
     is_empty = mask.sum(1) == 1  # only the end token
     for prompt, is_cut, is_bare in zip(prompts, is_truncated.tolist(), is_empty.tolist(), strict=True):
         if is_cut or is_bare:
             log.warning("prompt %s %s", prompt.id, "is cut" if is_cut else f"has nothing left of {prompt.text!r:.200}")
+    # states which T5 made the features
     description = {"t5_sha256": resource_sha256(snakemake.input.t5)}
     write_text_features(snakemake.output[0], prompts, encoder, description)
     counts = len(prompts), int(is_truncated.sum()), encoder.max_tokens, int(is_empty.sum())

@@ -1,6 +1,6 @@
-"""Download the files of one resource, or check the user's copy, and write a manifest with location and checksums.
+"""Download the files of one resource, or check the user's copy, and write its manifest.
 
-A resource is a group of files that a run uses but does not make. No other script may use the network.
+No other script may use the network.
 """
 
 from lantern.io import write_json

@@ -1,8 +1,4 @@
-"""Generate the images of one method, prompt set, temperature and shard, and write their records.
-
-A shard is a part of the prompts, which one job processes. Records are the codes of the images, and how they were
-decoded.
-"""
+"""Generate the images of one method, prompt set, temperature and shard, and write their records."""
 
 from pathlib import Path
 
@@ -21,11 +17,13 @@ with job_log(snakemake) as log, partial_records(snakemake) as partial:
     params, files, temperature = snakemake.params, snakemake.input, float(snakemake.wildcards.temperature)
     execution = execution_of(snakemake)
     spec = MethodSpec(**params.method)
+    # Snakemake gives an empty list for an input that the method does not need.
     draft, table = files.get("drafter") or None, files.get("nearest_codes") or None
     heads = files.get("heads") or None
     models = load_decoding_models(files.target, draft, table, execution.device, params.dtype, heads)
     sampling = SamplingConfig(temperature=temperature, **params.sampling)
     prompts = select_shard(read_prompts(files.prompts), snakemake.wildcards.scatteritem)
+    # Margins of autoregressive decoding show where rounding may decide a token.
     decoder = make_decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=execution.stepping)
     encoder = make_text_encoder(TextSettings(**params.text), params.source, files.text)
     decode_timed(decoder, prompts[:1], encoder, int(snakemake.wildcards.noise_seed))  # warm-up, not recorded

@@ -1,4 +1,4 @@
-"""Measure the ambiguity of the target: how many codes it finds plausible as the next token.
+"""Measure the ambiguity of the target at every position of some images.
 
 The measures are the probability of the most probable code, and the sum of the ten largest probabilities.
 """
@@ -16,6 +16,7 @@ from lantern_pipeline.settings.run_config import TextSettings
 with job_log(snakemake):
     params, files, num_images = snakemake.params, snakemake.input, snakemake.params.num_images
     encoder = make_text_encoder(TextSettings(**params.text), params.source, files.text)
+    # a run without held-out images: images of autoregressive decoding, which are samples of the target itself
     if files.records:
         prompts = read_prompts(files.prompts)
         (record,) = load_shards(files.records, [prompt.id for prompt in prompts]).values()
@@ -29,6 +30,7 @@ with job_log(snakemake):
         encoder,
         codes[:num_images],
         texts[:num_images],
+        # 1 is the target without guidance
         cfg_scales=(1.0, params.cfg_scale),
         batch_size=execution.scoring_batch_size,
     )

@@ -1,7 +1,6 @@
 """Measure the time per image of all methods at batch size 1.
 
-Methods take turns image by image, so that a change in the speed of the machine affects all of them. The timed images at
-the temperature of the main results (config key metrics.headline_temperature) are stored, so that pages can replay them.
+Methods take turns image by image, so that a change in the speed of the machine affects all of them.
 """
 
 import pandas as pd
@@ -18,6 +17,7 @@ from lantern_pipeline.settings.run_config import Latency, TextSettings
 with job_log(snakemake):
     params, files = snakemake.params, snakemake.input
     settings = Latency(**params.settings)
+    # `job_log` has set the threads of the rule, which reserves all cores so that no other job runs meanwhile.
     torch.set_num_threads(settings.threads)
     decoders = load_job_decoders(snakemake, params.runs, stepping=execution_of(snakemake).stepping)
     encoder = make_text_encoder(TextSettings(**params.text), params.source, files.text)
@@ -32,6 +32,7 @@ with job_log(snakemake):
             num_rounds=settings.num_rounds,
         )
         parts.append(frame.assign(prompt_set=name, repeat=params.repeat))
+        # Pages replay the images at the temperature of the main results.
         images += [image for image in drawn if image.temperature == params.temperature]
     write_table(snakemake.output.table, pd.concat(parts))
     save_timed_images(snakemake.output.images, images)

@@ -14,11 +14,13 @@ from lantern_pipeline.settings.run_config import FidelitySettings, Premise, Text
 with job_log(snakemake):
     params, files = snakemake.params, snakemake.input
     settings, cfg_scale = Premise(**params.settings), params.sampling["cfg_scale"]
+    # Captions are read word by word, which needs no files of the encoder.
     encoder = make_text_encoder(TextSettings(**params.text), params.source, [])
     models = load_job_metric_models(snakemake, encoder)
     (decoder,) = load_job_decoders(snakemake, params.runs)
     tables = load_tables(files.nearest_codes, models.device)
     options = {"num_resamples": params.bootstrap_resamples, "seed": params.noise_seed}
+    # first half: replace the codes of held-out images
     images = score_replacements(
         make_source(params.images["data"], params.seed),
         models,
@@ -30,6 +32,7 @@ with job_log(snakemake):
         options=options,
     )
     at_nodes = TotalVariationNodes(**params.total_variation)
+    # second half: LANTERN's acceptance at nodes of exact decoding, with the same k
     nodes = visit_exactly(
         decoder,
         read_prompts(files.prompts)[: at_nodes.num_images],

@@ -1,6 +1,6 @@
 """Write the quality table of one prompt set and temperature, from the scores of all methods' images.
 
-The script also computes the metrics of whole sets of images, such as FID.
+Metrics of whole sets of images, such as FID, are computed here.
 """
 
 from lantern.records import load_shards
@@ -21,6 +21,7 @@ with job_log(snakemake):
     models = load_job_metric_models(snakemake, encoder)
     rows, images = measure_quality(
         load_shards(files.records, [prompt.id for prompt in prompts]),
+        # scores of single images, one file per method
         {found.method_id: found for found in map(load_scores, files.scores)},
         prompts,
         make_source(params.source["data"], params.seed),

@@ -1,6 +1,6 @@
 """Compute the features of real images with which FID, KID, precision and recall compare generated images.
 
-The features are computed once for all methods.
+They are computed once for all methods.
 """
 
 from lantern.io import save_tensors
@@ -20,5 +20,6 @@ with job_log(snakemake) as log:
         params.preprocessing,
         execution.scoring_batch_size,
     )
+    # With the hash of the images: FID depends on the exact set.
     save_tensors(snakemake.output[0], features, metadata)
     log.info("%d images of %s, sha256 %s", metadata["num_images"], params.reference_name, metadata["images_sha256"])

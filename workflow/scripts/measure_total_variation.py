@@ -1,7 +1,6 @@
-"""Measure the total variation between the distributions of the emitted token and of the target's token.
+"""Measure total variation between the distributions of the emitted token and of the target's token.
 
-Total variation is measured for each method. It is also measured for each relaxed acceptance, as a function of the
-rule's parameter delta, which limits the relaxation.
+It is measured for each method, and for each relaxed acceptance as a function of delta, which limits the relaxation.
 """
 
 import pandas as pd
@@ -36,9 +35,11 @@ with job_log(snakemake):
         options=options,
         batch_size=records[BASELINE].metadata["batch_size"],  # a size that fitted into memory during generation
     )
+    # each method at the nodes that it visits itself
     decoders = load_job_decoders(snakemake, params.runs)
     write_table(snakemake.output.methods, study.measure_methods(decoders, records).assign(**params.place))
     curves = pd.DataFrame(columns=["rule", "delta"])
+    # All acceptances at the same nodes of a draft model. Without one, the table of curves is empty.
     if files.drafter:
         nodes, nearest = study.common_nodes(decoders[0]), load_nearest_codes(files.nearest, device)
         curves = tv_curves(

@@ -1,4 +1,4 @@
-"""Write the tables, the figures and the claims (numbers of conclusions) of a run into README.md and docs/."""
+"""Write the tables, the figures and the claims of a run into README.md and docs/."""
 
 import shutil
 from pathlib import Path
@@ -21,10 +21,12 @@ with job_log(snakemake) as log:
     else:
         settings, claims = snakemake.params.settings, read_json(files.claims)
         parts = [results_table(table, settings)]
+        # Pages about papers also state numbers of greedy decoding.
         if section.endswith("papers"):
             parts.append(select_headline(table, {**settings, "headline_temperature": 0.0}))
         table = pd.concat(parts, ignore_index=True)
     write_table(docs / f"{section}.csv", table)
+    # one file for all runs, each of which replaces its section only
     write_json(docs / "claims.json", {**read_json(docs / "claims.json"), section: claims})
     for picture in map(Path, files.pictures):
         with atomic_path(docs / picture.name) as temporary:

@@ -1,4 +1,4 @@
-"""Write models/<name>/: the trained weights rounded to bfloat16, their checksums, and how they were trained."""
+"""Write models/<name>/: the trained weights rounded to bfloat16, their digests, and how they were trained."""
 
 import shutil
 from pathlib import Path
@@ -19,9 +19,11 @@ with job_log(snakemake) as log, TemporaryDirectory() as workplace:
     reports = {name: read_json(path.with_name("report.json")) for name, path in trained.items()}
     rounded = {name: Path(workplace, f"{name}.safetensors") for name in trained}
     for name, path in trained.items():
+        # A run with these weights checks that its prompts have the features of this training.
         features = {"text": describe_features(config["text"]["encoder"])} if name == "target" else {}
         round_model(path, rounded[name], features)
     training = describe_training(config, reports, rounded)
+    # Into the clone only if all models could be rounded and described.
     for path in rounded.values():
         with atomic_path(folder / path.name) as temporary:
             shutil.copyfile(path, temporary)

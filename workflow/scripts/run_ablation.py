@@ -1,4 +1,4 @@
-"""Run one ablation: generate and measure images for every combination of method, sampling settings and draft model."""
+"""Run one ablation: generate and measure images at all of its points."""
 
 from lantern.checkpoints.native import read_metadata
 from lantern.generation import load_decoding_models
@@ -17,6 +17,7 @@ with job_log(snakemake):
     params, files = snakemake.params, snakemake.input
     execution = execution_of(snakemake)
     encoder = make_text_encoder(TextSettings(**params.text), params.source, files.text)
+    # Training steps -> draft model. None stands for the run's own, or for no draft model if no point needs it.
     drafters = {None: None, **dict(zip(params.drafters, files.drafters, strict=True))}
     study = AblationStudy(
         models={
@@ -35,6 +36,7 @@ with job_log(snakemake):
         seed=params.noise_seed,
         stepping=execution.stepping,
     )
+    # Parameters of rules are plain values, which Snakemake can compare.
     points = [AblationPoint(MethodSpec(**method), *others) for method, *others in params.points]
     rows, images = study.run(snakemake.wildcards.ablation, points)
     write_table(snakemake.output.table, rows)

@@ -1,7 +1,4 @@
-"""Generate images of training captions with the target model, to train a draft model on their codes.
-
-One job processes a part of the captions, a shard.
-"""
+"""Generate one shard of images of training captions with the target, to train a draft model on their codes."""
 
 import torch
 
@@ -28,11 +25,13 @@ with job_log(snakemake) as log, partial_records(snakemake) as partial:
         "val": read_prompts(files.val_captions),
     }
     shards = {split: select_shard(prompts, snakemake.wildcards.scatteritem) for split, prompts in captions.items()}
+    # in one call, because the job has one partial file for both splits
     prompts = [*shards["train"], *shards["val"]]
     records = generate_records(
         decoder,
         prompts,
         encoder,
+        # no noise seed, since models depend on training seeds only
         run_seed=int(snakemake.wildcards.training_seed),
         batch_size=execution.batch_size,
         partial=partial,

@@ -19,6 +19,7 @@ with job_log(snakemake):
     prompts = read_prompts(files.prompts)
     encoder = make_text_encoder(TextSettings(**params.text), params.source, files.text)
     models = load_job_metric_models(snakemake, encoder)
+    # autoregressive decoding is its own baseline: its files must not be read twice
     records = load_shards(dict.fromkeys([*files.baseline, *files.records]), [prompt.id for prompt in prompts])
     found = score_method(records[snakemake.wildcards.method], records[BASELINE], prompts, models)
     save_scores(Path(snakemake.output[0]), found)

@@ -1,7 +1,4 @@
-"""Join quality, latency and total variation into the table of results.
-
-The script also computes the claims: numbers that sentences in the report and in the documentation state.
-"""
+"""Join quality, latency and total variation into the table of results, and compute the claims."""
 
 import math
 
@@ -33,6 +30,7 @@ with job_log(snakemake):
     write_table(snakemake.output.summary, summary)
     write_table(snakemake.output.paired, build_paired(images, latency, **options))
     reports = {name: read_json(files[name]) for name in ("tokenizer", *params.trained)}
+    # With several training seeds, claims are about the mean target.
     reports["target"] = targets[0] if len(targets) == 1 else {"val_cross_entropy": sum(entropies) / len(entropies)}
     claims = find_claims(summary, read_table(files.curves), images, reports, **options)
     claims["papers"] = judge_papers(summary, images, read_table(files.ambiguity), **options)
@@ -40,6 +38,7 @@ with job_log(snakemake):
     table = results_table(summary, params.settings)
     folded = {"All claims in numbers (claims.json)": claim_cells(claims)}
     blocks = [describe_run(claims["setting"]), best_cells(claims), method_cells(table)]
+    # empty if the run has none of the papers' methods
     if claims["papers"]:
         blocks += ["The papers' claims, here", verdict_cells(claims["papers"])]
     page = html_page("Main results", *blocks, folded=folded)

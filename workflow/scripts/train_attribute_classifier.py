@@ -1,7 +1,4 @@
-"""Train the attribute classifier, which recognises in an image the attributes that captions name.
-
-The classifier is trained on Fashion-MNIST if the run is about this dataset, else on the shapes dataset.
-"""
+"""Train the attribute classifier, which recognises in an image the attributes that captions name."""
 
 from lantern.checkpoints.native import save_model
 from lantern.io import write_json
@@ -18,6 +15,7 @@ from lantern_pipeline.world.attribute_classifier import AttributeClassifierConfi
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     params, settings = snakemake.params, snakemake.params.settings
+    # Fashion-MNIST if the run is about this dataset, else the shapes dataset, whose attributes are known.
     world, source = make_world_source(params.data, params.seed)
     trainer = AttributeClassifierTrainer(
         source,
@@ -29,6 +27,7 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     model, indices = trainer.model.eval(), range(NUM_EVAL)
     report = {
         split: evaluate_attribute_classifier(model, source.images(split, indices), source.captions(split, indices))
+        # "unseen" has combinations of attributes that are in no training image of the target
         for split in ("val", "unseen")
     }
     save_model(snakemake.output.model, model, report)

@@ -11,6 +11,7 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     source = make_source(params.source["data"], params.seed)
     model, report = train_clip(
         source,
+        # config section `clip` sets num_steps only
         RECIPE | params.settings,
         seed=params.seed,
         checkpoint=checkpoint,

@@ -15,11 +15,12 @@ from lantern_pipeline.training.drafter_loss import DrafterValidation
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
 from lantern_pipeline.training.loop import Pace, run_training
 
+# beginnings of the names of measurements that report.json has at its top
 REPORTED = ("loss", "overlap", "val_")
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     params, files = snakemake.params, snakemake.input
-    # Filters change the logged acceptance only. They are not in params, so a change starts no new training.
+    # Filters (top-k, top-p) change the logged overlap only. They are not in params, so a change starts no new training.
     sampling = pick(SamplingConfig, {**snakemake.config["sampling"], "cfg_scale": params.cfg_scale})
     data, held_out = (
         load_codes(codes, captions, make_text_encoder(TextSettings(**params.text), params.source, features))
@@ -28,6 +29,7 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
             (files.val_codes, files.val_captions, files.val_features),
         )
     )
+    # `resolve` computes the number of steps from epochs and the number of images
     recipe = pick(DrafterTraining, params.settings, cfg_scale=sampling.cfg_scale).resolve(len(data))
     target = load_target(files.target, device=execution_of(snakemake).device)
     draft = DraftModel.from_target(target, int(snakemake.wildcards.training_seed))

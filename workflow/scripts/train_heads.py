@@ -15,7 +15,7 @@ from lantern_pipeline.training.loop import run_training
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     params, files, seed = snakemake.params, snakemake.input, int(snakemake.wildcards.training_seed)
-    # Filters change the logged overlap only. They are not in params, so a change starts no new training.
+    # Filters (top-k, top-p) change the logged overlap only. They are not in params, so a change starts no new training.
     sampling = pick(SamplingConfig, {**snakemake.config["sampling"], "cfg_scale": params.cfg_scale})
     data, held_out = (
         load_codes(codes, captions, make_text_encoder(TextSettings(**params.text), params.source, features))

@@ -18,6 +18,7 @@ from lantern_pipeline.training.state_head import StateHeadTrainer, StateHeadVali
 with job_log(snakemake) as log, training_checkpoint(snakemake) as checkpoint:
     params, files, seed = snakemake.params, snakemake.input, int(snakemake.wildcards.training_seed)
     execution = execution_of(snakemake)
+    # The recorded steps depend on all settings of sampling, so these are parameters of the rule.
     sampling = SamplingConfig(temperature=1.0, **params.sampling)
     training = pick(HeadsTraining, params.settings, cfg_scale=sampling.cfg_scale)
     encoder = make_text_encoder(TextSettings(**params.text), params.source, [*files.features, *files.val_features])
@@ -27,6 +28,7 @@ with job_log(snakemake) as log, training_checkpoint(snakemake) as checkpoint:
         record_steps(models, part, encoder, sampling, seed=seed, batch_size=execution.batch_size) for part in prompts
     )
     log.info("recorded %d steps of %d images", len(steps.image), len(steps.codes))
+    # frees memory: the target in the dtype of decoding is replaced by one for training
     del models
     target = load_target(files.target, device=execution.device)
     head = StateHead.from_target(target.config, seed).to(target.device)

@@ -1,4 +1,4 @@
-"""Train the target model on the codes and captions of the training images."""
+"""Train the target on the codes and captions of the training images."""
 
 import torch
 
@@ -25,6 +25,7 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     torch.manual_seed(int(snakemake.wildcards.training_seed))
     model = TargetModel(TargetConfig(**params.sizes)).to(execution_of(snakemake).device)
     trainer = TargetTrainer(model, data, pick(TargetTraining, settings), int(snakemake.wildcards.training_seed))
+    # A run with this target checks that its prompts have the same features.
     features = {"text": describe_features(text.encoder)}
     history = run_training(
         trainer,

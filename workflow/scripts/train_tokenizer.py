@@ -24,6 +24,7 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     )
     history = run_training(trainer, settings["num_steps"], name="tokenizer", checkpoint=checkpoint)
     model, indices = trainer.model.eval(), range(NUM_EVAL)
+    # Captions of a folder name no known attributes, so the classifier serves the perceptual loss only.
     reader = attribute_classifier if params.source["data"]["source"] in WORLDS else None
     report = evaluate_tokenizer(model, reader, source.images("val", indices), source.captions("val", indices))
     save_model(snakemake.output.model, model, report)

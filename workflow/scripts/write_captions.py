@@ -8,6 +8,7 @@ from lantern_pipeline.settings.run_config import Captions
 
 with job_log(snakemake) as log:
     params, file = snakemake.params, snakemake.input.get("file")
+    # only data.source captions reads a file; other captions belong to images
     captions = Captions(**params.captions) if params.captions else None
     path = resource_path(file) if file else None
     found = training_captions(params.source["data"], params.num_val, params.seed, captions, path)

@@ -14,6 +14,7 @@ with job_log(snakemake):
     found = {part: path for part, path in snakemake.input.items() if path}
     if "text" in found:
         found["text"] = resource_path(found["text"])
+    # relative to the card, so that the folder can be moved
     files = {part: Path(os.path.relpath(path, folder)).as_posix() for part, path in found.items()}
     card = make_run_card(params.card, TextSettings(**params.text), params.source, Path(found["target"]), files)
     write_json(snakemake.output.card, card.to_dict())

@@ -1,7 +1,4 @@
-"""Write one prompt set.
-
-Each prompt is also encoded once, so that an unknown word or a long prompt stops the run early.
-"""
+"""Write one prompt set."""
 
 from lantern_pipeline.config.prompt_counts import check_prompt_count
 from lantern_pipeline.data.image_sources import make_source
@@ -20,6 +17,7 @@ with job_log(snakemake) as log:
     else:
         prompts = source.prompts(settings.split, settings.num)
     texts = [prompt.text for prompt in prompts]
+    # Encoded for the errors: an unknown word or a long prompt stops the run before anything is computed.
     if text.encoder != "t5":  # T5 encodes every word and cuts long prompts
         make_text_encoder(text, params.source["data"]["source"], snakemake.input.tokenizer).encode(texts)
     # If the images are a folder, the target was trained on its captions.

@@ -1,4 +1,4 @@
-"""Write provenance.json, which states how results were made: config, code, packages, machines, seeds, checksums."""
+"""Write provenance.json, and the page of the report about it."""
 
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from lantern_pipeline.runtime.job import job_log
 from lantern_pipeline.runtime.machine import describe_machine
 
 with job_log(snakemake):
+    # The rule's parameter `config` has the keys that affect results, so that only they write the file again.
+    # The file itself has the whole config.
     files, config = snakemake.input, publishable_config(snakemake.config)
     folder = Path(snakemake.output[0]).parent
     provenance = {

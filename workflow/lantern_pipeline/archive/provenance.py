@@ -1,6 +1,8 @@
-"""Provenance of results: the config, code, packages, machines, random seeds and files that they were made with.
+"""Provenance of results: the config, code, packages, machines, seeds and files that they were made with.
 
-The provenance is published in a file with the results, so it contains no user name, host name or absolute path.
+It is published with the results, so it has no user name, host name, password or absolute path. A *digest* is the
+checksum and size of a file.
+
 Snakemake imports this module while it plans the jobs, so only functions import torch.
 """
 
@@ -23,9 +25,9 @@ from lantern_pipeline.runtime.machine import Machine, describe_machine, name_mac
 KIND = "lantern_provenance"
 FILE_NAME = "provenance.json"
 ROOT = Path(__file__).resolve().parents[3]
-# Sections with the files that the run made: name relative to results/<experiment>/ -> checksum and size.
+# Sections with the files that the run made.
 FILE_PARTS: Final = ("models", "prompts", "records", "tables", "figures")
-# Config section -> keys that decide how jobs run and change no result. "" has the keys outside all sections.
+# Config section -> keys that decide how jobs run and change no result. "" stands for keys outside all sections.
 HOW_JOBS_RUN = {
     "": {"device"},
     "data": {"num_shards"},
@@ -41,29 +43,16 @@ PACKAGES = (
 
 
 class Code(TypedDict):
-    """Description of the installed code of Lantern. `describe_code` makes it.
-
-    Attributes:
-        version: version of Lantern.
-        commit: git commit; None without a git repository.
-        is_modified: whether files differ from the commit; None without a git repository.
-        fingerprints: script name -> hash of all code that the script runs.
-    """
+    """Lantern's installed code. Without a git repository, `commit` and `is_modified` are None."""
 
     version: str
     commit: str | None
     is_modified: bool | None
-    fingerprints: dict[str, str]
+    fingerprints: dict[str, str]  # script -> hash of its code and of the modules that it imports
 
 
 class Environment(TypedDict):
-    """Python, the operating system and the packages of this machine. `describe_environment` makes it.
-
-    Attributes:
-        python: name and version of Python.
-        system: name of the operating system.
-        packages: package -> version, None if it is not installed.
-    """
+    """Python, the operating system, and the versions of packages; None for one that is not installed."""
 
     python: str
     system: str
@@ -71,35 +60,23 @@ class Environment(TypedDict):
 
 
 class Digest(TypedDict):
-    """Checksum of a file, and its size in bytes."""
+    """SHA-256 of a file, and its size."""
 
     sha256: str
     bytes: int
 
 
 class Provenance(TypedDict):
-    """Contents of provenance.json, the description of how the results of a run were made.
+    """Contents of provenance.json.
 
-    Attributes:
-        kind: the constant KIND, which marks a JSON file as a provenance.
-        experiment: name of the run.
-        code: version, commit and hashes of Lantern's code.
-        environment: Python, operating system, and versions of packages.
-        machine: the machine that wrote the file.
-        decoding: the distinct devices and settings with which images were generated.
-        seeds: name -> random seed.
-        models, prompts, records, tables, figures: file name relative to the folder of the results -> checksum and
-            size. Records are files with the codes of generated images.
-        resources: name of a resource, such as published weights -> file name -> checksum and size. The run used these
-            files but did not make them.
-        config: the config, without machine-specific data such as absolute paths.
+    The sections from `models` to `figures` map a file's name, relative to the folder of the results, to its digest.
     """
 
-    kind: str
+    kind: str  # the constant KIND, by which `verify` recognises the file
     experiment: str
     code: Code
     environment: Environment
-    machine: Machine
+    machine: Machine  # the one that wrote the file; `decoding` has those that made the images
     decoding: list[dict[str, object]]
     seeds: dict[str, object]
     models: dict[str, Digest]
@@ -107,23 +84,17 @@ class Provenance(TypedDict):
     records: dict[str, Digest]
     tables: dict[str, Digest]
     figures: dict[str, Digest]
-    resources: dict[str, dict[str, Digest]]
-    config: dict[str, Any]
+    resources: dict[str, dict[str, Digest]]  # resource -> file -> digest
+    config: dict[str, Any]  # as `publishable_config` returns it
 
 
 def publishable_config(config: Mapping[str, object]) -> dict[str, object]:
-    """Return a copy of a config that can be published, without machine-specific data.
-
-    If a path is outside the project, only its last part is kept. User names and passwords are removed from URLs.
-    """
+    """Return a copy of a config without data of this machine and its user."""
     return {key: _publishable(value) for key, value in config.items()}
 
 
 def results_config(config: Mapping[str, object]) -> dict[str, object]:
-    """Return the part of a config that affects results, without machine-specific data.
-
-    Keys that only decide how jobs run, such as batch sizes, are left out.
-    """
+    """Return the publishable part of a config that affects results: all keys but those in HOW_JOBS_RUN."""
     found = {key: value for key, value in publishable_config(config).items() if key not in HOW_JOBS_RUN[""]}
     for section, keys in HOW_JOBS_RUN.items():
         inner = found.get(section)
@@ -133,15 +104,12 @@ def results_config(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def describe_code(root: Path = ROOT) -> Code:
-    """Return the version of Lantern, the git commit, and a hash of the code that each script runs.
-
-    Args:
-        root: the project's folder.
-    """
+    """Return the version of Lantern, the git commit, and a hash of the code that each script runs."""
     commit, is_modified = None, None
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is not None and Path(top).resolve() == root.resolve():  # else another project's repository contains `root`
         commit = _git(root, "rev-parse", "HEAD")
+        # An edit of the documentation, the tests or the config is no change of the code.
         status = _git(root, "status", "--porcelain", "--", "Snakefile", "lantern", "workflow")
         is_modified = None if status is None else bool(status)
     # The modules of figures are listed too, because script draw_figure.py imports them by name.
@@ -166,12 +134,7 @@ def describe_maker() -> str:
 
 
 def compare_code(provenance: Provenance, script: str) -> str:
-    """Return a sentence that states whether the installed code equals the code that made some results.
-
-    Args:
-        provenance: provenance of the results.
-        script: name of the workflow script whose code, with all imported modules, is compared.
-    """
+    """Return a sentence that states whether a workflow script runs the code that made some results."""
     theirs, ours = provenance["code"], describe_code()
     commit = f"version {theirs['version']}, commit {theirs['commit'] or 'unknown'}"
     if script not in ours["fingerprints"]:
@@ -182,10 +145,10 @@ def compare_code(provenance: Provenance, script: str) -> str:
 
 
 def describe_environment() -> Environment:
-    """Return the versions of Python, of the operating system and of the installed packages that may affect results."""
+    """Return Python, the operating system and the packages on which results may depend."""
     try:
         system = platform.freedesktop_os_release()["PRETTY_NAME"]
-    except (OSError, KeyError, AttributeError):
+    except (OSError, KeyError, AttributeError):  # only Linux has the file os-release
         system = platform.system()
     return {
         "python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -195,7 +158,7 @@ def describe_environment() -> Environment:
 
 
 def hash_files(paths: Iterable[Path | str], folder: Path | str) -> dict[str, Digest]:
-    """Return checksum and size of some files, keyed by their name relative to `folder` and sorted by name."""
+    """Return the digests of some files by their name relative to `folder`, in the order of the names."""
     return {
         name: _digest_and_size(describe_path(Path(folder, name))[Path(name).name])
         for name in sorted(Path(path).relative_to(folder).as_posix() for path in paths)
@@ -203,13 +166,10 @@ def hash_files(paths: Iterable[Path | str], folder: Path | str) -> dict[str, Dig
 
 
 def describe_resources(inputs: Sequence[Path | str]) -> dict[str, dict[str, Digest]]:
-    """Return checksum and size of files that a run uses but does not make.
+    """Return the digests of files that a run uses but does not make: resource -> file -> digest.
 
     Args:
-        inputs: paths of files, of folders, or of manifests: JSON files that name the downloaded files of a resource.
-
-    Returns:
-        Name of the resource, file or folder -> file name -> checksum and size.
+        inputs: paths of manifests, or of files and folders that have none and count as one resource each.
     """
     found = {}
     for path in sorted({Path(given) for given in inputs}):
@@ -220,23 +180,17 @@ def describe_resources(inputs: Sequence[Path | str]) -> dict[str, dict[str, Dige
 
 
 def describe_decoding(records: Iterable[Path | str]) -> list[dict[str, object]]:
-    """Return the distinct devices and settings with which images were generated.
-
-    Args:
-        records: files of generated images.
-
-    Returns:
-        One dict per combination of device, GPU, dtype, number of threads and torch version.
-    """
+    """Return the distinct devices and settings with which the images of some records were generated."""
     from lantern.records import load_records
 
     keys = ("device", "gpu", "dtype", "num_threads", "torch")
     found = {tuple(load_records(Path(path)).metadata.get(key) for key in keys) for path in records}
+    # compared as text, since some values are None
     return [dict(zip(keys, values, strict=True)) for values in sorted(found, key=str)]
 
 
 def render_page(provenance: Provenance) -> str:
-    """Return the provenance as a page of the report, in HTML that needs no other file."""
+    """Return the main facts of a provenance as HTML that needs no other file."""
     from lantern_pipeline.tables.markdown import html_page
 
     code, environment, machine = provenance["code"], provenance["environment"], provenance["machine"]
@@ -244,6 +198,7 @@ def render_page(provenance: Provenance) -> str:
     packages = environment["packages"]
     gpus = ", ".join(gpu["name"] for gpu in machine["gpus"])
     num_files = sum(len(provenance[part]) for part in FILE_PARTS)
+    # What explains most differences between two sets of results. The digests are in provenance.json only.
     facts = {
         "code": f"Lantern {code['version']}, commit {commit}" + (", modified" if code["is_modified"] else ""),
         "software": f"{environment['python']}, torch {packages['torch']}, numpy {packages['numpy']}, "
@@ -268,13 +223,14 @@ def _publishable(value: object) -> object:
     if not isinstance(value, str | Path):
         return value
     text = str(value)
+    # A URL. Its scheme has two letters or more, because one letter is a drive of Windows.
     if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+://", text):
         parts = urlsplit(text)
         if parts.scheme == "file":
             return PurePosixPath(parts.path).name
-        return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+        return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))  # without "user:password@"
     if text.startswith(("/", "~", "../", "\\\\")) or PureWindowsPath(text).drive:
-        return PureWindowsPath(text).name or "."  # splits at both kinds of slashes
+        return PureWindowsPath(text).name or "."  # both kinds of slashes separate; "/" has no name
     return text
 
 

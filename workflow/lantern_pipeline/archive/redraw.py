@@ -39,26 +39,26 @@ def redraw(
     models: Path | None = None,
     device: torch.device | str = "cpu",
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Generate some images of a run again and compare their codes with the stored ones.
+    """Generate random images of a run again, and compare their codes with the stored ones.
 
     Args:
-        folder: folder of the results, results/<experiment>.
+        folder: folder of the results, whose files were compared with their digests before.
         provenance: provenance of these results.
-        num_images: number of images. If it is 0, no file is read and no image is generated.
+        num_images: number of images. If it is 0, no file is read.
         seed: random seed of the choice of images.
-        models: results/<experiment> of another run. Models that were converted from published weights are read from
-            it if `folder` lacks them.
+        models: results/<experiment> of another run, which has the converted models that `folder` lacks: their licence
+            may forbid that they are sent with the results.
         device: device of the models.
 
     Yields:
-        (name of an image; whether each of its tokens equals the stored one, bool (tokens,)).
+        (name of an image, bool (tokens,)): whether each token equals the stored one.
 
     Raises:
-        ValueError: a model is missing or has another checksum, or the images do not fit the config and the prompts. Or
-            the config or a file of generated images names a custom class.
+        ValueError: a file is missing, does not fit the others, or names a custom class.
     """
     if not num_images:
         return
+    # The results may come from another person, and to load a class is to run its code.
     refuse_own_classes(provenance["config"], FILE_NAME)
     config = check_keys(provenance["config"])  # `validate_config` would look for files of the user
     draw = random.Random(seed)
@@ -71,22 +71,15 @@ def redraw(
             seeds = f"s{seed_of_models}n{seed_of_noise}"
             image = f"{method_id} {prompt_set} T{temperature} {seeds} {record.prompt_ids[0]}"
             yield image, _redraw(folder, provenance, config, name, record, models, device)
+        # A file with valid digests may still have any contents, so each of these errors is possible.
         except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
             raise ValueError(f"{name} cannot be generated again ({type(error).__name__}: {error})") from error
 
 
 def choose_records(folder: Path, num: int, draw: random.Random) -> list[str]:
-    """Choose random files of generated images (records), spread evenly over the methods.
+    """Return names of `num` random files of records, spread evenly over the methods.
 
-    No method has a second file in the result before every method has one.
-
-    Args:
-        folder: folder of the results.
-        num: number of files to return. If there are fewer, files are repeated; if there are none, the result is empty.
-        draw: random generator.
-
-    Returns:
-        Names relative to `folder`.
+    No method has a second file in the result before every method has one. If there are fewer files, they are repeated.
     """
     files = sorted(path.relative_to(folder).as_posix() for path in folder.glob("generation/*/*/*/*/*"))
     files = [name for name in files if _RECORDS.fullmatch(name)]
@@ -94,22 +87,13 @@ def choose_records(folder: Path, num: int, draw: random.Random) -> list[str]:
     of_method = defaultdict(list)
     for name in files:
         of_method[name.split("/")[1]].append(name)
+    # first one file of each method, then the second ones
     turns = [name for turn in zip_longest(*of_method.values()) for name in turn if name]
     return [turns[place % len(turns)] for place in range(num if turns else 0)]
 
 
 def _parts_of(name: str) -> tuple[str, ...]:
-    """Read the method, prompt set, temperature and seeds of generated images from the name of their file.
-
-    Args:
-        name: name of the file, relative to the folder of the results.
-
-    Returns:
-        (method id, prompt set, temperature, training seed, noise seed).
-
-    Raises:
-        ValueError: no file of generated images has a name of this form.
-    """
+    """Return method id, prompt set, temperature, training seed and noise seed from the name of records."""
     match = _RECORDS.fullmatch(name)
     if match is None:
         raise ValueError(f"{name} should be a file of records, generation/<method>/<set>/T<temperature>/s<n>n<n>/...")
@@ -131,15 +115,7 @@ def _redraw(
         raise ValueError(f"{name}: the config has no {method_id} at T{temperature}")
 
     def find(file: str) -> Path:
-        """Return the path of a model file in the folder of the results, or else in the folder `models` of another run.
-
-        Args:
-            file: name of the file, relative to either folder.
-
-        Raises:
-            ValueError: the file is in neither folder. Also if its checksum in `models` is not the one that
-                provenance.json of the results records.
-        """
+        """Return the path of a model file, in the results or else in `models`."""
         if (folder / file).is_file():
             return folder / file
         sha256 = provenance["models"].get(file, {}).get("sha256")
@@ -150,6 +126,7 @@ def _redraw(
                 "convert_target, convert_drafter and convert_tokenizer make it and name its experiment's folder with "
                 "--models"
             )
+        # `models` may belong to a run with other weights of the same sizes.
         if (found := describe_file(path)["sha256"]) != sha256:
             raise ValueError(f"{path} should have sha256 {sha256} as in {FILE_NAME}, found {found}")
         return path
@@ -168,7 +145,9 @@ def _redraw(
     (prompt_id,) = record.prompt_ids
     if prompt_id not in prompts:
         raise ValueError(f"prompts/{prompt_set}.jsonl has no prompt {prompt_id!r:.100}, which {name} has")
+    # empty unless the encoder is T5, whose features are stored
     features = sorted(map(str, folder.glob(f"text/{prompt_set}/*.safetensors")))
     encoder = make_text_encoder(config.text_settings, config.data.source, features)
+    # Noise depends on seeds and prompt id only, so the image needs no other image of its batch.
     generation, _ = decode_timed(decoder, [prompts[prompt_id]], encoder, int(noise_seed))
     return generation.codes[0].cpu() == record.codes[0].long()

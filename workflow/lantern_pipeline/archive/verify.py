@@ -1,4 +1,8 @@
-"""Check of the results of a run against the checksums in their provenance. The results are a folder or a zip file."""
+"""Check of the results of a run against the digests in their provenance.
+
+The results may come from another person. Files outside their folder are therefore never read or written, and no code
+in them is run.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +18,13 @@ from lantern.io import read_json
 from lantern_pipeline.archive.provenance import FILE_NAME, FILE_PARTS, KIND, Provenance
 from lantern_pipeline.fetch.manifest import describe_file
 
+# A part of a path begins with a letter, a digit or "_", which excludes "..", "/" at the start, and hidden files.
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _NAME = re.compile(rf"{_PART}(/{_PART})*")
 
 
 def open_results(path: Path | str, workplace: Path) -> Path:
-    """Return the folder of a run's results. If `path` is a zip file, it is unpacked first.
-
-    Args:
-        path: the folder of the results, or a zip file of this folder.
-        workplace: folder into which a zip file is unpacked.
-
-    Raises:
-        FileNotFoundError: there is no such folder or file.
-        ValueError: the results have no provenance.json, or the zip file is damaged or does not fit on the disk.
-    """
+    """Return the folder of a run's results. If `path` is a zip file, it is unpacked into `workplace` first."""
     folder = Path(path)
     if folder.is_file():
         folder = _unpack(folder, workplace)
@@ -40,19 +36,17 @@ def open_results(path: Path | str, workplace: Path) -> Path:
 
 
 def read_provenance(folder: Path) -> Provenance:
-    """Read the provenance of results that may come from another person.
-
-    Raises:
-        ValueError: the file does not have the form of a provenance, or names a file outside the folder.
-    """
+    """Read provenance.json. Raise a ValueError if its form is wrong, or if it names a file outside the folder."""
     try:
         provenance = read_json(folder / FILE_NAME)
         code = provenance["code"]
+        # Called for its errors: `check_files` relies on these keys of the config.
         _foreign_models(provenance["config"])
         is_ours = (
             provenance["kind"] == KIND
             and all(map(_NAME.fullmatch, sums_of(provenance)))
             and isinstance(code["fingerprints"], dict)
+            # `compare_code` puts both into a sentence for the terminal, so they may hold no control characters.
             and re.fullmatch(r"[\w.+-]{1,40}", code["version"]) is not None
             and (code["commit"] is None or re.fullmatch(r"[0-9a-f]{40,64}", code["commit"]) is not None)
         )
@@ -64,13 +58,7 @@ def read_provenance(folder: Path) -> Provenance:
 
 
 def check_files(folder: Path, provenance: Provenance) -> int:
-    """Compare every file in a provenance with its checksum, and return the number of files in the provenance.
-
-    Models that were converted from published weights may be missing, since their licence may forbid distribution.
-
-    Args:
-        folder: folder of the results.
-        provenance: provenance of the results.
+    """Compare the results with their digests, and return the number of files that the provenance lists.
 
     Raises:
         ValueError: a file was changed or is missing, or the provenance does not list summary.csv.
@@ -81,6 +69,7 @@ def check_files(folder: Path, provenance: Provenance) -> int:
     missing, changed = [], []
     for name, sha256 in sums.items():
         if not (folder / name).is_file():
+            # The licence of published weights may forbid that a converted model is sent with the results.
             if not re.fullmatch(foreign, name):
                 missing.append(name)
         elif describe_file(folder / name)["sha256"] != sha256:
@@ -95,43 +84,31 @@ def check_files(folder: Path, provenance: Provenance) -> int:
 
 
 def files_outside(folder: Path, provenance: Provenance) -> list[str]:
-    """Return the names of files in the results that the provenance does not list, such as the pages of the report."""
+    """Return the names of files that the provenance does not list, such as the pages of the report."""
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     return sorted(found - sums_of(provenance).keys() - {FILE_NAME})
 
 
 def sums_of(provenance: Provenance) -> dict[str, str]:
-    """Return the SHA-256 of each file of the results that a provenance lists.
-
-    Returns:
-        File name, relative to the folder of the results -> SHA-256.
-    """
+    """Return the SHA-256 of each file that a provenance lists, by its name relative to the folder of the results."""
     return {name: entry["sha256"] for part in FILE_PARTS for name, entry in provenance[part].items()}
 
 
 def shorten(names: list[str]) -> str:
-    """Return a list of names as text: the first three names, and the number of further names."""
+    """Return the first three names as text, and the number of further names."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 
 
 def refuse_own_classes(found: object, where: str) -> None:
-    """Check that JSON values name no custom Python class, since results of other people must not run their code.
-
-    Args:
-        found: JSON value, such as the config in a provenance.
-        where: name of the file, for the error message.
-
-    Raises:
-        ValueError: a value of a key `drafts` or `acceptance` has the form "module:Class".
-    """
+    """Raise a ValueError if JSON values from the file `where` name a custom class, as "module:Class"."""
     values: list[tuple[str, object]] = [("", found)]
     while values:
         key, value = values.pop()
         if isinstance(value, dict):
             values += value.items()
         elif isinstance(value, list):
-            values += ((key, inner) for inner in value)
+            values += ((key, inner) for inner in value)  # a key may have a list of values
         elif key in ("drafts", "acceptance") and ":" in str(value):
             raise ValueError(
                 f"{where}: {key} must be one of Lantern's own, got {value!r:.100}; images of a user's class, which "
@@ -140,26 +117,19 @@ def refuse_own_classes(found: object, where: str) -> None:
 
 
 def _unpack(path: Path, workplace: Path) -> Path:
-    """Unpack a zip file of results and return the folder of the results.
-
-    No file is written outside `workplace`: `zipfile` makes sure of that.
-
-    Args:
-        path: the zip file.
-        workplace: folder into which it is unpacked.
-
-    Raises:
-        ValueError: the zip file is damaged, has no or several provenance files, or does not fit on the disk.
-    """
+    """Unpack a zip file of results into `workplace`, and return their folder."""
     try:
         with zipfile.ZipFile(path) as archive:
+            # The zip file may hold the folder of the results, or its contents without the folder.
             found = [name for name in archive.namelist() if PurePosixPath(name).name == FILE_NAME]
             if len(found) != 1 or not _NAME.fullmatch(found[0]):
                 raise ValueError(f"{path} must hold one {FILE_NAME}, found {len(found)}: zip one results/<experiment>")
+            # `zipfile` reads no more of a member than its stated size, so the sum is a bound.
             size, free = sum(member.file_size for member in archive.infolist()), shutil.disk_usage(workplace).free
             if size > free:
                 raise ValueError(f"{path} unpacks to {size} bytes, of which {free} are free in {workplace}: set TMPDIR")
             for member in archive.infolist():
+                # `extract` removes drives, leading slashes and ".." from a name.
                 archive.extract(member, workplace)
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, zlib.error) as error:
         raise ValueError(f"{path} is damaged or is no plain zip file ({error}); have it sent again") from error
@@ -167,17 +137,9 @@ def _unpack(path: Path, workplace: Path) -> Path:
 
 
 def _foreign_models(config: Mapping[str, Any]) -> str:
-    """Return a regular expression for the names of those model files that a run converted from published weights.
-
-    `check_files` accepts that these files are missing, since their licence may forbid distribution.
-
-    Args:
-        config: config of the run.
-
-    Returns:
-        A pattern for file names relative to the folder of the results. If the run converted no model, it matches no
-        name.
-    """
+    """Return a regular expression for the names of the models that a run converted from published weights."""
     checkpoints = {section: config[section]["checkpoint"] for section in ("tokenizer", "target", "drafter")}
+    # Weights below models/ are Lantern's own, which may be distributed.
     foreign = [section for section, path in checkpoints.items() if path and not Path(path).is_relative_to("models")]
+    # "(?!)" matches no name.
     return rf"({'|'.join(foreign)})/(s\d+/)?model\.safetensors" if foreign else "(?!)"

@@ -1,7 +1,4 @@
-"""Publication of trained weights: they are rounded to bfloat16 and described.
-
-The description states their checksums and how they were trained.
-"""
+"""Publication of trained weights, rounded to bfloat16, with a description of their training."""
 
 from __future__ import annotations
 
@@ -19,13 +16,7 @@ SECTIONS = ("data", "text", "tokenizer", "target", "drafter", "attribute_classif
 
 
 def round_model(source: Path | str, destination: Path | str, more: Mapping[str, object]) -> None:
-    """Write a model in Lantern's file layout with its weights rounded to bfloat16.
-
-    Args:
-        source: file of the model.
-        destination: file to write.
-        more: entries to add to the metadata of the file.
-    """
+    """Write a model, a file in Lantern's layout, with rounded weights, and with `more` in its metadata."""
     tensors, metadata = load_tensors(source)
     rounded = {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     save_tensors(destination, rounded, {**metadata, **more})
@@ -34,13 +25,14 @@ def round_model(source: Path | str, destination: Path | str, more: Mapping[str, 
 def describe_training(
     config: Mapping[str, Any], reports: Mapping[str, Mapping[str, Any]], files: Mapping[str, Path]
 ) -> dict[str, object]:
-    """Return a description of how the published weights were made, as JSON values.
+    """Return how the published weights were made, as JSON values.
 
     Args:
-        config: the config of the run that trained them.
-        reports: model name -> contents of report.json, which its training wrote.
-        files: model name -> file of its rounded weights.
+        config: config of the run that trained them.
+        reports: model -> contents of report.json, which its training wrote.
+        files: model -> file of its rounded weights.
     """
+    # Without the fingerprints: they belong to the scripts of one commit, which is stated.
     code = describe_code()
     return {
         "code": {key: code[key] for key in ("version", "commit", "is_modified")},
@@ -59,7 +51,7 @@ def _describe_model(file: Path, report: Mapping[str, Any]) -> dict[str, object]:
         "sha256": describe_file(file)["sha256"],
         "bytes": file.stat().st_size,
         "num_parameters": sum(tensor.numel() for tensor in load_tensors(file)[0].values()),
-        "num_steps": last["step"] + 1,
+        "num_steps": last["step"] + 1,  # steps are counted from 0
         "hours": round(last["elapsed_s"] / 3600, 3),
         "report": dict(report),
     }

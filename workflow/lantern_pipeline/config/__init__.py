@@ -1,4 +1,5 @@
 """Checks of the config of a run, and everything that follows from it: methods, file paths, and memory of jobs.
 
-Snakemake imports this package while it plans the jobs, so the package does not import torch.
+Snakemake imports this package while it plans the jobs, and every job imports it again. Only functions that jobs rarely
+call therefore import torch, pandas or matplotlib.
 """

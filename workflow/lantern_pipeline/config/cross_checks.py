@@ -1,6 +1,6 @@
 """Checks whether config keys fit together, and whether they fit Lantern's methods and the files in `resources`.
 
-Snakemake imports this module while it plans the jobs, so the module does not import torch.
+Each generator is a check, which yields one sentence per error. A sentence begins with the key.
 """
 
 from __future__ import annotations
@@ -26,15 +26,9 @@ if TYPE_CHECKING:
 
 
 def check_between_keys(config: RunConfig) -> None:
-    """Check whether the keys of a config fit together.
-
-    Each check is a function of this module that yields one sentence per error. Later checks rely on earlier ones.
-
-    Raises:
-        ValueError: two keys contradict each other, or a key does not fit the methods or resources of the run. The
-            message is about the first such error.
-    """
+    """Raise a ValueError about the first key that does not fit other keys, the methods or the resources."""
     rules = (_resources, _prompts, _sizes, _trees, _methods, _source, _stepping)
+    # The checks are generators, so none runs after the first error, and each may rely on those before it.
     for problem in (problem for rule in rules for problem in rule(config)):
         raise ValueError(f"config key {problem}")
 
@@ -69,17 +63,8 @@ def _prompt_set(name: str, entry: PromptSet, config: RunConfig) -> Iterator[str]
 
 
 def _resources(config: RunConfig) -> Iterator[str]:
-    """Check config section `resources` (files to download or copy), and the keys that may name one of its entries.
-
-    If a key names finished weights, which the run does not train, other keys must fit them. For example, a finished
-    target needs the image tokenizer with which it was trained.
-
-    Yields:
-        One sentence per error.
-
-    Raises:
-        ValueError: an entry has the wrong form, or a key names neither an entry nor a path.
-    """
+    """Check section `resources`, the keys that name its entries, and the keys that finished weights determine."""
+    # `parse_entries` and `check_reference` raise their ValueError themselves.
     resources = parse_entries(config.resource_entries)
     checkpoints = {
         "tokenizer": config.tokenizer.checkpoint,
@@ -112,29 +97,22 @@ def _resources(config: RunConfig) -> Iterator[str]:
 
 
 def metric_checkpoints(config: RunConfig) -> dict[str, str | None]:
-    """Return the weights file (config key `checkpoint`) of each metric model, a model that evaluates images.
+    """Return the weights file (config key `checkpoint`) of each metric model that the run needs, by config section.
 
-    Only metric models that the run needs are returned. The attribute classifier is also needed if the run trains an
-    image tokenizer, for the perceptual loss.
-
-    Returns:
-        Config section of the metric model, "attribute_classifier" or "clip" -> its weights file, None if the run trains
-        the model.
+    The value is None if the run trains the model.
     """
     needed = set(trained_models(config.metrics))
+    # The perceptual loss of the image tokenizer reads the features of the attribute classifier.
     if not config.tokenizer.checkpoint:
         needed.add("attribute_classifier")
     return {name: getattr(config, name).checkpoint for name in TRAINED if name in needed}
 
 
 def _source(config: RunConfig) -> Iterator[str]:
-    """Check that the images and captions of a run suffice for its training, metrics and prompt sets.
-
-    Yields:
-        One sentence per error.
-    """
+    """Check that the images and captions of a run suffice for its training, metrics and prompt sets."""
     source = config.data.source
     encoder = config.text.encoder
+    # Whether the encoder reads the words of captions: "classes" does so only for the shapes dataset.
     reads_captions = encoder in ("words", "word_ids") or (encoder == "classes" and source == "scenes")
     if not reads_captions and config.metrics.fidelity == "attribute_classifier":
         yield (
@@ -165,6 +143,7 @@ def _source(config: RunConfig) -> Iterator[str]:
 
 def _without_images(config: RunConfig, source: str) -> Iterator[str]:
     runs = [*expand_methods(config), *(point for points in expand_ablations(config).values() for point in points)]
+    # Images that the target generated for captions can train a draft model, but neither target nor tokenizer.
     has_samples = source == "captions" and config.drafter.codes == "samples"
     checkpoints = {"tokenizer": config.tokenizer.checkpoint, "target": config.target.checkpoint}
     if not has_samples and any(run.spec.needs_draft_model for run in runs):
@@ -205,6 +184,7 @@ def _sizes(config: RunConfig) -> Iterator[str]:
             yield f"premise.ks must be at most codebook.num_neighbours = {config.codebook.num_neighbours}, got {k}"
     yield from _shape(config)
     dim, num_heads, num_kv_heads = (target[name] for name in ("dim", "num_heads", "num_kv_heads"))
+    # 0 key/value heads mean num_heads of them.
     if num_heads % (num_kv_heads or 1):
         yield f"target.num_kv_heads must be a divisor of target.num_heads = {num_heads}, or 0, got {num_kv_heads}"
     if dim % num_heads:
@@ -217,13 +197,7 @@ def _sizes(config: RunConfig) -> Iterator[str]:
 
 
 def _shape(config: RunConfig) -> Iterator[str]:
-    """Check the height and width of images in codes and in pixels.
-
-    Only published models generate images that are not squares. Models that the workflow trains see square images.
-
-    Yields:
-        One sentence per error.
-    """
+    """Check the height and width of images, in codes and in pixels."""
     grid, image_size = config.tokenizer.grid, config.data.image_size
     shape, pixels = shape_of(grid), shape_of(image_size)
     if shape[0] * pixels[1] != shape[1] * pixels[0]:
@@ -231,9 +205,11 @@ def _shape(config: RunConfig) -> Iterator[str]:
             f"data.image_size must have the proportions of tokenizer.grid = {grid}, because codes are square, got "
             f"{image_size}; set both"
         )
+    # The finer of the image tokenizer's two resolutions has 2 x 2 positions per code.
     if pixels[0] % (2 * shape[0]):
         twice = 2 * grid if isinstance(grid, int) else [2 * side for side in grid]
         yield f"data.image_size must be a multiple of 2 * tokenizer.grid = {twice}, got {image_size}"
+    # Only published models generate other shapes: all models that the workflow trains see squares.
     if isinstance(grid, int):
         return
     if config.text.encoder not in FAMILIES:
@@ -272,19 +248,13 @@ def _is_known_tree(name: str) -> bool:
     try:
         tree_choices(name)
     except ValueError:
+        # words that stand for a tree but have no choices
         return name == "static" or is_dynamic(name)
     return True
 
 
 def _methods(config: RunConfig) -> Iterator[str]:
-    """Check all methods by expanding the config entries, and check keys that name a method or a temperature.
-
-    Yields:
-        One sentence per error.
-
-    Raises:
-        ValueError: a config entry of a method is wrong; see `expand_methods`.
-    """
+    """Check all methods by expanding the config entries, and check keys that name a method or a temperature."""
     runs = expand_methods(config)
     yield from _requirements("methods", [run.spec for run in runs], config)
     for name, points in expand_ablations(config).items():
@@ -314,20 +284,7 @@ def _methods(config: RunConfig) -> Iterator[str]:
 
 
 def _requirements(key: str, specs: list[MethodSpec], config: RunConfig) -> Iterator[str]:
-    """Check that methods fit the heads, the table of nearest codes and the rotary table of the run.
-
-    The run trains shift heads or a state head. The table of nearest codes must have at least k columns. A draft tree
-    may be at most OVERSHOOT drafts deep. Near the end of an image, drafts lie beyond its last position, and the
-    target's rotary table has only OVERSHOOT positions there.
-
-    Args:
-        key: config key with the methods, for the error message.
-        specs: the methods.
-        config: the checked config.
-
-    Yields:
-        One sentence per error.
-    """
+    """Check that the methods of a config key fit the heads, the nearest codes and the rotary table of the run."""
     columns = config.codebook.num_neighbours
     for spec in specs:
         kind = "state" if spec.drafts_row.has_state_head else "shift"
@@ -336,12 +293,13 @@ def _requirements(key: str, specs: list[MethodSpec], config: RunConfig) -> Itera
                 f"heads.kind must be {kind} for the drafts {spec.drafts} of {spec.method_id}, got {config.heads.kind}; "
                 "methods of the two kinds need two runs"
             )
+        # Near the end of an image, drafts lie beyond its last position. The rotary table has OVERSHOOT rows there.
         if (depth := _depth(spec)) > OVERSHOOT:
             yield (
                 f"{key}: tree of {spec.method_id} must be at most {OVERSHOOT} drafts deep, got {depth}; choose a "
                 "shallower tree or a shorter chain"
             )
-        more = spec.residual in OFFICIAL_RESIDUALS  # the authors' residuals read one more code
+        more = spec.residual in OFFICIAL_RESIDUALS  # the authors' residuals read one more nearest code
         k = spec.get("k")
         if k is not None and k + more > columns:
             yield (
@@ -354,7 +312,7 @@ def _depth(spec: MethodSpec) -> int:
     """Return the number of drafts on the longest path of a method's draft tree; 0 if it has no tree."""
     shape = spec.tree_shape
     if isinstance(shape, DynamicTreeOptions):
-        return shape.depth + 1
+        return shape.depth + 1  # the draft model runs once before `depth` further passes
     if isinstance(shape, JointTree):
         return max(map(len, (*shape.jacobi, *shape.drafter)))
     return max(map(len, shape)) if isinstance(shape, tuple) else 0

@@ -1,7 +1,7 @@
-"""The JSON schema of config files, schema.yaml, with which editors check config.yaml and the files that override it.
+"""The JSON schema of config files, schema.yaml, with which editors check config.yaml and its overlays.
 
-The schema is generated from the pydantic models in `settings.run_config`. After a change of the models, run
-`PYTHONPATH=.. python -m lantern_pipeline.config.editor_schema` in the folder workflow/.
+It is generated from the pydantic models in `settings.run_config`, whose docstrings become its descriptions. After a
+change of the models, run `PYTHONPATH=.. python -m lantern_pipeline.config.editor_schema` in the folder workflow/.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel
+from typing_extensions import override
 
 from lantern_pipeline.settings.run_config import RunConfig
 
@@ -32,12 +33,15 @@ _LAST = ("description", "propertyNames", "additionalProperties", "items", "prope
 class _Dumper(yaml.SafeDumper):
     """YAML writer with the innermost mappings and all lists on one line, and without anchors for repeated values."""
 
+    @override
     def ignore_aliases(self, data: object) -> bool:
         return True
 
+    @override
     def represent_mapping(self, tag: str, mapping: dict, flow_style: bool | None = None) -> yaml.MappingNode:
         return super().represent_mapping(tag, mapping, not any(isinstance(value, dict) for value in mapping.values()))
 
+    @override
     def represent_sequence(self, tag: str, sequence: list, flow_style: bool | None = None) -> yaml.SequenceNode:
         return super().represent_sequence(tag, sequence, True)
 
@@ -60,18 +64,12 @@ def json_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _expand(schema: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
-    """Simplify a JSON schema: replace each reference by the schema that it names, and merge alternatives of a key.
-
-    The merged schema allows the types and has the bounds of all alternatives. This is safe because alternatives differ
-    in type, and the bounds of one type do not apply to values of another.
-
-    Args:
-        schema: a JSON schema from pydantic, or a part of one.
-        sections: name that references use -> schema of a config section.
-    """
+    """Simplify a JSON schema: replace references by the `sections` that they name, and merge alternatives of a key."""
     section = sections[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else {}
     found: dict[str, Any] = {}
     for key, value in {**section, **schema}.items():
+        # Merged alternatives allow the types and have the bounds of all. This is safe: alternatives differ in type, and
+        # bounds of one type do not apply to values of another.
         if key in ("anyOf", "oneOf"):
             alternatives = [_expand(inner, sections) for inner in value]
             for inner in alternatives:
@@ -79,6 +77,7 @@ def _expand(schema: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
             found["type"] = [inner["type"] for inner in alternatives]
         elif key == "properties":
             found[key] = {name: _expand(inner, sections) for name, inner in value.items()}
+        # a section whose keys are names that the user chooses; it has one pattern
         elif key == "patternProperties":
             for pattern, inner in value.items():
                 found["propertyNames"] = {"pattern": pattern, **schema.get("propertyNames", {})}
@@ -91,7 +90,7 @@ def _expand(schema: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rank(item: tuple[str, object]) -> int:
-    """Return the sort key of an entry of a JSON schema: type and bounds come first, the keys of a section last."""
+    """Return the sort key of an entry: type and bounds come first, the keys of a section last."""
     key = item[0]
     if key in _FIRST:
         return _FIRST.index(key)

@@ -1,8 +1,7 @@
 """Table of the figures of a run: title, files, settings and caption of each.
 
-Function `draw_<name>` of module `lantern_pipeline.figures.<name>` draws the figure <name>. Script
-`workflow/scripts/draw_figure.py` calls it with the contents of the files and the settings as keyword arguments.
-Snakemake imports this module while it plans the jobs, so the module does not import matplotlib.
+Function `draw_<name>` of module `lantern_pipeline.figures.<name>` draws the figure <name>. Script draw_figure.py calls
+it with the contents of the files and the settings as keyword arguments.
 """
 
 from __future__ import annotations
@@ -22,19 +21,18 @@ MIN_SIZES = 3  # smallest number of draft trees of different size that make a cu
 
 @dataclass(frozen=True)
 class Figure:
-    """Description of one figure: which data it shows, and its caption.
+    """Description of one figure.
 
     Attributes:
         letter: letter by which texts refer to the figure.
         title: title in the report.
-        files: name of an argument of the drawing function -> path or paths of the files with its data. Paths of records
-            (generated codes) contain {scatteritem}, which Snakemake replaces by the number of a part of the images.
-        settings: name of another argument of the drawing function -> its value.
-        caption: text under the figure, in reStructuredText. It may contain {config.section.key}, a config value, and
+        files: argument of the drawing function -> path or paths of its data. Paths of records contain {scatteritem}, in
+            whose place Snakemake writes the number of a shard.
+        settings: further arguments of the drawing function.
+        caption: text under the figure, in reStructuredText. It may contain {config.section.key}, a config value, or
             {name}, an entry of the dict that `claims.describe_setting` returns. If the figure does not read the summary
             table, only {prompt_set}, {temperature} and {cfg_scale} are filled in.
-        package_files: files of the pipeline from which the figure takes further data, relative to lantern_pipeline/.
-            The figure is drawn again if they change.
+        package_files: further data of the pipeline, relative to lantern_pipeline/.
     """
 
     letter: str
@@ -46,19 +44,22 @@ class Figure:
 
     @property
     def draws_images(self) -> bool:
-        """True if the figure shows generated images, which it decodes from files of codes (records)."""
+        """True if the figure decodes records to images, for which its job needs more memory."""
         return "records" in self.files
 
 
 def figure_table(plan: RunPlan) -> dict[str, Figure]:
     """Return the figures of a run, by name. A figure is left out if the run does not produce its data."""
     config = plan.config
+    # A figure gets only the config keys that it reads, since a change of one draws the figure again.
     of_rows = {"settings": config.metrics.model_dump(include={"headline_prompt_set", "headline_temperature"})}
     of_samples = {"settings": config.figures.model_dump(include={"sample_prompts", "sample_methods"})}
     of_proximity = {"settings": config.figures.model_dump(include={"proximity_prompts"}), "seed": config.seed}
     prompts = f"<results>/prompts/{plan.headline['prompt_set']}.jsonl"
+    # Records are read in the order of the prompts, so each figure with records also has the prompts.
     records = {"records": plan.records_of(**plan.headline, repeat=plan.repeats[0]), "prompts": prompts}
     images = {**records, "tokenizer": TOKENIZER}
+    # The figure replaces codes of these images itself, and therefore needs no other method.
     originals = plan.records_of(**plan.headline, repeat=plan.repeats[0], methods=["autoregressive"])
     nearest = "<results>/codebook/l2_normalised.safetensors"
     tables = "<results>/total_variation"
@@ -272,6 +273,7 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
         ),
     }
     is_off = {
+        # whether the run lacks the data; figures that are not named here are always drawn
         "total_variation": not plan.needs_draft_model,
         "ablations": not ablations,
         "generality": not config.variants,
@@ -283,15 +285,12 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
 
 
 def _has_node_curves(plan: RunPlan) -> bool:
-    """Return whether a run has the data of figure `nodes`: tokens per forward pass against the number of nodes.
-
-    The figure needs exact methods with Jacobi drafts in static trees of at least MIN_SIZES different sizes.
-    """
+    """Return whether enough exact methods with Jacobi drafts have static trees of different sizes."""
     shapes = [spec.tree_shape for spec in plan.specs.values() if spec.drafts == "jacobi" and spec.is_exact]
     return len({len(shape) for shape in shapes if isinstance(shape, tuple)}) >= MIN_SIZES
 
 
 def _varies_grid(config: RunConfig) -> bool:
-    """Return whether the run has variants, each of which sets the token grid of images."""
+    """Return whether the run has variants, each of which sets the grid."""
     sections = [changes.get("tokenizer") for changes in config.variants.values()]
     return bool(sections) and all(isinstance(section, dict) and "grid" in section for section in sections)

@@ -1,7 +1,6 @@
 """Expansion of config entries into single methods, each with one value per parameter and its draft tree.
 
-A config entry may have a list of values for a parameter. Then every combination of the values is one method.
-Snakemake imports this module while it plans the jobs, so the module does not import torch.
+An entry with lists of values stands for every combination of them, at each temperature of the entry.
 """
 
 from __future__ import annotations
@@ -39,28 +38,13 @@ class MethodRun:
 
 
 def expand_methods(config: RunConfig) -> list[MethodRun]:
-    """Return the methods of a run, each with its temperature, in config order.
-
-    An entry with lists of values expands to every combination of them, at each temperature of the entry.
-
-    Raises:
-        ValueError: a value of an entry is not allowed, or two entries give the same method at the same temperature. The
-            message names the config key.
-    """
+    """Return the methods of a run, each with its temperature, in config order."""
     return _expand_entries(config.methods, "methods", config)
 
 
 def _expand_entries(entries: Sequence[dict[str, Any]], key: str, config: RunConfig) -> list[MethodRun]:
-    """Expand a list of config entries into methods, each with its temperature, as `expand_methods` does.
-
-    Args:
-        entries: the entries. One entry may stand for several methods.
-        key: config key of the list, for error messages.
-        config: the checked config.
-
-    Raises:
-        ValueError: as in `expand_methods`.
-    """
+    """Expand a list of entries. `key` is its config key, for error messages."""
+    # Method id and temperature determine a row of the tables and the names of files, so they must be unique.
     runs: dict[tuple[str, float], MethodRun] = {}
     for position, entry in enumerate(entries):
         where = f"config key {key}[{position}]: "
@@ -78,22 +62,17 @@ def _expand_entries(entries: Sequence[dict[str, Any]], key: str, config: RunConf
 
 
 def expand_ablations(config: RunConfig) -> dict[str, list[AblationPoint]]:
-    """Return the points of each ablation. A point is a method with sampling settings and a draft model.
-
-    Every combination of the values in the config is a point. Autoregressive decoding is added at each temperature and
-    sampling setting, because the other points are compared with it.
-
-    Returns:
-        Name of the ablation -> its points.
-    """
+    """Return the points of each ablation, by its name: every combination of the values in the config."""
     return {name: _expand_ablation(name, grid, config) for name, grid in config.grids.items()}
 
 
 def _expand_ablation(name: str, grid: Grid, config: RunConfig) -> list[AblationPoint]:
     runs = _expand_entries(grid.methods, f"ablations.grids.{name}.methods", config)
+    # All other points are compared with it, at the same temperature and sampling settings.
     baseline = MethodSpec("autoregressive", method_id="autoregressive")
     temperatures = dict.fromkeys(run.temperature for run in runs)
     drafted = [run for run in runs if run.spec.needs_draft_model]
+    # The training steps of the draft model do not change these methods, so each is one point.
     alone = [run for run in runs if run.spec.drafts is not None and not run.spec.needs_draft_model]
     points = []
     for changes in grid.sampling.combinations():
@@ -107,6 +86,7 @@ def _expand_ablation(name: str, grid: Grid, config: RunConfig) -> list[AblationP
 
 def _expand_entry(entry: dict[str, Any], config: RunConfig) -> Iterator[MethodRun]:
     preset = entry.get("preset")
+    # Each preset has its own parts, which the lists of the entry then override.
     if isinstance(preset, list):
         for name in preset:
             yield from _expand_entry({**entry, "preset": name}, config)
@@ -119,10 +99,13 @@ def _expand_entry(entry: dict[str, Any], config: RunConfig) -> Iterator[MethodRu
     defaults = {} if preset is None else PRESETS[preset]
     given = {key: value for key, value in entry.items() if key not in ("preset", "temperatures", "name")}
     lists = {key: value if isinstance(value, list) else [value] for key, value in (defaults | given).items()}
+    # Keys of the preset come first, then the others in the order of the entry. The last one varies fastest.
     for values in itertools.product(*lists.values()):
         parts: dict[str, Any] = dict(zip(lists, values, strict=True))
+        # an acceptance with a parameter k reads a table of nearest codes
         if "k" in acceptance_of(parts.get("acceptance", "exact")).parameters:
             parts.setdefault("neighbours", config.codebook.neighbours)
+        # The names "static" and "dynamic" stand for trees of the config. Method ids and tables have the real names.
         if parts.get("tree") == "static":
             parts["tree"] = config.draft_tree.static
         if parts.get("tree") == "dynamic":
@@ -136,12 +119,7 @@ def _expand_entry(entry: dict[str, Any], config: RunConfig) -> Iterator[MethodRu
 
 
 def _check_name(spec: MethodSpec) -> None:
-    """Check that the name of a method is not reserved for other rows of the result tables.
-
-    Raises:
-        ValueError: the name is "real" or "reconstruction" (rows of images that no method generated), or it is
-            "autoregressive" although the method has drafts.
-    """
+    """Raise a ValueError if the name of a method is reserved for other rows of the result tables."""
     if spec.name in CEILINGS:
         raise ValueError(f"name must not be {spec.name!r}, the tables' row of {spec.name} images; choose another name")
     if spec.name == "autoregressive" and spec.drafts is not None:
@@ -152,12 +130,7 @@ def _check_name(spec: MethodSpec) -> None:
 
 
 def _tree_shape(tree: str | None, config: RunConfig) -> TreeShape | None:
-    """Return the shape of a draft tree, from its name in the config.
-
-    Args:
-        tree: name of the tree; None returns None. Names of two trees are joined by "+", as in "chain9+chain3".
-        config: the checked config. It defines custom trees.
-    """
+    """Return the shape of a tree from its name, such as "chain9", or "chain9+chain3" for a joint tree."""
     if tree is None:
         return None
     if "+" in tree:
@@ -168,28 +141,23 @@ def _tree_shape(tree: str | None, config: RunConfig) -> TreeShape | None:
 
 
 def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]) -> str:
-    """Return the id of a method, such as "name-k20-delta0.1".
-
-    The id begins with the name of the preset. It contains every part (tree, drafts, acceptance) and parameter that
-    differs from the preset. A custom class appears by its class name.
-
-    Args:
-        spec: the method.
-        given: parts (such as tree or drafts) and parameters in the config entry.
-        defaults: parts and parameters of the preset; empty if the entry has no preset.
-    """
+    """Return the id of a method: its name, then what differs from the preset, as in "lantern-k20-delta0.1"."""
     parts = {name: getattr(spec, name) for name in ("tree", "drafts", "acceptance", "residual", "neighbours")}
+    # Without a preset, the user's name stands for the parts, and only those with a list of values are added.
     departs = {
         name: value != defaults.get(name) if defaults else isinstance(given[name], list)
         for name, value in (parts | dict(spec.parameters)).items()
         if name in given
     }
+    # The "+" of a joint tree becomes "_". A custom class "module:Class" appears as "Class".
     words = [str(value).replace("+", "_").split(":")[-1] for name, value in parts.items() if departs.get(name)]
+    # Words come before numbers, and both in the order of PARAMETERS, however the user orders the keys.
     order = [*(name for name in PARAMETERS if name in spec.parameters), *sorted(spec.parameters.keys() - PARAMETERS)]
     for name in sorted(order, key=lambda name: isinstance(spec.parameters[name], int | float)):
         value = spec.parameters[name]
         if isinstance(value, str):
             words += [value] * departs.get(name, False)
+        # these three even with the preset's values
         elif name in ("k", "delta", "lambda_") or value != defaults.get(name):
-            words.append(f"{name.strip('_')}{value:g}")
+            words.append(f"{name.strip('_')}{value:g}")  # lambda_ has its underscore because Python reserves the word
     return "-".join([spec.name, *words])

@@ -7,16 +7,12 @@ from typing import Any
 
 
 def check_partitions(workflow: Any) -> None:
-    """Check that every job of a run fits a Slurm partition. With `--groups`, a group is one job of Slurm's.
-
-    The partitions and their limits are in a file that the Snakemake profile names (`slurm-partition-config`).
+    """Raise a ValueError if a job of a run needs more cores, memory, time or GPUs than any Slurm partition has.
 
     Args:
         workflow: Snakemake's workflow before it starts jobs. If its executor is not Slurm, nothing is checked.
-
-    Raises:
-        ValueError: a job needs more cores, memory, time or GPUs than any partition has.
     """
+    # Name of the file with the limits, from the profile's key `slurm-partition-config`.
     file = getattr(workflow.executor_settings, "partition_config", None)
     if file is None:
         return
@@ -26,6 +22,7 @@ def check_partitions(workflow: Any) -> None:
     partitions = read_partition_file(file)
     for job in _submitted_jobs(workflow):
         name, remedy = f"job {job.name}", ""
+        # With --groups, a group is one job of Slurm's.
         if job.is_group():
             name, remedy = (
                 f"the group {job.groupid} of {len(job)} jobs",
@@ -60,10 +57,8 @@ def _submitted_jobs(workflow: Any) -> list[Any]:
 
 
 def remove_old_logs(workflow: Any) -> None:
-    """Remove the logs of jobs that will run again on a cluster.
-
-    Otherwise Snakemake shows the log of an earlier run for a job that Slurm refuses to start.
-    """
+    """Remove the logs of jobs that will run again on a cluster."""
     for job in workflow.dag.needrun_jobs():
+        # Else Snakemake shows the log of an earlier run for a job that Slurm refuses to start.
         for log in job.log:
             Path(log).unlink(missing_ok=True)

@@ -1,7 +1,10 @@
-"""Plan of a run, computed from its config: methods, repeats with other seeds, and paths of all files.
+"""Plan of a run, computed from its config: methods, repeats, and the paths of all files.
 
-Paths begin with Snakemake's path variable <results>, which Snakemake replaces by results/<experiment>. Snakemake
-imports this module while it plans the jobs, so the module imports neither torch nor pandas.
+Paths begin with Snakemake's path variable <results>, which stands for results/<experiment>, or for the folder of a
+variant. A seed in a path may also be a wildcard such as "{training_seed}". A function `..._for` returns the input of a
+rule for some methods: a path, or an empty list if no method reads the file.
+
+The module imports neither torch nor pandas.
 """
 
 from __future__ import annotations
@@ -24,86 +27,56 @@ TOKENIZER = "<results>/tokenizer/model.safetensors"
 
 
 def model_of(name: str) -> str:
-    """Return the path of the weights of a metric model, which evaluates generated images.
-
-    Args:
-        name: "attribute_classifier" or "clip".
-    """
+    """Return the path of a metric model, "attribute_classifier" or "clip"."""
     return f"<results>/{name}/model.safetensors"
 
 
 def target_of(training_seed: int | str) -> str:
-    """Return the path of the target model's weights for a training seed.
-
-    Args:
-        training_seed: the seed, or a Snakemake wildcard in its place.
-    """
+    """Return the path of the target."""
     return f"<results>/target/s{training_seed}/model.safetensors"
 
 
 def drafter_of(training_seed: int | str, num_steps: int | None = None) -> str:
-    """Return the path of the draft model's weights for a training seed.
+    """Return the path of the draft model.
 
     Args:
-        training_seed: the seed, or a Snakemake wildcard in its place.
-        num_steps: number of optimiser steps of a draft model that only an ablation uses; None for the draft model of
-            the run.
+        training_seed: the seed, or a wildcard.
+        num_steps: training steps of a draft model that only an ablation uses; None for the draft model of the run.
     """
     steps = f"-{num_steps}steps" if num_steps else ""
     return f"<results>/drafter/s{training_seed}{steps}/model.safetensors"
 
 
 def drafter_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | list[str]:
-    """Return the path of the draft model's weights as input of a rule, or an empty list if no method needs it.
-
-    Args:
-        specs: the methods.
-        training_seed: the seed, or a Snakemake wildcard in its place.
-    """
+    """Return the draft model as an input of a rule."""
     return drafter_of(training_seed) if any(spec.needs_draft_model for spec in specs) else []
 
 
 def heads_of(training_seed: int | str) -> str:
-    """Return the path of the heads' weights for a training seed.
-
-    Shift heads predict later hidden states of the target, from which some methods sample their drafts.
-
-    Args:
-        training_seed: the seed, or a Snakemake wildcard in its place.
-    """
+    """Return the path of the shift heads or of the state head, whichever the run trains."""
     return f"<results>/heads/s{training_seed}/model.safetensors"
 
 
 def heads_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | list[str]:
-    """Return the path of the heads' weights as input of a rule, or an empty list if no method needs them.
-
-    Shift heads predict later hidden states of the target, from which some methods sample their drafts.
-
-    Args:
-        specs: the methods.
-        training_seed: the seed, or a Snakemake wildcard in its place.
-    """
+    """Return the heads as an input of a rule."""
     return heads_of(training_seed) if any(spec.needs_heads for spec in specs) else []
 
 
 def drafter_settings(steps: str, section: Drafter) -> dict[str, object]:
-    """Return the settings for training a draft model: config section `drafter`, possibly with another number of steps.
+    """Return the settings for training a draft model: config section `drafter`.
 
     Args:
-        steps: ending of the file name of an ablation's draft model, such as "-40steps". Its number replaces `num_steps`
-            and `num_epochs`. It is empty for the draft model of the run.
-        section: config section `drafter`.
+        steps: wildcard in the file name of an ablation's draft model, such as "-40steps", which replaces the number of
+            steps. It is empty for the draft model of the run.
+        section: the section.
     """
     settings, num_steps = section.model_dump(), steps.removeprefix("-").removesuffix("steps")
+    # num_epochs would take precedence over num_steps.
     return {**settings, "num_steps": int(num_steps), "num_epochs": None} if num_steps else settings
 
 
 def nearest_codes_of(neighbours: str) -> str:
-    """Return the path of a table of nearest codes.
-
-    Args:
-        neighbours: how the table ranks codes: by distance "l2" or "l2_normalised", or "random" as a control.
-    """
+    """Return the path of the table of nearest codes by distance "l2", "l2_normalised" or "random"."""
     return f"<results>/codebook/{neighbours}.safetensors"
 
 
@@ -118,21 +91,23 @@ def tables_of(specs: Iterable[MethodSpec]) -> list[str]:
 
 
 class RunPlan:
-    """Plan of a run: its methods, prompt sets and repeats as the config states them, and the paths of its files.
+    """Plan of a run: its methods, prompt sets and repeats, and the paths of its files.
+
+    Temperatures are text, because they are parts of paths.
 
     Attributes:
         config: the checked config.
-        resources: name -> entry of config section `resources` (downloaded or copied files).
-        runs: (method, temperature as text), in config order.
+        resources: name -> entry of config section `resources`.
+        runs: (method, temperature), in config order.
         specs: method id -> method.
-        temperatures: the temperatures of all methods as text, in increasing order.
-        ablations: name -> points of the ablation (method, temperature, sampling settings, draft model).
-        repeats: names of the repeats with different seeds, such as "s0n1" for training seed 0 and noise seed 1.
-        first: seeds of the first repeat. Ablations, output distributions and animations use only this repeat.
+        temperatures: temperatures of all methods, in increasing order.
+        ablations: name -> points of the ablation.
+        repeats: names of the repeats, such as "s0n1" for training seed 0 and noise seed 1.
+        first: seeds of the first repeat, the only one for ablations, total variation and animations.
         prompt_sets: names of the prompt sets.
-        headline: prompt set and temperature of the run's main results, from which conclusions are drawn.
-        sampled: prompt set and temperature at which output distributions are measured. It equals `headline`, except
-            that the run's highest temperature replaces temperature 0, at which nothing is sampled.
+        headline: prompt set and temperature of the main results.
+        sampled: `headline`, with the highest temperature in place of 0. Distributions are measured there, because
+            nothing is sampled at temperature 0.
     """
 
     def __init__(self, config: RunConfig, resources: Mapping[str, Resource]) -> None:
@@ -157,44 +132,35 @@ class RunPlan:
         return any(spec.needs_draft_model for spec in self.specs.values())
 
     def methods_at(self, temperature: str) -> list[str]:
-        """Return the ids of the methods that run at a temperature.
-
-        Args:
-            temperature: the temperature as text, such as "0.5".
-        """
+        """Return the ids of the methods that run at a temperature."""
         return [spec.method_id for spec, found in self.runs if found == temperature]
 
     def run_params(self, temperature: str | None = None) -> list[tuple]:
-        """Return methods and temperatures for a rule's parameter `runs`, as plain values that Snakemake can compare.
+        """Return methods and temperatures as a parameter of a rule: plain values, which Snakemake can compare.
 
         Args:
-            temperature: a temperature as text, to return only the methods that run at it; None returns all.
+            temperature: the temperature of the returned methods; None returns all.
 
         Returns:
-            One pair per method and temperature: (fields of the `MethodSpec` as a dict, temperature).
+            One pair per method and temperature: (fields of the `MethodSpec` as a dict, temperature as a number).
         """
         return [(asdict(spec), float(found)) for spec, found in self.runs if temperature in (None, found)]
 
     def drafters_of(self, ablation: str) -> dict[int | None, str]:
-        """Return the paths of the draft models of an ablation, keyed by number of optimiser steps.
-
-        Key None is the draft model of the run.
-        """
+        """Return the draft models of an ablation by training steps. Key None is the draft model of the run."""
         steps = [point.drafter_steps for point in self.ablations[ablation] if point.spec.needs_draft_model]
         return {number: drafter_of(self.first["training_seed"], number) for number in dict.fromkeys(steps)}
 
     def records_of(
         self, prompt_set: str, temperature: str, repeat: str, methods: Sequence[str] | None = None
     ) -> list[str]:
-        """Return the paths of the files with generated codes and their statistics ("records"), one per method.
-
-        Each path contains {scatteritem}, which Snakemake replaces by the number of a shard (part of the prompts).
+        """Return the paths of records, one per method. Each contains {scatteritem} in place of the number of a shard.
 
         Args:
             prompt_set: name of the prompt set.
-            temperature: temperature as text.
-            repeat: name of the repeat, which states the seeds, such as "s0n1".
-            methods: ids of the methods; None for all methods that run at this temperature.
+            temperature: the temperature.
+            repeat: name of the repeat.
+            methods: ids of the methods; None for all that run at this temperature.
         """
         return [
             f"<results>/generation/{method}/{prompt_set}/T{temperature}/{repeat}/{{scatteritem}}.safetensors"
@@ -202,43 +168,32 @@ class RunPlan:
         ]
 
     def all_records(self) -> list[str]:
-        """Return the paths of all files with generated codes of the run, in the form that `records_of` explains."""
+        """Return the paths of all records of the run, with {scatteritem}."""
         return [file for run_key in self._run_keys() for file in self.records_of(*run_key)]
 
     def quality_tables(self, ending: str) -> list[str]:
-        """Return the paths of the quality tables (NLL, FID etc.) of all prompt sets, temperatures and repeats.
+        """Return the paths of the quality tables of all prompt sets, temperatures and repeats.
 
         Args:
-            ending: "csv" for the tables with one line per method, "images.csv" for the tables with one line per image.
+            ending: "csv" for one row per method, "images.csv" for one row per image.
         """
         return [f"<results>/quality/{name}.T{found}.{repeat}.{ending}" for name, found, repeat in self._run_keys()]
 
     def latency_tables(self, ending: str) -> list[str]:
-        """Return the paths of the latency tables, or of the timed images, one per repeat (run with other seeds).
-
-        Args:
-            ending: "csv" for the tables, or "images.safetensors" for the images whose decoding was timed.
-        """
+        """Return the latency tables ("csv") or the timed images ("images.safetensors") of all repeats."""
         return [f"<results>/latency/{repeat}.{ending}" for repeat in self.repeats]
 
     def ablation_tables(self, *endings: str) -> list[str]:
-        """Return the paths of the tables of all ablations.
-
-        Args:
-            *endings: "csv" for tables with one line per method and settings, "images.csv" for one line per image.
-        """
+        """Return the tables of all ablations, with the same endings as quality tables."""
         return [f"<results>/ablations/{name}.{ending}" for name in self.ablations for ending in endings]
 
     def variant_tables(self) -> dict[str, list[str]]:
-        """Return the paths of the tables by which the run is compared with its variants.
-
-        A variant is a repetition of the run with some config keys changed, such as the size of the target.
+        """Return the tables by which the run is compared with its variants.
 
         Returns:
-            Kind of table -> paths, first of the run itself, then of each variant. The kinds are "summary", "paired"
-            (differences from autoregressive decoding), "images" (metrics per image) and "ambiguity" (how unsure the
-            target is of the next token).
+            Kind of table -> paths, first of the run itself, then of each variant.
         """
+        # Names as in summarise, measure_quality and measure_ambiguity, but each in the folders of several runs.
         repeat = self.repeats[0]
         file_ending = f"T{self.headline['temperature']}.{repeat}.images.csv"
         tables = {
@@ -251,16 +206,13 @@ class RunPlan:
         return {kind: [f"{folder}/{file}" for folder in folders] for kind, file in tables.items()}
 
     def metric_inputs(self, metrics: MetricChoices) -> dict[str, str]:
-        """Return the files that metrics read (weights and reference images), as inputs of a rule: input name -> path.
-
-        Args:
-            metrics: keys of config section `metrics` that choose the metrics.
-        """
+        """Return the weights and reference images that metrics read, as inputs of a rule: input name -> path."""
         trained = {name: model_of(name) for name in TRAINED}
         return metric_files(metrics, trained, self.resources, "<results>/reference/features.safetensors")
 
     def model_files(self) -> list[str]:
-        """Return the paths of all weights and tables of nearest codes that the run trains, computes or converts."""
+        """Return the weights and tables of nearest codes that the run trains, computes or converts."""
+        # Methods of ablations count, too: only they may need heads or another table.
         specs = [*self.specs.values(), *(point.spec for points in self.ablations.values() for point in points)]
         files = [TOKENIZER, *map(model_of, trained_models(self.config.metrics))]
         for seed in self.config.repeats.training_seeds:
@@ -271,20 +223,18 @@ class RunPlan:
         return list(dict.fromkeys([*files, *tables_of(specs)]))
 
     def report_files(self) -> list[str]:
-        """Return the path of report.json, the training report, of each model that the run trains or converts."""
+        """Return report.json, the training report, of each model that the run trains or converts."""
         models = [Path(file) for file in self.model_files()]
+        # tables of nearest codes have no report
         return [file.with_name("report.json").as_posix() for file in models if file.name == "model.safetensors"]
 
     def files_from_elsewhere(self) -> list[str]:
-        """Return the paths of files that the run uses but does not make, such as published weights.
-
-        If a config value names an entry of section `resources`, the result has the path of the entry's manifest
-        instead. A manifest is a small JSON file, written after a download, that names the downloaded files.
-        """
+        """Return the files that the run uses but does not make. A resource appears as its manifest."""
         config = self.config
         values = [config.tokenizer.checkpoint, config.target.checkpoint]
         if config.text.encoder in FROM_FILES:
             values.append(config.text.checkpoint)
+        # An ablation may use the draft model even if no main method does.
         if self.needs_draft_model or any(map(self.drafters_of, self.ablations)):
             values.append(config.drafter.checkpoint)
         values += metric_checkpoints(config).values()
@@ -303,13 +253,11 @@ class RunPlan:
 
 
 def answer_files(folder: Path | str, page: Path | str) -> list[str]:
-    """Return the paths of the answer files that participants of the preference study saved, sorted by name.
-
-    The study is an HTML page on which readers choose between two images of a prompt.
+    """Return the answer files (*.json) that readers of the preference study saved, sorted by name.
 
     Args:
-        folder: folder with the answer files, *.json.
-        page: the HTML page of the study, for the error message.
+        folder: folder with the files.
+        page: HTML page of the study, for the error message.
 
     Raises:
         ValueError: the folder has no such file.

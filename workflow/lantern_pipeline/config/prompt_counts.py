@@ -1,7 +1,7 @@
 """Check of the number of prompts in a prompt set.
 
-This check is in a separate file because the script that writes prompts imports it. Snakemake runs a script again if a
-module that it imports changes. If all checks were in one file, an edit of any check would write the prompts again.
+It has a file of its own because the script that writes prompts imports it, and runs again if an imported module
+changes. In one file with the other checks, an edit of any check would write the prompts again.
 """
 
 from __future__ import annotations
@@ -10,18 +10,10 @@ from lantern_pipeline.settings.run_config import RunConfig
 
 
 def check_prompt_count(name: str, num: int, config: RunConfig) -> None:
-    """Check that a prompt set has enough prompts for the metrics and figures of a run.
-
-    Args:
-        name: name of the prompt set.
-        num: its number of prompts.
-        config: the checked config.
-
-    Raises:
-        ValueError: the set is too small. The message names the config key that needs more prompts.
-    """
+    """Raise a ValueError if a prompt set has too few prompts for the metrics and figures of a run."""
     is_headline = name == config.metrics.headline_prompt_set
     needs = {
+        # the neighbours of an image are other images of the set
         "metrics.prc_neighbours": config.metrics.prc_neighbours + 1,
         "figures.sample_prompts": config.figures.sample_prompts if is_headline else 0,
     }

@@ -1,7 +1,7 @@
 """Memory and time limits of jobs, estimated from the sizes in the config.
 
 Estimates may be too small: if a job exceeds a limit of the cluster, Snakemake submits it again with twice the limit.
-Snakemake imports this module while it plans the jobs, so the module does not import torch.
+GPU memory is not estimated.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ MOST_MB, MOST_MINUTES = 128_000, 2880
 
 
 def growing(first: int, most: float = math.inf) -> Callable[..., int]:
-    """Return a function for a rule's resource (memory or time) that doubles the amount with every attempt of a job.
+    """Return a function for a rule's memory (MB) or time (minutes), which doubles the amount with every attempt.
 
     Args:
-        first: amount of the first attempt, in MB or minutes.
+        first: amount of the first attempt.
         most: upper limit of later attempts. If `first` is larger, every attempt gets `first`.
     """
 
@@ -50,10 +50,8 @@ def growing(first: int, most: float = math.inf) -> Callable[..., int]:
 
 
 def draft_sizes(config: RunConfig) -> DraftConfig:
-    """Return the sizes of the draft model that the config describes.
-
-    Published draft models of Chameleon's family have additional sizes, because they also embed the prompt's token ids.
-    """
+    """Return the sizes of the draft model that the config describes."""
+    # Published draft models of Chameleon's family also embed the prompt's token ids, which takes more parameters.
     family = FAMILIES.get(config.text.encoder)
     is_chameleon = family is not None and family.layers_class == "ChameleonModel"
     is_published = is_chameleon and config.drafter.checkpoint is not None
@@ -61,15 +59,15 @@ def draft_sizes(config: RunConfig) -> DraftConfig:
 
 
 class JobSizes:
-    """Memory (MB) and time (minutes) of jobs that load a target model.
+    """Memory and time of jobs that load a target.
 
-    GPU memory is not counted. Methods that end in `_mb` or `_minutes` return a function for Snakemake, which doubles
-    the amount with every attempt.
+    Methods that end in `_mb` or `_minutes` return a function as `growing` does. Argument `first` is a lower bound in
+    minutes, and the time limit for a small target.
 
     Attributes:
         config: the checked config.
         has_gpu: whether jobs run on a GPU.
-        sizes: sizes of the target model.
+        sizes: sizes of the target.
         drafter: sizes of the draft model.
         num_drafter: number of parameters of the draft model.
         value_bytes: bytes per parameter when decoding.
@@ -87,100 +85,46 @@ class JobSizes:
         self.is_large = target_parameters(self.sizes) > 50e6
 
     def decoding_mb(self, more: int = 0) -> Callable[..., int]:
-        """Return the host memory that a job needs to decode images.
-
-        The estimate counts the target and the draft model in the dtype of decoding. It also counts the random noise of
-        images: two independent fields of random numbers, each for the current and the next batch. Weight files are
-        memory-mapped and read tensor by tensor, so they need no second copy.
-
-        Args:
-            more: additional MB.
-
-        Returns:
-            Function for a rule's `mem_mb`: MB, doubled with every attempt.
-        """
+        """Return the memory of a job that decodes images, with `more` MB in addition."""
+        # float32 noise of all codes at all positions: two independent fields, each for the current and the next batch.
+        # Weight files are memory-mapped and read tensor by tensor, so they need no second copy.
         noise = min(4 * self.sizes.num_image_tokens * self.sizes.vocab_size, NOISE_BYTES)
         noise_mb = math.ceil(2 * 2 * self.config.generation.batch_size * noise / 1e6)
         return growing(max(2000, self._host_mb(self.value_bytes) + noise_mb) + more, MOST_MB)
 
     def scoring_mb(self, more: int = 0) -> Callable[..., int]:
-        """Return the host memory that a job needs to compute the likelihood of tokens.
-
-        The estimate counts the target and the draft model for decoding, a second target for the likelihoods, and the
-        logits of a block of tokens.
-
-        Args:
-            more: additional MB.
-
-        Returns:
-            Function for a rule's `mem_mb`: MB, doubled with every attempt.
-        """
+        """Return the memory of a job that computes the likelihood of tokens, with `more` MB in addition."""
+        # A block has at most 64 images. 2 * value_bytes, since likelihoods have a target besides the decoder's.
         num_logits = min(SCORED_LOGITS, 64 * self.sizes.num_image_tokens * self.sizes.vocab_size)
         logits_mb = 0 if self.has_gpu else math.ceil(SCORED_ARRAYS * num_logits * FLOAT32_BYTES / 1e6)
         return growing(max(3000, self._host_mb(2 * self.value_bytes) + logits_mb) + more, MOST_MB)
 
     def converting_mb(self) -> Callable[..., int]:
-        """Return the host memory that a job needs to convert a target into Lantern's file layout.
-
-        The job reads the memory-mapped file tensor by tensor, so that it never holds the whole model. It also copies an
-        embedding table to float32, to check it. The size of the table is not known when jobs are planned. The estimate
-        therefore counts one byte more per parameter of target and draft model than the file has.
-
-        Returns:
-            Function for a rule's `mem_mb`: MB, doubled with every attempt.
-        """
+        """Return the memory of a job that converts a target into Lantern's file layout."""
+        # The file is read tensor by tensor, but an embedding table of unknown size is copied to float32, to check it.
+        # One byte more per parameter of target and draft model allows for that copy.
         return growing(max(2000, self._host_mb(self.value_bytes + 1)), MOST_MB)
 
     def training_mb(self) -> Callable[..., int]:
-        """Return the host memory that a job needs to train the draft model.
-
-        The estimate counts the frozen target, and weights, gradients and two optimiser moments of the draft model.
-
-        Returns:
-            Function for a rule's `mem_mb`: MB, doubled with every attempt.
-        """
+        """Return the memory of a job that trains the draft model on the frozen target."""
+        # weights, gradients and two optimiser moments in float32
         drafter = self.num_drafter * 16 / 1e6
         target_bytes = FLOAT32_BYTES if self.config.drafter.precision == "float32" else self.value_bytes
         return growing(max(3000, self._host_mb(target_bytes) + math.ceil(drafter)), MOST_MB)
 
     def decoding_minutes(self, num_images: int, batch_size: int, first: int = 60) -> Callable[..., int]:
-        """Return the time limit of a job that decodes images.
-
-        It is long enough even if each forward pass emits only one token per image.
-
-        Args:
-            num_images: number of images.
-            batch_size: images decoded together.
-            first: lower bound of the time limit, in minutes. If the target is small, this is the time limit.
-
-        Returns:
-            Function for a rule's `runtime`: minutes, doubled with every attempt.
-        """
+        """Return the time limit of a job that decodes images, even if each forward pass emits one token per image."""
         seconds = math.ceil(num_images / batch_size) * self.sizes.num_image_tokens * SECONDS_A_FORWARD
         return growing(max(first, math.ceil(MARGIN * seconds / 60) if self.is_large else 0), MOST_MINUTES)
 
     def scoring_minutes(self, num_images: int, first: int = 120) -> Callable[..., int]:
-        """Return the time limit of a job that evaluates images with all metrics.
-
-        Args:
-            num_images: number of images.
-            first: lower bound of the time limit, in minutes. If the target is small, this is the time limit.
-
-        Returns:
-            Function for a rule's `runtime`: minutes, doubled with every attempt.
-        """
+        """Return the time limit of a job that evaluates images with all metrics."""
         seconds = num_images * self.sizes.num_image_tokens * SECONDS_A_SCORED_TOKEN
         return growing(max(first, math.ceil(seconds / 60) if self.is_large else 0), MOST_MINUTES)
 
     def images_of(self, prompt_set: str, num_shards: int = 1) -> int:
-        """Return the number of images of a prompt set, or of the part of it (shard) that one job generates.
-
-        If the set takes all prompts of a file, 5,000 prompts are assumed, because the file is not read here.
-
-        Args:
-            prompt_set: name of the prompt set.
-            num_shards: number of shards into which the set is divided; 1 counts the whole set.
-        """
+        """Return the number of images of a prompt set, or of one of its shards."""
+        # A set may take all prompts of a file, which is not read while jobs are planned: 5,000 are assumed.
         entry = self.config.prompt_sets[prompt_set]
         return math.ceil((entry.num or 5000) * (entry.copies or 1) / num_shards)
 

@@ -20,13 +20,11 @@ from lantern_pipeline.settings.run_config import RunConfig
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the workflow, as Snakemake rules need it: its checked config, and the values that follow from it.
-
-    The object may also describe a *variant*: a repetition of the run with some config keys changed.
+    """A run of the workflow, or one of its variants.
 
     Attributes:
         config: the checked config.
-        resources: name -> entry of config section `resources` (downloaded or copied files).
+        resources: name -> entry of config section `resources`.
         plan: methods, prompt sets, repeats and ablations, and the paths of their files.
         sizes: memory and time limits of jobs.
         figures: name -> figure.
@@ -42,44 +40,32 @@ class Run:
 
     @property
     def is_variant(self) -> bool:
-        """True if this is a variant: a repetition of the run with some config keys changed.
-
-        The results of variants are compared with those of the run. The report has no sections about a single variant.
-        """
+        """True if this is a variant. The report has no sections about a single variant."""
         return self.config.variant is not None
 
     @property
     def training_threads(self) -> int:
-        """Number of CPU threads of a training job.
-
-        It is 1 if the run has variants, whose models may be trained at the same time, else 2.
-        """
+        """Number of CPU threads of a training job."""
+        # Models of the run and of its variants may be trained at the same time.
         return 1 if self.config.variants or self.is_variant else 2
 
     @property
     def stores_text(self) -> bool:
-        """True if the features of all prompts are computed once and stored.
-
-        Only T5's features are stored. With any other encoder, each job that needs the prompts encodes them itself.
-        """
+        """True if a job computes the features of all prompts once and stores them, as T5 is large."""
         return self.config.text.encoder == "t5"
 
     @property
     def has_held_out_images(self) -> bool:
         """True if the run has captioned images that no model was trained on.
 
-        Such images serve two purposes. Their metrics are the best that a model can be expected to reach. The run also
-        measures on their tokens how many codes the target finds plausible (its ambiguity).
+        Their metrics are the best that a model can be expected to reach, and on their tokens ambiguity is measured.
         """
         reads_captions = self.config.text.encoder in ("words", "word_ids", "classes")
         return reads_captions and self.config.data.source in ("scenes", "fashion", "folder")
 
     @property
     def prompt_tokenizer(self) -> list[str]:
-        """The tokenizer.json that splits prompts into tokens, as input of rules.
-
-        It is a list of one path, or an empty list if the text encoder needs no such file.
-        """
+        """The tokenizer.json of the text encoder as input of rules; an empty list if it needs none."""
         text = self.config.text
         if text.checkpoint is None or text.encoder not in FAMILIES:
             return []
@@ -87,28 +73,21 @@ class Run:
 
     @property
     def metric_files(self) -> dict[str, str]:
-        """Published weights and reference images that metrics read: input name in a Snakemake rule -> path."""
+        """Published weights and reference images that metrics read: input name in a rule -> path."""
         return published_files(self.config.metrics, self.resources)
 
     def input_of(self, name: str | None) -> str | list[str]:
-        """Return the input of a rule for a config value that names a file.
+        """Return a rule's input for a config value that names a file.
 
         Args:
-            name: name of an entry of `resources`, a path, or None.
-
-        Returns:
-            The path of the entry's manifest (JSON file that names the downloaded files), the path itself, or an empty
-            list for None.
+            name: name of an entry of `resources`, which yields the path of its manifest, or a path, or None.
         """
         return [] if name is None else resource_of(name, self.resources)
 
     def data_params(self) -> dict[str, object]:
-        """Return a parameter of Snakemake rules that changes if the training images change.
-
-        Snakemake then runs the rules again. The parameter is config section `data`, with a hash of the files in the
-        image folder. Key `num_shards`, the number of jobs that read images, is left out because it changes no image.
-        """
+        """Return a parameter of rules that changes if the training images change."""
         data = self.config.data
+        # The keys that change images. As the user may edit the images themselves, a hash of their folder is added.
         section = {
             "source": data.source,
             "folder": data.folder,
@@ -123,15 +102,13 @@ def load_run(config: dict[str, object], files: Sequence[Path | str], *, is_main:
     """Check a config and plan its run.
 
     Args:
-        config: the merged config. It is changed in place; see `validate_config`.
+        config: the merged config. It is changed in place, see `validate_config`.
         files: the config files, for errors that are not visible in the merged config.
-        is_main: whether this is the process that the user started, not one of the further processes that Snakemake
-            starts for single jobs. Only the main process checks the user's files.
+        is_main: whether this is the process that the user started, and not one that Snakemake started for a job.
         is_remote: whether jobs run on other machines, such as a cluster's nodes.
 
     Raises:
-        ValueError: a config value is not allowed, or a file that it names is unusable. The message is one sentence. For
-            a variant (repetition of the run with changed keys), it begins with the variant's name.
+        ValueError: a config value is not allowed, or a file that it names is unusable. The message is one sentence.
     """
     try:
         if is_main:
@@ -140,6 +117,7 @@ def load_run(config: dict[str, object], files: Sequence[Path | str], *, is_main:
         resources = parse_entries(checked.resource_entries)
         check_choices(checked.metrics, resources)
         if is_main:
+            # A job has no need to repeat these checks, which read files.
             check_user_files(checked, resources, is_local=not is_remote)
     except ValueError as error:
         raise ValueError(f"variant {config['variant']}: {error}" if "variant" in config else str(error)) from error
@@ -149,23 +127,15 @@ def load_run(config: dict[str, object], files: Sequence[Path | str], *, is_main:
 
 
 def uses_gpu(device: str, is_remote: bool) -> bool:
-    """Return whether rules request a GPU from the scheduler.
-
-    Args:
-        device: config key `device`: "auto", "cpu" or "cuda". "auto" requests a GPU if this machine has one, or if jobs
-            run on other machines.
-        is_remote: whether jobs run on other machines.
-    """
+    """Return whether rules request a GPU from the scheduler."""
+    # The machine that plans remote jobs need not have a GPU itself.
     return device == "cuda" or (device == "auto" and (is_remote or has_gpu()))
 
 
 def describe_folder(folder: str | None) -> str | None:
-    """Return a hash of the names, sizes and dates of the files below a folder, or None if there is no such folder.
-
-    Jobs run again when the hash changes, so a change of the user's images takes effect.
-    """
+    """Return a hash of the names, sizes and dates of the files below a folder; None if there is no such folder."""
     if folder is None or not Path(folder).is_dir():
-        return None  # `check_user_files` reports a missing folder
+        return None  # `check_user_files` reports it
     # Use lstat for a broken link: the job that reads the image reports it.
     stats = ((file, file.stat() if file.exists() else file.lstat()) for file in Path(folder).rglob("*"))
     listing = sorted((file.relative_to(folder).as_posix(), stat.st_size, stat.st_mtime_ns) for file, stat in stats)

@@ -1,4 +1,7 @@
-"""Checks, before the first job starts, that the files and devices named in the config exist and fit the config."""
+"""Checks, before the first job starts, that the files and devices named in the config exist and fit the config.
+
+Otherwise a missing file would stop a job after minutes.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +24,12 @@ MAX_BYTES = 10**7  # largest prompt file that is checked here; a larger one is c
 
 
 def check_user_files(config: RunConfig, resources: Mapping[str, Resource], is_local: bool = True) -> None:
-    """Check files and devices that the config names, since a missing one would otherwise stop a job after minutes.
+    """Raise a ValueError if a device is missing, or a file is missing or does not fit the config.
 
     Args:
         config: the checked config.
         resources: name -> entry of config section `resources`.
-        is_local: whether jobs run on this machine.
-
-    Raises:
-        ValueError: `device` is "cuda" but this machine has no GPU, or the image folder or a file of Fashion-MNIST is
-            missing. Or weights differ in size from the config, or a prompt file is unusable. The message names the
-            config key.
+        is_local: whether jobs run on this machine, which must then have the device.
     """
     if is_local and config.device == "cuda" and not has_gpu():
         raise ValueError("config key device must be auto or cpu on this machine, got 'cuda': it has no GPU")
@@ -55,38 +53,20 @@ def check_user_files(config: RunConfig, resources: Mapping[str, Resource], is_lo
 
 
 def _local_path(value: str | None, resources: Mapping[str, Resource]) -> Path | str | None:
-    """Return the path of a file that a config value names.
-
-    Args:
-        value: a path, the name of an entry of `resources`, or None.
-        resources: name -> entry.
-
-    Returns:
-        The path. None if the value is None, or names an entry whose file is not yet on this machine.
-    """
+    """Return the path of a file that a config value names; None if there is none on this machine yet."""
     resource = resources.get(value or "")
     return value if resource is None else resource.path
 
 
 def _check_weights(section: str, path: Path | str | None, config: RunConfig) -> None:
-    """Compare the model sizes in the header of a weights file with the sizes in the config.
-
-    Only files in Lantern's layout have such a header; other files pass. The job that uses the file compares all sizes.
-
-    Args:
-        section: config section of the model, such as "target".
-        path: the file, or None to check nothing.
-        config: the checked config.
-
-    Raises:
-        ValueError: a size differs.
-    """
+    """Raise a ValueError if a size in the header of a weights file differs from the config."""
     card = card_of(config)
     wanted = {**asdict(card.images), "image_size": config.data.image_size}
     if section == "target":
         target = card.target_config()
         wanted = {name: getattr(target, name) for name in COMPARED_SIZES}
     wanted["grid"] = config.tokenizer.grid
+    # Sizes of other layouts are not known here. The job that uses such a file compares them.
     for name, found in _header_sizes(path).items():
         if name in wanted and found != wanted[name]:
             raise ValueError(
@@ -96,23 +76,14 @@ def _check_weights(section: str, path: Path | str | None, config: RunConfig) -> 
 
 
 def _config_key(name: str, config: RunConfig) -> str:
-    """Return the config key that sets a size of a model: "num_layers" gives "target.num_layers".
-
-    Args:
-        name: name of the size in the header of a weights file.
-        config: the checked config, whose sections are searched.
-    """
+    """Return the config key of a size in a header: "num_layers" gives "target.num_layers"."""
     name = {"vocab_size": "codebook_size", "num_text_tokens": "max_tokens"}.get(name, name)
     sections = ("data", "tokenizer", "text", "target")
     return next(f"{section}.{name}" for section in sections if hasattr(getattr(config, section), name))
 
 
 def _header_sizes(path: Path | str | None) -> dict[str, object]:
-    """Return the model config in the header of a weights file.
-
-    Key "grid", height and width in codes, gets the form that a run's config has. The result is an empty dict if the
-    file is missing or not in Lantern's layout.
-    """
+    """Return the sizes in the header of a file in Lantern's layout; an empty dict for any other file."""
     if path is None or not Path(path).is_file():
         return {}
     try:
@@ -123,23 +94,13 @@ def _header_sizes(path: Path | str | None) -> dict[str, object]:
     if "grid" in sizes:
         height, width = shape_of(sizes["grid"])
         shape = height, sizes.get("columns") or width  # a target states its width in a separate field
-        sizes["grid"] = sides_in_config(sides_of(shape))
+        sizes["grid"] = sides_in_config(sides_of(shape))  # in the form of the config
     return sizes
 
 
 def _check_prompts(path: Path, entry: PromptSet, config: RunConfig) -> None:
-    """Read a prompt file and check that the text encoder can encode its prompts.
-
-    The function imports torch, which takes a second. It is called only for runs with custom prompt files.
-
-    Args:
-        path: the prompt file.
-        entry: the prompt set that the config describes.
-        config: the checked config.
-
-    Raises:
-        ValueError: the file cannot be read as prompts, or the encoder refuses a prompt.
-    """
+    """Raise a ValueError if a prompt file cannot be read, or if the text encoder refuses a prompt."""
+    # These modules import torch, which takes a second. Only runs with prompt files of the user need them.
     from lantern_pipeline.data.prompt_files import load_prompt_set
     from lantern_pipeline.data.text_encoders import make_text_encoder
 

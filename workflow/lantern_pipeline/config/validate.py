@@ -1,6 +1,7 @@
 """Checks of the configuration. An error is one sentence that names the key, the bound, the value and the remedy.
 
-Every job imports this module when it reads the workflow, so it imports neither torch nor pandas.
+A *path* is the place of a value in the config: names and list positions that lead to it, outermost first. Every job
+imports this module when it reads the workflow, so it imports neither torch nor pandas.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
+from typing_extensions import override
 
 from lantern_pipeline.config.cross_checks import check_between_keys
 from lantern_pipeline.settings.key_types import LIST_OF_VALUES, ONE_VALUE, Section, to_integer
@@ -75,17 +77,13 @@ _BOUNDS = {
     "less_than": ("less than", "lt"),
     "multiple_of": ("a multiple of", "multiple_of"),
 }
+# Words for a pattern without a patternHint of its own, see `key_types.Name`.
 _PATTERN_HINT = "only letters, digits, '_' and '-'"
 _KEY_OF_MAPPING = "[key]"  # pydantic ends the location of an error with this if the key itself is wrong
 
 
 def load_yaml(path: Path | str) -> dict[str, Any]:
-    """Read a YAML file that holds one mapping.
-
-    Raises:
-        ValueError: the file is not valid YAML, not UTF-8, or not a mapping. The message names the file and, if it is
-            not valid YAML, the line.
-    """
+    """Read a YAML file of keys and values. Raise a ValueError that names the file and line if that fails."""
     try:
         value = _StrictLoader(Path(path).read_text(encoding="utf-8")).get_single_data()
     except yaml.YAMLError as error:
@@ -107,6 +105,7 @@ _SafeLoader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoade
 class _StrictLoader(_SafeLoader):
     """YAML loader that rejects a repeated key in a mapping. The standard loaders silently keep the last value."""
 
+    @override
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         lines: dict[str, int] = {}
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
@@ -128,10 +127,8 @@ _StrictLoader.add_implicit_resolver(
 
 
 def read_texts(value: object) -> object:
-    """Return a value of `--config` with its numbers, switches and nulls.
-
-    Snakemake reads a section on the command line as text: "{batch_size: 4}" becomes {"batch_size": "4"}.
-    """
+    """Return a value of `--config` with its numbers, switches and nulls."""
+    # Snakemake reads a section on the command line as text: "{batch_size: 4}" becomes {"batch_size": "4"}.
     if isinstance(value, dict):
         return {key: read_texts(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -142,14 +139,12 @@ def read_texts(value: object) -> object:
         found = _StrictLoader(value).get_single_data()
     except yaml.YAMLError:
         return value
-    return found if isinstance(found, int | float | None) else value
+    return found if isinstance(found, int | float | None) else value  # True and False are integers
 
 
 def main() -> None:
-    """Check the syntax of the YAML files named on the command line.
-
-    It is called before Snakemake, whose error about a broken config file names neither the file nor the line.
-    """
+    """Check the YAML files named on the command line."""
+    # Called before Snakemake, whose error about a broken config file names neither the file nor the line.
     try:
         check_config_files(sys.argv[1:])
     except (ValueError, OSError) as error:
@@ -157,13 +152,8 @@ def main() -> None:
 
 
 def check_config_files(paths: Iterable[Path | str]) -> None:
-    """Check the syntax of config files by reading each with the strict YAML loader.
-
-    Snakemake's merged config does not show that a file repeats a key. JSON files are not checked.
-
-    Raises:
-        ValueError: a file is not valid YAML, or repeats a key.
-    """
+    """Check the syntax of config files. Raise a ValueError if one is not valid YAML or repeats a key."""
+    # Snakemake's merged config no longer shows that a file repeats a key.
     for path in paths:
         if Path(path).suffix != ".json":
             load_yaml(path)
@@ -176,12 +166,8 @@ def validate_config(config: dict[str, object]) -> RunConfig:
         config: the merged config. It is changed in place: a float such as 96.0 becomes the integer 96 if the key is an
             integer.
 
-    Returns:
-        The config as a pydantic model.
-
     Raises:
-        ValueError: a key is missing, unknown or has a value that is not allowed, or two keys contradict each other. The
-            message is one sentence about the first error.
+        ValueError: a value is not allowed, or two keys contradict each other. The message is about the first error.
     """
     checked = check_keys(config)
     check_between_keys(checked)
@@ -189,15 +175,7 @@ def validate_config(config: dict[str, object]) -> RunConfig:
 
 
 def check_keys(config: dict[str, object]) -> RunConfig:
-    """Check the keys of a config one by one. `validate_config` also checks whether keys fit together.
-
-    Args:
-        config: the merged config, changed in place as in `validate_config`.
-
-    Raises:
-        ValueError: a key is missing, unknown or renamed, or its value is not allowed. The message is one sentence about
-            the first error.
-    """
+    """Check the keys of a config one by one, with the argument and the errors of `validate_config`."""
     for path, value in _walk(config, ()):
         _check_renamed(path, value)
         names = value if isinstance(value, dict) else ()
@@ -214,11 +192,13 @@ def check_keys(config: dict[str, object]) -> RunConfig:
         # misspelt, report the error of the outermost key.
         path, first = min(problems, key=lambda found: (found[1]["type"] != "extra_forbidden", len(found[0])))
         raise ValueError(f"config key {_sentence(path, first)}") from None
+    # Rules read the merged config, too, and Snakemake would take 96.0 in place of 96 for a change.
     _replace_integers(config, checked)
     return checked
 
 
 def _check_renamed(path: tuple, value: object) -> None:
+    # Before the models are asked, which would only say that an old name is unknown.
     if path in RENAMED_KEYS:
         raise ValueError(f"config key {_dotted(path)} is {RENAMED_KEYS[path]}")
     # The value may be in a list of values to try, as in methods[2].relaxation[0].
@@ -231,15 +211,7 @@ def _check_renamed(path: tuple, value: object) -> None:
 
 
 def _replace_integers(value: Any, checked: Any) -> Any:
-    """Replace floats in a config, such as 96.0, by the integers of the checked config, such as 96.
-
-    Args:
-        value: the config or a part of it. Sections and lists are changed in place.
-        checked: the same part of the checked config.
-
-    Returns:
-        `value`, or the integer that replaces it.
-    """
+    """Replace floats in a config, such as 96.0, by the integers of the checked config, in place."""
     if isinstance(value, dict):
         inside = vars(checked) if isinstance(checked, Section) else checked
         for key in value:
@@ -252,24 +224,18 @@ def _replace_integers(value: Any, checked: Any) -> Any:
 
 
 def has_gpu() -> bool:
-    """Return whether this machine has a GPU, without importing torch.
-
-    The function looks for the device files of NVIDIA, WSL and ROCm in /dev.
-    """
+    """Return whether this machine has a GPU, without importing torch."""
+    # device files of NVIDIA, of WSL and of ROCm
     return any(file for name in ("nvidia[0-9]*", "dxg", "kfd") for file in Path("/dev").glob(name))
 
 
 def _sentence(path: tuple[str | int, ...], problem: ErrorDetails) -> str:
-    """Return the error message for a wrong config key: one sentence, made from the error that pydantic found.
-
-    Args:
-        path: names and list positions that lead to the key, outermost first.
-        problem: pydantic's description of the error.
-    """
+    """Return the error message for a wrong config key, from pydantic's description of the error."""
     context = problem.get("ctx", {})
     key, value = _dotted(path), show(problem["input"])
     match problem["type"]:
         case "extra_forbidden":
+            # The key of another section is in the wrong place rather than misspelt.
             places = _keys_named(str(path[-1]))
             if places:
                 return f"{key} is unknown; did you mean {' or '.join(places)}?"
@@ -287,12 +253,7 @@ def _sentence(path: tuple[str | int, ...], problem: ErrorDetails) -> str:
 
 
 def _bound_of(problem: ErrorDetails, schema: dict[str, Any]) -> str:
-    """Return the allowed values of a key in words.
-
-    Args:
-        problem: pydantic's description of the error.
-        schema: JSON schema of the key.
-    """
+    """Return the allowed values of a key in words, from its JSON schema."""
     match problem["type"]:
         case "literal_error":
             return f"must be one of {', '.join('null' if name is None else str(name) for name in schema['enum'])}"
@@ -306,24 +267,19 @@ def _bound_of(problem: ErrorDetails, schema: dict[str, Any]) -> str:
 
 
 def _key_path(problem: ErrorDetails) -> tuple[str | int, ...]:
-    """Return the path to the config key that an error is about: names and list positions, outermost first.
-
-    If the error is about the name of an entry, such as a prompt set, the path leads to the section with the entry.
-    """
+    """Return the path of the key that an error is about."""
     path, context = problem["loc"], problem.get("ctx", {})
     if path[-1] == _KEY_OF_MAPPING:
+        # The name of an entry is wrong, such as a prompt set: the error is about its section.
         path = path[:-2]
     elif problem["type"] == "rule" and context["key"] is not None:
         path = (*path, context["key"])
+    # pydantic adds a part for the form of a value, one or a list.
     return tuple(part for part in path if part not in (ONE_VALUE, LIST_OF_VALUES))
 
 
 def _schema_of(path: tuple[str | int, ...]) -> dict[str, Any]:
-    """Return the JSON schema of the config value at a path.
-
-    Args:
-        path: names and list positions that lead to the value, outermost first.
-    """
+    """Return the JSON schema of the config value at a path."""
     from lantern_pipeline.config.editor_schema import json_schema
 
     schema = json_schema(RunConfig)
@@ -338,7 +294,7 @@ def _schema_of(path: tuple[str | int, ...]) -> dict[str, Any]:
 
 
 def _keys_named(name: str) -> list[str]:
-    """Return every config key with a given last part: "num_steps" gives "target.num_steps", "clip.num_steps" etc."""
+    """Return every config key with a given last part: "num_steps" gives "target.num_steps" and others."""
     from lantern_pipeline.config.editor_schema import json_schema
 
     sections = json_schema(RunConfig)["properties"]
@@ -346,7 +302,7 @@ def _keys_named(name: str) -> list[str]:
 
 
 def _number_hint(problem: ErrorDetails) -> str:
-    """Return the advice "write 3 without quotes" if a number was given as text, and an empty text for other errors."""
+    """Return the advice "write 3 without quotes" if a number was given as text, else an empty text."""
     try:
         number = float(problem["input"]) if isinstance(problem["input"], str) else math.nan
     except ValueError:
@@ -366,7 +322,7 @@ def _walk(value: object, path: tuple) -> Iterator[tuple[tuple, object]]:
 
 
 def _dotted(path: Iterable[str | int]) -> str:
-    """Return the path to a config key as text: ("methods", 2, "k") becomes "methods[2].k"."""
+    """Return a path as text: ("methods", 2, "k") becomes "methods[2].k"."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)

@@ -4,8 +4,7 @@ Snakemake notices a change of a script, but not of a package that the script imp
 as a parameter. After an edit, Snakemake runs again only the rules whose scripts use the edited code. Comments,
 docstrings and layout do not change the hash. To find the imports, files are parsed, never run.
 
-Some modules are left out of the hash (constant LEFT_OUT). They do not affect numbers, but nearly every script imports
-them. If they counted, an edit of an error message would run everything again.
+*Packages* are folders whose modules count. The name of a folder is the name of its package.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ import lantern
 # Folders of the packages whose code counts.
 PACKAGES = (Path(lantern.__file__).resolve().parent, Path(__file__).resolve().parents[1])
 
-# Modules that pass values on and never change them: the functions around a job (log, locks, device), the types of its
-# parameters, and the reading and writing of files. Snakemake itself compares the values of parameters. Functions that
-# read a file compare it with the checksum in it, and refuse an unknown format.
+# Nearly every script imports these modules, so an edit of an error message in them would run everything again. They
+# pass values on and never change them: the functions around a job (log, locks, device), the types of its parameters,
+# and the reading and writing of files. Snakemake itself compares the values of parameters. Functions that read a file
+# compare it with the checksum in it, and refuse an unknown format.
 LEFT_OUT = ("/lantern/io.py", "/lantern_pipeline/runtime/", "/lantern_pipeline/settings/")
 
 CLASS_PATH = re.compile(r"lantern[\w.]*:\w+")
@@ -33,21 +33,14 @@ _HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunction
 
 @cache  # rules ask for it once per job
 def code_fingerprint(script: Path | str, packages: tuple[Path, ...] = PACKAGES) -> str:
-    """Return a hash of a script and of the modules that it imports, so that rules notice an edit of the code.
+    """Return a hash of a script and of the modules that it imports, as 16 hexadecimal digits.
 
-    Modules in LEFT_OUT are not hashed, because they do not affect numbers. The hash is the same on every machine and
-    Python version. If the script is not a Python file, only its bytes are hashed.
-
-    Args:
-        script: the script.
-        packages: folders of the packages whose modules count. The name of a folder is the name of its package.
-
-    Returns:
-        16 hexadecimal digits.
+    It is the same on every machine and Python version. If the script is no Python file, only its bytes are hashed.
     """
     if Path(script).suffix != ".py":  # such as a template or a table
         return hashlib.sha256(Path(script).read_bytes()).hexdigest()[:16]
     digest = hashlib.sha256(_code_of(Path(script)).encode())
+    # Relative names, since absolute paths differ between machines.
     names = {
         module.relative_to(package.parent).as_posix(): module
         for module in imported_modules(script, packages)
@@ -62,16 +55,13 @@ def code_fingerprint(script: Path | str, packages: tuple[Path, ...] = PACKAGES) 
 def imported_modules(script: Path | str, packages: Sequence[Path] = PACKAGES) -> set[Path]:
     """Return the files of the modules that a script imports, directly or through other modules.
 
-    Imports inside functions count, and so does the `__init__.py` of each package. Modules in LEFT_OUT, and modules that
-    only these import, do not count, because they do not affect numbers.
-
-    Args:
-        script: the script.
-        packages: folders of the packages whose modules count. Modules of other packages are left out.
+    Imports inside functions and the `__init__.py` of each package count. Modules in LEFT_OUT, and those that only these
+    import, do not.
     """
     found: set[Path] = set()
     waiting = [Path(script)]
     while waiting:
+        # a tuple, because the result is cached by the arguments
         for module in _imports_of(waiting.pop(), tuple(packages)) - found:
             if not any(part in module.as_posix() for part in LEFT_OUT):
                 found.add(module)
@@ -94,14 +84,7 @@ def _code_of(path: Path) -> str:
 
 @cache
 def _imports_of(path: Path, packages: tuple[Path, ...]) -> set[Path]:
-    """Return the files that the import statements of one file load.
-
-    A string of the form "lantern.module:Class" also counts as an import, because the code loads classes by such names.
-
-    Args:
-        path: the file.
-        packages: folders of the packages whose files count.
-    """
+    """Return the files that the import statements of one file load."""
     names: set[str] = set()
     for node in ast.walk(_parse(path)):
         if isinstance(node, ast.Import):
@@ -109,20 +92,16 @@ def _imports_of(path: Path, packages: tuple[Path, ...]) -> set[Path]:
         elif isinstance(node, ast.ImportFrom):
             base = _absolute_base(node, path, packages)
             names.add(base)
+            # The imported name may be a module or a class. `_files_of` finds no file of a class.
             names.update(f"{base}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and CLASS_PATH.fullmatch(node.value):
-            names.add(node.value.split(":")[0])  # a class that is loaded by its path
+            # Tables name classes as "lantern.module:Class", which are imported when a method needs them.
+            names.add(node.value.split(":")[0])
     return {file for name in names for package in packages for file in _files_of(name, package)}
 
 
 def _absolute_base(node: ast.ImportFrom, path: Path, packages: tuple[Path, ...]) -> str:
-    """Return the module name after `from` in an import statement, with leading dots resolved.
-
-    Args:
-        node: the statement.
-        path: the file with the statement.
-        packages: folders of the packages, one of which contains the file.
-    """
+    """Return the module name after `from` in an import statement, with leading dots resolved."""
     if node.level == 0:
         return node.module or ""
     folder = path.resolve().parents[node.level - 1]
@@ -132,16 +111,12 @@ def _absolute_base(node: ast.ImportFrom, path: Path, packages: tuple[Path, ...])
 
 
 def _files_of(name: str, package_root: Path) -> Iterator[Path]:
-    """Yield the files that an import of a module runs: the `__init__.py` of each package in its name, then the module.
-
-    Args:
-        name: the module's name with dots.
-        package_root: folder of the package to search. If the module is in another package, nothing is yielded.
-    """
+    """Yield the files that an import runs: the `__init__.py` of each package in its name, then the module."""
     parts = name.split(".")
     if parts[0] != package_root.name:
         return
     place = package_root
+    # None stands for the package itself.
     for part in [None, *parts[1:]]:
         place = place / part if part else place
         if (place / "__init__.py").is_file():
@@ -151,17 +126,7 @@ def _files_of(name: str, package_root: Path) -> Iterator[Path]:
 
 
 def _flatten(node: object, pieces: list[str]) -> list[str]:
-    """Append a syntax tree as text, to be hashed, without line numbers, docstrings and empty fields.
-
-    Empty fields are left out because newer Pythons add some, and the hash must not depend on the Python version.
-
-    Args:
-        node: the tree, a list of trees or the value of a field.
-        pieces: list to which pieces of text are appended.
-
-    Returns:
-        `pieces`.
-    """
+    """Append a syntax tree as text to `pieces`, without line numbers, docstrings and empty fields."""
     if isinstance(node, ast.AST):
         pieces.append(f"({type(node).__name__}")
         for field, value in ast.iter_fields(node):
@@ -171,6 +136,7 @@ def _flatten(node: object, pieces: list[str]) -> list[str]:
                 and ast.get_docstring(node, clean=False) is not None
             ):
                 value = value[1:]
+            # Newer Pythons add empty fields. `ctx` follows from the place of a node, `kind` is the u of u"text".
             if value is None or value == [] or field in ("kind", "type_comment", "ctx"):
                 continue
             pieces.append(f" {field}=")

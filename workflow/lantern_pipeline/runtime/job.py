@@ -25,24 +25,13 @@ PARTIAL_EVERY_S = float(os.environ.get("LANTERN_PARTIAL_EVERY_S", 30))
 
 
 class Job(Protocol):
-    """The object `snakemake` that Snakemake gives to a script.
-
-    Attributes:
-        rule: name of the rule.
-        threads: number of CPU threads.
-        log: paths of the log files; the first is used.
-        config: the config of the run.
-        resources: name of a resource, such as "gpu" -> amount.
-        input: input files, as attributes with the names in the rule.
-        output: output files, as attributes with the names in the rule.
-        params: parameters of the rule, as attributes with their names.
-    """
+    """The object `snakemake` of a Snakemake script. Files and parameters are attributes, with the names in the rule."""
 
     rule: str
     threads: int
-    log: Sequence[str]
+    log: Sequence[str]  # the first path is used
     config: Mapping[str, Any]
-    resources: Mapping[str, int]
+    resources: Mapping[str, int]  # such as "gpu" -> number
     input: Any
     output: Any
     params: Any
@@ -50,20 +39,14 @@ class Job(Protocol):
 
 @contextmanager
 def job_log(snakemake: Job) -> Iterator[logging.Logger]:
-    """Context manager around the whole code of a Snakemake script: log file, errors, threads, GPU and lock.
+    """Context manager around the whole code of a Snakemake script, which yields the logger of the rule.
 
-    Output, warnings and log records go to the log file of the rule. Warnings of this package also go to the terminal.
-    If there is a terminal, progress bars are shown there. An error ends the process: its traceback goes to the log
-    file, one sentence to the terminal. A damaged input file is renamed, so that the next run makes it again.
+    Output, warnings and log records go to the log file of the rule, warnings of this package also to the terminal. An
+    error ends the process: its traceback goes to the log file, one sentence to the terminal. A damaged input file is
+    renamed, so that the next run makes it again.
 
-    PyTorch uses as many CPU threads as the rule states. If the rule requests a GPU, the process sees only one. A killed
-    Snakemake may leave a process that still runs the same job. Then this function waits until that process ends.
-
-    Args:
-        snakemake: the object that Snakemake gives to the script.
-
-    Yields:
-        The logger of the rule.
+    PyTorch uses as many CPU threads as the rule states. If the rule requests a GPU, the process sees only one. The job
+    waits while a process of a killed Snakemake still runs the same job.
     """
     terminal, stdout = sys.stderr, sys.stdout
     if "torch" in sys.modules:  # jobs that only read tables do not import it
@@ -73,18 +56,20 @@ def job_log(snakemake: Job) -> Iterator[logging.Logger]:
     with (
         hold_job(snakemake.rule, path, terminal),
         hold_gpu(snakemake.rule, terminal) if int(snakemake.resources.get("gpu", 0)) else nullcontext(),
+        # after the locks, so that it does not empty the log of the other process; flushed at each line
         open(path, "w", encoding="utf-8", buffering=1) as file,
     ):
         logging.basicConfig(stream=file, level=logging.INFO, format="%(asctime)s %(message)s", force=True)
         logging.getLogger().addHandler(_warnings_for(terminal, snakemake.rule))
         logging.captureWarnings(True)
         sys.stdout = file
+        # tqdm writes progress bars to stderr
         sys.stderr = terminal if terminal.isatty() else file
         try:
             yield logging.getLogger(snakemake.rule)
         except KeyboardInterrupt:
             print(f"\n{snakemake.rule}: interrupted; run the same command again to resume", file=terminal)
-            sys.exit(130)
+            sys.exit(130)  # the shell's status after Ctrl-C: 128 + SIGINT
         except Exception as error:
             traceback.print_exc(file=file)
             print(f"\n{snakemake.rule}: {_describe(error)} (details: {path})", file=terminal)
@@ -95,23 +80,19 @@ def job_log(snakemake: Job) -> Iterator[logging.Logger]:
 
 
 def _describe(error: Exception) -> str:
-    """Return one sentence for the user about the error that stopped a job.
-
-    If the error is a damaged file below results/, the file is renamed, so that the next run makes it again.
-    """
+    """Return one sentence for the user about the error that stopped a job."""
     if isinstance(error, DamagedFileError):
         return _set_aside(error)
     if isinstance(error, OSError) and error.strerror and error.filename is None:
         return error.strerror  # a message of this package, without the number of the error
+    # The messages of these are sentences for users. Others need the name of the error to be understood.
     known = isinstance(error, ValueError | OSError | FloatingPointError)
     return ("" if known else f"{type(error).__name__}: ") + (str(error) or type(error).__name__)
 
 
 def _set_aside(error: DamagedFileError) -> str:
-    """Rename a damaged file, and return a sentence that tells the user about it.
-
-    Files outside results/ keep their names, because the workflow cannot make them again.
-    """
+    """Rename a damaged file below results/, and return a sentence that tells the user about it."""
+    # The workflow cannot make files outside results/ again.
     results = Path("results").resolve()
     if not error.path.resolve().is_relative_to(results):
         return str(error)
@@ -122,12 +103,7 @@ def _set_aside(error: DamagedFileError) -> str:
 
 
 def _warnings_for(terminal: TextIO, rule: str) -> logging.Handler:
-    """Return a log handler that shows warnings of this package and of the script, but not of libraries.
-
-    Args:
-        terminal: stream to which warnings are written.
-        rule: name of the rule, with which each warning begins.
-    """
+    """Return a log handler that shows warnings of this package and of the script, but not of libraries."""
     handler = logging.StreamHandler(terminal)
     handler.setLevel(logging.WARNING)
     handler.setFormatter(logging.Formatter(f"{rule}: %(message)s"))
@@ -137,21 +113,14 @@ def _warnings_for(terminal: TextIO, rule: str) -> logging.Handler:
 
 @contextmanager
 def training_checkpoint(snakemake: Job) -> Iterator[Path]:
-    """Context manager: return the path of the checkpoint from which an interrupted training job resumes.
-
-    The checkpoint is in the folder of the rule's output `model`. It is deleted when the block ends without an error.
-    """
+    """Context manager: yield the path of the checkpoint from which an interrupted training job resumes."""
     with _resumable_file(snakemake, Path(snakemake.output.model).parent, "checkpoint", ".pt") as path:
         yield path
 
 
 @contextmanager
 def partial_records(snakemake: Job) -> Iterator[Path]:
-    """Context manager: return the path of the file with the images that an interrupted generation job has finished.
-
-    The next attempt resumes from it. It is in the folder of the rule's first output, and is deleted when the block ends
-    without an error.
-    """
+    """Context manager: yield the path of the records that an interrupted generation job has finished."""
     output = Path(snakemake.output[0])
     with _resumable_file(snakemake, output.parent, f"partial-{output.stem}", ".safetensors") as path:
         yield path
@@ -159,21 +128,16 @@ def partial_records(snakemake: Job) -> Iterator[Path]:
 
 @contextmanager
 def _resumable_file(snakemake: Job, folder: Path, stem: str, suffix: str) -> Iterator[Path]:
-    """Context manager: return the path of a file that an interrupted job leaves for the next attempt.
+    """Context manager: yield the path of a file that an interrupted job leaves for the next attempt.
 
-    The file is deleted when the block ends without an error. Its name contains a hash of the rule's parameters (among
-    them a hash of the code), of the device, and of the inputs' paths and modification times. After a change of one of
-    these, the job therefore starts from the beginning. The batch size is not hashed, because it changes no image.
-
-    Args:
-        snakemake: the object that Snakemake gives to the script.
-        folder: folder of the file.
-        stem: beginning of the file name.
-        suffix: end of the file name.
+    It is deleted when the block ends without an error.
     """
+    # The name has a hash of all that the contents depend on: after a change, the job starts from the beginning.
+    # Among the parameters is a hash of the code. The batch size is none of them, because it changes no image.
     inputs = [(str(file), Path(file).stat().st_mtime_ns) for file in snakemake.input]
     key = json.dumps([dict(snakemake.params.items()), snakemake.config["device"], inputs], sort_keys=True, default=str)
     path = folder / f".{stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}{suffix}"
+    # files of the same job before a change
     for stale in set(folder.glob(f".{stem}-{'[0-9a-f]' * 16}{suffix}")) - {path}:
         stale.unlink()
     yield path
@@ -182,7 +146,7 @@ def _resumable_file(snakemake: Job, folder: Path, stem: str, suffix: str) -> Ite
 
 @dataclass(frozen=True)
 class Execution:
-    """Settings of a job that do not change its results. Snakemake does not run a job again if one of them changes.
+    """Settings of a job that do not change its results: no parameters of rules, so that a change runs no job again.
 
     Attributes:
         device: device of the job's models.
@@ -209,15 +173,7 @@ def execution_of(snakemake: Job) -> Execution:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device for a config value.
-
-    Args:
-        name: "cpu", "cuda", or "auto" for a CUDA device if there is one, else the CPU.
-
-    Raises:
-        ValueError: `name` is "cuda" but PyTorch finds no CUDA device. Or `name` is "auto", the process is in a Slurm
-            job with a GPU, and PyTorch finds none.
-    """
+    """Return the device for a config value: "cpu", "cuda", or "auto" for a CUDA device if there is one."""
     import torch
 
     if name not in ("auto", "cpu", "cuda"):
@@ -225,6 +181,7 @@ def resolve_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("config key device is 'cuda' but PyTorch finds no CUDA device; use auto or cpu")
     job, gpu = os.environ.get("SLURM_JOB_ID"), os.environ.get(VISIBLE_GPUS)
+    # Slurm gave the job a GPU, which "auto" should not leave unused without a word.
     if name == "auto" and job and gpu and not torch.cuda.is_available():
         raise ValueError(
             f"Slurm job {job} has GPU {gpu}, but PyTorch finds no CUDA device: install a PyTorch that fits the node's "

@@ -24,11 +24,9 @@ _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}  # some
 
 
 def try_lock(file: IO[str]) -> bool:
-    """Lock an open file for this process, without waiting.
+    """Lock an open file for this process, without waiting. Return False if another process has locked it.
 
-    Returns:
-        False if another process has locked the file. If the file system does not support locks, nothing is locked and
-        the result is True.
+    If the file system does not support locks, nothing is locked and the result is True.
     """
     from filelock import lock_descriptor
 
@@ -44,8 +42,6 @@ def try_lock(file: IO[str]) -> bool:
 def hold_job(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
     """Context manager: lock a job, so that only one process at a time works on it.
 
-    A killed Snakemake may leave a process that still runs the job. This function waits until that process ends.
-
     Args:
         rule: name of the rule, for the message.
         log: log file of the job, which identifies the job.
@@ -54,6 +50,7 @@ def hold_job(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
     # The log file itself cannot be locked, because Snakemake removes it before a job starts.
     path = Path(".snakemake", "lantern_jobs", hashlib.sha256(str(log).encode()).hexdigest()[:16])
     path.parent.mkdir(parents=True, exist_ok=True)
+    # "a+" keeps the contents, by which the holder of the lock names itself.
     with open(path, "a+", encoding="utf-8") as file:
         left = "which a killed run left working on the same job; kill or scancel it to continue"
         _wait_until(lambda: try_lock(file), lambda: f"{rule}: waiting for {_read_holder(file)}, {left}", terminal)
@@ -65,8 +62,8 @@ def hold_job(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
 def hold_gpu(rule: str, terminal: TextIO, folder: Path | None = None) -> Iterator[None]:
     """Context manager: reserve a free GPU for a job, and hide all other GPUs from the job.
 
-    Snakemake only limits the number of jobs that use a GPU; this function chooses the GPU. If no GPU is free, the job
-    waits. On a machine without a GPU nothing happens.
+    Snakemake limits the number of jobs that use a GPU, but does not choose the GPU. On a machine without one, nothing
+    happens.
 
     Args:
         rule: name of the rule, for the message.
@@ -105,16 +102,11 @@ def visible_gpus() -> list[str]:
 
 
 def _take_gpu(names: list[str], folder: Path, stack: ExitStack) -> str | None:
-    """Lock a free GPU and return its name, or return None if no GPU is free.
-
-    Args:
-        names: names of the GPUs in CUDA_VISIBLE_DEVICES.
-        folder: folder of the lock files.
-        stack: the lock ends when this stack is closed.
-    """
+    """Lock a free GPU until `stack` is closed and return its name, or return None if no GPU is free."""
     for name in names:
         # Several Slurm jobs may use the same name for different GPUs, so the key contains the number of the Slurm job.
         key = re.sub(r"[^A-Za-z0-9-]", "_", f"{name}-{os.environ.get('SLURM_JOB_ID', '')}")
+        # closes the file again if another process has locked it; else `pop_all` moves it to `stack`
         with ExitStack() as attempt:
             if try_lock(attempt.enter_context(open(folder / key, "a", encoding="utf-8"))):
                 stack.enter_context(attempt.pop_all())
@@ -123,13 +115,7 @@ def _take_gpu(names: list[str], folder: Path, stack: ExitStack) -> str | None:
 
 
 def _wait_until(attempt: Callable[[], T | None], reason: Callable[[], str], terminal: TextIO) -> T:
-    """Call a function once a second until it returns a true value, and return that value.
-
-    Args:
-        attempt: the function.
-        reason: returns a message, which is printed once if the first call fails.
-        terminal: stream for the message.
-    """
+    """Call `attempt` once a second until it returns a true value. Print `reason` once if the first call fails."""
     if not (found := attempt()):
         print(reason(), file=terminal, flush=True)
         while not (found := attempt()):
@@ -138,13 +124,7 @@ def _wait_until(attempt: Callable[[], T | None], reason: Callable[[], str], term
 
 
 def _write_holder(file: IO[str]) -> None:
-    """Write which process holds a lock into the locked file: "process 123 on <host>, Slurm job 62".
-
-    Another process that waits for the lock shows this text.
-
-    Args:
-        file: the locked file. Its contents are replaced.
-    """
+    """Write into a locked file which process holds it: "process 123 on <host>, Slurm job 62"."""
     job = os.environ.get("SLURM_JOB_ID")
     file.truncate(0)
     file.write(f"process {os.getpid()} on {platform.node()}{f', Slurm job {job}' if job else ''}\n")

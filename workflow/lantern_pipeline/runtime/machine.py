@@ -31,79 +31,48 @@ JOB_ENVIRONMENT = {
 
 
 class Gpu(TypedDict):
-    """A GPU of a machine.
-
-    Attributes:
-        name: name of the GPU, such as "NVIDIA H100 80GB HBM3".
-        memory_gib: memory in GiB.
-    """
+    """A GPU of a machine."""
 
     name: str
     memory_gib: float
 
 
 class Machine(TypedDict):
-    """Description of a machine by `describe_machine`. Unknown values are None.
-
-    Attributes:
-        cpu: name of the processor.
-        architecture: instruction set of the processor, such as "x86_64".
-        cores: number of logical cores.
-        memory_gib: memory in GiB.
-        gpus: its GPUs.
-        cuda: CUDA version of PyTorch, if there is a GPU.
-        driver: version of the GPU driver.
-    """
+    """Description of a machine. Unknown values are None."""
 
     cpu: str
-    architecture: str
-    cores: int | None
+    architecture: str  # instruction set, such as "x86_64"
+    cores: int | None  # logical ones
     memory_gib: float | None
     gpus: list[Gpu]
-    cuda: str | None
-    driver: str | None
+    cuda: str | None  # CUDA version of PyTorch, if there is a GPU
+    driver: str | None  # version of NVIDIA's kernel module
 
 
 class Workflow(Protocol):
-    """Interface of Snakemake's workflow object, as far as `limit_memory` uses it.
+    """Interface of Snakemake's workflow object, as far as `limit_memory` uses it."""
 
-    Attributes:
-        is_main_process: whether this is the process that the user started.
-        nodes: number of jobs that may run at a time on other machines (`--jobs`); None if jobs run on this machine.
-        global_resources: names of the resources, such as "mem_mb", whose sum over all running jobs is limited.
-    """
-
+    # whether this is the process that the user started
     is_main_process: bool
+    # jobs that may run at a time on other machines (`--jobs`); None if jobs run on this machine
     nodes: int | None
+    # names of resources, such as "mem_mb", whose sum over all running jobs is limited
     global_resources: Container[str]
 
     def register_resource(self, name: str, value: int) -> None:
-        """Limit the sum of a resource over all jobs that run at the same time.
-
-        Args:
-            name: name of the resource.
-            value: largest sum.
-        """
+        """Limit the sum of a resource over all jobs that run at the same time."""
 
 
 def find_own_classes(config: object, configfiles: Iterable[Path | str]) -> None:
-    """Allow this process and its jobs to import a user's custom classes from the folders of the config files.
-
-    The folders are written to the environment variable that CLASS_FOLDERS names. This is done only if a method in the
-    config names a custom class. Otherwise a file next to a config file could replace a library unnoticed.
-
-    Args:
-        config: the config.
-        configfiles: paths of the config files.
-    """
+    """Allow this process and its jobs to import a user's custom classes from the folders of the config files."""
+    # Only then: otherwise a file next to a config file could stand in for a missing library unnoticed.
     if names_own_class(config):
+        # jobs inherit the variable
         os.environ[CLASS_FOLDERS] = os.pathsep.join(sorted({str(Path(file).resolve().parent) for file in configfiles}))
 
 
 def use_shipped_weights(config: Mapping[str, Any], home: str) -> None:
     """Let a run in another folder find the weights that the clone has in models/.
-
-    Other paths in a config are relative to the folder of the run.
 
     Args:
         config: the merged config. The key `checkpoint` of its sections is changed in place.
@@ -112,6 +81,7 @@ def use_shipped_weights(config: Mapping[str, Any], home: str) -> None:
     for settings in config.values():
         path = settings.get("checkpoint") if isinstance(settings, dict) else None
         if (
+            # Other paths in a config are relative to the folder of the run, and so is this one if it exists there.
             isinstance(path, str)
             and path.startswith("models/")
             and not Path(path).exists()
@@ -121,11 +91,7 @@ def use_shipped_weights(config: Mapping[str, Any], home: str) -> None:
 
 
 def names_own_class(config: object) -> bool:
-    """Return whether a method in the config names a custom class in its key `drafts` or `acceptance`.
-
-    Args:
-        config: the config or a part of it. A custom class has the form "module:Class".
-    """
+    """Return whether a method in a config names a custom class, as "module:Class"."""
     if isinstance(config, Mapping):
         return any(
             (key in ("drafts", "acceptance") and ":" in str(value)) or names_own_class(value)
@@ -146,7 +112,9 @@ def memory_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
     limits = []
     with suppress(AttributeError, ValueError, OSError):  # this system does not state it
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    # The line "0::/<name>" states the group in cgroup v2.
     names = [line.removeprefix("0::/") for line in _read(own).splitlines() if line.startswith("0::/")]
+    # The limits of all groups around it hold, too. A group without one has the text "max".
     for group in [groups / name for name in names]:
         limits += [int(text) for place in (group, *group.parents) if (text := _read(place / "memory.max")).isdecimal()]
     return min(limits, default=None)
@@ -155,11 +123,8 @@ def memory_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
 def limit_memory(workflow: Workflow) -> None:
     """Limit the total memory of the jobs that run at the same time to the memory of this machine.
 
-    If a single job requests more memory than the machine has, it runs while no other job runs. Nothing is limited if
-    jobs run on other machines, or if the user has set a limit for `mem_mb`.
-
-    Args:
-        workflow: Snakemake's workflow object.
+    A job that requests more runs alone. Nothing is limited if jobs run on other machines, or if the user has limited
+    `mem_mb`.
     """
     is_local = workflow.is_main_process and workflow.nodes is None
     if is_local and "mem_mb" not in workflow.global_resources and (memory := memory_bytes()):
@@ -192,25 +157,15 @@ def name_machine(machine: Machine) -> str:
 
 
 def name_processor(machine: Machine, device: str) -> str:
-    """Return the name of the processor that decodes: the first GPU or the CPU of a machine.
-
-    Args:
-        machine: result of `describe_machine`.
-        device: "cuda" or "cpu".
-    """
+    """Return the name of the processor that decodes on device "cuda" or "cpu"."""
     return machine["gpus"][0]["name"] if device == "cuda" else machine["cpu"]
 
 
 def _cpu_name(info: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the name of the CPU. If the name has no digits, its family and model numbers follow.
-
-    Virtual machines often hide the exact name: "AMD EPYC" names processors whose speed differs by a factor of three.
-
-    Args:
-        info: file in which Linux describes the CPU.
-    """
+    """Return the name of the CPU. If the name has no digits, its family and model numbers follow."""
     fields = dict(re.findall(r"^(model name|cpu family|model)\s*:\s*(.+?)\s*$", _read(info), re.M))
     name = fields.get("model name") or platform.processor() or platform.machine()
+    # Virtual machines often hide the exact name: "AMD EPYC" names processors whose speed differs by a factor of three.
     if re.search(r"\d", name) or "cpu family" not in fields:
         return name
     return f"{name} (family {fields['cpu family']}, model {fields['model']})"
@@ -231,15 +186,10 @@ def _read(path: Path) -> str:
 
 
 def set_job_environment(root: Path | str) -> None:
-    """Set those environment variables in JOB_ENVIRONMENT that the user has not set. All jobs inherit them.
-
-    PYTHONPATH is extended, so that scripts can import the packages below `root` even if they are not installed.
-
-    Args:
-        root: the project's folder.
-    """
+    """Set those variables in JOB_ENVIRONMENT that the user has not set. All jobs inherit them."""
     for name, value in JOB_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    # Scripts can import the packages below `root` even if they are not installed, or installed from elsewhere.
     own = [str(root), str(Path(root, "workflow"))]
     others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in own]
     os.environ["PYTHONPATH"] = os.pathsep.join([*own, *others])

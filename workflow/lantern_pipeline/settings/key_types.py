@@ -1,7 +1,4 @@
-"""Types of config keys that several sections use, such as a share or a list of unique names.
-
-Snakemake imports this module while it plans the jobs, so the module does not import torch.
-"""
+"""Types of config keys that several sections use, such as a share or a list of unique names."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from lantern_pipeline.settings.wording import show
 
-# pydantic adds these tags to the location of an error. They show how a value was read and are not part of the key.
+# pydantic adds these tags, which show how a value was read, to the location of an error. They are no part of the key.
 ONE_VALUE, LIST_OF_VALUES = "<value>", "<list>"
 
 
@@ -33,16 +30,8 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     def keys_of(self, part: type[Section]) -> dict[str, object]:
-        """Return the keys that this section inherits from one base class, as parameters of a Snakemake rule.
-
-        The result is a dict, because Snakemake would not notice a change inside a pydantic model.
-
-        Args:
-            part: the base class, which lists the keys that the rule depends on.
-
-        Returns:
-            Key -> value in this section.
-        """
+        """Return the keys that this section inherits from one base class, as a parameter of a rule."""
+        # A dict, because Snakemake would not notice a change inside a pydantic model.
         return self.model_dump(include=set(part.model_fields))
 
 
@@ -52,14 +41,8 @@ def to_integer(value: object) -> object:
 
 
 def _keep_integer(value: object, check: ValidatorFunctionWrapHandler) -> object:
-    """Check a number with pydantic and return it unchanged.
-
-    pydantic would turn the integer 3 into 3.0. Snakemake would take that for a changed parameter and run the job again.
-
-    Args:
-        value: the value of a config key.
-        check: pydantic's check of the value, which raises an error if it is not allowed.
-    """
+    """Check a number with pydantic and return it unchanged."""
+    # pydantic returns 3.0 for the integer 3. Snakemake would take that for a change and run the job again.
     check(value)
     return value
 
@@ -68,29 +51,20 @@ def broken_rule(words: str, key: str | None = None) -> PydanticCustomError:
     """Return the pydantic error to raise if keys of one config section contradict each other.
 
     Args:
-        words: the message without its beginning, which names the key or the section.
-        key: key that the message begins with. None if it begins with the name of the section.
+        words: the message without the name of the key, with which it begins.
+        key: the key, relative to the section. None if the message begins with the name of the section.
     """
     return PydanticCustomError("rule", "{words}", {"words": words, "key": key})
 
 
 def _check_unique(values: list[object]) -> list[object]:
-    """Return a list unchanged if its values are unique.
-
-    Raises:
-        PydanticCustomError: a value occurs twice.
-    """
     if any(value in values[:position] for position, value in enumerate(values)):
         raise broken_rule(f"must hold unique values, got {show(values)}")
     return values
 
 
 def _check_names(entries: dict[str, Any]) -> dict[str, Any]:
-    """Return a section unchanged. Files are named after its keys, and some disks ignore case (macOS, Windows).
-
-    Raises:
-        PydanticCustomError: two keys differ in upper and lower case only.
-    """
+    # Files are named after the keys, and some disks ignore case (macOS, Windows).
     seen: dict[str, str] = {}
     for name in (name for name, entry in entries.items() if entry is not None):
         if (other := seen.setdefault(name.casefold(), name)) != name:
@@ -99,11 +73,6 @@ def _check_names(entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_sides(value: int | list[int]) -> int | list[int]:
-    """Return the sides of an image unchanged: one integer for a square, or a list of two different integers.
-
-    Raises:
-        PydanticCustomError: a list does not hold two integers, or they are equal.
-    """
     if isinstance(value, list) and len(value) != 2:
         raise broken_rule(f"must be an integer for a square, or [height, width], got {show(value)}")
     if isinstance(value, list) and value[0] == value[1]:
@@ -118,7 +87,7 @@ OneOrList = Annotated[
     Discriminator(lambda value: LIST_OF_VALUES if isinstance(value, list) else ONE_VALUE),
 ]
 
-# Type of a key that holds the side of a square, or [height, width].
+# Type of a key that holds the side of a square, or [height, width]: a list always means different sides.
 Sides = Annotated[OneOrList[_Value], AfterValidator(_check_sides)]
 Integer = Annotated[int, BeforeValidator(to_integer)]
 Number = Annotated[float, WrapValidator(_keep_integer)]

@@ -1,6 +1,7 @@
-"""Pydantic models that check the entries of config key `methods`, built from Lantern's table of method parameters.
+"""Pydantic models that check the entries of config key `methods`.
 
-Snakemake imports this module while it plans the jobs, so the module does not import torch.
+Their fields are the parts and parameters of methods, with the bounds of Lantern's table of parameters. Each may have
+one value or a list of values.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from lantern_pipeline.settings.key_types import Integer, Name, Number, OneOrList
 
 
 def _parameter_type(parameter: Parameter) -> object:
-    """Return the pydantic type of a method's parameter, with its bounds."""
+    """Return the pydantic type of a parameter, with its bounds."""
     if parameter.choices:
         return Literal[parameter.choices]
+    # Infinity stands for no bound.
     bounds = []
     if isfinite(parameter.low):
         bounds.append(Field(gt=parameter.low) if parameter.is_open else Field(ge=parameter.low))
@@ -42,25 +44,14 @@ _KEYS = {
 
 
 class _OpenSection(Section):
-    """A section of the config that also accepts unknown keys, because a custom class may have any parameters.
-
-    An unknown key may have a single value or a list of values.
-    """
+    """A section that also accepts unknown keys, because a custom class may have any parameters."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, OneOrList[Any]]
 
 
 def _make_model(name: str, base: type[Section], words: str) -> type[Section]:
-    """Build a pydantic model for entries of config key `methods`.
-
-    Its fields are the parts (tree, drafts, acceptance) and the parameters that methods may have.
-
-    Args:
-        name: name of the class.
-        base: base class, which decides whether other keys are accepted.
-        words: docstring of the class.
-    """
+    """Build a pydantic model of entries, with `words` as its docstring."""
     keys: dict[str, Any] = {key: (kind, None) for key, kind in _KEYS.items()}
     return create_model(name, __base__=base, __module__=__name__, __doc__=words, **keys)
 
@@ -78,25 +69,15 @@ CustomMethodEntry = _make_model(
 
 
 def entry_model(entry: dict[str, Any]) -> type[Section]:
-    """Return the pydantic model that checks an entry of config key `methods`.
-
-    Returns:
-        `CustomMethodEntry` if the entry names a custom class ("module:Class") as acceptance or drafts, else
-        `MethodEntry`.
-    """
+    """Return the pydantic model that checks an entry of config key `methods`."""
+    # A custom class "module:Class" may be in a list of values, whose text holds it, too.
     names_class = ":" in f"{entry.get('acceptance')}{entry.get('drafts')}"
     return CustomMethodEntry if names_class else MethodEntry
 
 
 def check_entry(entry: dict[str, Any]) -> dict[str, Any]:
-    """Check an entry of config key `methods`: its keys, and the type and bounds of their values.
-
-    Returns:
-        The checked entry, with its keys in the given order. If keys have lists of values, this order decides the order
-        of the resulting methods.
-
-    Raises:
-        pydantic.ValidationError: a key is unknown or its value is not allowed.
-    """
+    """Check an entry of config key `methods`. Raise pydantic's ValidationError if it is wrong."""
     checked = entry_model(entry).model_validate(entry)
+    # In the given order, which decides the order of the methods if keys have lists of values. Keys that are not given
+    # are left out, so that the preset decides them.
     return {key: getattr(checked, key) for key in entry}

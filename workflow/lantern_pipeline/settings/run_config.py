@@ -1,8 +1,10 @@
 """The configuration of a run as pydantic models: one class per section, with the type, bound and meaning of each key.
 
-Defaults are in config.yaml. Editors read schema.yaml, which `editor_schema` generates from these models. Module
-`cross_checks` checks whether keys of different sections fit together. Snakemake imports this module while it plans the
-jobs, so the module does not import torch.
+Defaults are in config.yaml. Editors read schema.yaml, which `editor_schema` generates from these models, docstrings
+included. Whether keys of different sections fit together is checked in `cross_checks`.
+
+Some sections inherit from classes with a part of their keys: a rule whose parameter is only that part does not run
+again if other keys change.
 """
 
 import itertools
@@ -91,6 +93,7 @@ class Data(Section):
             raise broken_rule(f"must be {FASHION_SIZE} if data.source is fashion, got {self.image_size}", "image_size")
         if self.source == "folder" and not self.folder:
             raise broken_rule("must name a folder of name.png and name.txt when data.source is folder", "folder")
+        # Captions are required by this source and would be ignored by the others.
         if (self.source == "captions") != (self.captions is not None):
             captions = self.captions and self.captions.model_dump(exclude_unset=True)
             raise broken_rule(
@@ -266,7 +269,7 @@ class Sampling(Section):
 
     @property
     def settings(self) -> SamplingSettings:
-        """The section as a dict, in the form that the functions of the library `lantern` take."""
+        """The section as a dict, in the form that the library `lantern` takes."""
         return {
             "cfg_scale": self.cfg_scale,
             "top_k": self.top_k,
@@ -284,6 +287,7 @@ class DynamicTree(Section):
 
     @model_validator(mode="after")
     def _check_num_nodes(self) -> Self:
+        # Drafts of all passes: the root has top_k children, then top_k nodes of each depth have top_k children.
         bound = self.top_k + self.depth * self.top_k**2
         if self.num_nodes > bound:
             raise broken_rule(
@@ -325,12 +329,9 @@ class GridSampling(Section):
     )
 
     def combinations(self) -> list[dict[str, int | float]]:
-        """Return every combination of the sampling settings that the ablation varies.
-
-        Returns:
-            One dict per combination: key -> value. If the ablation varies no setting, the only dict is empty.
-        """
+        """Return every combination of the given values, as dicts; a single empty dict if no setting is varied."""
         values = {"cfg_scale": self.cfg_scale, "top_k": self.top_k, "top_p": self.top_p}
+        # An empty list is the default: the key is not given.
         given = {name: value for name, value in values.items() if value != []}
         lists = [value if isinstance(value, list) else [value] for value in given.values()]
         return [dict(zip(given, values, strict=True)) for values in itertools.product(*lists)]
@@ -545,27 +546,28 @@ class RunConfig(Section):
 
     @property
     def prompt_sets(self) -> dict[str, PromptSet]:
-        """Prompt sets of the run, keyed by name, without the sets that a user's config removes by the value null."""
+        """Prompt sets of the run, by name. In a user's config the value null removes a set."""
         return {name: entry for name, entry in self.prompts.items() if entry is not None}
 
     @property
     def resource_entries(self) -> dict[str, ResourceEntry]:
-        """Entries of config section `resources`, keyed by name, without those that a user's config sets to null."""
+        """Entries of config section `resources`, by name, without those that are null."""
         return {name: entry for name, entry in self.resources.items() if entry is not None}
 
     @property
     def small_shape(self) -> tuple[int, int]:
-        """Height and width, in codes, of the smaller preview that GLM-Image generates before the image, else (0, 0)."""
+        """Height and width, in codes, of the smaller image that GLM-Image generates first, else (0, 0)."""
         return small_shape(shape_of(self.tokenizer.grid), self.target.small_grid)
 
     @property
     def text_settings(self) -> TextSettings:
-        """Settings that a job needs to encode prompts: keys of section `text`, and lines and columns of image codes."""
+        """Settings that a job needs to encode prompts."""
         grid = self.tokenizer.grid
+        # the key itself for squares; for others the shape that follows from the proportions of the grid
         small_grid = self.target.small_grid if isinstance(grid, int) else [*self.small_shape]
         return TextSettings.model_validate({**self.text.keys_of(PromptReading), "grids": [grid, small_grid]})
 
     @property
     def grids(self) -> dict[str, Grid]:
-        """Ablations of the run, keyed by name, without those that a user's config sets to null."""
+        """Ablations of the run, by name, without those that are null."""
         return {name: grid for name, grid in self.ablations.grids.items() if grid is not None}

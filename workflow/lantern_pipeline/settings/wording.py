@@ -1,4 +1,4 @@
-"""Helpers for error messages: a value as text, and the known name that is most similar to a misspelt name."""
+"""Helpers for error messages."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ import difflib
 
 
 def closest(word: str, known: list[str]) -> str:
-    """Return advice on an unknown name: the most similar known name, or all known names if none is similar.
-
-    Args:
-        word: the unknown name.
-        known: all known names.
-    """
+    """Return advice on an unknown name: the most similar known name, or all known names if none is similar."""
     near = difflib.get_close_matches(str(word), known, n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
 
