@@ -51,8 +51,7 @@ class StateHeadConfig:
 class StateHead(StoredModel):
     """The network of a state head.
 
-    `state_scale` and `token_scale` are root mean squares of the target's hidden states and token embeddings. The input
-    is divided by them, so that its parts have the same size.
+    `state_scale` and `token_scale` are root mean squares of the target's hidden states and token embeddings.
     """
 
     kind = "state_head"
@@ -74,6 +73,7 @@ class StateHead(StoredModel):
         self.register_buffer("state_scale", torch.ones(()))
         self.register_buffer("token_scale", torch.ones(()))
         width = config.line_width
+        # Distances to the tokens above, above right and above left.
         self.register_buffer("above", torch.tensor([-width, -width + 1, -width - 1]), persistent=False)
 
     @classmethod
@@ -105,6 +105,7 @@ class StateHead(StoredModel):
             outdated: hidden states of the positions, from an earlier step, float32 (..., dim). 0 if there was none.
             embedded: the target's embeddings of the tokens, (..., NUM_TOKENS, dim). 0 for a token outside of the image.
         """
+        # The division gives states and embeddings the same size, a root mean square of 1.
         states = torch.cat([previous, outdated], dim=-1) / self.state_scale
         x = torch.cat([states, embedded.flatten(-2).float() / self.token_scale], dim=-1)
         gate, up = self.gate_up(x).chunk(2, dim=-1)
