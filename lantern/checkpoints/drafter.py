@@ -61,8 +61,7 @@ def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.floa
         rope_base=weights.setting("rope_theta", float),
     )
     model = empty_model(DraftModel, config, dtype)
-    # The views stay valid when `fill_draft` has filled the model: `_pair_neighbours` then reorders them in
-    # place.
+    # The views stay valid when `fill_draft` has filled the model. Then `_pair_neighbours` reorders them.
     parameters = map_draft_parameters(model, has_bias=True)
     tensors = dict(weights.tensors)
     if (table := tensors.pop("embed_tokens.weight", None)) is not None:  # one table for the ids of words and codes
@@ -105,7 +104,7 @@ def map_draft_parameters(model: DraftModel, has_bias: bool) -> dict[str, torch.T
 
 
 def find_embedding(model: DraftModel, target: Path | str) -> str | None:
-    """Return which matrix of the target the draft model uses as its token embedding, to check that the two fit.
+    """Return which matrix of the target is the draft model's token embedding, to check that the two fit.
 
     It is "token_embedding.weight" or "head.weight" of the target's file in Lantern's layout, or None, if the draft
     model belongs to another target.

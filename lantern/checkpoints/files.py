@@ -144,6 +144,7 @@ def find_weights(path: Path) -> Path:
     for name in _NAMES:
         if (path / name).is_file():
             return path / name
+    # A file of any other name will do if it is the only one.
     found = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES and file.is_file())
     if len(found) == 1:
         return found[0]
@@ -238,6 +239,7 @@ def _read_shards(index: Path) -> dict[str, torch.Tensor]:
     if not isinstance(shards, dict) or not shards:
         raise ValueError(f"{index} should hold the key weight_map, tensor by file; fetch it again")
     tensors: dict[str, torch.Tensor] = {}
+    # By file, so that each is opened once.
     for name in sorted(set(shards.values())):
         shard = index.parent / Path(name).name  # never a file outside the folder
         if not shard.is_file():

@@ -71,7 +71,7 @@ def _without_storage() -> Iterator[None]:
     thread = threading.get_ident()
 
     def drop_storage(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-        # PyTorch calls the hook in all threads. Others may make models of their own.
+        # PyTorch calls the hook in all threads. Other threads may make models of their own.
         if parameter is None or threading.get_ident() != thread:
             return None  # the parameter stays
         return nn.Parameter(parameter.to("meta"))
@@ -96,8 +96,7 @@ class _NoInitialisation(TorchFunctionMode):
         args: tuple = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> T | None:
-        # On parameters without storage they have no effect, but they would import PyTorch's compiler: 1.3 s, 150
-        # MB.
+        # On parameters without storage they have no effect, but they would import PyTorch's compiler, in 1.3 s.
         if getattr(function, "__module__", "") == "torch.nn.init":
             return None
         return function(*args, **(kwargs or {}))

@@ -25,12 +25,13 @@ _LETTERS = "ABCDEFGHIJ"
 _CHAMELEON = "ChameleonForConditionalGeneration"
 # The key is the class of Lumina-mGPT's authors, which has the same weights as the value.
 _SAME_WEIGHTS = {"ChameleonXLLMXForConditionalGeneration": _CHAMELEON}
+# Prefixes of tensors that are not needed to generate image tokens.
 _UNUSED = (
     "model.vqmodel.",
     "model.vision_model.",
     "model.visual.",
     "model.aligner.",
-)  # prefixes of tensors that are not needed to generate image tokens
+)
 
 
 def is_pretrained(weights: WeightFile) -> bool:
@@ -39,9 +40,8 @@ def is_pretrained(weights: WeightFile) -> bool:
     Raises a ValueError if it names one that is not known to generate images.
     """
     name = class_of(weights)
-    if name is None or (weights.settings or {}).get(
-        "input_type"
-    ):  # the LANTERN authors' LlamaGen, whose class transformers does not have
+    # Only the LANTERN authors' LlamaGen states an input_type. transformers does not have its class.
+    if name is None or (weights.settings or {}).get("input_type"):
         return False
     family_of(name)
     return True
@@ -151,6 +151,7 @@ def _code_words(num_codes: int) -> dict[str, int]:
 
 
 def _draws(name: str) -> bool:
+    """Return whether a tensor is needed to generate image tokens."""
     return not name.startswith(_UNUSED)
 
 

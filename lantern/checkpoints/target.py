@@ -148,6 +148,7 @@ def map_target_parameters(model: TargetModel, is_hugging_face: bool) -> dict[str
         f"{head}.weight": state["head.weight"],
     }
     if model.config.num_prompt_ids:
+        # A class is the only id of its prompt.
         parameters[f"{prefix}{_CLASSES}"] = state["prompt_embedding.weight"]
     else:
         parameters |= {

@@ -121,8 +121,7 @@ def _sizes(weights: WeightFile, blocks: str, image_size: Sides | None, grid: Sid
     """
     pattern = blocks.replace(".", r"\.").replace("{}", r"(\d+)") + r"(\d+)\.conv1\.weight"
     found = [match for name in weights.tensors if (match := re.fullmatch(pattern, name))]
-    # A file of something else has no match. With max(1, ...) it lacks a tensor below, which gives a clear
-    # error.
+    # max(1, ...): a file of something else has no match, and the check below says what it lacks.
     num_levels, num_blocks = (max(1, len({match[part] for match in found})) for part in (1, 2))
     firsts = [f"{blocks.format(level)}0.conv1.weight" for level in range(num_levels)]
     weights.require("quantize.embedding.weight", "encoder.conv_in.weight", *firsts)

@@ -90,6 +90,7 @@ class CommonSizes:
     grid: int
     columns: int
     line_end: int | None
+    # Defaults for `DraftConfig`, which has no such fields.
     small_grid = 0
     small_columns = 0
 
@@ -256,10 +257,10 @@ class DraftConfig(CommonSizes):
 def target_parameters(config: TargetConfig) -> int:
     """Return the number of parameters of a target."""
     c = config
-    # Prompt ids are embedded, i d. Caption features of c channels and t positions go through two linear maps, c
-    # d + d^2, and the null caption has t c.
+    # Prompt: an embedding of ids, or two linear maps, caption_dim * d + d^2, and the learned null caption.
     prompt = c.num_prompt_ids * c.dim or (c.dim + c.num_text_tokens) * c.caption_dim + c.dim**2
-    # Layers, code embedding, head, last norm, prompt.
+    # In these functions, d is the width, V the vocabulary, k the width of the keys and f that of the
+    # feed-forward network.
     return c.num_layers * _layer_parameters(c, 2) + c.vocab_size * c.dim + head_parameters(c) + c.dim + prompt
 
 
@@ -271,7 +272,8 @@ def head_parameters(config: TargetConfig) -> int:
 def draft_parameters(config: DraftConfig) -> int:
     """Return the number of parameters of a draft model."""
     c = config
-    # Embeddings, (V + i) d, the linear map of embedding and hidden state, 2 d^2 + d, and the layer.
+    # Embeddings of tokens and prompt ids, the linear map of embedding and hidden state, 2 d^2 + d, and the
+    # layer.
     return (c.vocab_size + c.num_embedded_ids + 2 * c.dim + 1) * c.dim + _layer_parameters(c, 1 + c.has_attention_norm)
 
 

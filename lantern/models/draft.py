@@ -52,9 +52,8 @@ class DraftModel(StoredModel):
         table = rotary_table(num_text, config.lines, config.head_dim, config.rope_base, config.rope)
         self.register_buffer("rotary", table, persistent=False)
         self.decoding_layer: DecodingLayer | None = None  # None before `prepare_for_decoding`
-        self.token_table: torch.Tensor | None = (
-            None  # output of from_token for every token; None before `prepare_for_decoding`
-        )
+        # Output of `from_token` for every token. None before `prepare_for_decoding`.
+        self.token_table: torch.Tensor | None = None
 
     @classmethod
     def from_target(cls, target: Target, seed: int) -> DraftModel:
@@ -74,7 +73,7 @@ class DraftModel(StoredModel):
         return draft.to(target.device)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return `from_token` of tokens, int64 (...), (..., dim). The caller adds `from_hidden` of a hidden state."""
+        """Return `from_token` of embedded tokens, (..., dim). The caller adds `from_hidden` of a hidden state."""
         if self.token_table is not None:
             return F.embedding(tokens, self.token_table)
         return self.from_token(self.token_embedding(tokens))

@@ -181,8 +181,7 @@ def word_parts(model: PreTrainedModel, layers: PreTrainedModel, ids: torch.Tenso
     from torch import nn
 
     tokens = embed(layers.get_input_embeddings(), ids)
-    # An altered head runs as it is, on the whole vocabulary. Otherwise a copy of the rows of the image tokens
-    # does.
+    # An altered head runs as it is, on the whole vocabulary. Otherwise the rows of the image tokens are copied.
     if not is_readable(model.lm_head):
         return Parts(layers, tokens, model.lm_head, ids, ends, outputs=ids.to(tokens.device), copies_head=False)
     weight = model.lm_head.weight.detach()[ids]

@@ -102,6 +102,7 @@ class ShiftHeads(StoredModel):
         them.
         """
         x = torch.cat([hidden, embedded], dim=-1)
+        # The last head is that of the token below.
         return torch.stack([head(x) for head in self.heads[:-1]], dim=-2)
 
     def below(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:

@@ -44,7 +44,7 @@ class PreparedLinear(nn.Module):
         if not is_view and self.size >= LARGE and can_pack():
             self.packed = pack(weight)
         if not self.is_packed(1):
-            # Stored in both layouts only if the number of rows of the input decides which one is read.
+            # A weight that is packed only for MANY rows is stored in both layouts.
             self.columns = weight.t() if is_view else weight.t().contiguous()
 
     @override

@@ -34,7 +34,7 @@ def place_sources(
         codes: codes of all source pictures in the order of the placeholders, int64 (codes,).
     """
     is_begin, is_end = (ids == id for id in (model.config.image_start_token_id, model.config.image_end_token_id))
-    # A position is inside a picture if more pictures have begun than ended.
+    # A token is inside a picture if more pictures have begun than ended.
     is_code = (is_begin.cumsum(1) > is_end.cumsum(1)) & ~is_begin
     # Without the last grid, that of the image to generate.
     expected = [int(sizes[:-1].sum()) for sizes in grids.prod(1).split(num_grids.tolist())]
@@ -66,9 +66,8 @@ def codes_at_target(prompts: torch.Tensor, mask: torch.Tensor, shape: tuple[int,
     for prompt, is_seen in zip(prompts, mask, strict=True):
         ids, times, rows, _ = prompt[is_seen].unbind(1)
         _, group, sizes = times.unique_consecutive(return_inverse=True, return_counts=True)
-        is_first = (
-            group == (sizes > 1).int().argmax()
-        )  # only the codes of a picture share a time; argmax is the first picture
+        # Only the codes of a picture share a time: runs of equal times are pictures, and argmax finds the first.
+        is_first = group == (sizes > 1).int().argmax()
         # Row r of a picture that starts at p has position p + r, and the time is p.
         height = int((rows - times)[is_first].max()) + 1
         # Doubles hold ids exactly. Nearest-neighbour scaling makes no new codes.

@@ -26,7 +26,7 @@ from lantern.models.config import TargetConfig
 from lantern.models.linear import prepare_linears
 from lantern.models.stored import StoredModel
 
-NUM_STATES = 2  # of the position before, and the outdated one of the position
+NUM_STATES = 2  # hidden states: of the position before, and the outdated one of the position
 NUM_TOKENS = 5  # the token before, what it was in the earlier step, and the tokens above, above right and above left
 
 

@@ -54,7 +54,7 @@ class Target(StoredModel):
     def __init__(self, config: TargetConfig) -> None:
         super().__init__()
         self.config = config
-        # In the vocabulary of images the line end is the last token. All others are forbidden at its places.
+        # The line end is the last token of the vocabulary: forbidden within a line, the only one allowed at its end.
         is_end = torch.arange(config.vocab_size) >= config.num_codes
         self.register_buffer("forbidden", torch.stack([is_end, ~is_end]), persistent=False)
 
@@ -74,7 +74,7 @@ class Target(StoredModel):
     def run_nodes(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """Return hidden states of new tokens, (branches, batch, nodes, dim), and add them to the cache.
+        """Return hidden states of new tokens, (branches, batch, nodes, dim), and write their keys and values.
 
         Args:
             x: embedded tokens, (branches * batch, nodes, dim), which may be changed in place.
@@ -121,7 +121,7 @@ class Target(StoredModel):
         if len(hidden) == 1:
             logits = self.read_logits(hidden[0])
         elif self.is_head_linear:
-            # A linear map commutes with u + s (c - u) up to rounding, and so runs on half as many rows.
+            # A linear head commutes with u + s (c - u), up to rounding, and then runs on half as many rows.
             logits = self.read_logits(guide(hidden.flatten(0, 1), cfg_scale))
         else:
             logits = guide(self.read_logits(hidden.flatten(0, 1)), cfg_scale)
@@ -134,9 +134,9 @@ class Target(StoredModel):
     def null_prompt(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the null prompts of prompts with the given mask, as features and mask.
 
-        Which null prompt it is depends on the model: LlamaGen learns caption features. Others have ids, `null_ids` of
-        the config, after masked padding. Janus's null prompt is as long as the prompt: the first of the null ids, then
-        `null_filler` in place of each token of the caption, then the last.
+        Which null prompt it is depends on the model: LlamaGen learns caption features, which get the mask of the
+        prompt. Others have ids, `null_ids` of the config, after masked padding. Janus's null prompt is as long as the
+        prompt: the first of the null ids, then `null_filler` in place of each token of the caption, then the last.
 
         Raises:
             ValueError: the target has no null prompt.

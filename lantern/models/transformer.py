@@ -259,7 +259,7 @@ def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: 
     # keys and values are read only once.
     if groups > 1:
         query = query.reshape(rows, kv_heads, groups * nodes, head_dim)
-    # One token per row, without groups: two batched products take a third of the fused kernel's time.
+    # One token per row, no groups, many rows: two batched products take a third of the fused kernel's time.
     if query.device.type == "cpu" and query.dtype == torch.float32 and query.shape[2] == 1 and rows >= MANY_ROWS:
         query = query.flatten(0, 1) * head_dim**-0.5
         weights = torch.bmm(query, keys.flatten(0, 1).transpose(1, 2)).view(rows, heads, 1, -1)
@@ -271,7 +271,7 @@ def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: 
 
 
 def group_mask(mask: torch.Tensor, groups: int) -> torch.Tensor:
-    """Repeat a mask (rows, 1, nodes, slots) for the queries of each group: (rows, 1, groups * nodes, slots)."""
+    """Repeat a mask, (rows, 1, nodes, slots), for each group's queries: (rows, 1, groups * nodes, slots)."""
     return mask if groups == 1 else mask.repeat(1, 1, groups, 1)
 
 

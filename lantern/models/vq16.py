@@ -5,9 +5,9 @@ It is a convolutional autoencoder with a codebook. The encoder maps an image (n,
 vectors to an image. Encoder and decoder consist of *levels*. The first level of the encoder has the resolution of the
 image, and each further level has half the resolution. The decoder has the same levels in reverse.
 
-Modules have the names, and therefore parameters, of LlamaGen's file. All image tokenizers of Lantern have the interface
-of `VQ16`. Their codes are (images, lines, columns), or (images, codes) in raster order for images of the config's
-shape.
+Modules are named so that parameters have the names of LlamaGen's file. All image tokenizers of Lantern have the
+interface of `VQ16`. Their codes are (images, lines, columns), or (images, codes) in raster order for images of the
+config's shape.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class ImageSizes(ABC):
     grid: Sides
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "grid", sides_of(self.shape)
-        )  # JSON has lists, and a square has two forms: one is kept, so that configs are equal
+        # JSON has lists. A square may be given in two forms, of which one is kept, so that equal configs compare
+        # equal.
+        object.__setattr__(self, "grid", sides_of(self.shape))
 
     @property
     @abstractmethod
@@ -68,7 +68,7 @@ class VQ16Config(ImageSizes):
             these channels and the `code_dim` channels of a code vector.
         has_attention: whether the level of the lowest resolution has attention. If not, as in Chameleon, only the
             middle block has it.
-        is_normalised: whether latents and code vectors have unit length. False for Chameleon.
+        is_normalised: whether latents and code vectors are scaled to unit length. False for Chameleon.
     """
 
     grid: Sides = 16
@@ -95,7 +95,7 @@ class VQ16Config(ImageSizes):
 
 
 class _Codes(nn.Module):
-    """Holder of the codebook, which gives it the parameter name of LlamaGen's file, quantize.embedding.weight."""
+    """Holder of the codebook, whose parameter is thus called quantize.embedding.weight."""
 
     def __init__(self, config: VQ16Config) -> None:
         super().__init__()
@@ -271,6 +271,8 @@ class GroupNorm(nn.GroupNorm):
 
     @override
     def forward(self, input: Tensor) -> Tensor:
+        # F.group_norm, which nn.GroupNorm calls, raises an error for one value per group. torch.group_norm does
+        # not.
         return torch.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
