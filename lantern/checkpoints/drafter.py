@@ -111,8 +111,8 @@ def find_embedding(model: DraftModel, target: Path | str) -> str | None:
     """
     embedding = model.token_embedding.weight.detach().float()
     with safe_open(target, framework="pt") as file:
-        # The LANTERN authors' training copies the head if the target is in one file, and the token embedding if it
-        # is in several.
+        # The LANTERN authors' training copies the head if the target is in one file, and the token
+        # embedding if it is in several.
         for name in ("token_embedding.weight", "head.weight"):
             matrix = file.get_tensor(name).float()
             # The copy may be rounded to a half-precision dtype.
@@ -130,8 +130,8 @@ def _llamagen_config(weights: WeightFile, target: TargetConfig, sizes: Mapping[s
         )
     _compare(weights, {"num_hidden_layers": 1, **sizes, "vocab_size": target.vocab_size})
     text_rows = target.num_text_tokens - 1
-    # The authors' code takes the grid from input_type and a fixed number of prompt positions, whatever
-    # config.json says.
+    # The authors' code takes the grid from input_type and a fixed number of prompt
+    # positions, whatever config.json says.
     if input_type in _GRIDS:
         expected = {side: name for name, side in _GRIDS.items()}.get(target.grid, f"for {target.grid**2} tokens")
         _check(weights, "input_type", expected, input_type)
@@ -176,7 +176,7 @@ def _pair_neighbours(parameters: Mapping[str, torch.Tensor], head_dim: int) -> N
     """Reorder the channels of queries and keys for Lantern's rotary embedding, in place."""
     for name, parameter in parameters.items():
         if found := re.search(r"\.[qk]_(proj|norm)\.", name):
-            # The two channels of a rotated pair are half a head apart in published layouts, 0 1 2 0 1 2, and adjacent
-            # in Lantern's, 0 0 1 1 2 2.
+            # The two channels of a rotated pair are half a head apart in published layouts, 0 1 2 0 1 2, and
+            # adjacent in Lantern's, 0 0 1 1 2 2.
             channels = parameter.reshape(-1, 2, head_dim // 2, 1 if found[1] == "norm" else parameter.shape[1])
             parameter.copy_(channels.transpose(1, 2).reshape(parameter.shape))

@@ -121,6 +121,7 @@ def empty_model(
         module, _, last = name.rpartition(".")
         empty = torch.empty(parameter.shape, dtype=wanted, device=device)
         setattr(model.get_submodule(module), last, nn.Parameter(empty))
+    # The parameters are there already. This moves the buffers.
     return model.to(device)
 
 

@@ -104,6 +104,7 @@ def open_pretrained(weights: WeightFile, config: PreTrainedConfig, dtype: torch.
         raise ValueError(f"{weights.path} lacks the tensor {lacking[0]} ({len(lacking)} such); fetch it again")
     for name, parameter in model.named_parameters():  # logits and code tables are computed from these, in float32
         if any(part in name for part in ("head.", "generation_")):
+            # From the file, since the model's own were rounded to `dtype`.
             parameter.data = next(value for key, value in tensors.items() if key.endswith(name)).float()
     settings = weights.settings_path.with_name("generation_config.json")
     if settings.is_file():

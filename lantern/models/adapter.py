@@ -160,6 +160,7 @@ class TransformersTarget(Target):
     def run_nodes(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
+        # All branches have the same positions.
         rows = rotary_positions.repeat(len(x) // len(rotary_positions), 1)
         hidden = self._call(x, self._positions_of(rows), mask, _Slots(cache, slots))
         return hidden.view(-1, *slots.shape, x.shape[2])

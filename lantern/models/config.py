@@ -207,8 +207,8 @@ class TargetConfig(CommonSizes):
     @property
     def ffn_hidden(self) -> int:
         """Channels of the hidden layer of the feed-forward network."""
-        # -(-a // b) rounds up. The 3 matrices of d * 8 d / 3 have as many parameters as 2 of d * 4 d in a network
-        # without a gate.
+        # -(-a // b) rounds up. The 3 matrices of d * 8 d / 3 have as many parameters as 2 of d * 4
+        # d in a network without a gate.
         return self.ffn_width or -(-int(8 * self.dim / 3) // self.ffn_multiple) * self.ffn_multiple
 
 
@@ -259,8 +259,8 @@ def target_parameters(config: TargetConfig) -> int:
     c = config
     # Prompt: an embedding of ids, or two linear maps, caption_dim * d + d^2, and the learned null caption.
     prompt = c.num_prompt_ids * c.dim or (c.dim + c.num_text_tokens) * c.caption_dim + c.dim**2
-    # In these functions, d is the width, V the vocabulary, k the width of the keys and f that of the
-    # feed-forward network.
+    # In these functions, d is the width, V the vocabulary, k the width of the keys and f
+    # that of the feed-forward network.
     return c.num_layers * _layer_parameters(c, 2) + c.vocab_size * c.dim + head_parameters(c) + c.dim + prompt
 
 
@@ -272,8 +272,8 @@ def head_parameters(config: TargetConfig) -> int:
 def draft_parameters(config: DraftConfig) -> int:
     """Return the number of parameters of a draft model."""
     c = config
-    # Embeddings of tokens and prompt ids, the linear map of embedding and hidden state, 2 d^2 + d, and the
-    # layer.
+    # Embeddings of tokens and prompt ids, the linear map of embedding and hidden
+    # state, 2 d^2 + d, and the layer.
     return (c.vocab_size + c.num_embedded_ids + 2 * c.dim + 1) * c.dim + _layer_parameters(c, 1 + c.has_attention_norm)
 
 

@@ -34,8 +34,8 @@ class ImageSizes(ABC):
     grid: Sides
 
     def __post_init__(self) -> None:
-        # JSON has lists. A square may be given in two forms, of which one is kept, so that equal configs compare
-        # equal.
+        # JSON has lists. A square may be given in two forms, of which one is kept, so
+        # that equal configs compare equal.
         object.__setattr__(self, "grid", sides_of(self.shape))
 
     @property
@@ -271,8 +271,8 @@ class GroupNorm(nn.GroupNorm):
 
     @override
     def forward(self, input: Tensor) -> Tensor:
-        # F.group_norm, which nn.GroupNorm calls, raises an error for one value per group. torch.group_norm does
-        # not.
+        # F.group_norm, which nn.GroupNorm calls, raises an error for one value per
+        # group. torch.group_norm does not.
         return torch.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
