@@ -207,8 +207,8 @@ class TargetConfig(CommonSizes):
     @property
     def ffn_hidden(self) -> int:
         """Channels of the hidden layer of the feed-forward network."""
-        # -(-a // b) rounds up. The 3 matrices of d * 8 d / 3 have as many parameters as 2 of d * 4
-        # d in a network without a gate.
+        # -(-a // b) rounds up. 3 matrices of 8 d^2 / 3 elements have as many
+        # parameters as 2 of 4 d^2 without a gate.
         return self.ffn_width or -(-int(8 * self.dim / 3) // self.ffn_multiple) * self.ffn_multiple
 
 
