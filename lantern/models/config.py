@@ -1,7 +1,7 @@
 """Sizes of a target and of its draft model, and their numbers of parameters.
 
 A *shape* is the height and width of an image in codes. A line of tokens may be one longer than a line of codes: in some
-models a line-end token ends it. Of the models, only GLM-Image generates a smaller *preview* before the image.
+models a line-end token ends it.
 
 Snakemake imports this module to plan the workflow, so it must not import torch.
 """
